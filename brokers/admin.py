@@ -11,6 +11,7 @@ something is refused (403) where a browser says that a web page asks for it (`Or
 | GET /metrics | Prometheus text |
 | GET /verbs | JSON: the administrative verbs of all protocols |
 | POST /<protocol>/<verb> | runs one; arguments and result are JSON. 409 and {"error"} where it refuses |
+| POST /reload {"action", "name"} | takes up what changed in the users file; all or nothing |
 | POST /backup {"target"} | a consistent copy of the live data folder |
 """
 
@@ -65,6 +66,9 @@ class Operated(Protocol):
     def verbs(self) -> Mapping[tuple[str, str], Verb]:
         """By protocol and name."""
 
+    def reload(self, action: str, name: str) -> Mapping[str, Any]:
+        """Take up what changed. Raises BrokerError, and nothing has."""
+
     async def backup(self, target: Path) -> Any:
         """Copy the live data folder to `target`. Raises BrokerError and OSError."""
 
@@ -114,6 +118,13 @@ def application(host: Operated, log: structlog.stdlib.BoundLogger) -> Starlette:
         with copy_errors(Path(target)):
             return _json(await host.backup(Path(target)))
 
+    async def reload(request: Request) -> Response:
+        arguments = await _arguments(request)
+        said = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
+        if not all(isinstance(each, str) and len(each) <= 64 for each in said):
+            raise HTTPException(400, "action, name: short texts")
+        return _json(host.reload(*said))
+
     return Starlette(
         routes=[
             Route("/livez", livez),
@@ -121,6 +132,7 @@ def application(host: Operated, log: structlog.stdlib.BoundLogger) -> Starlette:
             Route("/status", status),
             Route("/metrics", scrape),
             Route("/verbs", verbs),
+            Route("/reload", reload, methods=["POST"]),
             Route("/backup", backup, methods=["POST"]),
             Route("/{protocol}/{verb}", call, methods=["POST"]),
         ],

@@ -63,9 +63,13 @@ def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:
     section, tls = config.tls_of(protocol)
     if tls.enabled:
         yield from faults(tls, section)
-    host, insecure = config.serve.host, config.serve.insecure
+    (key, host), insecure = config.host_of(protocol), config.serve.insecure
+    if config.required_of(protocol) == "always" and not config.users_file.exists():
+        yield ConfigError(
+            "access.required", f"nobody could log in: {config.users_file} is not there; see brokers user add"
+        )
     try:
-        check_exposure("serve.host", host, tls, logs_in=config.logs_in(protocol), insecure=insecure)
+        check_exposure(key, host, tls, logs_in=config.logs_in(protocol), insecure=insecure)
     except ConfigError as error:
         yield error
     allow = getattr(config.protocols[protocol], "allow", None)
@@ -78,14 +82,19 @@ def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:
 
 def taken_ports(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
     """Addresses that cannot be bound, but for those that the server of this data folder has itself."""
-    host = config.serve.host
-    try:
-        _try(host, 0, socket.SOCK_STREAM)
-    except CannotListen as error:
-        yield Problem("serve.host", str(error))
-        return
+    hosts = dict(config.host_of(protocol) for protocol in protocols)
+    unusable = set()
+    for key, host in hosts.items():
+        try:
+            _try(host, 0, socket.SOCK_STREAM)
+        except CannotListen as error:
+            unusable.add(host)
+            yield Problem(key, str(error))
     ours: set[int] | None = None
     for protocol in protocols:
+        _, host = config.host_of(protocol)
+        if host in unusable:
+            continue
         port = config.protocols[protocol].port
         try:
             _try(host, port, socket.SOCK_STREAM)

@@ -16,7 +16,7 @@ import attrs
 from brokers.errors import InvalidSettings, Problem, nearest
 from brokers.flags import Flag
 from brokers.plugins import enabled, load_working
-from brokers.settings import ServeSettings
+from brokers.settings import AccessSettings, ServeSettings
 from brokers.structure import (
     GivenValue,
     Key,
@@ -27,8 +27,9 @@ from brokers.structure import (
     plain,
     written,
 )
+from shared.access import Required
 from shared.local_path import local_path
-from shared.net.settings import ClientSettings, NetSettings, TlsSettings
+from shared.net.settings import ClientSettings, NetSettings, ProtocolAccessSettings, TlsSettings
 from shared.plugin import Plugin
 from shared.recording.settings import RecordSettings
 from shared.storage.settings import StorageSettings
@@ -40,10 +41,14 @@ OWN_SECTIONS: Mapping[str, type[Any]] = {
     "serve": ServeSettings,
     "net": NetSettings,
     "tls": TlsSettings,
+    "access": AccessSettings,
     "client": ClientSettings,
     "storage": StorageSettings,
     "record": RecordSettings,
 }
+
+USERS_NAME = "users.toml"
+"""Of the users file in the data folder, unless `access.users_file` names another."""
 
 # Kubernetes gives every pod these for a Service that is called `brokers`; they are not ours.
 _SERVICE_LINK = re.compile(r"BROKERS_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_(TCP|UDP)(_.*)?)?)")
@@ -65,6 +70,7 @@ class Config:
     serve: ServeSettings
     net: NetSettings
     tls: TlsSettings
+    access: AccessSettings
     client: ClientSettings
     storage: StorageSettings
     record: RecordSettings
@@ -78,9 +84,27 @@ class Config:
             return f"{protocol}.tls", own
         return "tls", self.tls
 
+    def host_of(self, protocol: str) -> tuple[str, str]:
+        """The address that a protocol binds, and the setting that says so: its own, or `serve.host`."""
+        own = getattr(self.protocols[protocol], "host", None)
+        return ("serve.host", self.serve.host) if own is None else (f"{protocol}.host", own)
+
+    def required_of(self, protocol: str) -> Required:
+        """Where a protocol's clients have to log in."""
+        own = getattr(self.protocols[protocol], "access", None)
+        if isinstance(own, ProtocolAccessSettings) and own.required is not None:
+            return own.required
+        return self.access.required
+
+    @property
+    def users_file(self) -> Path:
+        return self.access.users_file or self.serve.data_dir / USERS_NAME
+
     def logs_in(self, protocol: str) -> bool:
-        """Whether it asks every client for a name and a password."""
-        return bool(getattr(self.protocols[protocol], "logs_in", False))
+        """Whether it asks every client for a name and a password where other machines reach it."""
+        if bool(getattr(self.protocols[protocol], "logs_in", False)):
+            return True
+        return self.required_of(protocol) != "never" and self.users_file.exists()
 
     def enabled(self, working: Sequence[Plugin]) -> list[Plugin]:
         """Those of `working` that are to be served. Raises InvalidSettings."""

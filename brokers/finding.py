@@ -45,7 +45,7 @@ def _settled(plugin: Plugin, file: Path | None) -> dict[str, Any]:
 
     config = load([plugin], file=file, environ=os.environ, alone=True)
     client, (_, tls) = config.client, config.tls_of(plugin.name)
-    host, settings = config.serve.host, config.protocols[plugin.name]
+    (_, host), settings = config.host_of(plugin.name), config.protocols[plugin.name]
     return {
         "host": client.host or _EVERYWHERE.get(host, host),
         "named": client.host is not None,

@@ -15,6 +15,7 @@ import platform
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,16 @@ import attrs
 import structlog
 import trio
 
-from brokers import admin, control, metrics
+from brokers import admin, control, logs, metrics, users
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal, folder_errors
 from brokers.fairness import LoopWatch
 from brokers.service import Bound, SupervisedService
+from shared.access import Access
 from shared.budget import Account
-from shared.errors import StoreError
+from shared.errors import ConfigError, StoreError
 from shared.metrics import Sample
+from shared.net.logins import Logins
 from shared.net.network import Network
 from shared.plugin import Context, Plugin, Verb
 from shared.process_limits import memory_bytes
@@ -73,7 +76,9 @@ class Host:
         self._store: Store | None = None
         self._recording: Recording | None = None
         self._budget = Account("process", memory_bytes() * MEMORY_PERCENT // 100)
-        self._network = Network(config.net, self._budget)
+        self._access = Access(users.load(config), audit=logs.audit, denied=partial(users.tell_denied, log))
+        self._logins = Logins(self._access)
+        self._network = Network(config.net, self._budget, config.access.certificate_user)
         self._watch = watch
         self._open = open_store
         self._record = record
@@ -123,6 +128,7 @@ class Host:
                 await nursery.start(store.run)
                 await nursery.start(admin.serve, self, listener, self._log)
                 nursery.start_soon(recording.run)
+                await nursery.start(self._logins.run)
                 self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
                 for service in self._services:
                     await self._open_service(service)
@@ -139,8 +145,8 @@ class Host:
 
     def _service(self, plugin: Plugin, store: Store, recording: Recording) -> SupervisedService:
         log = self._log.bind(protocol=plugin.name)
-        context = Context(store, log, self._say, recording.of(plugin.name), self._budget)
-        return SupervisedService(plugin, self._config, context, self._network)
+        context = Context(store, log, self._say, recording.of(plugin.name), budget=self._budget)
+        return SupervisedService(plugin, self._config, context, self._network, self._access)
 
     async def _open_service(self, service: SupervisedService) -> None:
         try:
@@ -225,6 +231,18 @@ class Host:
     def verbs(self) -> Mapping[tuple[str, str], Verb]:
         return {(service.name, verb.name): verb for service in self._services for verb in service.admin_verbs}
 
+    def reload(self, action: str = "reload", name: str = "") -> Mapping[str, Any]:
+        """Take up what changed: the users file. All or nothing: raises ConfigError, and all is as it was.
+
+        `action`, `name`: what was done to which user, for the audit log.
+        """
+        found = users.load(self._config)
+        if found is None and self._access.users is not None:
+            raise ConfigError("access.users_file", f"{self._config.users_file} is gone; its users stay")
+        self._access.replace(found)
+        logs.audit(user="", peer="control", protocol="", action=action, name=name, result="done")
+        return {"users": len(found or ())}
+
     async def backup(self, target: Path) -> Any:
         assert self._store is not None
         folder = self._config.serve.data_dir
@@ -246,5 +264,6 @@ class Host:
             yield from self._watch.samples()
         yield from self._budget.samples()
         yield from self._network.samples()
+        yield from self._access.samples()
         for service in self._services:
             yield from service.samples()

@@ -75,6 +75,11 @@ def unfiltered() -> structlog.stdlib.BoundLogger:
     return cast(structlog.stdlib.BoundLogger, logger)
 
 
+def audit(**fields: str) -> None:
+    """Log who did or tried what: user, peer, protocol, action, name, result. At every level and rate."""
+    unfiltered().info("audit", **fields)
+
+
 def tell_left_out() -> None:
     """Log what was left out; called once a second, since there may be no other line that would do it."""
     for each in structlog.get_config()["processors"]:
@@ -209,6 +214,8 @@ Event = MutableMapping[str, Any]
 
 
 def _stamp(_: Any, __: str, event: Event) -> Event:
+    if event["event"] == "audit":
+        event["level"] = "audit"
     now = datetime.now(UTC)
     event["time"] = f"{now:%Y-%m-%dT%H:%M:%S}.{now.microsecond // 1000:03d}Z"
     return event

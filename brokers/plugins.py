@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 GROUP = "brokers.protocols"
 """As `shared.plugin.ENTRY_POINT_GROUP`, whose module is too heavy to import for a `--help`."""
 
-OWN_SECTIONS = frozenset({"serve", "net", "tls", "client", "storage", "record"})
+OWN_SECTIONS = frozenset({"serve", "net", "tls", "access", "client", "storage", "record"})
 OWN_VERBS = frozenset(
     {"serve", "config", "status", "metrics", "call", "fsck", "log", "backup", "restore"}
-    | {"bench", "completion", "pipeline"}
+    | {"bench", "completion", "pipeline", "reload", "user"}
 )
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 

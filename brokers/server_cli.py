@@ -38,6 +38,10 @@ def add_commands(app: App) -> None:
     )
     app.command(metrics, help_epilogue="Examples:\n\n    brokers metrics | grep brokers_connections")
     app.command(
+        reload,
+        help_epilogue=examples("brokers", "brokers reload", "brokers reload --data-dir /srv/brokers"),
+    )
+    app.command(
         call, help_epilogue=examples("brokers", "brokers call", "brokers call logmq VERB topic=orders")
     )
     app.command(
@@ -112,6 +116,17 @@ def metrics(*, data_dir: DataDir = None, config: ConfigFile = None) -> str:
     from brokers import control
 
     return str(control.request(data_folder(data_dir, config), "GET", "/metrics"))
+
+
+def reload(*, data_dir: DataDir = None, config: ConfigFile = None) -> str:
+    """Have the running server take up what changed: the users file. All or nothing.
+
+    The same as SIGHUP, but it says whether it was done, or why not.
+    """
+    from brokers import control
+
+    found = control.request(data_folder(data_dir, config), "POST", "/reload", {})
+    return f"reloaded: {found['users']} users"
 
 
 def call(

@@ -8,6 +8,7 @@ import trio
 
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal
+from shared.access import Access
 from shared.errors import ConfigError
 from shared.metrics import Sample
 from shared.net.keepalive import is_loopback
@@ -47,8 +48,16 @@ class Bound:
 class SupervisedService:
     """A protocol in the host. `open` binds it, `run` serves it until cancelled, crashes included."""
 
-    def __init__(self, plugin: Plugin, config: Config, context: Context, network: Network) -> None:
-        """`context`: what the service gets, but for its budget, which is an account of the one in there."""
+    def __init__(
+        self,
+        plugin: Plugin,
+        config: Config,
+        context: Context,
+        network: Network,
+        access: Access | None = None,
+    ) -> None:
+        """`context`: what the service gets, but for its budget, which is an account of the one in there, and
+        for its guard, which is one of `access`."""
         self.name = plugin.name
         self.state: State = "starting"
         self.restarts = 0
@@ -58,6 +67,7 @@ class SupervisedService:
         self._config = config
         self._context = context
         self._network = network
+        self._access = access or Access()
         self._log = context.log
         self._ports: dict[str, int] = {}
         self._secure = False
@@ -77,7 +87,10 @@ class SupervisedService:
         """Load the service and bind its endpoints. Raises Refusal and ConfigError, with nothing bound."""
         budget = self._context.budget
         budget.account(self.name).close()  # that of the service which crashed, if one did
-        context = attrs.evolve(self._context, budget=budget.account(self.name))
+        _, host = self._config.host_of(self.name)
+        required = self._config.required_of(self.name)
+        guard = self._access.guard(self.name, required, exposed=not is_loopback(host))
+        context = attrs.evolve(self._context, budget=budget.account(self.name), access=guard)
         self._service = await self._plugin.open(context, self._settings)
         try:
             self._bind_all(self._service.endpoints)
@@ -216,19 +229,20 @@ class SupervisedService:
                 group.close()
 
     def _bind(self, group: Group, endpoint: TcpEndpoint | UdpEndpoint) -> Iterator[Bound]:
-        host = self._config.serve.host
+        key, host = self._config.host_of(self.name)
         port = self._ports.get(endpoint.name, endpoint.port)
         if isinstance(endpoint, UdpEndpoint):
             port = next((each.port for each in self.bound if each.endpoint == endpoint.port_of), port)
             allow = getattr(self._settings, "allow", ())
             if not hasattr(self._settings, "allow") and not is_loopback(host):
                 # Of datagrams nobody knows who sent them: whoever lets everybody send them has to say so.
-                check_exposure("serve.host", host, None, insecure=self._config.serve.insecure)
+                check_exposure(key, host, None, insecure=self._config.serve.insecure)
                 allow = EVERYBODY
             for address in group.bind_udp(self.name, host, port, endpoint.sink, allow=allow):
                 yield Bound(self.name, endpoint.name, "udp", *address, tls=False)
         else:
-            # "serve": where the address that may not be exposed was set.
-            addresses = group.bind_tcp("serve", host, port, endpoint.open_session, pushes=endpoint.pushes)
+            # The section where the address that may not be exposed was set.
+            section = key.removesuffix(".host")
+            addresses = group.bind_tcp(section, host, port, endpoint.open_session, pushes=endpoint.pushes)
             for address in addresses:
                 yield Bound(self.name, endpoint.name, "tcp", *address, tls=self._secure)

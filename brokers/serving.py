@@ -24,10 +24,11 @@ from brokers.errors import ExitCode, Refusal
 from brokers.fairness import LoopWatch
 from brokers.flags import ServeCommand
 from brokers.host import Host
+from shared.errors import BrokerError
 from shared.plugin import Plugin
 from shared.process_limits import FILES_FEW, FILES_LEAST, connections_within, raise_file_limit
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+HEARD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def serve(command: ServeCommand) -> int:
@@ -79,7 +80,7 @@ async def _serve(
     # SIGHUP stays ignored under nohup. The others are obeyed even where the caller ignores them: a shell lets
     # background jobs of scripts ignore SIGINT, but who sends it to a server means it.
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    heard = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not nohup]
+    heard = [number for number in HEARD_SIGNALS if number != signal.SIGHUP or not nohup]
     with trio.open_signal_receiver(*heard) as signals, _standard_input() as said_exit:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_obey, signals, host, log, ready_file)
@@ -105,7 +106,9 @@ async def _obey(
     signals: AsyncIterator[int], host: Host, log: structlog.stdlib.BoundLogger, ready_file: Path | None
 ) -> None:
     async for number in signals:
-        if host.stopping:
+        if number == signal.SIGHUP:
+            _reload(host, log)
+        elif host.stopping:
             if number == signal.SIGINT:
                 log.warning("stopped at once: the next start replays the journal", signal="SIGINT")
                 announcing.remove(ready_file)
@@ -124,6 +127,16 @@ async def _tell_left_out() -> None:
     while True:
         await trio.sleep(1)
         logs.tell_left_out()
+
+
+def _reload(host: Host, log: structlog.stdlib.BoundLogger) -> None:
+    """SIGHUP: somebody has changed something, or the terminal that we were started on is gone."""
+    try:
+        found = host.reload()
+    except BrokerError as error:
+        log.error("reload refused: nothing has changed; put it right and reload again", error=str(error))
+    else:
+        log.info("reloaded; to stop the server send SIGTERM", signal="SIGHUP", **found)
 
 
 def _stop(host: Host, log: structlog.stdlib.BoundLogger, **why: str) -> None:

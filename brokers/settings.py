@@ -1,12 +1,13 @@
 """The host's own settings: the section `[serve]`."""
 
-import ipaddress
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 from attrs import validators
 
+from shared.access import Required
+from shared.net.settings import CertificateUser, host_setting
 from shared.storage.settings import Durability
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -18,28 +19,13 @@ def _not_empty(_: Any, field: "attrs.Attribute[Any]", value: tuple[str, ...]) ->
         raise ValueError("name at least one protocol, or all")
 
 
-def _bare(host: str) -> str:
-    """`[::1]`, as addresses with ports have it, is `::1`."""
-    return host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
-
-
-def _an_address(_: Any, field: "attrs.Attribute[Any]", value: str) -> None:
-    if not value.strip() or "\0" in value:
-        raise ValueError("name an address")
-    if ":" in value:
-        try:
-            ipaddress.IPv6Address(value)
-        except ValueError:
-            raise ValueError(f"{value!r} is no address; ports are the protocols' own settings") from None
-
-
 @attrs.frozen
 class ServeSettings:
     """What `brokers serve` does, apart from any protocol."""
 
     enable: tuple[str, ...] = attrs.field(default=("all",), validator=_not_empty)
     """`all`, or names of protocols."""
-    host: str = attrs.field(default="127.0.0.1", converter=_bare, validator=_an_address)
+    host: str = host_setting("127.0.0.1")
     """The address to bind. What other machines reach takes TLS with `client_ca`, or `insecure`."""
     data_dir: Path = Path("data")
     """The folder of all that is on disk."""
@@ -54,3 +40,17 @@ class ServeSettings:
     before they kill."""
     insecure: bool = False
     """Serve everybody who reaches the address from other machines, in the clear or over TLS."""
+
+
+@attrs.frozen
+class AccessSettings:
+    """Section `[access]`: who has to log in, and who may."""
+
+    users_file: Path | None = None
+    """TOML: users, their passwords' hashes and their rules; `users.toml` in the data folder unless set."""
+    required: Required = "beyond-loopback"
+    """Where clients have to log in: `beyond-loopback`, where other machines reach a listener and there are
+    users; `always`; or `never`."""
+    certificate_user: CertificateUser = "cn"
+    """Where a client certificate names its user: `cn`, its common name; `san`, its first DNS name; or empty,
+    then certificates are no logins."""

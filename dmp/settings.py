@@ -4,7 +4,7 @@ import attrs
 from attrs import validators
 
 from dmp.users import Users
-from shared.net.settings import TlsSettings
+from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.storage.settings import Durability
 from shared.units import GIB, KIB, MIB, limit
 
@@ -15,6 +15,8 @@ class DmpSettings:
 
     port: int = limit(5672, 0, 65535)
     """0 picks a free one."""
+    host: str | None = host_setting()
+    """The address to bind; else as `serve.host` has it."""
     users: Users = attrs.field(factory=lambda: Users.parse("guest:guest"))
     """`NAME:PASSWORD`, with commas between (PLAIN). `guest` comes from loopback only, as with RabbitMQ: for
     clients on other machines name others, with passwords of your own."""
@@ -75,6 +77,8 @@ class DmpSettings:
     """Ready messages above which a queue drops what comes new, counted; 0: none."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[dmp.tls]`: instead of `[tls]`."""
+    access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
+    """Section `[dmp.access]`: who has to log in here."""
 
     @property
     def logs_in(self) -> bool:

@@ -8,7 +8,7 @@ import attrs
 from attrs import validators
 
 from dms.wire import Refusal, name_untrusted
-from shared.net.settings import TlsSettings
+from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.storage.settings import Durability
 from shared.units import MIB, limit
 
@@ -70,6 +70,8 @@ class DmsSettings:
 
     port: int = limit(9090, 0, 65535)
     """0 picks a free one."""
+    host: str | None = host_setting()
+    """The address to bind; else as `serve.host` has it."""
     persist: bool = True
     """Keep queues on disk. False: all in memory, nothing is written, all is gone at exit."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
@@ -96,6 +98,8 @@ class DmsSettings:
     """Bodies that all durable queues together keep in memory; the rest is read back when its turn comes."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[dms.tls]`: instead of `[tls]`."""
+    access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
+    """Section `[dms.access]`: who has to log in here."""
     queues: Mapping[str, QueueSettings] = attrs.field(factory=dict)
     """By a pattern of names (`*`, `?`, `[a-z]`); the first that matches, in the order written, counts."""
 

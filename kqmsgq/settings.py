@@ -5,7 +5,7 @@ from typing import Literal
 import attrs
 from attrs import validators
 
-from shared.net.settings import TlsSettings
+from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.units import MIB, limit
 
 
@@ -15,6 +15,8 @@ class KqmsgqSettings:
 
     port: int = limit(8000, 0, 65535)
     """0 picks a free one."""
+    host: str | None = host_setting()
+    """The address to bind; else as `serve.host` has it."""
     name_bytes_max: int = limit(4096, 0, 65535)
     """A queue's name."""
     message_bytes_max: int = limit(16 * MIB, 0, 1024 * MIB)
@@ -35,3 +37,5 @@ class KqmsgqSettings:
     """For an event from its first byte to its last; between events a connection may be silent for ever."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[kqmsgq.tls]`: instead of `[tls]`."""
+    access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
+    """Section `[kqmsgq.access]`: who has to log in here."""

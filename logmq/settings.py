@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from shared.net.settings import TlsSettings
+from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.storage.settings import Durability, Retention
 from shared.units import MIB, limit
 
@@ -41,6 +41,8 @@ class LogmqSettings:
 
     port: int = limit(8080, 0, 65535)
     """0 picks a free one."""
+    host: str | None = host_setting()
+    """The address to bind; else as `serve.host` has it."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
     """When a write is answered: `always` (it is on disk), `interval:50ms`, `none`."""
     message_bytes_max: int = limit(MIB, 1, 4 * MIB)
@@ -66,6 +68,8 @@ class LogmqSettings:
     """Age at which records go. 0: keep all."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[logmq.tls]`: instead of `[tls]`."""
+    access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
+    """Section `[logmq.access]`: who has to log in here."""
     topics: Mapping[str, TopicSettings] = attrs.field(factory=dict)
     """By a pattern of names (`*`, `?`, `[a-z]`); the first that matches, in the order written, counts."""
 

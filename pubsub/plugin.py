@@ -18,4 +18,5 @@ plugin = Plugin(
     cli="pubsub.cli:app",
     tables="pubsub.tables:TABLES",
     unrecorded=None,
+    topics=True,
 )

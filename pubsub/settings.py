@@ -5,7 +5,7 @@ from typing import Literal
 import attrs
 from attrs import validators
 
-from shared.net.settings import TlsSettings
+from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.storage.settings import Durability
 from shared.units import MIB, limit
 
@@ -20,6 +20,8 @@ class PubsubSettings:
 
     port: int = limit(7070, 0, 65535)
     """Of both, TCP and UDP; 0 picks a free one."""
+    host: str | None = host_setting()
+    """The address to bind; else as `serve.host` has it."""
     allow: tuple[str, ...] = ()
     """Networks whose datagrams are taken. Empty: everybody's, which is allowed on loopback only. A sender's
     address can be forged."""
@@ -50,3 +52,5 @@ class PubsubSettings:
     """For a command from its first byte to its last. The client id has `net.first_request_seconds`."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[pubsub.tls]`: instead of `[tls]`. Of subscribers; datagrams are never encrypted."""
+    access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
+    """Section `[pubsub.access]`: who has to log in here."""

@@ -19,7 +19,7 @@ import tomllib
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import attrs
 
@@ -40,6 +40,8 @@ PSEUDO_USERS = (ANONYMOUS, UDP)
 DECISIONS_MAX = 16 * 1024
 """Of one protocol, with names of at most `DECIDED_NAME_MAX`: some 8 MiB. Then all are forgotten."""
 DECIDED_NAME_MAX = 256
+TOLD_MAX = 1024
+"""Denials of one protocol that were told, so that the next of the same kind are counted alone."""
 TOPIC_BYTES_MAX = 50
 """Of a pub/sub topic: a topic outside the rules that is longer than this does not exist."""
 STEPS_MAX = 4_000
@@ -379,34 +381,87 @@ def written_users(users: Mapping[str, User]) -> str:
 # Decisions.
 
 
-class Access:
-    """The users of a process, and the guards of its protocols. `users` is None where there is no file."""
+Required = Literal["beyond-loopback", "always", "never"]
+"""Where clients have to log in."""
 
-    def __init__(self, users: Mapping[str, User] | None = None) -> None:
+
+class Client(Protocol):
+    """A session, as its guard sees it. `user`: whose it is; "": it has to log in first."""
+
+    user: str
+
+    def access_changed(self) -> None:
+        """The users are others now: what is no longer allowed ends."""
+
+    def close_for(self, reason: str) -> None:
+        """Its user is gone, or has another password: the connection is closed."""
+
+
+CheckPassword = Callable[["Guard", str, bytes, str, Callable[[bool], None]], None]
+"""Guard, user, password, the client's `peer`, and what is told whether they fit, now or later."""
+
+
+def _no_logins(guard: "Guard", user: str, password: bytes, peer: str, done: Callable[[bool], None]) -> None:
+    done(False)
+
+
+def _nobody_listens(**audit: str) -> None:
+    pass
+
+
+class Access:
+    """The users of a process, and the guards of its protocols. `users` is None where there is no file.
+
+    `audit` gets what the audit log says; `denied` the same of a request without the right, once for each
+    user, action and name. `check_password` is set by who has threads (`shared.net.logins`).
+    """
+
+    def __init__(
+        self,
+        users: Mapping[str, User] | None = None,
+        *,
+        audit: Callable[..., None] = _nobody_listens,
+        denied: Callable[..., None] = _nobody_listens,
+    ) -> None:
         self.users = users
         self.guards: dict[str, Guard] = {}
+        self.audit = audit
+        self.denied = denied
+        self.check_password: CheckPassword = _no_logins
 
-    def guard(self, protocol: str, *, login_required: bool = False) -> "Guard":
-        """The guard of a protocol; it is the same one when the protocol starts again."""
+    def guard(self, protocol: str, required: Required = "never", *, exposed: bool = False) -> "Guard":
+        """The guard of a protocol; the same one when the protocol starts again.
+
+        `exposed`: other machines reach its listeners.
+        """
         found = self.guards.get(protocol)
         if found is None:
             found = self.guards[protocol] = Guard(self, protocol)
-        found.asks_login = login_required
+        found.required, found.exposed = required, exposed
         return found
 
-    def replace(self, users: Mapping[str, User] | None) -> set[str]:
-        """Take other users from now on; the names of those who are gone, or log in in another way."""
-        before = self.users or {}
-        self.users = users
-        for guard in self.guards.values():
-            guard.forget()
-        after = users or {}
-        return {
+    def replace(self, users: Mapping[str, User] | None) -> None:
+        """Take other users from now on: every decision after this is made by them.
+
+        Connections of those who are gone, or log in in another way, are closed; the others stand, and what
+        they may no longer do ends.
+        """
+        before, after = self.users or {}, users or {}
+        gone = {
             name
             for name, user in before.items()
             if name not in after
             or (after[name].password, after[name].certificate) != (user.password, user.certificate)
         }
+        self.users = users
+        for guard in self.guards.values():
+            guard.forget()
+        for guard in self.guards.values():
+            for client in tuple(guard.clients):
+                if client.user in gone and client.user not in PSEUDO_USERS:
+                    client.close_for("its user is gone, or has another password")
+                else:
+                    client.access_changed()
 
     def may_admin(self, user: str, action: str) -> bool:
         """Whether a user may do `read` or `manage` of the administration."""
@@ -419,29 +474,32 @@ class Access:
 
 
 class Guard:
-    """What one protocol asks about its clients. `asks_login`: its clients have to log in.
-
-    `active`: there is a users file; without one everything is allowed, and sessions do not even ask.
-    """
+    """What one protocol asks about its clients. `clients`: its sessions, as they come and go."""
 
     def __init__(self, access: Access, protocol: str) -> None:
         self.access = access
         self.protocol = protocol
-        self.asks_login = False
+        self.required: Required = "never"
+        self.exposed = False
+        self.clients: set[Client] = set()
         self.denied: Counter[str] = Counter()
         self.logins_failed = 0
         self.in_doubt = 0
         """Subscriptions refused because to decide on them would take too long."""
         self._decisions: dict[tuple[str, str, str | bytes], bool] = {}
         self._matchers: dict[tuple[str, str], Callable[[str], object]] = {}
+        self._told: set[tuple[str, str, str | bytes]] = set()
 
     def __len__(self) -> int:
         """How many decisions are kept."""
         return len(self._decisions)
 
     @property
-    def active(self) -> bool:
-        return self.access.users is not None
+    def asks_login(self) -> bool:
+        """Clients have to log in. Beyond loopback nobody is asked to who could not: there is no user."""
+        if self.required == "beyond-loopback":
+            return self.exposed and self.access.users is not None
+        return self.required == "always"
 
     @property
     def opens(self) -> bool:
@@ -449,6 +507,35 @@ class Guard:
         if self.asks_login:
             return False
         return self.access.users is None or ANONYMOUS not in self.access.users
+
+    def user_of_certificate(self, name: str) -> str:
+        """The user who is logged in by a certificate of that name; "" for nobody."""
+        user = (self.access.users or {}).get(name)
+        return name if user is not None and user.certificate else ""
+
+    def log_in(self, user: str, password: bytes, peer: str, done: Callable[[bool], None]) -> None:
+        """Tell `done` whether they fit: now, or once that is found out."""
+        self.access.check_password(self, user, password, peer, done)
+
+    def login_failed(self, user: str, peer: str) -> None:
+        """Count and audit it. What was given as the name may be a password typed in the wrong place: it is
+        shown where it is a user's."""
+        self.logins_failed += 1
+        known = user if user in (self.access.users or {}) else "(unknown)"
+        self.access.audit(
+            user=known, peer=peer, protocol=self.protocol, action="login", name="", result="refused"
+        )
+
+    def refuse(self, user: str, action: str, name: str | bytes, peer: str) -> None:
+        """Count a request that was refused, and tell the rule that would allow it."""
+        self.denied[action] += 1
+        key = (user, action, name[:DECIDED_NAME_MAX])
+        if key not in self._told:
+            if len(self._told) >= TOLD_MAX:
+                self._told.clear()
+            self._told.add(key)
+            rule = f"{self.protocol}:{action}:{text_of(name)}"
+            self.access.denied(user=user, peer=peer, protocol=self.protocol, rule=rule)
 
     def may(self, user: str, action: str, name: str | bytes) -> bool:
         """Whether one rule of the user's allows it. An unknown user, "" too, may do nothing."""
@@ -481,14 +568,11 @@ class Guard:
             found = self._keep(key, bool(match(text_of(topic))))
         return found
 
-    def rule_for(self, action: str, name: str | bytes) -> str:
-        """The rule that would allow it, for a log and for administrators."""
-        return f"{self.protocol}:{action}:{text_of(name)}"
-
     def forget(self) -> None:
         """The users have changed."""
         self._decisions.clear()
         self._matchers.clear()
+        self._told.clear()
 
     def samples(self) -> Iterator[Sample]:
         labels = (("protocol", self.protocol),)

@@ -17,6 +17,7 @@ from shared.metrics import Sample
 if TYPE_CHECKING:  # a protocol's commands import this module, and have no use for a store
     import structlog
 
+    from shared.access import Guard
     from shared.net.connection import Connection, Session
     from shared.net.datagram_sink import DatagramSink, SlotSink
     from shared.recording.recorder import Recorder
@@ -89,13 +90,15 @@ class Context:
 
     `say`: a line for whoever watches this protocol (`ServeRequest.says`); it must not hold control
     characters. None: nobody does, and the service logs it. `budget`: the protocol's account; what its clients
-    make grow is taken from it.
+    make grow is taken from it. `access`: what its sessions ask about their clients (`SessionBase.admit`);
+    None: everything is allowed.
     """
 
     store: "Store"
     log: "structlog.stdlib.BoundLogger"
     say: Callable[[str], None] | None = None
     recorder: "Recorder | None" = None
+    access: "Guard | None" = None
     budget: Account = attrs.field(factory=unbounded)
 
 
@@ -104,9 +107,9 @@ class Plugin:
     """A protocol, as the host sees it.
 
     `settings`: a frozen attrs class, every field with a default; it is the TOML section named `name`, and has
-    `port: int` (and may have `tls: TlsSettings`, which then stands instead of the section `[tls]`, and
-    `logs_in`, true where every client has to log in). A class in it that reads itself from text (`parse`) and
-    is a secret says so with `secret = True`.
+    `port: int`. It may have `tls: TlsSettings`, which then stands instead of the section `[tls]`, `host`
+    (`host_setting`), `access: ProtocolAccessSettings`, and `logs_in`, true where every client has to log in.
+    A class in it that reads itself from text (`parse`) and is a secret says so with `secret = True`.
     `open(context, settings)`: load state, return the service; nothing is bound yet.
 
     `cli`: `"module:attribute"` of a cyclopts App, named as the plugin, with the protocol's own commands; it
@@ -121,9 +124,11 @@ class Plugin:
     `ServeRequest`; the host adds its own flags to it.
 
     `tables`: `"module:attribute"` of the `shared.tables.table.Table`s that the records of its logs are,
-    imported by the pipeline alone. `replays`: the same of a `shared.tables.replaying.Opener`, where messages
-    of the past can be sent again. `unrecorded`: why nothing of it is recorded; None: its service uses
-    `Context.recorder`. `keeps(settings)`: whether, so set, it writes anything to the store; where nobody
+    imported by the pipeline alone. `actions`: what the rules of users can allow here. `topics`: names are
+    topics with levels, and who reads subscribes to patterns of them. `replays`: the same as `tables` of a
+    `shared.tables.replaying.Opener`, where messages of the past can be sent again. `unrecorded`: why nothing
+    of it is recorded; None: its service uses `Context.recorder`. `keeps(settings)`: whether, so set, it
+    writes anything to the store; where nobody
     does, the journal is made small. `command_variables`: what its commands take from the environment beside
     the settings: `"user"` is `BROKERS_<NAME>_USER`, which is no mistake then where something is served.
     """
@@ -138,6 +143,8 @@ class Plugin:
     unrecorded: str | None = "it has nothing that can be recorded"
     keeps: Callable[[Any], bool] = lambda settings: True
     command_variables: Sequence[str] = ()
+    actions: Sequence[str] = ("read", "write", "manage")
+    topics: bool = False
 
 
 @attrs.frozen

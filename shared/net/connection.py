@@ -45,7 +45,8 @@ class Connection:
     `peer`: `"127.0.0.1:51234"` or `"[::1]:51234"`. `closed`: nothing said here reaches anybody any
     more; all methods may still be called and do nothing. `on_drained` is called when the outbox falls below
     half its bound after having been above the bound, never from inside a call to the connection.
-    `held_bytes`: what the session said that it holds.
+    `held_bytes`: what the session said that it holds. `certificate_user`: the name in the client certificate
+    that was shown and accepted; "" without one.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class Connection:
         "_dirty",
         "_mute",
         "_paused",
+        "certificate_user",
         "closed",
         "held_bytes",
         "on_drained",
@@ -64,6 +66,7 @@ class Connection:
         self.peer = peer
         self.outbox = outbox
         self.closed = False
+        self.certificate_user = ""
         self.held_bytes = 0
         self.on_drained: Callable[[], None] | None = None
         self._above = False  # the outbox has been above its bound, and not yet below half of it

@@ -57,7 +57,7 @@ def check_exposure(
 ) -> None:
     """Refuse to serve beyond loopback whoever comes, unless told to. `key`: the setting to name.
 
-    `logs_in`: the protocol asks every client for a password; in the clear that keeps nobody out either.
+    `logs_in`: the protocol asks every client for a password; in the clear everybody on the way can read it.
     """
     identified = tls is not None and (tls.client_ca is not None or (tls.enabled and logs_in))
     if not (identified or insecure or is_loopback(host)):
@@ -65,7 +65,7 @@ def check_exposure(
             key,
             f"{host or 'all interfaces'} can be reached from other machines, and everybody there could read "
             "and write, also over TLS, which by itself keeps nobody out: have clients show certificates "
-            "(client_ca in [tls]), or allow it with --insecure",
+            "(client_ca in [tls]), or log in over TLS (brokers user add), or allow it with --insecure",
         )
 
 

@@ -31,7 +31,7 @@ from shared.net.datagrams import DatagramEndpoint, allowed_networks, bind_udp
 from shared.net.listeners import Acceptor, Admitted, BoundAddress, bind_tcp, check_exposure
 from shared.net.loop_turn import AfterRound, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs
-from shared.net.settings import NetSettings, TlsSettings
+from shared.net.settings import CertificateUser, NetSettings, TlsSettings
 from shared.net.stream import StreamDriver
 from shared.net.tls import TlsStream, server_context
 from shared.process_limits import memory_bytes
@@ -43,8 +43,15 @@ if TYPE_CHECKING:
 class Network:
     """What all groups of a process share: the caps on connections, and the memory for their outboxes."""
 
-    def __init__(self, settings: NetSettings, budget: Account | None = None) -> None:
+    def __init__(
+        self,
+        settings: NetSettings,
+        budget: Account | None = None,
+        certificate_user: CertificateUser = "cn",
+    ) -> None:
+        """`certificate_user`: where a client certificate has the name of its user."""
         self.settings = settings
+        self.certificate_user = certificate_user
         self.admission = Admission(settings)
         limit = int(memory_bytes() * settings.outboxes_memory_percent / 100)
         self.backlogs = Backlogs((budget or unbounded()).account("backlogs", limit))
@@ -123,7 +130,7 @@ class Group:
             log=self._log,
         )
         self._poll = _poll_driver(self.loop) if network.settings.driver == "auto" else None
-        self._stream = StreamDriver(self.loop)
+        self._stream = StreamDriver(self.loop, network.certificate_user)
         self.acceptors: list[Acceptor] = []
         self._endpoints: list[DatagramEndpoint] = []
         self._accepting = trio.CancelScope()

@@ -21,8 +21,10 @@ No I/O and no clock: the driver calls, and time is `connection.now`.
 """
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from shared.access import ANONYMOUS, Guard
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import HELD_BYTES_MIN, Connection
 from shared.replies import Replies
@@ -45,6 +47,8 @@ class Stop:
     """The disk is behind."""
     OTHERS = 8
     """Other connections have their turn."""
+    LOGIN = 16
+    """A password is being checked."""
     FIRST_OWN = 1 << 8
 
 
@@ -56,6 +60,8 @@ class SessionBase:
 
     For a subclass to read: `stopped`, why input is held back (0: it is not); `kept`, input that is not
     applied yet; `ended`, nothing more is taken from the peer; `lost`, the connection is gone.
+    `user`: whose connection it is, "" while he has to log in first; `guard`: what to ask whether he may do
+    something, None where everything is allowed.
     For it to set: `input_seconds`, the time that a request has from its first byte to its last; `amid`, a
     request has begun of which nothing is kept here; `gathered_bytes`, what the subclass itself holds of it.
     """
@@ -65,6 +71,7 @@ class SessionBase:
         "_deadlines",
         "_delimiter",
         "_eof",
+        "_gate",
         "_input_due",
         "_needed",
         "_phase",
@@ -74,11 +81,13 @@ class SessionBase:
         "connection",
         "ended",
         "gathered_bytes",
+        "guard",
         "input_seconds",
         "kept",
         "lost",
         "replies",
         "stopped",
+        "user",
     )
 
     def __init__(self, connection: Connection, input_seconds: float = math.inf) -> None:
@@ -100,6 +109,9 @@ class SessionBase:
         self._input_due = math.inf  # when the request that has begun must be whole
         self._wake = math.inf  # what the driver was asked for
         self._deadlines: dict[int, float] | None = None  # made when first needed: most connections are idle
+        self.user = ANONYMOUS
+        self.guard: Guard | None = None
+        self._gate: Guard | None = None  # the protocol's, whether anything is to be asked or not
 
     # What a subclass supplies.
 
@@ -263,6 +275,58 @@ class SessionBase:
         else:
             self.go(Stop.OWED)
 
+    # Who it is, and what he may do.
+
+    def admit(self, gate: Guard | None) -> None:
+        """Say who watches over this protocol's clients; a certificate that was shown is a login."""
+        if gate is not None:
+            self._gate = gate
+            gate.clients.add(self)
+            if self.connection.certificate_user:
+                self.user = gate.user_of_certificate(self.connection.certificate_user) or ANONYMOUS
+            self._set_guard(gate)
+
+    def log_in(self, user: str, password: bytes, done: Callable[[bool], None]) -> None:
+        """Tell `done` whether they fit: then the connection is that user's. Meanwhile input is held back."""
+
+        def checked(fits: bool) -> None:
+            if self.lost or self.ended:
+                return
+            if fits:
+                self.user = user
+                self.access_changed()
+            done(fits)
+            self.go(Stop.LOGIN)
+
+        gate = self._gate
+        if gate is None:
+            done(False)
+        else:
+            self.stop(Stop.LOGIN)
+            gate.log_in(user, password, self.connection.peer, self.connection.guarded(checked))
+
+    def may(self, action: str, name: str | bytes) -> bool:
+        """Whether the user may do that; a refusal is counted and told."""
+        guard = self.guard
+        if guard is None or guard.may(self.user, action, name):
+            return True
+        guard.refuse(self.user, action, name, self.connection.peer)
+        return False
+
+    def access_changed(self) -> None:
+        """Rules are others now, or the user is. For a subclass to end what is no longer allowed."""
+        if self._gate is not None:
+            self._set_guard(self._gate)
+
+    def close_for(self, reason: str) -> None:
+        """Its user is gone."""
+        self.connection.abort(reason)
+
+    def _set_guard(self, gate: Guard) -> None:
+        if self.user in ("", ANONYMOUS):
+            self.user = "" if gate.asks_login else ANONYMOUS
+        self.guard = None if self.user == ANONYMOUS and gate.opens else gate
+
     # Deadlines.
 
     def deadline(self, what: int, at: float) -> None:
@@ -295,6 +359,8 @@ class SessionBase:
         """Have everything given back now, where the peer is still listened to."""
         if not self._released:
             self._released = True
+            if self._gate is not None:
+                self._gate.clients.discard(self)
             self.release()
 
     def finish_when_answered(self) -> None:

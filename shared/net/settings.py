@@ -1,13 +1,36 @@
 """The settings of the network, each with its default and its reason; sections `[net]`, `[tls]`
 and `[client]`."""
 
+import ipaddress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 from attrs import validators
 
 from shared.units import GIB, KIB, MIB, limit
+
+
+def _bare(host: str | None) -> str | None:
+    """`[::1]`, as addresses with ports have it, is `::1`."""
+    return host[1:-1] if host and host[:1] == "[" and host[-1:] == "]" else host
+
+
+def _an_address(_: Any, field: "attrs.Attribute[Any]", value: str | None) -> None:
+    if value is None:
+        return
+    if not value.strip() or "\0" in value:
+        raise ValueError("name an address")
+    if ":" in value:
+        try:
+            ipaddress.IPv6Address(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is no address; ports are the protocols' own settings") from None
+
+
+def host_setting(default: str | None = None) -> Any:
+    """A field for an address to bind."""
+    return attrs.field(default=default, converter=_bare, validator=_an_address)
 
 
 @attrs.frozen
@@ -50,6 +73,17 @@ class NetSettings:
     """`auto`: the poll driver for plain TCP where there is epoll; `stream`: a task per connection always."""
     udp_receive_buffer_bytes: int = limit(64 * MIB, 1, GIB)
     """Asked for; the system may give less (net.core.rmem_max)."""
+
+
+CertificateUser = Literal["cn", "san", ""]
+
+
+@attrs.frozen
+class ProtocolAccessSettings:
+    """Section `[<protocol>.access]`."""
+
+    required: Literal["beyond-loopback", "always", "never"] | None = None
+    """Where this protocol's clients have to log in; else as `access.required` has it."""
 
 
 @attrs.frozen

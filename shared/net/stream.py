@@ -12,6 +12,7 @@ import trio
 from shared.net import liveness
 from shared.net.listeners import acknowledge_now
 from shared.net.loop_turn import RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
+from shared.net.settings import CertificateUser
 from shared.net.tls import TlsStream, in_words
 
 READ_BYTES = 64 * 1024
@@ -165,8 +166,9 @@ class StreamConnection(DrivenConnection):
 class StreamDriver:
     """Serves streams given to `add` for as long as `run` runs, or one given to `serve`."""
 
-    def __init__(self, loop: LoopTurn) -> None:
+    def __init__(self, loop: LoopTurn, certificate_user: CertificateUser = "cn") -> None:
         self.loop = loop
+        self.certificate_user = certificate_user
         self._nursery: trio.Nursery | None = None
 
     def add(
@@ -202,6 +204,8 @@ class StreamDriver:
         try:
             if not isinstance(stream, TlsStream) or await self._shake_hands(stream, peer):
                 connection = StreamConnection(self.loop, stream, peer, host)
+                if isinstance(stream, TlsStream):
+                    connection.certificate_user = stream.certificate_name(self.certificate_user)
                 await connection.serve(open_session, pushes=pushes)
         finally:
             if connection is None:

@@ -7,11 +7,12 @@ stream is our own, the TLS is OpenSSL's.
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from shared.errors import ConfigError
-from shared.net.settings import TlsSettings
+from shared.net.settings import CertificateUser, TlsSettings
 
 CIPHER_BYTES = 64 * 1024
 """One read of the transport."""
@@ -175,6 +176,16 @@ class TlsStream(trio.abc.HalfCloseableStream):
             else:
                 await self._send_outgoing()
                 return
+
+    def certificate_name(self, field: CertificateUser) -> str:
+        """The name in the client certificate that was accepted: its common name (`cn`), or its first DNS name
+        (`san`). "" where none was shown, or it has none."""
+        found: Any = self._tls.getpeercert() or {}
+        if field == "cn":
+            names = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
+        else:
+            names = [value for kind, value in found.get("subjectAltName", ()) if field and kind == "DNS"]
+        return str(names[0]) if names else ""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         while True:

@@ -143,7 +143,21 @@ def test_addresses_are_told_at_any_log_level_and_as_json(new_server: NewServer) 
     host, port = server.address("logmq")
     assert host == "0.0.0.0"
     assert speak(("127.0.0.1", port), b"PING\n") == b"PONG\n"
+
+
+def test_sighup_takes_up_the_users_file_and_stops_nothing(new_server: NewServer) -> None:
+    server = new_server("--log-level", "error").start()
+    users = server.data / "users.toml"
+    users.touch(0o600)
+    users.write_text('[users.ann]\npassword = "hunter2"\n')
     server.signal(signal.SIGHUP)
+    until(lambda: "reload refused" in server.said)
+    users.write_text("[users.anonymous]\n")
+    server.signal(signal.SIGHUP)
+    until(lambda: "audit" in server.said)
+    assert "hunter2" not in server.said
+    assert speak(server.address("logmq"), b"PING\n") == b"PONG\n"
+    server.signal(signal.SIGTERM)
     assert server.wait() == 0
 
 

@@ -3,6 +3,7 @@
 import itertools
 from functools import cache
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from shared.access import (
     DECISIONS_MAX,
     Access,
+    Required,
     Rule,
     Secret,
     User,
@@ -89,18 +91,58 @@ def test_decisions_are_made_anew_when_the_users_change() -> None:
     guard = users.guard("logmq")
     assert guard.may("ann", "read", "a")
     assert not guard.may("ann", "read", "b")
-    assert users.replace({"ann": User("ann", (Rule.parse("logmq:read:b"),))}) == set()
+    users.replace({"ann": User("ann", (Rule.parse("logmq:read:b"),))})
     assert not guard.may("ann", "read", "a")
     assert guard.may("ann", "read", "b")
 
 
-def test_replacing_users_names_those_whose_connections_end() -> None:
+@attrs.define(eq=False)
+class Client:
+    user: str
+    told: list[str] = attrs.field(factory=list)
+
+    def access_changed(self) -> None:
+        self.told.append("changed")
+
+    def close_for(self, reason: str) -> None:
+        self.told.append("closed")
+
+
+def test_connections_of_users_who_are_gone_are_closed_and_the_others_hear_of_new_rules() -> None:
     secret = Secret(bytes(16), bytes(32))
     users = Access({name: User(name, password=secret) for name in ("ann", "bob", "eve")})
-    gone = users.replace(
+    clients = [Client(name) for name in ("ann", "bob", "eve", "anonymous", "")]
+    users.guard("logmq").clients.update(clients[:2])
+    users.guard("dms").clients.update(clients[2:])
+    users.replace(
         {"ann": User("ann", (Rule.parse("*:*:*"),), secret), "bob": User("bob", password=Secret(b"", b""))}
     )
-    assert gone == {"bob", "eve"}
+    assert [client.told for client in clients] == [
+        ["changed"],
+        ["closed"],
+        ["closed"],
+        ["changed"],
+        ["changed"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("required", "exposed", "file", "asked"),
+    [
+        ("beyond-loopback", False, True, False),
+        ("beyond-loopback", True, True, True),
+        ("beyond-loopback", True, False, False),
+        ("always", False, True, True),
+        ("always", False, False, True),
+        ("never", True, True, False),
+    ],
+)
+def test_a_login_is_asked_for_where_the_setting_says_so(
+    required: Required, exposed: bool, file: bool, asked: bool
+) -> None:
+    guard = Access({} if file else None).guard("logmq", required, exposed=exposed)
+    assert guard.asks_login is asked
+    assert guard.opens is not asked
 
 
 def test_decisions_that_are_kept_have_a_bound() -> None:
@@ -115,13 +157,31 @@ def test_without_a_users_file_everything_is_open() -> None:
     assert Access().guard("logmq").opens
     assert access(ann=[]).guard("logmq").opens
     assert not access(ann=[], anonymous=[]).guard("logmq").opens
-    assert not access(ann=[]).guard("logmq", login_required=True).opens
+    assert not access(ann=[]).guard("logmq", "always").opens
 
 
-def test_a_denial_knows_the_rule_that_would_allow_it() -> None:
+def test_a_denial_is_counted_and_told_once_with_the_rule_that_would_allow_it() -> None:
+    told: list[dict[str, str]] = []
     users = access(ann=[])
-    rule = users.guard("dms").rule_for("write", b"jobs")
-    assert access(ann=[rule]).guard("dms").may("ann", "write", b"jobs")
+    users.denied = lambda **said: told.append(said)
+    guard = users.guard("dms")
+    guard.refuse("ann", "write", b"jobs", "127.0.0.1:1")
+    guard.refuse("ann", "write", b"jobs", "127.0.0.1:2")
+    assert guard.denied["write"] == 2
+    (said,) = told
+    assert (said["user"], said["peer"]) == ("ann", "127.0.0.1:1")
+    assert access(ann=[said["rule"]]).guard("dms").may("ann", "write", b"jobs")
+
+
+def test_what_was_given_as_a_name_and_is_nobodys_is_not_told() -> None:
+    told: list[dict[str, str]] = []
+    users = access(ann=[])
+    users.audit = lambda **said: told.append(said)
+    guard = users.guard("dms")
+    guard.login_failed("ann", "127.0.0.1:1")
+    guard.login_failed("hunter2", "127.0.0.1:1")
+    assert [said["user"] for said in told] == ["ann", "(unknown)"]
+    assert guard.logins_failed == 2
 
 
 # Subscriptions.

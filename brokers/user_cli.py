@@ -1,0 +1,276 @@
+"""`brokers user ...`: the users file, changed from the command line; a running server takes it up at once."""
+
+import getpass
+import os
+import secrets
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+from cyclopts import Parameter
+
+from brokers import plugins
+from brokers.errors import ExitCode, Refusal, nearest
+from brokers.flags import ConfigFile, with_table_flags
+from brokers.render import CommandResult
+from brokers.server_cli import DataDir, data_folder
+from shared.access import (
+    ADMIN,
+    PSEUDO_USERS,
+    SALT_BYTES,
+    USER_NAME,
+    Access,
+    Rule,
+    Secret,
+    User,
+    UsersError,
+)
+from shared.cli.app import protocol_app
+from shared.cli.options import Json, flag
+from shared.errors import BrokerError, ConfigError, NotThere, UsageError
+from shared.local_path import local_path
+
+app, command = protocol_app(
+    "user",
+    "Users: who may log in, and what each may do.",
+    "add ann --allow 'logmq:read:orders.*'",
+    "check ann logmq:read:orders.eu",
+)
+
+Name = Annotated[str, Parameter(help="The user; `anonymous` and `udp` are those who cannot log in.")]
+Rules = Annotated[
+    str,
+    Parameter(help="<protocol or *>:<action or *>:<pattern>, or admin:<read, manage or *>."),
+]
+FromInput = Annotated[bool, flag("The password is the first line of standard input.", "--password-stdin")]
+
+
+@command(
+    "add ann --allow 'logmq:*:orders.*'", "add ann --password-stdin < password", "add sensor --certificate"
+)
+def add(
+    name: Name,
+    *,
+    allow: Annotated[
+        tuple[str, ...],
+        Parameter(help="A rule; repeatable.", negative="", show_default=False),
+    ] = (),
+    certificate: Annotated[
+        bool, flag("Logs in by a client certificate; without --password-stdin by that alone.")
+    ] = False,
+    password_stdin: FromInput = False,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+) -> str:
+    """Add a user, with a password that is asked for, and rules."""
+    if not USER_NAME.fullmatch(name):
+        raise UsageError("NAME", "a user's name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
+    file = _File(data_dir, config)
+    if name in file.users:
+        raise Refusal(f"there is a user {name} already: see brokers user passwd, allow, deny, rm")
+    rules = _rules("--allow", allow)
+    secret = None
+    if name in PSEUDO_USERS:
+        if password_stdin or certificate:
+            raise UsageError("NAME", f"nobody can log in as {name}: it has rules alone")
+    elif password_stdin or not certificate:
+        secret = _secret(password_stdin)
+    return file.put(User(name, rules, secret, certificate), "user-add", f"user {name} added")
+
+
+@command("passwd ann", "passwd ann --password-stdin < password")
+def passwd(
+    name: Name, *, password_stdin: FromInput = False, data_dir: DataDir = None, config: ConfigFile = None
+) -> str:
+    """Give a user another password; connections that are logged in as this user are closed."""
+    file = _File(data_dir, config)
+    user = file.user(name)
+    if name in PSEUDO_USERS:
+        raise UsageError("NAME", f"nobody can log in as {name}")
+    changed = attrs.evolve(user, password=_secret(password_stdin))
+    return file.put(changed, "user-passwd", f"user {name} has another password")
+
+
+@command("rm ann")
+def rm(name: Name, *, data_dir: DataDir = None, config: ConfigFile = None) -> str:
+    """Remove a user; connections that are logged in as this user are closed."""
+    file = _File(data_dir, config)
+    file.user(name)
+    del file.users[name]
+    return file.write("user-rm", name, f"user {name} removed")
+
+
+@command("allow ann 'logmq:read:orders.*' dms:*:jobs")
+def allow(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile = None) -> str:
+    """Give a user rules. Connections that stand may do what they allow from now on."""
+    file = _File(data_dir, config)
+    user = file.user(name)
+    found = tuple(dict.fromkeys((*user.allow, *_rules("RULES", rules, least=1))))
+    return file.put(
+        User(name, found, user.password, user.certificate),
+        "user-allow",
+        f"user {name} has {len(found)} rules",
+    )
+
+
+@command("deny ann 'logmq:read:orders.*'")
+def deny(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile = None) -> str:
+    """Take rules from a user, as they are written in the list."""
+    file = _File(data_dir, config)
+    user = file.user(name)
+    taken = _rules("RULES", rules, least=1)
+    for rule in taken:
+        if rule not in user.allow:
+            has = ", ".join(map(str, user.allow)) or "none"
+            raise NotThere(f"user {name} has no rule {rule}; there are: {has}")
+    found = tuple(rule for rule in user.allow if rule not in taken)
+    return file.put(attrs.evolve(user, allow=found), "user-deny", f"user {name} has {len(found)} rules")
+
+
+@command("list", "list --json | jq -r .user", name="list")
+@with_table_flags
+def list_(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Sequence[Any]:
+    """List the users, how each logs in, and what each may do."""
+    users = _File(data_dir, config).users.values()
+    return [
+        {
+            "user": user.name,
+            "login": ", ".join(
+                way for way, has in (("password", user.password), ("certificate", user.certificate)) if has
+            ),
+            "allow": list(map(str, user.allow)) if json else " ".join(map(str, user.allow)),
+        }
+        for user in users
+    ]
+
+
+@command("check ann logmq:read:orders.eu", "check ann pubsub:read:home/+ && echo allowed")
+def check(
+    name: Name,
+    rule: Annotated[
+        str, Parameter(help="What is to be done: <protocol>:<action>:<name>, or admin:<action>.")
+    ],
+    *,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+) -> CommandResult:
+    """Say whether a user may do something (exit 0), or not (exit 1)."""
+    (asked,) = _rules("RULE", (rule,))
+    if "*" in (asked.protocol, asked.action):
+        raise UsageError("RULE", "name one protocol and one action")
+    file = _File(data_dir, config)
+    file.user(name)
+    access = Access(file.users)
+    if asked.protocol == ADMIN:
+        allowed = access.may_admin(name, asked.action)
+    else:
+        guard = access.guard(asked.protocol)
+        allowed = guard.may(name, asked.action, asked.pattern)
+        if plugins.load(asked.protocol).topics:
+            reads = guard.may_subscribe(name, asked.pattern.encode()) if asked.action == "read" else False
+            writes = asked.action == "write" and guard.may_send_topic(name, asked.pattern.encode())
+            allowed = reads or writes
+    return CommandResult("allowed" if allowed else "denied", ExitCode.OK if allowed else ExitCode.FAILED)
+
+
+class _File:
+    """The users file that a command is about, and the server that is to take up its changes."""
+
+    def __init__(self, data_dir: Path | None, config: Path | None) -> None:
+        from brokers import users
+
+        self._module = users
+        self._folder = data_folder(data_dir, config)
+        self._path = _named_file(config) or self._folder / "users.toml"
+        try:
+            self.users = users.read(self._path) or {}
+        except ConfigError as error:
+            raise Refusal(error.text, ExitCode.CONFIGURATION) from None
+
+    def user(self, name: str) -> User:
+        """Raises NotThere."""
+        found = self.users.get(name)
+        if found is None:
+            meant = nearest(name, list(self.users))
+            raise NotThere(f"there is no user {name}" + (f"; did you mean {meant}?" if meant else ""))
+        return found
+
+    def put(self, user: User, action: str, said: str) -> str:
+        self.users[user.name] = user
+        return self.write(action, user.name, said)
+
+    def write(self, action: str, name: str, said: str) -> str:
+        from brokers import control
+
+        try:
+            if self._path.parent == self._folder:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            self._module.replace(self._path, self.users)
+        except OSError as error:
+            raise Refusal(f"{self._path}: {error.strerror}", ExitCode.DATA_FOLDER) from None
+        try:
+            control.request(self._folder, "POST", "/reload", {"action": action, "name": name})
+        except Refusal as error:
+            if error.code == ExitCode.UNAVAILABLE:
+                return f"{said}; no server runs here that would have to be told"
+            raise Refusal(f"{said} in {self._path}, but the server did not take it up: {error}") from None
+        return f"{said}; the server knows"
+
+
+def _named_file(config: Path | None) -> Path | None:
+    """`access.users_file`, as the environment or the settings' file has it."""
+    if said := os.environ.get("BROKERS_ACCESS_USERS_FILE"):
+        return local_path(said).expanduser()
+    if file := config or os.environ.get("BROKERS_CONFIG"):
+        path = local_path(file)
+        try:
+            named = tomllib.loads(path.read_text()).get("access", {}).get("users_file")
+        except (OSError, ValueError, AttributeError) as error:
+            why = (isinstance(error, OSError) and error.strerror) or error
+            raise Refusal(f"{file}: {why}", ExitCode.CONFIGURATION) from None
+        if named is not None:
+            return path.parent / local_path(str(named)).expanduser()
+    return None
+
+
+def _rules(argument: str, texts: Sequence[str], least: int = 0) -> tuple[Rule, ...]:
+    """Raises UsageError for what is no rule of a protocol that is installed."""
+    if len(texts) < least:
+        raise UsageError(argument, "name a rule")
+    found = []
+    for text in texts:
+        try:
+            rule = Rule.parse(text)
+        except UsersError as error:
+            raise UsageError(argument, str(error)) from None
+        if rule.protocol not in ("*", ADMIN):
+            try:
+                plugin = plugins.load(rule.protocol)
+            except BrokerError as error:
+                raise UsageError(argument, str(error)) from None
+            if rule.action != "*" and rule.action not in plugin.actions:
+                there = ", ".join(plugin.actions)
+                raise UsageError(
+                    argument, f"{rule.protocol} has no action {rule.action}; there are {there}, *"
+                )
+        found.append(rule)
+    return tuple(found)
+
+
+def _secret(from_input: bool) -> Secret:
+    """A password's hash; the password itself is shown nowhere."""
+    if from_input:
+        password = sys.stdin.buffer.readline().rstrip(b"\r\n")
+    elif sys.stdin.isatty():
+        first = getpass.getpass("Password: ")
+        if getpass.getpass("Again: ") != first:
+            raise UsageError("password", "these were two different ones")
+        password = first.encode()
+    else:
+        raise UsageError("--password-stdin", "there is no terminal to ask for the password")
+    if not password or b"\n" in password or b"\0" in password or len(password) > 1024:
+        raise UsageError("password", "1 to 1,024 bytes, no line break, no NUL")
+    return Secret.make(password, secrets.token_bytes(SALT_BYTES))

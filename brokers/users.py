@@ -1,0 +1,74 @@
+"""The users file: where it is, how it is read, and how it is replaced."""
+
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from brokers.config import Config
+from shared.access import User, UsersError, parse_users, written_users
+from shared.errors import ConfigError
+
+
+def load(config: Config) -> dict[str, User] | None:
+    """The users by the settings; None where there is no file, and nobody named one. Raises ConfigError."""
+    path = config.users_file
+    found = read(path)
+    if found is None and config.access.users_file is not None:
+        raise ConfigError("access.users_file", f"{path} is not there; `brokers user add` makes it")
+    return found
+
+
+def read(path: Path) -> dict[str, User] | None:
+    """The users of a file; None where it is not there. Raises ConfigError, with no password in it."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read().decode()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError("access.users_file", f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError("access.users_file", f"{path} is not UTF-8 at byte {error.start}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        print(f"brokers: {path} can be read by others on this machine: chmod 600 {path}", file=sys.stderr)
+    try:
+        return parse_users(text)
+    except UsersError as error:
+        raise ConfigError("access.users_file", f"{path}: {error}") from None
+
+
+def replace(path: Path, users: Mapping[str, User]) -> None:
+    """Put these users in place of those of the file, whole or not at all; 0600. Raises OSError."""
+    near = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(near, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(handle, "w") as file:
+            file.write(written_users(users))
+            file.flush()
+            os.fsync(file.fileno())
+        near.replace(path)
+    except BaseException:
+        near.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def tell_denied(log: structlog.stdlib.BoundLogger, *, user: str, peer: str, protocol: str, rule: str) -> None:
+    """Log a request without the right, with the rule that would allow it."""
+    log.warning(
+        "a request was denied: no rule of its user allows it; where it should be allowed, add this one with "
+        "brokers user allow",
+        protocol=protocol,
+        user=user or "(not logged in)",
+        peer=peer,
+        rule=rule,
+    )

@@ -1,0 +1,177 @@
+"""Passwords are checked beside the loop, in threads of their own: a flood of logins holds nobody else up.
+
+A check takes some 50 ms of a processor. Addresses take turns, so that who tries a thousand passwords delays
+his own next login and no one else's. After `FAILURES_MAX` failures within a minute each answer to an address
+takes a second. Who logged in once is known again by a keyed hash, until the users change.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import attrs
+import trio
+
+from shared.access import NOBODYS, Access, Guard, User
+from shared.storage.background import Threads
+
+FAILURES_MAX = 5
+FAILURES_SECONDS = 60.0
+SLOW_SECONDS = 1.0
+ADDRESSES_MAX = 10_000
+"""Of which failures are kept; then those that failed longest ago are forgotten."""
+WAITING_MAX = 10_000
+WAITING_ADDRESS_MAX = 64
+"""Logins that wait to be checked, in all and of one address; another one is refused unlooked at."""
+REMEMBERED_MAX = 10_000
+"""Logins that are known again. Then all are forgotten: each costs one check more."""
+PASSWORD_BYTES_MAX = 1024
+"""No longer one is looked at: hashing it would cost what it is long."""
+
+
+@attrs.define(eq=False)
+class _Login:
+    guard: Guard
+    user: str
+    password: bytes = attrs.field(repr=False)
+    peer: str
+    address: str
+    done: Callable[[bool], None]
+
+
+class Logins:
+    """Checks passwords for an `Access`, while `run` runs."""
+
+    def __init__(self, access: Access, in_thread: Callable[..., Awaitable[Any]] | None = None) -> None:
+        self._access = access
+        self._key = secrets.token_bytes(32)
+        self._known: set[bytes] = set()
+        self._known_for = access.users
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[_Login]] = OrderedDict()  # by address; they take turns
+        self._held: Counter[str] = Counter()  # by address, those that wait or are looked at
+        self._held_total = 0
+        self._more = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        workers = max(1, min(4, (os.cpu_count() or 1) // 2))
+        self._limiter = trio.CapacityLimiter(workers)
+        self._in_thread = in_thread or Threads()
+        access.check_password = self.check
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Check what comes until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                for _ in range(int(self._limiter.total_tokens)):
+                    nursery.start_soon(self._work)
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def check(
+        self, guard: Guard, user: str, password: bytes, peer: str, done: Callable[[bool], None]
+    ) -> None:
+        """`shared.access.CheckPassword`."""
+        address = _address(peer)
+        login = _Login(guard, user, password, peer, address, done)
+        nursery = self._nursery
+        full = self._held[address] >= WAITING_ADDRESS_MAX or self._held_total >= WAITING_MAX
+        if nursery is None or full or len(password) > PASSWORD_BYTES_MAX:
+            guard.login_failed(user, peer)
+            done(False)
+            return
+        if self._is_slow(address):
+            self._hold(address, 1)
+            nursery.start_soon(self._later, login)
+        elif self._is_known(login):
+            done(True)
+        else:
+            self._hold(address, 1)
+            self._put(login)
+
+    async def _later(self, login: _Login) -> None:
+        await trio.sleep(SLOW_SECONDS)
+        if self._is_known(login):
+            self._hold(login.address, -1)
+            login.done(True)
+        else:
+            self._put(login)
+
+    def _put(self, login: _Login) -> None:
+        self._waiting.setdefault(login.address, deque()).append(login)
+        self._more.set()
+
+    def _hold(self, address: str, count: int) -> None:
+        self._held_total += count
+        self._held[address] += count
+        if not self._held[address]:
+            del self._held[address]
+
+    async def _work(self) -> None:
+        while True:
+            if not self._waiting:
+                self._more = trio.Event()
+                await self._more.wait()
+                continue
+            address, logins = self._waiting.popitem(last=False)
+            login = logins.popleft()
+            if logins:
+                self._waiting[address] = logins  # behind all others
+            user = self._user(login)
+            secret = NOBODYS if user is None or user.password is None else user.password
+            fits = await self._in_thread(secret.fits, login.password, limiter=self._limiter)
+            self._hold(address, -1)
+            # The users may have changed meanwhile: only what is valid now is a login.
+            self._answer(login, fits and user is not None and self._user(login) == user)
+
+    def _answer(self, login: _Login, fits: bool) -> None:
+        if fits:
+            self._forget_if_changed()
+            if len(self._known) >= REMEMBERED_MAX:
+                self._known.clear()
+            self._known.add(self._digest(login))
+        else:
+            failures = self._failures.setdefault(login.address, deque(maxlen=FAILURES_MAX))
+            failures.append(trio.current_time())
+            self._failures.move_to_end(login.address)
+            if len(self._failures) > ADDRESSES_MAX:
+                self._failures.popitem(last=False)
+            login.guard.login_failed(login.user, login.peer)
+        login.done(fits)
+
+    def _user(self, login: _Login) -> User | None:
+        return (self._access.users or {}).get(login.user)
+
+    def _is_slow(self, address: str) -> bool:
+        failures = self._failures.get(address)
+        if failures is None or len(failures) < FAILURES_MAX:
+            return False
+        return trio.current_time() < failures[0] + FAILURES_SECONDS
+
+    def _is_known(self, login: _Login) -> bool:
+        self._forget_if_changed()
+        return bool(self._known) and self._digest(login) in self._known
+
+    def _forget_if_changed(self) -> None:
+        if self._known_for is not self._access.users:
+            self._known_for = self._access.users
+            self._known.clear()
+
+    def _digest(self, login: _Login) -> bytes:
+        return hmac.digest(self._key, login.user.encode() + b"\0" + login.password, hashlib.sha256)
+
+
+def _address(peer: str) -> str:
+    """Of `host:port`. An IPv6 network of 64 bits is one address, for one peer has all of it."""
+    host = peer.rpartition(":")[0].strip("[]").partition("%")[0]
+    if ":" not in host:
+        return host or peer
+    address = ipaddress.IPv6Address(host)
+    return str(address.ipv4_mapped or address.exploded[:19])

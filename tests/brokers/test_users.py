@@ -1,0 +1,118 @@
+"""`brokers user ...` and the users file."""
+
+import io
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from brokers.cli import run
+from brokers.errors import ExitCode
+from shared.access import parse_users
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def user(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """Runs `brokers user ...` on a data folder; `password` is given on standard input."""
+
+    def call(*words: str, password: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(password.encode())))
+        given = ["--password-stdin"] if password else []
+        code = run(("user", *words, *given, "--data-dir", str(tmp_path)))
+        said = capsys.readouterr()
+        assert "hunter2" not in said.out + said.err
+        return code, said.out, said.err
+
+    return call
+
+
+def test_users_are_added_changed_and_removed(user: Command, tmp_path: Path) -> None:
+    assert user("add", "ann", "--allow", "logmq:read:orders.*", password="hunter2\n")[0] == 0
+    file = tmp_path / "users.toml"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "hunter2" not in file.read_text()
+    before = parse_users(file.read_text())["ann"]
+    assert before.password is not None
+    assert before.password.fits(b"hunter2")
+    assert user("allow", "ann", "dms:*:jobs", "admin:read")[0] == 0
+    assert user("deny", "ann", "logmq:read:orders.*")[0] == 0
+    assert user("passwd", "ann", password="other")[0] == 0
+    after = parse_users(file.read_text())["ann"]
+    assert list(map(str, after.allow)) == ["dms:*:jobs", "admin:read"]
+    assert after.password is not None
+    assert after.password.fits(b"other")
+    assert user("add", "sensor", "--certificate")[0] == 0
+    assert user("add", "anonymous", "--allow", "*:read:*")[0] == 0
+    _code, said, _ = user("list", "--json")
+    rows = [json.loads(line) for line in said.splitlines()]
+    assert [(row["user"], row["login"]) for row in rows] == [
+        ("ann", "password"),
+        ("sensor", "certificate"),
+        ("anonymous", ""),
+    ]
+    assert user("rm", "ann")[0] == 0
+    assert list(parse_users(file.read_text())) == ["sensor", "anonymous"]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        ("logmq:read:orders.eu", 0),
+        ("logmq:write:orders.eu", 1),
+        ("pubsub:read:home/+/temp", 0),
+        ("pubsub:read:home", 0),
+        ("pubsub:read:*", 1),
+        ("pubsub:write:home", 1),
+        ("admin:read", 0),
+        ("admin:manage", 1),
+        ("logmq:*:x", ExitCode.USAGE),
+        ("logmq:reed:x", ExitCode.USAGE),
+        ("nothing", ExitCode.USAGE),
+    ],
+)
+def test_check_says_by_its_exit_code_whether_something_is_allowed(
+    user: Command, rule: str, code: int
+) -> None:
+    user(
+        *("add", "ann", "--certificate", "--allow", "logmq:read:orders.*", "--allow", "pubsub:read:home/*"),
+        *("--allow", "admin:read"),
+    )
+    assert user("check", "ann", rule)[0] == code
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("rm", "bob"), ExitCode.MISSING),
+        (("passwd", "bob"), ExitCode.MISSING),
+        (("check", "bob", "logmq:read:x"), ExitCode.MISSING),
+        (("deny", "ann", "logmq:read:x"), ExitCode.MISSING),
+        (("allow", "ann"), ExitCode.USAGE),
+        (("allow", "ann", "logmg:read:x"), ExitCode.USAGE),
+        (("add", "a b", "--certificate"), ExitCode.USAGE),
+        (("add", "bob"), ExitCode.USAGE),  # there is no terminal to ask for a password
+        (("add", "udp", "--certificate"), ExitCode.USAGE),
+        (("add", "ann", "--certificate"), ExitCode.FAILED),
+    ],
+)
+def test_what_cannot_be_done_changes_nothing(
+    user: Command, tmp_path: Path, words: tuple[str, ...], code: int
+) -> None:
+    user("add", "ann", "--certificate")
+    before = (tmp_path / "users.toml").read_bytes()
+    found, said, error = user(*words)
+    assert (found, said) == (code, "")
+    assert error.startswith("brokers: ")
+    assert (tmp_path / "users.toml").read_bytes() == before
+
+
+def test_a_clear_password_in_the_file_is_refused_and_not_shown(user: Command, tmp_path: Path) -> None:
+    (tmp_path / "users.toml").write_text('[users.ann]\npassword = "hunter2"\n')
+    code, _, error = user("list")
+    assert code == ExitCode.CONFIGURATION
+    assert "users.ann.password" in error

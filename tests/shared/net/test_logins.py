@@ -1,0 +1,165 @@
+"""Passwords are checked beside the loop, in turns by address, and slowly after failures."""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.lowlevel
+
+from shared.access import Access, Secret, User
+from shared.net import logins
+from shared.net.logins import FAILURES_MAX, FAILURES_SECONDS, SLOW_SECONDS, WAITING_ADDRESS_MAX, Logins
+
+ANN = Secret(b"ann", b"right")
+
+
+@attrs.define(eq=False)
+class Threads:
+    """In place of threads: a check takes no time, or waits for `go`."""
+
+    checked: list[bytes] = attrs.field(factory=list)
+    go: trio.Event | None = None
+
+    async def __call__(self, work: Callable[[bytes], bool], password: bytes, limiter: Any) -> bool:
+        if self.go is not None:
+            await self.go.wait()
+        await trio.lowlevel.checkpoint()
+        self.checked.append(password)
+        return work(password)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password fits where it is the key itself."""
+    monkeypatch.setattr(Secret, "fits", lambda secret, password: password == secret.key)
+
+
+@attrs.define(eq=False)
+class Bench:
+    access: Access
+    threads: Threads
+    logins: Logins
+
+    def ask(self, user: str, password: bytes, host: str = "192.0.2.1") -> list[bool]:
+        """What is answered, now or later."""
+        found: list[bool] = []
+        self.access.guard("logmq").log_in(user, password, f"{host}:1", found.append)
+        return found
+
+    async def answer(self, user: str, password: bytes, host: str = "192.0.2.1") -> bool:
+        found: list[bool] = []
+        answered = trio.Event()
+
+        def done(fits: bool) -> None:
+            found.append(fits)
+            answered.set()
+
+        self.access.guard("logmq").log_in(user, password, f"{host}:1", done)
+        await answered.wait()
+        return found[0]
+
+
+@pytest.fixture
+async def bench(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> Bench:
+    access = Access({"ann": User("ann", password=ANN), "cert": User("cert", certificate=True)})
+    threads = Threads()
+    found = Bench(access, threads, Logins(access, threads))
+    await nursery.start(found.logins.run)
+    return found
+
+
+async def test_the_right_password_fits_and_a_wrong_one_does_not(bench: Bench) -> None:
+    assert await bench.answer("ann", b"right")
+    assert not await bench.answer("ann", b"wrong")
+    assert bench.access.guard("logmq").logins_failed == 1
+
+
+@pytest.mark.parametrize("user", ["nobody", "cert", "anonymous", ""])
+async def test_an_unknown_name_costs_what_a_wrong_password_costs(bench: Bench, user: str) -> None:
+    assert not await bench.answer(user, b"right")
+    assert bench.threads.checked == [b"right"]
+
+
+async def test_who_logged_in_once_is_known_until_the_users_change(bench: Bench) -> None:
+    assert await bench.answer("ann", b"right")
+    assert bench.ask("ann", b"right") == [True]
+    bench.access.replace({"ann": User("ann", password=Secret(b"ann", b"other"))})
+    assert not await bench.answer("ann", b"right")
+    assert await bench.answer("ann", b"other")
+
+
+async def test_users_that_change_while_a_password_is_checked_count(bench: Bench) -> None:
+    bench.threads.go = trio.Event()
+    found = bench.ask("ann", b"right")
+    await trio.testing.wait_all_tasks_blocked()
+    bench.access.replace({"ann": User("ann", password=Secret(b"ann", b"other"))})
+    bench.threads.go.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert found == [False]
+
+
+async def test_after_failures_an_address_waits_for_each_answer_and_no_other_does(bench: Bench) -> None:
+    assert await bench.answer("ann", b"right")
+    for _ in range(FAILURES_MAX):
+        assert not await bench.answer("ann", b"wrong")
+    before = trio.current_time()
+    assert not await bench.answer("ann", b"wrong")
+    assert await bench.answer("ann", b"right")
+    assert trio.current_time() - before >= 2 * SLOW_SECONDS
+    before = trio.current_time()
+    assert await bench.answer("ann", b"right", "192.0.2.2")
+    assert trio.current_time() - before < SLOW_SECONDS
+    await trio.sleep(FAILURES_SECONDS)
+    before = trio.current_time()
+    assert await bench.answer("ann", b"right")
+    assert trio.current_time() - before < SLOW_SECONDS
+
+
+async def test_addresses_take_turns(bench: Bench) -> None:
+    bench.threads.go = trio.Event()
+    for n in range(20):
+        bench.ask("ann", b"guess %d" % n, "192.0.2.1")
+    found = bench.ask("ann", b"right", "192.0.2.2")
+    await trio.testing.wait_all_tasks_blocked()
+    bench.threads.go.set()
+    while not found:
+        await trio.lowlevel.checkpoint()
+    assert found == [True]
+    assert len(bench.threads.checked) < 10
+
+
+async def test_logins_that_wait_have_a_bound(bench: Bench) -> None:
+    bench.threads.go = trio.Event()
+    for n in range(WAITING_ADDRESS_MAX):
+        bench.ask("ann", b"guess %d" % n)
+    assert bench.ask("ann", b"right") == [False]
+    assert bench.ask("ann", b"right", "192.0.2.2") == []
+
+
+async def test_addresses_whose_failures_are_kept_have_a_bound(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logins, "ADDRESSES_MAX", 2)
+    for host in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
+        for _ in range(FAILURES_MAX):
+            await bench.answer("ann", b"wrong", host)
+    before = trio.current_time()
+    await bench.answer("ann", b"right", "192.0.2.1")
+    assert trio.current_time() - before < SLOW_SECONDS
+    await bench.answer("ann", b"right", "192.0.2.3")
+    assert trio.current_time() - before >= SLOW_SECONDS
+
+
+async def test_an_ipv6_network_is_one_address(bench: Bench) -> None:
+    for n in range(FAILURES_MAX):
+        await bench.answer("ann", b"wrong", f"[2001:db8::{n + 1}]")
+    before = trio.current_time()
+    await bench.answer("ann", b"right", "[2001:db8::ffff]")
+    assert trio.current_time() - before >= SLOW_SECONDS
+
+
+async def test_a_password_of_any_length_is_not_hashed(bench: Bench) -> None:
+    assert bench.ask("ann", b"x" * 1025) == [False]
+    assert bench.threads.checked == []
