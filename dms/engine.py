@@ -25,10 +25,10 @@ import json
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, islice
 from itertools import count as counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -72,6 +72,8 @@ REDELIVERED_AT_ONCE = 500
 """Messages that go out again before others have their turn: some milliseconds."""
 ENDED_AT_ONCE = 100
 """Credits that end before others have their turn: half a millisecond."""
+KEPT_AT_ONCE = 500
+"""Messages that a snapshot copies before others have their turn: half a millisecond."""
 _IDS_END = 1 << 32
 NO_MEMORY = Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
 NOT_HELD = malformed("this connection holds no delivery of that id")
@@ -362,7 +364,7 @@ class Queue:
                 self.hold(1, len(body) + BODY_OVERHEAD_BYTES)
                 engine.counts.redelivered += 1
                 if self.log is not None:
-                    self.log.note_delivered(seq, 1)
+                    self.log.note_delivered(seq, (body,))
                 self._deliver_single(credit, seq, body, deliveries + 1)
                 continue
             ready = len(bodies)
@@ -397,14 +399,14 @@ class Queue:
             return None
         if self.cold is not None and self.cold.damage is not None:
             return None
-        if self.log is not None:
-            self.log.note_delivered(seq, 1)
         size = self.hot_bytes // len(bodies)
         self.head = seq + 1
         self.held += 1
         self.held_bytes += size + HELD_OVERHEAD_BYTES
         self.hot_bytes -= size
         body = bodies.popleft()
+        if self.log is not None:
+            self.log.note_delivered(seq, (body,))
         engine = self.engine
         engine.hot_bytes -= size
         engine.held_bytes += size + HELD_OVERHEAD_BYTES
@@ -430,7 +432,7 @@ class Queue:
         self.hold(count, size)
         self.head = seq + count
         if self.log is not None:
-            self.log.note_delivered(seq, count)
+            self.log.note_delivered(seq, taken)
         return taken
 
     def hold(self, count: int, size: int) -> None:
@@ -527,10 +529,14 @@ class Queue:
     def front_to_back(self, count: int) -> list[int]:
         """Move so many of the row's hot front into `back`; their sequences."""
         first = self.head
+        moved = []
         for seq in range(first, first + count):
             self.heat(-(self.hot_bytes // len(self.bodies)))
-            self.keep_back(seq, self.bodies.popleft(), 0)
+            moved.append(self.bodies.popleft())
+            self.keep_back(seq, moved[-1], 0)
         self.head += count
+        if self.log is not None:
+            self.log.left_row(first, moved)
         return list(range(first, first + count))
 
     def drop_front(self, count: int) -> None:
@@ -650,20 +656,36 @@ class Queue:
         times = self.expiry.state if self.expiry is not None else no_times
         return {"head": self.head, "tail": self.tail, "home": 0, **times}
 
-    def older_than_row(self) -> list[KeptMessage]:
-        due = self.expiry.put_off_until if self.expiry is not None else {}
-        kept = [KeptMessage(seq, count, due.get(seq, 0), body) for seq, (body, count) in self.back.items()]
-        kept += [KeptMessage(seq, count, 0, body) for _, seq, body, count in self.unacked()]
-        return kept
+    def older_than_row(self) -> Iterable[Iterable[KeptMessage]]:
+        due = self.expiry.put_off_until.copy() if self.expiry is not None else {}
+        return self._kept(self.back.copy(), due, self._held_pieces())
+
+    def _kept(
+        self,
+        back: Mapping[int, tuple[bytes, int]],
+        due: Mapping[int, int],
+        held: Sequence[Sequence[Delivery[Queue]]],
+    ) -> Iterator[list[KeptMessage]]:
+        entries = iter(back.items())
+        while some := list(islice(entries, KEPT_AT_ONCE)):
+            yield [KeptMessage(seq, count, due.get(seq, 0), body) for seq, (body, count) in some]
+        deliveries = chain.from_iterable(held)
+        while looked := list(islice(deliveries, KEPT_AT_ONCE)):
+            yield [KeptMessage(seq, count, 0, body) for queue, seq, body, count in looked if queue is self]
 
     def unacked(self) -> list[Delivery[Queue]]:
         """Its unacknowledged deliveries, whoever holds them."""
+        return [each for piece in self._held_pieces() for each in piece if each[0] is self]
+
+    def _held_pieces(self) -> list[Sequence[Delivery[Queue]]]:
+        """Where those are, as of now; others' may be among them."""
         engine = self.engine
-        held = chain(
-            *(consumer.unacked.values() for consumer in engine.consumers.values()),
-            *(piece for pieces in engine.returning.values() for piece in pieces),
-        )
-        return [each for each in held if each[0] is self]
+        pieces = [piece for consumer in engine.consumers.values() for piece in consumer.unacked.pieces()]
+        pieces += chain.from_iterable(engine.returning.values())
+        return [piece for piece in pieces if not isinstance(piece, DeliveredRun) or piece.queue is self]
+
+    def in_background(self, steps: Iterator[None]) -> None:
+        self.engine.background.add(steps)
 
     def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
         engine = self.engine

@@ -11,7 +11,7 @@ record, or are written after a moment.
 
 A *snapshot* says where the row begins, and copies the few messages that are older (unacknowledged, or
 returned). Opening a queue reads from its last snapshot on. Everything below the snapshot and below the row is
-dropped, so no single old message pins the disk.
+dropped, so no single old message pins the disk. Many messages are copied in turns of the loop (`Copies`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dms import records
@@ -40,6 +41,12 @@ NOTES_MS = 100
 NOTES_MAX = 4096
 """Notes that are alike are written once they are so many: some hundred microseconds."""
 
+CHANGED_AT_ONCE = 500
+"""Changes to what a snapshot has copied, before others have their turn: half a millisecond."""
+CHANGED_AGAIN_MAX = 4
+"""So often what changed meanwhile is copied in turns; what changes after that is copied at once."""
+_BLOCK = 512
+"""Neighbouring sequences whose copies are joined together."""
 _HEADS_BYTES = 3 * HEAD.size
 _LENGTH_BYTES = 4
 
@@ -58,6 +65,118 @@ class Arrival:
         self.first = first
         self.bodies = bodies
         self.size = size
+
+
+class Copies:
+    """Copies of all messages that are older than the row, for a snapshot; they are made in turns of the loop.
+
+    `older`: what is to be copied. What changes while the copies are made is noted, and then done to them.
+    Copies are joined in blocks of neighbours, so that at the end only blocks that have changed are joined.
+    """
+
+    def __init__(self, older: Iterable[Iterable[KeptMessage]]) -> None:
+        self._older = older
+        self._blocks: dict[int, dict[int, bytes]] = {}
+        """Packed messages by sequence, in blocks of `_BLOCK`."""
+        self._joined: dict[int, list[tuple[int, bytes]]] = {}
+        """Blocks that have not changed since: how many messages, and their bytes."""
+        self._changes: deque[tuple[int, Callable[[], None]]] = deque()
+        """Each with how many messages it is about."""
+
+    def delivered(self, seq: int, bodies: Sequence[bytes]) -> None:
+        def change() -> None:
+            for number, body in enumerate(bodies, seq):
+                packed = self._blocks.get(number // _BLOCK, {}).get(number)
+                deliveries = 0 if packed is None else records.unpack_kept(packed).deliveries
+                self._add(KeptMessage(number, deliveries + 1, 0, body))
+
+        self._changes.append((len(bodies), change))
+
+    def left_row(self, seq: int, bodies: Sequence[bytes]) -> None:
+        def change() -> None:
+            for number, body in enumerate(bodies, seq):
+                self._add(KeptMessage(number, 0, 0, body))
+
+        self._changes.append((len(bodies), change))
+
+    def returned(self, those: Sequence[tuple[int, int, int]]) -> None:
+        def change() -> None:
+            for seq, deliveries, due in those:
+                body = records.unpack_kept(self._blocks[seq // _BLOCK][seq]).body
+                self._add(KeptMessage(seq, deliveries, due, body))
+
+        self._changes.append((len(those), change))
+
+    def left(self, runs: Sequence[tuple[int, int]]) -> None:
+        """All messages of these runs have left the queue."""
+
+        def change() -> None:
+            for first, count in runs:
+                end = first + count
+                for number in range(first // _BLOCK, (end - 1) // _BLOCK + 1):
+                    block = self._blocks.get(number)
+                    if block is not None:
+                        self._joined.pop(number, None)
+                        start = number * _BLOCK
+                        for seq in range(max(first, start), min(end, start + _BLOCK)):
+                            block.pop(seq, None)
+
+        self._changes.append((sum(count for _, count in runs), change))
+
+    def make(self) -> Iterator[None]:
+        """Copy them, and do what changed meanwhile; each step takes half a millisecond."""
+        for number, part in enumerate(self._older):
+            if number:
+                yield
+            for kept in part:
+                self._add(kept)
+        for _ in range(CHANGED_AGAIN_MAX):
+            for each in tuple(self._blocks):
+                if each not in self._joined:
+                    self._join(each)
+                    if len(self._blocks) > 1:
+                        yield
+            if sum(size for size, _ in self._changes) < CHANGED_AT_ONCE:
+                break
+            yield from self._change(len(self._changes))
+
+    def taken(self) -> Iterator[tuple[int, bytes]]:
+        """The copies, as the messages are now: how many, and their bytes."""
+        for _ in self._change(len(self._changes)):
+            pass
+        for number in self._blocks:
+            if number not in self._joined:
+                self._join(number)
+            yield from self._joined[number]
+
+    def _change(self, count: int) -> Iterator[None]:
+        """Do the oldest so many changes."""
+        done = 0
+        for _ in range(count):
+            size, change = self._changes.popleft()
+            change()
+            done += size
+            if done >= CHANGED_AT_ONCE:
+                done = 0
+                yield
+
+    def _add(self, kept: KeptMessage) -> None:
+        number = kept.seq // _BLOCK
+        self._blocks.setdefault(number, {})[kept.seq] = records.pack_kept(kept)
+        self._joined.pop(number, None)
+
+    def _join(self, number: int) -> None:
+        joined = self._joined[number] = []
+        some: list[bytes] = []
+        size = 0
+        for packed in self._blocks[number].values():
+            some.append(packed)
+            size += len(packed)
+            if size >= KEPT_BYTES:
+                joined.append((len(some), b"".join(some)))
+                some, size = [], 0
+        if some:
+            joined.append((len(some), b"".join(some)))
 
 
 class LogOwner(Protocol):
@@ -86,8 +205,11 @@ class LogOwner(Protocol):
     def snapshot_state(self) -> Mapping[str, Any]:
         """The fields of a SNAPSHOT record but `home`."""
 
-    def older_than_row(self) -> list[KeptMessage]:
-        """All messages that are not in the row, and not gone."""
+    def older_than_row(self) -> Iterable[Iterable[KeptMessage]]:
+        """All messages that are neither in the row nor gone, as of now; each part is half a millisecond."""
+
+    def in_background(self, steps: Iterator[None]) -> None:
+        """Run these in turns of the loop."""
 
     def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
         """Append the records together with the catalog's row that names `offset`. Raises StoreError."""
@@ -123,6 +245,10 @@ class QueueLog:
         self._snapshot_floor = log.first
         """What the newest snapshot drops once it is durable."""
         self._snapshot_bytes = self._kept_bytes = 0
+        self._copies: Copies | None = None
+        """Of the snapshot that is being made."""
+        self._leaving: Sequence[tuple[int, int]] = ()
+        """Runs of messages that leave, until `departed`."""
         log.advanced = self._advanced
         log.rolled_back = self._rolled_back
 
@@ -180,7 +306,8 @@ class QueueLog:
         if acks:
             seqs, self._acked_seqs = self._acked_seqs, []
             seqs.sort()
-            gone = self._runs_record(RecordKind.ACKED, to_runs(seqs))
+            self._leaving = to_runs(seqs)
+            gone = self._runs_record(RecordKind.ACKED, self._leaving)
         notes, count = self._take_notes(pending.batch.room - len(produced) - len(gone))
         offset = pending.add(produced + notes + gone, count + bool(bodies) + bool(acks))
         if bodies:
@@ -210,16 +337,22 @@ class QueueLog:
         self.write_pending()
         runs = to_runs(seqs)
         body = records.pack_runs(runs) + target.encode()
+        self._leaving = runs
         return self._with_notes(self._pack(RecordKind.MOVED, len(runs), 0, body, reason))
 
     def departed(self, undo: Callable[[], None]) -> None:
         """Messages have left by what was appended last; `undo` is called if that fails."""
         self._departures.append((self.log.end, undo))
+        if self._copies is not None:
+            self._copies.left(self._leaving)
 
     def gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket:
         """Messages leave that nobody has acknowledged."""
         record = self._pack(RecordKind.GONE, len(runs), 0, records.pack_runs(runs), reason)
-        return self.append(*self._with_notes(record), reserved=True)[1]
+        _, ticket = self.append(*self._with_notes(record), reserved=True)
+        if self._copies is not None:
+            self._copies.left(runs)
+        return ticket
 
     def _enqueued(self, bodies: Sequence[bytes], first: int) -> bytes:
         if isinstance(bodies[0], DeadLetter):
@@ -235,12 +368,18 @@ class QueueLog:
         return self._pack(kind, len(runs), 0, records.pack_runs(runs))
 
     def _pack(self, kind: RecordKind, count: int, seq: int, body: bytes, reason: int = 0) -> bytes:
+        return self._head(kind, count, seq, len(body), reason) + body
+
+    def _head(self, kind: RecordKind, count: int, seq: int, size: int, reason: int = 0) -> bytes:
         age_ms, time_ms = self._times.stamp()
-        return records.pack(kind, count, seq, age_ms, time_ms, body, reason)
+        return records.pack_head(kind, count, seq, age_ms, time_ms, size, reason)
 
     # -- notes
 
-    def note_delivered(self, seq: int, count: int) -> None:
+    def note_delivered(self, seq: int, bodies: Sequence[bytes]) -> None:
+        if self._copies is not None:
+            self._copies.delivered(seq, bodies)
+        count = len(bodies)
         newest = self._newest
         if newest is not None and newest[0] + newest[1] == seq:
             newest[1] += count
@@ -251,8 +390,15 @@ class QueueLog:
 
     def note_returned(self, returned: Sequence[tuple[int, int, int]], *, nacked: bool) -> None:
         """Of each message sequence, deliveries, and the age at which it may go out (0: now)."""
+        if self._copies is not None:
+            self._copies.returned(returned)
         entries = self._note(RecordKind.RETURNED, Reason.NACKED if nacked else Reason.LOST)
         entries += returned
+
+    def left_row(self, seq: int, bodies: Sequence[bytes]) -> None:
+        """Messages that were never delivered are no longer in the row. No record says so, but a snapshot."""
+        if self._copies is not None:
+            self._copies.left_row(seq, bodies)
 
     def flush_notes(self) -> None:
         """Write notes that no record has taken along."""
@@ -328,13 +474,29 @@ class QueueLog:
         departures, self._departures = self._departures, deque()
         self.snapshot_end = min(self.snapshot_end, log.end)
         self._snapshot_floor = min(self._snapshot_floor, log.first)
+        self._copies = None
         self._owner.rolled_back(tuple(arrivals), [undo for _, undo in departures])
 
     # -- snapshots
 
     def snapshot(self) -> None:
         """Write one, and drop what no longer counts. Where the disk does not take it, it can wait."""
-        self.write_pending()
+        steps = self._snapshot_steps()
+        for _ in islice(steps, 1):  # most have little to copy, and are written at once
+            self._owner.in_background(steps)
+
+    def _snapshot_steps(self) -> Iterator[None]:
+        copies = self._copies = Copies(self._owner.older_than_row())
+        try:
+            for _ in copies.make():
+                yield
+                if self._copies is not copies or self.detached or self._owner.deleted or self.log.deleted:
+                    return
+            self.write_pending()
+            parts, kept = self._kept_records(copies)
+        finally:
+            if self._copies is copies:
+                self._copies = None
         # A note is about what was written before it: opening begins behind the notes.
         notes, noted = self._take_notes()
         offset = self.log.end + len(notes)
@@ -342,14 +504,13 @@ class QueueLog:
         row_is_empty = row_start == self.log.end
         if row_is_empty:
             row_start = offset
-        parts = self._kept_records()
-        self._kept_bytes = sum(map(len, parts))
         state = self._owner.snapshot_state()
+        self._kept_bytes = sum(map(len, parts))
         body = json.dumps({**state, "home": row_start}).encode()
         parts.append(self._pack(RecordKind.SNAPSHOT, 1, state["head"], body))
         data = b"".join((notes, *parts))
         try:
-            ticket = self._owner.append_snapshot(data, noted + len(parts), offset)
+            ticket = self._owner.append_snapshot(data, noted + kept + 1, offset)
         except StoreError:
             return
         self.snapshot_end = self.log.end
@@ -359,6 +520,23 @@ class QueueLog:
         floor = self._snapshot_floor = min(offset, row_start)
         ticket.when_done(lambda ticket: self._drop_below(floor) if ticket.error is None else None)
 
+    def _kept_records(self, copies: Copies) -> tuple[list[bytes], int]:
+        """Parts of the KEPT records, to be joined, and how many records they are."""
+        parts: list[bytes] = []
+        kept = count = size = head_at = 0
+        for number, data in copies.taken():
+            if not size:
+                head_at = len(parts)
+                parts.append(b"")
+            parts.append(data)
+            count += number
+            size += len(data)
+            parts[head_at] = self._head(RecordKind.KEPT, count, 0, size)
+            if size >= KEPT_BYTES:
+                kept += 1
+                count = size = 0
+        return parts, kept + bool(size)
+
     def _row_start(self) -> int:
         """No message of the row stands below this; the log's end if the row is empty."""
         start = self._owner.row_start()
@@ -367,7 +545,7 @@ class QueueLog:
         return self._arrivals[0].offset if self._arrivals else self.log.end
 
     def _snapshot_due(self) -> bool:
-        if self.detached:
+        if self.detached or self._copies is not None:
             return False
         least = max(SNAPSHOT_BYTES, 4 * self._kept_bytes)
         end = self.log.end
@@ -376,20 +554,6 @@ class QueueLog:
         least += self._snapshot_bytes  # a snapshot is no reason for another
         floor = max(self._snapshot_floor, self.log.first)
         return end - floor >= least and self._row_start() - floor >= least
-
-    def _kept_records(self) -> list[bytes]:
-        parts: list[bytes] = []
-        some: list[KeptMessage] = []
-        size = 0
-        for entry in sorted(self._owner.older_than_row()):
-            some.append(entry)
-            size += len(entry.body)
-            if size >= KEPT_BYTES:
-                parts.append(self._pack(RecordKind.KEPT, len(some), 0, records.pack_kept(some)))
-                some, size = [], 0
-        if some:
-            parts.append(self._pack(RecordKind.KEPT, len(some), 0, records.pack_kept(some)))
-        return parts
 
     def _drop_below(self, offset: int) -> None:
         if offset > self.log.first and not self.log.deleted:

@@ -106,8 +106,15 @@ class NotOurs(BrokerError):
 def pack(
     kind: RecordKind, count: int, seq: int, age_ms: int, time_ms: int, body: bytes = b"", reason: int = 0
 ) -> bytes:
-    size = HEAD.size - _LENGTH_BYTES + len(body)
-    return HEAD.pack(size, kind, VERSION, reason, count, age_ms, time_ms, seq) + body
+    return pack_head(kind, count, seq, age_ms, time_ms, len(body), reason) + body
+
+
+def pack_head(
+    kind: RecordKind, count: int, seq: int, age_ms: int, time_ms: int, size: int, reason: int = 0
+) -> bytes:
+    """Of a record whose body has `size` bytes."""
+    length = HEAD.size - _LENGTH_BYTES + size
+    return HEAD.pack(length, kind, VERSION, reason, count, age_ms, time_ms, seq)
 
 
 def pack_run(kind: RecordKind, first: int, length: int, age_ms: int, time_ms: int) -> bytes:
@@ -220,22 +227,27 @@ def returned_in(data: bytes, record: Record) -> Iterator[tuple[int, ...]]:
     return _RETURNED.iter_unpack(data[record.body : record.end])
 
 
-def pack_kept(those: Iterable[KeptMessage]) -> bytes:
-    parts: list[bytes] = []
-    for seq, deliveries, due, body in those:
-        about = json.dumps(body.about).encode() if isinstance(body, DeadLetter) else b""
-        parts += (_KEPT.pack(seq, deliveries, due, len(about), len(body)), about, body)
-    return b"".join(parts)
+def pack_kept(kept: KeptMessage) -> bytes:
+    """One entry of a KEPT record."""
+    seq, deliveries, due, body = kept
+    about = json.dumps(body.about).encode() if isinstance(body, DeadLetter) else b""
+    return _KEPT.pack(seq, deliveries, due, len(about), len(body)) + about + body
+
+
+def unpack_kept(data: bytes, at: int = 0) -> KeptMessage:
+    """The entry at `at`."""
+    seq, deliveries, due, about, size = _KEPT.unpack_from(data, at)
+    at += _KEPT.size + about
+    body = data[at : at + size]
+    return KeptMessage(seq, deliveries, due, letter_of(data[at - about : at], body) if about else body)
 
 
 def kept_in(data: bytes, record: Record) -> Iterator[KeptMessage]:
     at = record.body
     for _ in range(record.entries):
-        seq, deliveries, due, about, size = _KEPT.unpack_from(data, at)
-        at += _KEPT.size + about
-        body = data[at : at + size]
-        yield KeptMessage(seq, deliveries, due, letter_of(data[at - about : at], body) if about else body)
-        at += size
+        yield unpack_kept(data, at)
+        *_, about, size = _KEPT.unpack_from(data, at)
+        at += _KEPT.size + about + size
 
 
 def object_in(data: bytes, record: Record) -> Mapping[str, Any]:

@@ -60,8 +60,9 @@ class Unacked(Generic[Q]):
     def __iter__(self) -> Iterator[bytes]:
         return chain(self.single, *(run.ids for run in self._runs.values()))
 
-    def values(self) -> Iterator[Delivery[Q]]:
-        return chain(self.single.values(), *self._runs.values())
+    def pieces(self) -> list[Sequence[Delivery[Q]]]:
+        """All of them as they are now, whatever happens here later."""
+        return [tuple(self.single.values()), *self._runs.values()]
 
     def add(self, run: DeliveredRun[Q]) -> None:
         self._runs[run.ids[0]] = run

@@ -3,11 +3,15 @@
 import json
 
 import pytest
+import trio
 
-from dms import records
+from dms import engine, queue_log, records
 from dms.opening import LogReplay
 from dms.records import RecordKind
 from dms.settings import DmsSettings
+from shared.queues import background
+from shared.storage.log import read_records
+from tests.dms.busy import busy
 from tests.dms.world import World
 
 
@@ -67,7 +71,7 @@ def test_what_went_without_a_note_says_that_those_before_it_were_delivered() -> 
 
 
 def test_what_a_snapshot_kept_goes_as_all_else_does() -> None:
-    kept = records.pack(RecordKind.KEPT, 1, 0, 5, 0, records.pack_kept([records.KeptMessage(1, 4, 0, b"a")]))
+    kept = records.pack(RecordKind.KEPT, 1, 0, 5, 0, records.pack_kept(records.KeptMessage(1, 4, 0, b"a")))
     state = records.pack(
         RecordKind.SNAPSHOT, 1, 4, 5, 0, json.dumps({"head": 4, "tail": 4, "home": 9}).encode()
     )
@@ -96,3 +100,35 @@ def test_a_row_of_the_table_is_its_own_logs_alone() -> None:
     world.settle()
     world.kill()
     assert world.engine.queues[b"orders"].options.depth == DmsSettings().depth
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_snapshot_in_turns_is_of_all_that_happened_meanwhile(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "KEPT_AT_ONCE", 1)
+    monkeypatch.setattr(queue_log, "CHANGED_AT_ONCE", 2)
+    monkeypatch.setattr(background, "STEPS_PER_TURN", 1)
+    monkeypatch.setattr(queue_log, "KEPT_BYTES", 20)
+    monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 200)
+    world = busy(seed)
+    world.advance(1)
+    now = world.engine.times.now_ms()
+    snapshots = 0
+    for queue in world.engine.queues.values():
+        assert queue.log is not None
+        log = queue.log.log
+        start = max(json.loads(world.engine.table.get(queue.name) or b"{}").get("snapshot", 0), log.first)
+        replay = LogReplay()
+        replay.apply(trio.run(read_records, log, start, 1 << 20), start)
+        snapshots += bool(replay.state)
+        kept = {each.seq: each for part in queue.older_than_row() for each in part}
+        for seq, each in kept.items():
+            deliveries, due = replay.out.pop(seq, (0, 0))
+            assert deliveries == each.deliveries or not each.deliveries  # no record says that
+            assert each.due == due or due <= now
+            assert replay.bodies.get(seq, each.body) == each.body
+        assert replay.out == {}
+        assert replay.head <= queue.head
+        assert kept.keys() >= set(range(replay.head, queue.head))
+    assert snapshots

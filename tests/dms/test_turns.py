@@ -5,6 +5,7 @@ import pytest
 from dms import engine, queue_log, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
+from shared.queues import background
 from tests.dms.world import MEMORY, Peer, World, deliveries, statuses
 
 COUNT = 40
@@ -137,3 +138,36 @@ def test_notes_of_many_are_written_some_at_a_time(monkeypatch: pytest.MonkeyPatc
     world.kill()
     rows = world.call("peek", queue="orders", limit=COUNT)
     assert [(row["body"].encode(), row["deliveries"]) for row in rows] == [(body, 1) for body in bodies]
+
+
+@pytest.mark.parametrize("purged", [False, True])
+@pytest.mark.parametrize("options", [b"", b'{"retry_ms": 1000}'])
+def test_a_snapshot_that_takes_turns_is_of_what_is_there_at_its_end(
+    options: bytes, purged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "KEPT_AT_ONCE", 2)
+    monkeypatch.setattr(background, "STEPS_PER_TURN", 1)
+    world = World()
+    peer = world.connect()
+    peer.create("orders", options)
+    peer.produce("orders", *(b"%03d" % number for number in range(COUNT)))
+    held = [number for number, _ in peer.consume("orders", 20)]
+    queue = world.engine.queues[b"orders"]
+    assert queue.log is not None
+    queue.log.snapshot()
+    peer.nack(*held[:6])
+    again = [number for number, _ in peer.consume("orders", 3)]
+    assert len(peer.consume("orders", 5)) == 5
+    peer.ack(again[1], *held[10:13])
+    peer.produce("orders", b"new")
+    queue.front_to_back(2)  # as what has expired
+    if purged:
+        world.call("purge", queue="orders")
+    assert world.engine.counts.snapshots == 0, "there is more to do"
+    expected = sorted(kept for part in queue.older_than_row() for kept in part)
+    while world.engine.background.busy:
+        world.advance(0)
+    assert world.engine.counts.snapshots == 1
+    world.kill()
+    queue = world.engine.queues[b"orders"]
+    assert sorted(kept for part in queue.older_than_row() for kept in part) == expected
