@@ -95,10 +95,11 @@ class Admin:
                     break
                 stay += taken
                 moved += self._send_back(queue, taken)
-                stay = [seq for seq in stay if seq in queue.back]
+                stay[-len(taken) :] = [seq for seq in taken if seq in queue.back]
                 self._engine.settle()
                 await self._pause()
         finally:
+            stay = [seq for seq in stay if seq in queue.back]
             for seq in stay:
                 if queue.expiry is not None:
                     queue.expiry.on_returned(seq, queue.back[seq][1], nacked=False)
