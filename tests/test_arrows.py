@@ -314,7 +314,7 @@ LIBRARIES_PRIVATES: Mapping[str, frozenset[str]] = {
     "tests/trials/sim/world.py": frozenset({"_run", "_r"}),
 }
 """pika's socket, trio's idle threads and trio's chance: no public way leads to them."""
-PLANTED_BUGS = frozenset({"tests/trials/sim/bugs.py", "tests/trials/sim/dms_bugs.py"})
+PLANTED_BUGS = frozenset({"tests/trials/sim/bugs.py"})
 """A planted bug is a change of the inside: it names what it changes, and fails where that is gone."""
 
 

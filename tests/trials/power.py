@@ -245,10 +245,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def trial(place: Path, seed: int) -> Sequence[str]:
         def plans(what: str, count: int) -> list[Plan]:
-            return [
-                Plan(kinds[lane % len(kinds)], share, f"{seed}/{what}{lane}", turns, place, works=works)
-                for lane, share in enumerate(cuts.shared_out(count, options.lanes))
-            ]
+            found: list[Plan] = []
+            for lane, share in enumerate(cuts.shared_out(count, options.lanes)):
+                first = sum(plan.cuts for plan in found) % len(works)  # so that few cuts are of all protocols
+                own = [*works[first:], *works[:first]]
+                kind = kinds[lane % len(kinds)]
+                found.append(Plan(kind, share, f"{seed}/{what}{lane}", turns, place, works=own))
+            return found
 
         started, tally, control = time.monotonic(), Tally(), Control()
         for one in run_lanes(_run_lane_aloud, plans("", options.cuts)):

@@ -2,13 +2,20 @@
 from outside for the time of one run; the product has no switch for any of them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import attrs
 
+from dms import opening
+from dms.cold import ColdRow
+from dms.engine import Engine, Queue
+from dms.expiry import Expiry
+from dms.opening import LogReplay
+from dms.queue_log import QueueLog
+from dms.times import Times
 from logmq.groups import Groups
 from shared.storage import format, recovery, replay
 from shared.storage.checkpoint import Checkpointer
@@ -16,12 +23,12 @@ from shared.storage.commit import Commit
 from shared.storage.committer import Committer
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log, Ticket
-from tests.trials.sim import dms_bugs
 from tests.trials.sim.disk import FaultyDisk
 from tests.trials.sim.run import Verdict, play
 
 Change = tuple[Any, str, Any]
 """An object, the name of an attribute, and what stands there instead."""
+Changes = Callable[[], list[Change]]
 
 _SLIPS = ("TypeError", "AttributeError", "NameError")
 """A bug that is found by one of these proves nothing."""
@@ -31,10 +38,9 @@ _SLIPS = ("TypeError", "AttributeError", "NameError")
 class Bug:
     """`seeds_max`: one of so many seeds, from 0 on, must find it, in runs of this profile."""
 
-    summary: str
-    changes: Callable[[], list[Change]]
+    changes: Changes
     profile: str
-    seeds_max: int = 100
+    seeds_max: int
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -44,22 +50,38 @@ class Bug:
             yield
 
 
-def find(bug: Bug) -> tuple[Verdict | None, int]:
+BUGS: dict[str, Bug] = {}
+"""By name, that of the function with dashes."""
+
+
+def bug(profile: str, seeds_max: int = 100) -> Callable[[Changes], Changes]:
+    """Register a bug: a function that says what it changes."""
+
+    def register(changes: Changes) -> Changes:
+        BUGS[changes.__name__.replace("_", "-")] = Bug(changes, profile, seeds_max)
+        return changes
+
+    return register
+
+
+def find(planted: Bug) -> tuple[Verdict | None, int]:
     """The first seed that breaks with the bug planted (None: none does), and how many were tried."""
-    for seed in range(bug.seeds_max):
-        verdict = play(seed, profile=bug.profile, bug=bug.planted())
+    for seed in range(planted.seeds_max):
+        verdict = play(seed, profile=planted.profile, bug=planted.planted())
         if verdict.broken is not None:
             last = verdict.broken.strip().splitlines()[-1]
             if last.startswith(_SLIPS):
                 raise AssertionError(f"what is planted does not fit the code any more: {last}")
             return verdict, seed + 1
-    return None, bug.seeds_max
+    return None, planted.seeds_max
 
 
 # -- acknowledging
 
 
-def _acknowledge_before_the_sync() -> list[Change]:
+@bug("answers")
+def acknowledge_before_sync() -> list[Change]:
+    """A commit is synced when the next one is made."""
     run = Commit.run
 
     def run_then_sync_with_the_next(self: Commit) -> None:
@@ -73,7 +95,9 @@ def _acknowledge_before_the_sync() -> list[Change]:
     return [(Commit, "run", run_then_sync_with_the_next), (Commit, "_sync", lambda self: None)]
 
 
-def _retry_a_failed_sync() -> list[Change]:
+@bug("failing syncs")
+def retry_failed_sync() -> list[Change]:
+    """A sync that failed is tried again, and called good."""
     sync = Journal.sync
 
     def sync_again(self: Journal) -> None:
@@ -85,7 +109,9 @@ def _retry_a_failed_sync() -> list[Change]:
     return [(Journal, "sync", sync_again)]
 
 
-def _show_before_the_sync() -> list[Change]:
+@bug("readers")
+def show_before_sync() -> list[Change]:
+    """Readers see records before the sync that covers them."""
     sync, apply = Commit._sync, Commit._apply
 
     def show_then_sync(self: Commit) -> None:
@@ -105,7 +131,9 @@ def _show_before_the_sync() -> list[Change]:
     return [(Commit, "_sync", show_then_sync), (Commit, "_apply", apply_unless_shown)]
 
 
-def _acknowledge_a_commit_at_once() -> list[Change]:
+@bug("groups")
+def acknowledge_commit_at_once() -> list[Change]:
+    """COMMIT is answered before the group's offset is durable."""
     commit = Groups.commit
 
     def commit_done(self: Groups, *arguments: Any) -> Ticket:
@@ -117,7 +145,9 @@ def _acknowledge_a_commit_at_once() -> list[Change]:
     return [(Groups, "commit", commit_done)]
 
 
-def _batch_and_its_memory_apart() -> list[Change]:
+@bug("batches")
+def batch_apart_from_its_memory() -> list[Change]:
+    """A BATCH and the memory of it are two batches of the journal."""
     append_all = Committer.append_all
 
     def append_one_by_one(self: Committer, parts: Any, reserved: bool = False) -> Any:
@@ -145,23 +175,40 @@ def _batch_and_its_memory_apart() -> list[Change]:
 # -- names
 
 
-def _forget_folder(*folders: str) -> Callable[[], list[Change]]:
-    def changes() -> list[Change]:
-        sync_folder = FaultyDisk.sync_folder
+def _forget_folder(*folders: str) -> list[Change]:
+    sync_folder = FaultyDisk.sync_folder
 
-        def sync_others(self: FaultyDisk, path: str) -> None:
-            if path not in folders:
-                sync_folder(self, path)
+    def sync_others(self: FaultyDisk, path: str) -> None:
+        if path not in folders:
+            sync_folder(self, path)
 
-        return [(FaultyDisk, "sync_folder", sync_others)]
+    return [(FaultyDisk, "sync_folder", sync_others)]
 
-    return changes
+
+@bug("mixed")
+def forget_folder_sync_journal() -> list[Change]:
+    """The journal"s folder is not synced after a segment is made or renamed."""
+    return _forget_folder("journal")
+
+
+@bug("mixed")
+def forget_folder_sync_catalog() -> list[Change]:
+    """The data folder is not synced after the catalog is renamed."""
+    return _forget_folder("")
+
+
+@bug("checkpoints")
+def forget_folder_sync_logs() -> list[Change]:
+    """A checkpoint does not sync the folders of new logs."""
+    return _forget_folder("logmq", "logmq-tables")
 
 
 # -- starting again
 
 
-def _replay_skips_the_last_batch() -> list[Change]:
+@bug("answers")
+def replay_skips_last_batch() -> list[Change]:
+    """Replay leaves out the last batch."""
     scan = replay.scan
 
     def scan_short(*arguments: Any) -> Any:
@@ -171,7 +218,9 @@ def _replay_skips_the_last_batch() -> list[Change]:
     return [(replay, "scan", scan_short)]
 
 
-def _a_delete_is_forgotten() -> list[Change]:
+@bug("deletes")
+def delete_forgotten() -> list[Change]:
+    """Replay takes no notice of DELETE entries."""
     gather = recovery._gather
 
     def gather_without(*arguments: Any) -> Any:
@@ -182,39 +231,54 @@ def _a_delete_is_forgotten() -> list[Change]:
     return [(recovery, "_gather", gather_without)]
 
 
-def _a_torn_batch_is_believed() -> list[Change]:
+@bug("torn writes")
+def torn_batch_believed() -> list[Change]:
+    """Replay does not check a batch's CRC."""
     return [(format, "batch_is_good", lambda batch, data: True)]
 
 
-def _recovery_is_not_synced() -> list[Change]:
+@bug("restarts")
+def recovery_not_synced() -> list[Change]:
+    """Recovery starts a new journal without syncing what it replayed."""
     return [(recovery, "_sync", lambda *arguments: None)]
 
 
 # -- checkpoints
 
 
-def _a_checkpoint_syncs_no_log() -> list[Change]:
+@bug("checkpoints")
+def checkpoint_without_sync() -> list[Change]:
+    """A checkpoint frees segments, and syncs no log."""
+
     async def sync_none(*_: object) -> None: ...
 
     return [(Checkpointer, "_sync_files", sync_none)]
 
 
-def _stock_is_taken_in_the_middle_of_a_commit() -> list[Change]:
+@bug("checkpoints")
+def stock_amid_commit() -> list[Change]:
+    """A checkpoint takes stock while a commit is under way."""
     return [(Committer, "when_idle", lambda self, callback: callback())]
 
 
-def _stock_leaves_out_what_is_to_be_deleted() -> list[Change]:
+@bug("deletes amid checkpoints")
+def stock_amid_deletion() -> list[Change]:
+    """A checkpoint leaves out a log whose deletion is asked for and not durable."""
     return [(Log, "gone", property(lambda self: self.deleted))]
 
 
 # -- failing writes, weaker modes
 
 
-def _a_failed_write_is_not_taken_back() -> list[Change]:
+@bug("full disks")
+def failed_write_not_taken_back() -> list[Change]:
+    """The end of a log stays where a failed write would have brought it."""
     return [(Committer, "_take_back", lambda self, logs: None)]
 
 
-def _an_interval_never_ends() -> list[Change]:
+@bug("intervals")
+def interval_never_ends() -> list[Change]:
+    """Mode interval never syncs."""
     count = Committer._count
 
     def count_only(self: Committer, commit: Commit, good: Any) -> None:
@@ -224,132 +288,197 @@ def _an_interval_never_ends() -> list[Change]:
     return [(Committer, "_count", count_only)]
 
 
-def _unjournaled_bytes_have_no_marks() -> list[Change]:
+@bug("weak modes")
+def unmarked_direct_writes() -> list[Change]:
+    """Mode none writes records without their marks."""
     return [(Commit, "_write_direct_entries", lambda self: None)]
 
 
-BUGS: dict[str, Bug] = {
-    "acknowledge-before-sync": Bug(
-        "a commit is synced when the next one is made", _acknowledge_before_the_sync, "answers"
-    ),
-    "retry-failed-sync": Bug(
-        "a sync that failed is tried again, and called good", _retry_a_failed_sync, "failing syncs"
-    ),
-    "forget-folder-sync-journal": Bug(
-        "the journal's folder is not synced after a segment is made or renamed",
-        _forget_folder("journal"),
-        "mixed",
-    ),
-    "forget-folder-sync-catalog": Bug(
-        "the data folder is not synced after the catalog is renamed", _forget_folder(""), "mixed"
-    ),
-    "forget-folder-sync-logs": Bug(
-        "a checkpoint does not sync the folders of new logs",
-        _forget_folder("logmq", "logmq-tables"),
-        "checkpoints",
-    ),
-    "show-before-sync": Bug(
-        "readers see records before the sync that covers them", _show_before_the_sync, "readers"
-    ),
-    "acknowledge-commit-at-once": Bug(
-        "COMMIT is answered before the group's offset is durable", _acknowledge_a_commit_at_once, "groups"
-    ),
-    "batch-apart-from-its-memory": Bug(
-        "a BATCH and the memory of it are two batches of the journal", _batch_and_its_memory_apart, "batches"
-    ),
-    "replay-skips-last-batch": Bug(
-        "replay leaves out the last batch", _replay_skips_the_last_batch, "answers"
-    ),
-    "delete-forgotten": Bug("replay takes no notice of DELETE entries", _a_delete_is_forgotten, "deletes"),
-    "torn-batch-believed": Bug(
-        "replay does not check a batch's CRC", _a_torn_batch_is_believed, "torn writes"
-    ),
-    "recovery-not-synced": Bug(
-        "recovery starts a new journal without syncing what it replayed", _recovery_is_not_synced, "restarts"
-    ),
-    "checkpoint-without-sync": Bug(
-        "a checkpoint frees segments, and syncs no log", _a_checkpoint_syncs_no_log, "checkpoints"
-    ),
-    "stock-amid-commit": Bug(
-        "a checkpoint takes stock while a commit is under way",
-        _stock_is_taken_in_the_middle_of_a_commit,
-        "checkpoints",
-    ),
-    "stock-amid-deletion": Bug(
-        "a checkpoint leaves out a log whose deletion is asked for and not durable",
-        _stock_leaves_out_what_is_to_be_deleted,
-        "deletes amid checkpoints",
-    ),
-    "failed-write-not-taken-back": Bug(
-        "the end of a log stays where a failed write would have brought it",
-        _a_failed_write_is_not_taken_back,
-        "full disks",
-    ),
-    "interval-never-ends": Bug("mode interval never syncs", _an_interval_never_ends, "intervals"),
-    "unmarked-direct-writes": Bug(
-        "mode none writes records without their marks", _unjournaled_bytes_have_no_marks, "weak modes"
-    ),
-    "dms-produce-before-sync": Bug(
-        "PRODUCE_OK is sent before the sync", dms_bugs.produce_ok_before_the_sync, "queues that answer"
-    ),
-    "dms-ack-before-sync": Bug(
-        "ACK_OK is sent before the sync", dms_bugs.ack_ok_before_the_sync, "queues that answer"
-    ),
-    "dms-snapshot-forgets-older": Bug(
-        "a snapshot leaves out what is held or has come back",
-        dms_bugs.a_snapshot_forgets_what_is_older,
-        "queues with snapshots",
-    ),
-    "dms-nack-loses-place": Bug(
-        "a NACK puts a message behind the next", dms_bugs.a_nack_loses_the_place, "one worker"
-    ),
-    "dms-keeps-what-was-held": Bug(
-        "a connection's end gives nothing back",
-        dms_bugs.a_lost_connection_keeps_its_messages,
-        "one worker",
-    ),
-    "dms-delivers-what-is-held": Bug(
-        "the last of several messages that go out together goes out twice",
-        dms_bugs.what_is_held_is_delivered_again,
-        "queues",
-    ),
-    "dms-replay-forgets-acks": Bug(
-        "replay believes ACKs of the oldest message only",
-        dms_bugs.replay_forgets_acks_out_of_order,
-        "queues that answer",
-    ),
-    "dms-dead-move-in-two-entries": Bug(
-        "the dead leave their queue in one entry of the journal, and come in another",
-        dms_bugs.the_dead_move_in_two_entries,
-        "queues of mortals",
-        seeds_max=300,
-    ),
-    "dms-dead-left-behind": Bug(
-        "the record that the dead have left is forgotten",
-        dms_bugs.the_dead_are_left_behind,
-        "queues of mortals",
-    ),
-    "dms-restart-ends-delays": Bug(
-        "after a restart nothing is delayed any more", dms_bugs.a_restart_ends_all_delays, "queues of mortals"
-    ),
-    "dms-restart-begins-times-anew": Bug(
-        "a restart gives lifetimes and delays in full again",
-        dms_bugs.a_restart_begins_times_anew,
-        "queues of mortals",
-    ),
-    "dms-times-run-on": Bug(
-        "a restart takes 60 ms off everything", dms_bugs.times_go_on_while_nothing_runs, "queues of mortals"
-    ),
-    "dms-expired-goes-out": Bug(
-        "what is past its lifetime is delivered", dms_bugs.what_is_past_its_time_goes_out, "queues of mortals"
-    ),
-    "dms-nack-costs-no-time": Bug(
-        "a NACK delays nothing", dms_bugs.a_nack_costs_no_time, "queues of mortals"
-    ),
-    "dms-tries-never-end": Bug("deliveries are not counted", dms_bugs.tries_never_end, "queues of mortals"),
-    "dms-reads-twice": Bug(
-        "what is cold is read again while it is being read",
-        dms_bugs.two_reads_are_under_way,
-        "queues of mortals",
-    ),
-}
+# -- DMS
+
+
+@bug("queues that answer")
+def dms_produce_before_sync() -> list[Change]:
+    """PRODUCE_OK is sent before the sync."""
+    return _done_at_once("produce")
+
+
+@bug("queues that answer")
+def dms_ack_before_sync() -> list[Change]:
+    """ACK_OK is sent before the sync."""
+    return _done_at_once("ack")
+
+
+def _done_at_once(name: str) -> list[Change]:
+    sound = getattr(QueueLog, name)
+
+    def done_at_once(self: QueueLog, *arguments: Any) -> Ticket:
+        sound(self, *arguments)
+        done = Ticket()
+        done.resolve(None)
+        return done
+
+    return [(QueueLog, name, done_at_once)]
+
+
+@bug("queues with snapshots")
+def dms_snapshot_forgets_older() -> list[Change]:
+    """A snapshot leaves out what is held or has come back."""
+    return [(Queue, "older_than_row", lambda self: [])]
+
+
+@bug("one worker")
+def dms_nack_loses_place() -> list[Change]:
+    """A NACK puts a message behind the next."""
+    put_back = Queue.put_back
+
+    def put_back_behind(self: Queue, outs: Any, *, nacked: bool) -> None:
+        if not nacked or self.log is None or self.is_cold or self.head == self.end:
+            put_back(self, outs, nacked=nacked)
+            return
+        (out,) = outs  # it changes places with the first of the row
+        first, self.bodies[0] = self.bodies[0], out[2]
+        put_back(self, [(self, out[1], first, out[3])], nacked=True)
+
+    return [(Queue, "put_back", put_back_behind)]
+
+
+@bug("one worker")
+def dms_keeps_what_was_held() -> list[Change]:
+    """A connection's end gives nothing back."""
+    return [(Engine, "give_back", lambda self, consumer: None)]
+
+
+@bug("queues")
+def dms_delivers_what_is_held() -> list[Change]:
+    """The last of several messages that go out together goes out twice."""
+    take = Queue._take
+
+    def take_and_keep_one(self: Queue, count: int) -> Sequence[bytes]:
+        taken = take(self, count)
+        if len(taken) > 1:
+            seq = self.head - 1
+            self.back[seq] = taken[-1], 1
+            self.returned.append(seq)
+        return taken
+
+    return [(Queue, "_take", take_and_keep_one)]
+
+
+@bug("queues that answer")
+def dms_replay_forgets_acks() -> list[Change]:
+    """Replay believes ACKs of the oldest message only."""
+    gone = LogReplay._gone
+
+    def only_the_front(self: LogReplay, run: Any) -> None:
+        if run.first >= self.head or run.first == min(self.out, default=run.first):
+            gone(self, run)
+
+    return [(LogReplay, "_gone", only_the_front)]
+
+
+@bug("queues of mortals", seeds_max=300)
+def dms_dead_move_in_two_entries() -> list[Change]:
+    """The dead leave their queue in one entry of the journal, and come in another."""
+
+    def move_bit_by_bit(
+        self: Engine, source: Queue, target: Queue, seqs: Any, letters: Any, reason: Any
+    ) -> None:
+        assert source.log is not None
+        _, left = source.log.append(*source.log.moving(seqs, reason, target.text), reserved=True)
+
+        def arrive(done: Ticket) -> None:
+            target.produce(letters, sum(map(len, letters)))
+
+        left.when_done(arrive)
+
+    return [(Engine, "move", move_bit_by_bit)]
+
+
+@bug("queues of mortals")
+def dms_dead_left_behind() -> list[Change]:
+    """The record that the dead have left is forgotten."""
+
+    def copy_only(self: Engine, source: Queue, target: Queue, seqs: Any, letters: Any, reason: Any) -> None:
+        target.produce(letters, sum(map(len, letters)))
+
+    return [(Engine, "move", copy_only)]
+
+
+@bug("queues of mortals")
+def dms_restart_ends_delays() -> list[Change]:
+    """After a restart nothing is delayed any more."""
+    restore = opening._restore_times
+
+    def released(queue: Queue, replay: LogReplay) -> None:
+        restore(queue, replay)
+        if queue.expiry is not None:
+            queue.expiry.delays.clear()
+            queue.expiry.released = queue.tail
+
+    return [(opening, "_restore_times", released)]
+
+
+@bug("queues of mortals")
+def dms_restart_begins_times_anew() -> list[Change]:
+    """A restart gives lifetimes and delays in full again."""
+    restore = opening._restore_times
+
+    def renewed(queue: Queue, replay: LogReplay) -> None:
+        replay.came = [(queue.engine.times.now_ms(), upto) for _, upto in replay.came]
+        restore(queue, replay)
+
+    return [(opening, "_restore_times", renewed)]
+
+
+@bug("queues of mortals")
+def dms_times_run_on() -> list[Change]:
+    """A restart takes 60 ms off everything."""
+    not_before = Times.not_before
+    return [(Times, "not_before", lambda self, age_ms: not_before(self, age_ms + 60))]
+
+
+@bug("queues of mortals")
+def dms_expired_goes_out() -> list[Change]:
+    """What is past its lifetime is delivered."""
+    on_time = Expiry.on_time
+
+    def delays_only(self: Expiry, now: int) -> None:
+        self.lifetimes.clear()
+        on_time(self, now)
+
+    return [(Expiry, "on_time", delays_only)]
+
+
+@bug("queues of mortals")
+def dms_nack_costs_no_time() -> list[Change]:
+    """A NACK delays nothing."""
+    on_returned = Expiry.on_returned
+
+    def returned_at_once(self: Expiry, seq: int, deliveries: int, *, nacked: bool) -> None:
+        on_returned(self, seq, deliveries, nacked=False)
+
+    return [(Expiry, "on_returned", returned_at_once)]
+
+
+@bug("queues of mortals")
+def dms_tries_never_end() -> list[Change]:
+    """Deliveries are not counted."""
+    on_returned = Expiry.on_returned
+
+    def returned_for_the_first_time(self: Expiry, seq: int, deliveries: int, *, nacked: bool) -> None:
+        on_returned(self, seq, 1, nacked=nacked)
+
+    return [(Expiry, "on_returned", returned_for_the_first_time)]
+
+
+@bug("queues of mortals")
+def dms_reads_twice() -> list[Change]:
+    """What is cold is read again while it is being read."""
+    takes_more = ColdRow._takes_more
+
+    def as_if_none_were(self: ColdRow, data: Any) -> bool:
+        self._fetching = False
+        return takes_more(self, data)
+
+    return [(ColdRow, "_takes_more", as_if_none_were)]

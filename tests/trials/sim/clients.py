@@ -1,7 +1,7 @@
 """What simulated clients do: episodes on one connection each, drawn from the seed, every answer checked."""
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import attrs
 import trio
@@ -46,7 +46,7 @@ class Client(ProbeClient):
         topics: Sequence[str],
         over: trio.Event,
     ) -> None:
-        super().__init__(world, network, f"client {number}", over)
+        super().__init__(world, network, f"client {number}", over, profile.episodes)
         self._model = model
         self._number = number
         self._topics = topics
@@ -54,7 +54,7 @@ class Client(ProbeClient):
         self._seqs: dict[str, int] = {}
         self._batch: Batch | None = None
         self._open: list[Request] = []
-        self._episodes: dict[str, Callable[[Dialog], Awaitable[None]]] = {
+        self.episodes = {
             "produce": self._produce,
             "batches": self._send_batches,
             "walk": self._walk,
@@ -64,15 +64,10 @@ class Client(ProbeClient):
             "delete": self._delete,
             "inquire": self._inquire,
         }
-        self._weights = [profile.episodes[name] for name in self._episodes]
-
-    def _choose(self) -> str:
-        (name,) = self._chance.choices(list(self._episodes), self._weights)
-        return name
 
     async def _play(self, episode: str, wire: Wire) -> None:
         self._open = []
-        await self._episodes[episode](Dialog(self._world, wire, self.name))
+        await self.episodes[episode](Dialog(self._world, wire, self.name))
 
     async def _closed(self, wire: Wire) -> None:
         unanswered, self._open = self._open, []
@@ -95,14 +90,6 @@ class Client(ProbeClient):
             return b"PRODUCE %s %s\n" % (topic.encode(), payload)
         return b"APPEND %s %d\n%s" % (topic.encode(), len(payload), payload)
 
-    async def _send_all(self, dialog: Dialog, requests: Sequence[bytes]) -> None:
-        """Several requests, in as many sends as chance has it."""
-        start = 0
-        while start < len(requests):
-            count = self._chance.randint(1, len(requests) - start)
-            await dialog.send(b"".join(requests[start : start + count]))
-            start += count
-
     async def _produce(self, dialog: Dialog) -> None:
         """Pipelined writes, to one or several topics, perhaps with a half-close behind them."""
         for _ in range(self._chance.randint(1, 3)):
@@ -119,7 +106,7 @@ class Client(ProbeClient):
                     requests.append(self._lines(topic, payload))
                 messages.append(self._model.send(topic, payload, dialog.wire.number))
             self._open.extend(messages)
-            await self._send_all(dialog, requests)
+            await dialog.send_all(requests, self._chance)
             last = self._chance.random() < 0.1
             if last:
                 await dialog.half_close()

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import attrs
 
 from tests.trials.sim.model import LENGTH_BYTES, Record
-from tests.trials.sim.probe_client import Gone
-from tests.trials.sim.talk import Talk
+from tests.trials.sim.probe_client import Gone, Talk
 from tests.trials.sim.world import BrokenPromise
 
 

@@ -1,7 +1,7 @@
 """What simulated clients of DMS do: produce, consume, acknowledge, give back, vanish; all is checked."""
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import trio
@@ -46,7 +46,7 @@ class DmsClient(ProbeClient):
         queues: Sequence[str],
         over: trio.Event,
     ) -> None:
-        super().__init__(world, network, f"worker {number}", over)
+        super().__init__(world, network, f"worker {number}", over, profile.dms_episodes)
         self._model = model
         self._number = number
         self._queues = queues
@@ -54,25 +54,17 @@ class DmsClient(ProbeClient):
         self._mortal = [name for name in queues if name == DEAD or name in FATES]
         self._made = 0
         self._ids = 1
-        self._episodes: dict[str, Callable[[DmsDialog], Awaitable[None]]] = {
+        self.episodes = {
             "produce": self._produce,
             "consume": self._consume,
             "delete": self._delete,
             "inquire": self._inquire,
         }
-        self._weights = [profile.dms_episodes[name] for name in self._episodes]
-
-    def _choose(self) -> str:
-        (name,) = self._chance.choices(list(self._episodes), self._weights)
-        return name
 
     async def _play(self, episode: str, wire: Wire) -> None:
         dialog = DmsDialog(self._world, wire, self.name)
         await dialog.shake_hands()
-        await self._episodes[episode](dialog)
-
-    async def _closed(self, wire: Wire) -> None:
-        pass  # the model asks the wire
+        await self.episodes[episode](dialog)
 
     def _id(self) -> int:
         self._ids += 1
@@ -82,14 +74,6 @@ class DmsClient(ProbeClient):
         """What is refused in this way is refused for cause."""
         if status != dms.INTERNAL or not self._wire.excused():
             raise BrokenPromise(f"{self.name} was refused without cause: {status} {payload!r}")
-
-    async def _send_all(self, dialog: DmsDialog, requests: Sequence[bytes], what: str) -> None:
-        """Several requests, in as many sends as chance has it."""
-        start = 0
-        while start < len(requests):
-            count = self._chance.randint(1, len(requests) - start)
-            await dialog.send(b"".join(requests[start : start + count]), f"{what} x {count}")
-            start += count
 
     # -- queues
 
@@ -151,7 +135,8 @@ class DmsClient(ProbeClient):
                 body = self._body()
                 requests.append(pack(dms.PRODUCE, self._id(), named(queue, body)))
                 messages.append(self._model.sends(queue, body, dialog.wire))
-            await self._send_all(dialog, requests, f"PRODUCE {queue} {messages[0].body[:12]!r}...")
+            what = f"PRODUCE {queue} {messages[0].body[:12]!r}..."
+            await dialog.send_all(requests, self._chance, what)
             missing = ""
             for message_id, message in enumerate(messages, first):
                 status, payload = await dialog.answer(dms.PRODUCE, message_id)
@@ -307,7 +292,7 @@ class DmsClient(ProbeClient):
         )
         first = self._ids + 1
         requests = [pack(type_, self._id(), payload) for type_, payload, _ in wrong]
-        await self._send_all(dialog, requests, "what is no good")
+        await dialog.send_all(requests, self._chance, "what is no good")
         for message_id, (type_, payload, expected) in enumerate(wrong, first):
             status, _ = await dialog.answer(type_, message_id)
             if status != expected:

@@ -2,8 +2,7 @@
 
 import struct
 
-from tests.trials.sim.probe_client import Gone
-from tests.trials.sim.talk import Talk
+from tests.trials.sim.probe_client import Gone, Talk
 from tests.trials.sim.world import BrokenPromise
 
 HEADER = struct.Struct(">IIBBHI")
