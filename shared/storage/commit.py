@@ -57,6 +57,12 @@ class LogCommit:
         self.index_fd = self.pinned_index_fd = index_fd
         self.waiting_entries = self.log.closed_entries[:]  # closed before; others may write them meanwhile
 
+    def close_entry(self) -> None:
+        """What it covers is synced. Were later bytes in it, and lost, nothing would vouch for these."""
+        if self.open_entry is not None:
+            self.closed.append(self.open_entry)
+            self.open_entry = None
+
     def give_back(self, files: OpenFiles) -> None:
         """The log may be looked at again; files that the commit opened stay open, as far as there is room."""
         log = self.log
@@ -162,14 +168,16 @@ class Commit:
             logs.update(change.log for change in batch.changes if change.kind is EntryKind.FIRST)
             for log in logs:
                 if log.direct_dirty and not log.file.gone and log not in self.direct_synced:
-                    self._open(self.logs[log])
+                    target = self.logs[log]
+                    self._open(target)
                     try:
-                        self._sync_by_name(self.logs[log])
+                        self._sync_by_name(target)
                     except FileGone:
                         continue
                     except OSError as error:
                         raise PoisonError(f"{log.file.path} could not be synced") from error
                     self.direct_synced.add(log)
+                    target.close_entry()
 
     def _sync_by_name(self, target: LogCommit) -> None:
         """Recovery finds these bytes by the files' names, and trusts them by their index entries."""

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from tests.support.commits import fail, logs_of, outcome, watch
+from tests.support.explore import sampled_states
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
@@ -193,6 +194,22 @@ async def test_records_around_the_journal_survive_a_kill_beside_those_in_it(step
         assert await read_all(log) == made
         assert not any(entry.unverified for entry in log.index_entries(0, log.end))
         assert sum(entry.records for entry in log.index_entries(0, log.end)) == len(made)
+
+
+@pytest.mark.parametrize("steps", ["dj", "djd", "ddjjdd", "djdjd", "jddjdddj"])
+async def test_a_power_cut_behind_records_in_the_journal_damages_none_of_those_around_it(steps: str) -> None:
+    disk, store = await fresh_store()
+    made = await _appended(store, steps)
+    for machine in sampled_states(disk.power_cut(), 1, 60):
+        with capture_logs() as said:
+            after = await open_store(machine)
+        assert [line for line in said if line["log_level"] == "error"] == []
+        log = after.namespace("logmq", ALWAYS, plain_names=True).logs["direct"]
+        found = await read_all(log)
+        assert found == made[: len(found)]
+        assert len(found) > steps.rindex("j"), "it is synced, and so is what stands before it"
+        assert not any(entry.unverified for entry in log.index_entries(0, log.end))
+        after.abandon()
 
 
 async def test_behind_bytes_that_the_file_would_not_take_nothing_goes_around_the_journal() -> None:
