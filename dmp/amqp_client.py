@@ -31,7 +31,7 @@ from pamqp import base, commands
 
 from dmp.amqp import wire
 from dmp.amqp.wire import FRAME_END, FRAME_HEAD, encode
-from dmp.principal import Arrived, Contents, Refused, ServerFrames, greeted, refused
+from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, greeted, refused
 from dmp.properties import unpack
 from dmp.refusals import Refusal
 from shared.client.dial import Address, Disconnected, broken
@@ -50,10 +50,8 @@ __all__ = [
     "open_amqp",
 ]
 
-PORT = 5672
 RECEIVE_BYTES = 256 * 1024
-UNSENT_BYTES_MAX = 1024 * 1024
-"""Of what waits to be sent; beyond that, publishing waits."""
+UNSENT_BYTES_MAX = 1024 * 1024  # of what waits to be sent; beyond that, publishing waits
 CLOSING_SECONDS = 5.0
 CHANNELS_MAX = 1000
 PREFETCH_MAX = 65535

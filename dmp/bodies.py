@@ -40,12 +40,10 @@ if TYPE_CHECKING:
 
     from shared.storage.store import Log, Namespace, Store, Ticket
 
-PART_BYTES = 256 << 10
-"""So much is gathered before it is written."""
+PART_BYTES = 256 << 10  # so much is gathered before it is written
 UNWRITTEN_BYTES_MAX = 16 << 20
 """Of all large bodies, in memory: a commit of so much keeps a disk busy while the next one gathers."""
-BODY_BYTES = 2700
-"""What a large body takes of memory, measured: its log, mostly."""
+BODY_BYTES = 2700  # what a large body takes of memory, measured: its log, mostly
 NAME_BYTES = 18
 REFERENCE_BYTES = 8 + NAME_BYTES
 
@@ -73,14 +71,11 @@ class Body:
     length: int
     references: int
     """Of messages in queues (`held`, so many), of clients that it is on its way to, of the publisher."""
-    written: Ticket | None = None
-    """Done once all of it can be read."""
+    written: Ticket | None = None  # done once all of it can be read
     held: int = 0
-    whole: bool = False
-    """Its log says that it is; and in `left`, that no queue has it any more."""
+    whole: bool = False  # its log says that it is; and in `left`, that no queue has it any more
     left: bool = False
-    damaged: bool = False
-    """Some of it cannot be read."""
+    damaged: bool = False  # some of it cannot be read
 
     def told(self, ticket: Ticket) -> None:
         """What says that it is whole is on the disk, or was taken back."""

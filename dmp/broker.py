@@ -36,8 +36,7 @@ from shared.storage.log import Log
 from shared.storage.lost import Lost
 from shared.storage.store import Store, Ticket
 
-QUEUES_AT_ONCE = 64
-"""Exclusive queues that go with their owner: half a millisecond."""
+QUEUES_AT_ONCE = 64  # exclusive queues that go with their owner: half a millisecond
 
 
 class Drained(Protocol):

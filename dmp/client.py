@@ -27,7 +27,7 @@ from pamqp import commands
 
 from dmp import wire
 from dmp.data_types import SHORT_BYTES_MAX, short, take_short
-from dmp.principal import Principal, Refused, Returned, open_principal, refused
+from dmp.principal import PORT, Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import DMP_HEADER, Message, MessageOptions
 from shared.client.dial import Address, Disconnected, Unreachable, broken
@@ -46,7 +46,6 @@ __all__ = [
     "open_sink",
 ]
 
-PORT = 5672
 RECEIVE_BYTES = 256 * 1024
 DIALOG_SECONDS = 30.0
 

@@ -13,10 +13,8 @@ from pamqp import decode
 from dmp.refusals import Code, Refusal
 
 SHORT_BYTES_MAX = 255
-# Tables in tables. RabbitMQ sets none and grows its stack; dead-letter headers need three.
-DEPTH_MAX = 16
-# In one table, with those of inner tables: decoding costs some microseconds a field.
-FIELDS_MAX = 4096
+DEPTH_MAX = 16  # tables in tables. RabbitMQ sets none and grows its stack; dead-letter headers need three.
+FIELDS_MAX = 4096  # in one table, with those of inner tables: decoding costs some microseconds a field
 
 _U32 = struct.Struct(">I")
 _FIXED = {

@@ -28,16 +28,13 @@ from shared.errors import StoreError
 if TYPE_CHECKING:
     from dmp.broker import Broker
 
-LETTERS_PER_TURN = 32
-"""A few milliseconds."""
+LETTERS_PER_TURN = 32  # a few milliseconds
 LETTER_BYTES = 64
 """Properties of so many bytes cost as much as a letter: tables are decoded, and packed again."""
-LETTER_QUEUES = 16
-"""Putting it into so many queues costs as much, too."""
+LETTER_QUEUES = 16  # putting it into so many queues costs as much, too
 LETTER_ROUTING = 32
 """And so does so much routing work, in messages that could have been put into a queue meanwhile."""
-_DEATHS_MAX = 64
-"""Entries that are kept: a header must fit one frame."""
+_DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
 
 
 @attrs.define(eq=False)

@@ -23,8 +23,7 @@ from shared.storage.table import Table
 _AUTO_DELETE, _INTERNAL, _ALTERNATE = 1, 2, 4
 _ADOPTED, _LOST = 8, 16
 
-Row = tuple[Log, bytes, int]
-"""What `Store.append_all`, `Namespace.create` and `Namespace.delete` take."""
+Row = tuple[Log, bytes, int]  # what `Store.append_all`, `Namespace.create` and `Namespace.delete` take
 
 
 @attrs.frozen

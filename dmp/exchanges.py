@@ -36,13 +36,11 @@ _CACHE_BYTES = 128 << 10
 STEPS_PER_MESSAGE = 8
 """Of finding a route, in the time that it takes to put a message into a queue. So messages leave others their
 turn between two; one key is looked up in one (shared/routing/trie.py says how much that may be, and why)."""
-FOUND_PER_STEP = 8
-"""Destinations that a key leads to, beside those of the other keys."""
+FOUND_PER_STEP = 8  # destinations that a key leads to, beside those of the other keys
 KEYS_STEPS_MAX = 16_384
 """Of finding what the keys of one message lead to, some milliseconds, before another key is looked up: others
 cannot have their turn meanwhile, and patterns may be made for a key to cost that much."""
-HEADERS_COMPARED = 4
-"""Of a message's headers, so many are held against a binding in a step."""
+HEADERS_COMPARED = 4  # of a message's headers, so many are held against a binding in a step
 
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")
 
@@ -97,14 +95,12 @@ class Exchange:
 
     name: bytes
     kind: ExchangeKind
-    _cached: CacheBytes | None = None
-    """Counts what its cache of routes holds."""
+    _cached: CacheBytes | None = None  # counts what its cache of routes holds
     deleted: bool = attrs.field(default=False, init=False)
     """Its bindings are being removed (`topology`), and count for nothing."""
     bindings: dict[Binding, Destination] = attrs.field(factory=dict, init=False)
     """Those that it is the source of."""
-    bound_to: set[Binding] = attrs.field(factory=set, init=False)
-    """Those that it is the destination of."""
+    bound_to: set[Binding] = attrs.field(factory=set, init=False)  # those that it is the destination of
     _index: RoutingIndex[Destination] = attrs.field(init=False)
     _uses: dict[tuple[Destination, bytes], int] = attrs.field(factory=dict, init=False)
     """So many bindings differ in their arguments only."""

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from shared.net.outbox import Chunk
 
 IDLE = 1
-IDLE_SECONDS = 5.0
-"""Silence after which a null message is written."""
+IDLE_SECONDS = 5.0  # silence after which a null message is written
 _NO_LIMIT = 1 << 30
 
 

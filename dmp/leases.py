@@ -27,12 +27,9 @@ if TYPE_CHECKING:
     from dmp.metrics import Counts
     from shared.queues.timers import Timers
 
-# A lease must be used within this time (PROTOCOL.md).
-LEASE_SECONDS = 60.0
-# 256 bits, 43 characters; the protocol wants 128 bits and has room for 255 characters.
-RANDOM_BYTES = 32
-# What a lease takes of memory, with its timer: 650 measured.
-LEASE_BYTES = 700
+LEASE_SECONDS = 60.0  # a lease must be used within this time (PROTOCOL.md)
+RANDOM_BYTES = 32  # 256 bits, 43 characters; the protocol wants 128 bits and has room for 255 characters
+LEASE_BYTES = 700  # what a lease takes of memory, with its timer: 650 measured
 
 SendReturn: TypeAlias = Callable[[Code, Head, bytes], None]
 """Gives a message back on the channel that asked for the sink; harmless once that is closed."""

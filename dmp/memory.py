@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from shared.queues.timers import Timers
 
 _TENTH = 0.1
-_LOW = 1 - _TENTH
-"""Of the bound: publishers go on below it, and not at every message that leaves."""
+_LOW = 1 - _TENTH  # of the bound: publishers go on below it, and not at every message that leaves
 STEP_BYTES = 64 << 10
 """Messages are settled with the budget in such steps: one that comes and leaves costs nothing more."""
 LEAST_BYTES = 1 << 20
@@ -26,8 +25,7 @@ LOOK_AGAIN_SECONDS = 1.0
 """While the budget has no room: it may be others that give something back, and they tell nobody."""
 MESSAGES_PERCENT, ACCOUNT_PERCENT = 75, 50
 """Of the budget: messages alone, or anything else alone, leave room for those who come to take messages."""
-CACHE_BYTES_MAX = 4 << 20
-"""Of one cache of a connection: a thousand of its usual entries have one."""
+CACHE_BYTES_MAX = 4 << 20  # of one cache of a connection: a thousand of its usual entries have one
 
 
 def check(account: Account, size: int, code: Code = Code.PRECONDITION_FAILED) -> None:

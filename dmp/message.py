@@ -35,11 +35,9 @@ class Head:
     properties: bytes = NO_PROPERTIES
     noted: Noted = attrs.Factory(lambda self: note_untrusted(self.properties), takes_self=True)
     reference_bytes: int = 0
-    more_keys: tuple[bytes, ...] = attrs.field(default=(), init=False)
-    """What else it is routed by."""
+    more_keys: tuple[bytes, ...] = attrs.field(default=(), init=False)  # what else it is routed by
     large: bool = attrs.field(init=False)
-    stored_bytes: int = attrs.field(init=False)
-    """What messages have, body or reference."""
+    stored_bytes: int = attrs.field(init=False)  # what messages have, body or reference
     cost_bytes: int = attrs.field(init=False)
     """What a message takes in memory: all that may be its own, its properties also as a frame."""
     persistent: bool = attrs.field(init=False)

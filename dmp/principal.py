@@ -20,12 +20,11 @@ from dmp.wire import AMQP_HEADER
 from shared.client.dial import Address, Disconnected, broken, check_plain
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
+PORT = 5672
 RECEIVE_BYTES = 64 * 1024
 CLOSING_SECONDS = 5.0
-# For the first answer: another protocol's server may say nothing at all.
-GREETING_SECONDS = 10.0
-# For an answer: a durable declaration waits for a disk.
-CALL_SECONDS = 60.0
+GREETING_SECONDS = 10.0  # for the first answer: another protocol's server may say nothing at all
+CALL_SECONDS = 60.0  # for an answer: a durable declaration waits for a disk
 # Messages that came back and were not looked at; further ones are dropped.
 RETURNED_MAX = 10_000
 FRAME_BYTES_MAX = 1 << 20

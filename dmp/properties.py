@@ -42,14 +42,12 @@ _FIELDS = (
 _UNUSED_FLAGS = 0x0003
 NO_PROPERTIES = b"\x00\x00"
 _PERSISTENT = 2
-TTL_MS_MAX = 0xFFFFFFFF
-"""What fits four bytes: 49 days. RabbitMQ has the same bound."""
+TTL_MS_MAX = 0xFFFFFFFF  # what fits four bytes: 49 days. RabbitMQ has the same bound.
 CC, BCC = "CC", "BCC"
 KEYS_MAX = 256
 """Of one message, besides its own; RabbitMQ sets no bound. What they cost together has one of its own, where
 an exchange looks for its bindings."""
-_KEY_BYTES_MAX = 255
-"""As of a routing key in basic.publish: no binding has a longer one."""
+_KEY_BYTES_MAX = 255  # as of a routing key in basic.publish: no binding has a longer one
 
 
 @attrs.frozen

@@ -43,13 +43,11 @@ from shared.storage.lost import Lost
 if TYPE_CHECKING:
     from shared.storage.store import Log, Ticket
 
-SLACK_BYTES = 256 << 10
-"""Dead bytes that nobody minds; also the least that is dropped at once."""
+SLACK_BYTES = 256 << 10  # dead bytes that nobody minds; also the least that is dropped at once
 COPIES = 64
 _COPY_BYTES = 256 << 10
 """At most so many of the oldest messages, and bytes of them, are written again at one change."""
-READ_BYTES = 256 << 10
-"""Of what is cold, read back at once."""
+READ_BYTES = 256 << 10  # of what is cold, read back at once
 _EXPIRY_SECONDS = 0.01
 """Messages whose lives end within this of each other are noted as one run; they may live so much longer."""
 _LOAD_BYTES = 1 << 20
@@ -232,14 +230,12 @@ class Cold:
     body_bytes: int = attrs.field(default=0, init=False)
     first: int = attrs.field(default=0, init=False)
     end: int = attrs.field(default=0, init=False)
-    reading: bool = attrs.field(default=False, init=False)
-    """Some are on their way."""
+    reading: bool = attrs.field(default=False, init=False)  # some are on their way
     large: dict[int, bytes] = attrs.field(factory=dict, init=False)
     """References of large bodies, by number. The queue has these, also of messages that cannot be read."""
     lost: Lost | None = attrs.field(default=None, init=False)
     """So much was passed over, since it cannot be read."""
-    damaged: StoreError | None = attrs.field(default=None, init=False)
-    """Why nothing more can be read."""
+    damaged: StoreError | None = attrs.field(default=None, init=False)  # why nothing more can be read
     _reader: MessageReader = attrs.field(init=False)
     _offset: int = attrs.field(default=0, init=False)
     _ours: int = attrs.field(default=0, init=False)  # the first number of this process
@@ -394,8 +390,7 @@ class _Past:
 
     mixed_to: int = -1
     following: int = 0
-    known_lost_to: int = 0
-    """Whatever is lost below this offset, a purge has done with."""
+    known_lost_to: int = 0  # whatever is lost below this offset, a purge has done with
     _taken: array[int] = attrs.Factory(lambda: array("Q"))
     _ranges: list[tuple[int, int]] = attrs.Factory(list)
     _last: int = -1

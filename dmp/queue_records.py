@@ -33,8 +33,7 @@ _HEADS_MAX = 1024
 """Parsed forms that are kept: most messages of a queue have what is before the body in common."""
 
 
-KNOWN_LOST = 0, 0
-"""What a PURGED record says then."""
+KNOWN_LOST = 0, 0  # what a PURGED record says then
 
 
 class Op(IntEnum):
@@ -48,10 +47,8 @@ class Op(IntEnum):
     LARGE_PAGED = 6
 
 
-PUTS = frozenset((Op.PUT, Op.LARGE))
-"""Messages that a restart has again."""
-PAGES = frozenset((Op.PAGED, Op.LARGE_PAGED))
-"""Those that it has not."""
+PUTS = frozenset((Op.PUT, Op.LARGE))  # messages that a restart has again
+PAGES = frozenset((Op.PAGED, Op.LARGE_PAGED))  # those that it has not
 _LARGE = frozenset((Op.LARGE, Op.LARGE_PAGED))
 
 

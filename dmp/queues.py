@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from shared.queues.timers import Timers
     from shared.storage.store import Ticket
 
-EXPIRED_AT_ONCE = 4096
-"""So many leave before others have their turn: some milliseconds."""
-HOT_LEAST_BYTES = 16 << 10
-"""Every queue may keep so much in memory, whatever the others do."""
+EXPIRED_AT_ONCE = 4096  # so many leave before others have their turn: some milliseconds
+HOT_LEAST_BYTES = 16 << 10  # every queue may keep so much in memory, whatever the others do
 
 
 class QueueContext(Protocol):
@@ -114,8 +112,7 @@ class Queue:
     _context: QueueContext
     owner: Owner | None = None
     _limits: QueueLimits = NO_LIMITS
-    log: QueueLog | None = attrs.field(default=None, init=False)
-    """Where it is durable."""
+    log: QueueLog | None = attrs.field(default=None, init=False)  # where it is durable
     cold: Cold | None = attrs.field(default=None, init=False)
     ready: Ready = attrs.field(init=False)
     deleted: bool = attrs.field(default=False, init=False)
@@ -127,16 +124,13 @@ class Queue:
     memory_bytes: int = attrs.field(default=0, init=False)
     """What the budget is charged for it, without messages and bindings."""
 
-    ready_bytes: int = attrs.field(default=0, init=False)
-    """Of the bodies that are ready and in memory."""
+    ready_bytes: int = attrs.field(default=0, init=False)  # of the bodies that are ready and in memory
     unacked: int = attrs.field(default=0, init=False)
     unsynced: int = attrs.field(default=0, init=False)
-    unsynced_bytes: int = attrs.field(default=0, init=False)
-    """Of the bodies that wait for the disk."""
+    unsynced_bytes: int = attrs.field(default=0, init=False)  # of the bodies that wait for the disk
     returning: int = attrs.field(default=0, init=False)
     """So many connections give back what they had, in slices. Until all is back nothing is given out."""
-    capped: bool = attrs.field(init=False)
-    """It may refuse what comes: ask `room_for`."""
+    capped: bool = attrs.field(init=False)  # it may refuse what comes: ask `room_for`
 
     consumers: Consumers = attrs.field(init=False)
     exclusive_consumer: bool = attrs.field(default=False, init=False)
@@ -145,8 +139,7 @@ class Queue:
     """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
     had_consumer: bool = attrs.field(default=False, init=False)
     used: float = attrs.field(init=False)
-    deadline: float = attrs.field(default=math.inf, init=False)
-    """The timers', as `heaped`."""
+    deadline: float = attrs.field(default=math.inf, init=False)  # the timers', as `heaped`
     heaped: float = attrs.field(default=math.inf, init=False)
 
     _next: int = attrs.field(default=0, init=False)  # the number of the next message

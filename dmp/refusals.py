@@ -6,8 +6,7 @@ import attrs
 
 from shared.errors import BrokerError
 
-# A reply text is a short string.
-TEXT_BYTES_MAX = 255
+TEXT_BYTES_MAX = 255  # a reply text is a short string
 
 
 class Code(IntEnum):

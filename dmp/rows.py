@@ -12,8 +12,7 @@ from typing import Protocol
 from dmp.message import Message
 
 _NUMBER = attrgetter("number")
-_FEW = 16
-"""Up to so many are inserted one by one. For more, all that stands among them is sorted again."""
+_FEW = 16  # up to so many are inserted one by one. For more, all that stands among them is sorted again.
 
 
 class Ready(Protocol):

@@ -58,8 +58,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
 }
 
 
-# The deadline for a lease; beside it there is a feed's `IDLE`.
-_LEASE = 0
+_LEASE = 0  # the deadline for a lease; beside it there is a feed's `IDLE`
 
 
 class Session(SessionBase):

@@ -63,10 +63,8 @@ if TYPE_CHECKING:
     from dmp.broker import Broker
     from shared.recording.recorder import Track
 
-_ROUTES_MAX = 4096
-"""Names and properties that one connection's routes are kept for."""
-_HEADS_MAX = 1024
-"""Envelopes whose parsed form one connection keeps."""
+_ROUTES_MAX = 4096  # names and properties that one connection's routes are kept for
+_HEADS_MAX = 1024  # envelopes whose parsed form one connection keeps
 # What these take beside their bytes, measured: a head has its bytes up to three times.
 _ROUTE_BYTES, _HEAD_BYTES = 400, 800
 _LOOK_EVERY, _LOOK_AT = 16, 2

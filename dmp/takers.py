@@ -14,10 +14,8 @@ import attrs
 from dmp.message import Head, Message
 from dmp.rows import Ready
 
-LOOKED_AT_ONCE = 1024
-"""Consumers asked for their room before others have their turn: about a millisecond."""
-_DEAL_MAX = 256
-"""Messages given to consumers at once before their outboxes are looked at again."""
+LOOKED_AT_ONCE = 1024  # consumers asked for their room before others have their turn: about a millisecond
+_DEAL_MAX = 256  # messages given to consumers at once before their outboxes are looked at again
 
 
 class Taker(Protocol):
@@ -29,8 +27,7 @@ class Taker(Protocol):
 
     no_ack: bool
     """What is delivered is gone; else it is unacknowledged until the queue is told what became of it."""
-    priority: int
-    """Nobody with a lower one is given anything while this one has room."""
+    priority: int  # nobody with a lower one is given anything while this one has room
 
     def room(self) -> tuple[int, int]:
         """How many messages, and how many bytes, it would take now; one message always fits in the bytes."""

@@ -41,20 +41,15 @@ if TYPE_CHECKING:
 _RESERVED = b"amq."
 REPLIES_WAITING_MAX = 16_384
 """For one consumer of these whose connection does not take them: some megabytes of the shortest."""
-UNBOUND_AT_ONCE = 64
-"""Half a millisecond, together with their rows."""
-_SHOWN_MAX = 10
-"""Names in one line of the log."""
+UNBOUND_AT_ONCE = 64  # half a millisecond, together with their rows
+_SHOWN_MAX = 10  # names in one line of the log
 
 # What things take of memory, measured (tracemalloc), beside their names, keys and arguments.
 EXCHANGE_BYTES = 1500
 QUEUE_BYTES = 2700
-PRIORITY_BYTES = 780
-"""Each of a queue's priorities: a row of its own."""
-DURABLE_BYTES, DURABLE_KEY_BYTES = 300, 3
-"""The row of what is durable, and for each byte of its key."""
-LOG_BYTES = 2800
-"""The log of a durable queue."""
+PRIORITY_BYTES = 780  # each of a queue's priorities: a row of its own
+DURABLE_BYTES, DURABLE_KEY_BYTES = 300, 3  # the row of what is durable, and for each byte of its key
+LOG_BYTES = 2800  # the log of a durable queue
 BINDING_BYTES = 500
 TOPIC_BYTES, TOPIC_KEY_BYTES, WILD_WORD_BYTES = 700, 8, 80
 """Of a binding to a topic exchange; for each byte of its key, and each of its `wild_words`: in the trie."""
@@ -62,8 +57,7 @@ HEADERS_BYTES = 20
 """Each byte of the arguments of a binding to a headers exchange, which are decoded: 19 at most."""
 
 
-_End = tuple[bytes, bool]
-"""A name, and whether it is an exchange's."""
+_End = tuple[bytes, bool]  # a name, and whether it is an exchange's
 
 
 class WaitingBindings:

@@ -6,16 +6,14 @@ from typing import ClassVar, Self
 
 import attrs
 
-LOCAL = "guest"
-"""Whose password everybody knows at first. Comes from loopback only, as with RabbitMQ."""
+LOCAL = "guest"  # whose password everybody knows at first. Comes from loopback only, as with RabbitMQ.
 
 
 @attrs.frozen
 class Users:
     """As text: `NAME:PASSWORD`, with commas between. Shown, it is the names."""
 
-    secret: ClassVar[bool] = True
-    """What is wrong with such a setting is said without it."""
+    secret: ClassVar[bool] = True  # what is wrong with such a setting is said without it
     _passwords: Mapping[str, str] = attrs.field(repr=False)
 
     @classmethod

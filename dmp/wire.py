@@ -23,19 +23,16 @@ AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 DMP_HEADER = b"AMQP\x0a\x01\x00\x01"
 """The first eight bytes of a connection: which of the two protocols of the port it speaks."""
 
-BODY_BYTES_MAX = (1 << 24) - 1
-"""What three bytes of length can say."""
+BODY_BYTES_MAX = (1 << 24) - 1  # what three bytes of length can say
 NULL_MESSAGE = b"\0\0\0\0"
 SIZE_BYTES = LENGTH_BYTES = 4
 FLAGS_BYTES = 2
 NAMES_BYTES = 2 + 2 * SHORT_BYTES_MAX
-ENVELOPE_BYTES_MIN = 1 + 1 + FLAGS_BYTES + LENGTH_BYTES
-"""Behind the size, of the shortest message there is."""
+ENVELOPE_BYTES_MIN = 1 + 1 + FLAGS_BYTES + LENGTH_BYTES  # behind the size, of the shortest message there is
 PROPERTIES_BYTES_MAX = 128 * 1024
 """Flags and properties: they must fit one frame where a message goes on to AMQP."""
 
-RECORDED_MESSAGES = 1
-"""The codec of recorded blocks (RECORDING.md): whole messages as they came into a sink."""
+RECORDED_MESSAGES = 1  # the codec of recorded blocks (RECORDING.md): whole messages as they came into a sink
 
 _U32 = struct.Struct(">I")
 read_u32 = _U32.unpack_from
@@ -226,8 +223,7 @@ def size_max_of(body_bytes_max: int) -> int:
     return NAMES_BYTES + PROPERTIES_BYTES_MAX + LENGTH_BYTES + body_bytes_max
 
 
-FEW = 8
-"""Fewer messages with one envelope are not worth a run."""
+FEW = 8  # fewer messages with one envelope are not worth a run
 
 
 def uniform(data: bytes, at: int, stride: int, head_bytes: int) -> int:

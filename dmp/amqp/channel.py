@@ -59,17 +59,14 @@ if TYPE_CHECKING:
 RETURNED_AT_ONCE = 512
 # A large body needs a log, which is made and removed again. This is its work, in messages put into a queue.
 LARGE_WORK = 512
-# Offering so many consumers nothing takes as long as putting a message into a queue.
-_CONSUMERS_PER_WORK = 2
-# Kinds of messages of which a consumer keeps what is put around the bodies.
-_HEADS_MAX = 64
+_CONSUMERS_PER_WORK = 2  # offering so many consumers nothing takes as long as putting a message into a queue
+_HEADS_MAX = 64  # kinds of messages of which a consumer keeps what is put around the bodies
 # What one of these takes beside its bytes, which may stand in it three times, with the head that it keeps.
 _HEAD_BYTES = 800
 _NO_LIMIT = 1 << 30
 # What a channel takes of memory: 470 measured, and 890 more in confirm mode or with a transaction.
 CHANNEL_BYTES = 1400
-# What a consumer takes beside its tag, which stands in two places: 440 measured.
-CONSUMER_BYTES = 450
+CONSUMER_BYTES = 450  # what a consumer takes beside its tag, which stands in two places: 440 measured
 # Publishes that wait for one ticket, with what the ticket calls: 280 measured where every other run has one.
 RUN_BYTES = 400
 

@@ -31,12 +31,10 @@ from shared.net.session import SessionBase
 if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
-# Read from the log at once, and again when half of it is sent.
-READ_BYTES = 256 << 10
+READ_BYTES = 256 << 10  # read from the log at once, and again when half of it is sent
 
 
-# The deadline of a session for its large bodies.
-LARGE = 4
+LARGE = 4  # the deadline of a session for its large bodies
 
 
 @attrs.define(eq=False, repr=False)

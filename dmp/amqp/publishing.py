@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
 # Posts that one connection keeps: a producer whose properties always change must not fill memory.
 _POSTS_MAX = 512
-# What one takes beside its bytes, which stand in it twice: 760 measured.
-_POST_BYTES = 800
+_POST_BYTES = 800  # what one takes beside its bytes, which stand in it twice: 760 measured
 # A longer beginning of a publish (method, header, head of the body) does not take the fast path.
 _HEAD_BYTES_MAX = 2048
 # Messages of one run, counted once for each queue. Between runs other connections may have their turn.

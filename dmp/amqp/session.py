@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 # A frame before tune-ok, when nobody knows yet who sends it. RabbitMQ's; the specification wants 4096.
 LOGIN_FRAME_BYTES_MAX = 8192
-# In the table of what a client says of itself: clients send some twenty fields.
-CONNECTION_FIELDS_MAX = 256
+CONNECTION_FIELDS_MAX = 256  # in the table of what a client says of itself: clients send some twenty fields
 # For the peer's close-ok.
 CLOSE_SECONDS = 5.0
 FRAME_BYTES_MIN = 4096
@@ -51,8 +50,7 @@ VHOST = "/"
 FRAME_WORK = 4
 # A method takes some ten microseconds more, so a stretch that is all methods has a few hundred.
 METHOD_WORK = 4
-# A method's bytes: a table may have a field in each of them.
-METHOD_BYTES = 2
+METHOD_BYTES = 2  # a method's bytes: a table may have a field in each of them
 # A content header's bytes: it may hold such a table, which is walked over, and decoded where somebody asks.
 HEADER_BYTES = 4
 

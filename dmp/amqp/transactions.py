@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from dmp.broker import Broker
     from shared.storage.store import Log, Ticket
 
-# A rejection that makes a dead letter is as much work as so many messages.
-LETTER_MESSAGES = LETTERS_PER_TURN
+LETTER_MESSAGES = LETTERS_PER_TURN  # a rejection that makes a dead letter is as much work as so many messages
 # What a publish takes in a transaction, where it is unlike the others: 940 measured, 200 count as a message.
 POST_BYTES = 750
 

@@ -46,8 +46,7 @@ _FIXED = {"octet": 1, "short": 2, "long": 4, "longlong": 8, "timestamp": 8}
 
 # Longer frames (of large headers) are packed each time: kept, they would cost memory for each message.
 KEPT_BYTES_MAX = 2048
-# One head keeps its frames for so many channels.
-_CHANNELS_KEPT = 64
+_CHANNELS_KEPT = 64  # one head keeps its frames for so many channels
 
 
 def _direct(name: str, number: int, argument: str) -> Any:

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from pamqp import commands
 
-from dmp import amqp_client, client
+from dmp import amqp_client
 from dmp.amqp_client import Client, Deliveries, Disconnected, NotTaken, Refused, Unroutable, open_amqp
 from dmp.principal import NotThere
 from dmp.settings import DmpSettings
@@ -254,7 +254,3 @@ async def test_a_wrong_password_is_refused(server: Served) -> None:
     with pytest.raises(Refused, match="ACCESS_REFUSED"):
         async with open_amqp(port=server.port, password="wrong"):
             raise AssertionError("it was let in")
-
-
-def test_the_clients_port_is_that_of_dmps_other_client() -> None:
-    assert amqp_client.PORT == client.PORT

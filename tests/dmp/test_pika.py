@@ -1,6 +1,5 @@
 """pika, as its users write it, against the real server over a real socket."""
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -108,27 +107,6 @@ def test_prefetch_holds_back_what_is_not_acknowledged(connect: Connect, channel:
     assert [body for _, body in got] == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_lost_connection_gives_its_messages_back(connect: Connect, channel: BlockingChannel) -> None:
-    channel.queue_declare("shared-lost", auto_delete=False)
-    for n in range(4):
-        channel.basic_publish("", "shared-lost", b"%d" % n)
-    lost = connect()
-    taker = lost.channel()
-    assert [taker.basic_get("shared-lost")[2] for _ in range(2)] == [b"0", b"1"]
-    raw: socket.socket = lost._impl._transport._sock
-    raw.shutdown(socket.SHUT_RDWR)
-    while channel.queue_declare("shared-lost", passive=True).method.message_count < 4:
-        pass
-    found = [channel.basic_get("shared-lost", auto_ack=True) for _ in range(4)]
-    channel.queue_delete("shared-lost")
-    assert [(body, method.redelivered) for method, _, body in found] == [
-        (b"0", True),
-        (b"1", True),
-        (b"2", False),
-        (b"3", False),
-    ]
-
-
 def test_what_is_mandatory_and_unroutable_comes_back(channel: BlockingChannel) -> None:
     channel.confirm_delivery()
     with pytest.raises(pika.exceptions.UnroutableError) as error:
@@ -195,28 +173,6 @@ def test_an_unknown_exchange_costs_the_channel_and_no_more(connect: Connect) -> 
     assert own_queue(connection.channel())
 
 
-@pytest.mark.parametrize(
-    ("code", "call"),
-    [
-        (404, lambda c: c.queue_declare("none", passive=True)),
-        (406, lambda c: c.basic_ack(7) or c.queue_declare("amq.none", passive=True)),
-        (503, lambda c: c.exchange_declare("odd", "quantum")),
-        (406, lambda c: c.tx_commit()),
-        (540, lambda c: c.basic_qos(prefetch_size=1)),
-    ],
-)
-def test_refusals_have_the_codes_of_the_specification(
-    connect: Connect, code: int, call: Callable[[BlockingChannel], object]
-) -> None:
-    connection = connect()
-    hard = code >= 500
-    expected = pika.exceptions.ConnectionClosedByBroker if hard else pika.exceptions.ChannelClosedByBroker
-    with pytest.raises(expected) as error:
-        call(connection.channel())
-    assert error.value.reply_code == code
-    assert connection.is_open != hard
-
-
 def test_a_request_is_answered_by_direct_reply_to(connect: Connect, channel: BlockingChannel) -> None:
     def answer(_: Any, __: Any, properties: pika.BasicProperties, body: bytes) -> None:
         echoed = pika.BasicProperties(correlation_id=properties.correlation_id)
@@ -239,24 +195,6 @@ def test_a_request_is_answered_by_direct_reply_to(connect: Connect, channel: Blo
     assert got == [(str(number), b"QUESTION") for number in range(3)]
 
 
-def test_the_consumer_with_the_highest_priority_is_served_first(
-    connect: Connect, channel: BlockingChannel
-) -> None:
-    channel.queue_declare("ranked", auto_delete=True)
-    got: list[str] = []
-    other = connect().channel()
-    other.basic_qos(prefetch_count=2)
-    for name, consumer, priority in (("low", channel, 1), ("high", other, 2)):
-        arguments = {"x-priority": priority}
-        consumer.basic_consume("ranked", lambda *_, name=name: got.append(name), arguments=arguments)
-    for _ in range(3):
-        channel.basic_publish("", "ranked", b"x")
-    while len(got) < 3:
-        for consumer in (channel, other):
-            consumer.connection.process_data_events(0.1)
-    assert sorted(got) == ["high", "high", "low"]
-
-
 def test_a_transaction_moves_messages_from_queue_to_queue(channel: BlockingChannel) -> None:
     old, new = own_queue(channel), own_queue(channel)
     for number in range(3):
@@ -275,30 +213,6 @@ def test_a_transaction_moves_messages_from_queue_to_queue(channel: BlockingChann
     assert take(channel, new, 2) == [b"0", b"1"]
     channel.tx_commit()
     assert channel.basic_get(old, auto_ack=True)[2] == b"2"
-
-
-def test_a_tear_down_may_come_twice(channel: BlockingChannel) -> None:
-    queue = own_queue(channel)
-    channel.exchange_declare("torn", "fanout")
-    channel.queue_bind(queue, "torn")
-    for _ in range(2):
-        channel.queue_unbind(queue, "torn")
-        channel.exchange_delete("torn")
-        channel.queue_delete(queue)
-    assert channel.is_open
-
-
-def test_what_is_rejected_is_a_dead_letter(channel: BlockingChannel) -> None:
-    dead = own_queue(channel)
-    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
-    queue = own_queue(channel, arguments=arguments)
-    channel.basic_publish("", queue, b"bad", pika.BasicProperties(headers={"mine": 1}))
-    method, _, _ = channel.basic_get(queue)
-    channel.basic_reject(method.delivery_tag, requeue=False)
-    _, properties, body = channel.basic_get(dead, auto_ack=True)
-    assert body == b"bad"
-    (death,) = properties.headers["x-death"]
-    assert (death["reason"], death["queue"], properties.headers["mine"]) == ("rejected", queue, 1)
 
 
 def test_what_is_nacked_comes_again(channel: BlockingChannel) -> None:
@@ -372,16 +286,6 @@ def test_arguments_that_change_nothing_are_accepted_and_ignored(connect: Connect
         channel.basic_publish("", name, b"%d" % priority, pika.BasicProperties(priority=priority))
     assert [channel.basic_get(name, auto_ack=True)[2] for _ in range(2)] == [b"1", b"9"]
     channel.queue_declare(name, exclusive=True)
-
-
-def test_the_highest_priority_comes_first(connect: Connect) -> None:
-    channel = connect().channel()
-    name = channel.queue_declare("", exclusive=True, arguments={"x-max-priority": 5}).method.queue
-    for priority in (1, None, 9, 5, 0):
-        properties = pika.BasicProperties(priority=priority)
-        channel.basic_publish("", name, str(priority).encode(), properties)
-    found = [channel.basic_get(name, auto_ack=True)[2] for _ in range(5)]
-    assert found == [b"9", b"5", b"1", b"None", b"0"]
 
 
 def test_a_full_queue_may_reject_what_comes(connect: Connect) -> None:

@@ -51,51 +51,6 @@ def test_declare_bind_publish_get(connection: amqp.Connection) -> None:
     channel.exchange_delete("kombu")
 
 
-def test_consume_with_prefetch_and_acknowledge(connection: amqp.Connection) -> None:
-    channel = connection.channel()
-    queue = channel.queue_declare(exclusive=True).queue
-    channel.basic_qos(0, 1, False)
-    got: list[Any] = []
-    channel.basic_consume(queue, callback=got.append)
-    for n in range(3):
-        channel.basic_publish(amqp.Message(str(n)), "", queue)
-    for n in range(3):
-        while len(got) <= n:
-            connection.drain_events(timeout=30)
-        assert len(got) == n + 1
-        channel.basic_ack(got[n].delivery_tag)
-    assert [message.body for message in got] == ["0", "1", "2"]
-
-
-def test_a_transaction_is_committed_or_rolled_back(server: Served, connection: amqp.Connection) -> None:
-    with connected(server.port, confirm_publish=False) as other:
-        working = other.channel()
-        queue = working.queue_declare(exclusive=True).queue
-        working.tx_select()
-        for end, left in ((working.tx_rollback, 0), (working.tx_commit, 1)):
-            working.basic_publish(amqp.Message("x"), "", queue)
-            end()
-            assert working.queue_declare(queue, passive=True).message_count == left
-        message = working.basic_get(queue)
-        working.basic_ack(message.delivery_tag)
-        working.tx_rollback()
-        working.basic_reject(message.delivery_tag, requeue=True)
-        working.tx_commit()
-        assert working.basic_get(queue, no_ack=True).body == "x"
-
-
-def test_copies_go_where_cc_and_bcc_say(connection: amqp.Connection) -> None:
-    channel = connection.channel()
-    queues = [channel.queue_declare(exclusive=True).queue for _ in range(3)]
-    first, copy, blind = queues
-    copies = {"CC": [copy, first], "BCC": [blind]}
-    channel.basic_publish(amqp.Message("x", application_headers=copies), "", first)
-    for queue in queues:
-        message = channel.basic_get(queue, no_ack=True)
-        assert message.headers == {"CC": [copy, first]}
-        assert channel.basic_get(queue) is None
-
-
 def test_a_return_comes_before_its_confirm(connection: amqp.Connection) -> None:
     channel = connection.channel()
     returned: list[Any] = []
@@ -132,15 +87,6 @@ def test_exchanges_bound_to_exchanges(connection: amqp.Connection) -> None:
     channel.exchange_unbind("inner", "amq.topic", "a.*")
     channel.basic_publish(amqp.Message("lost"), "amq.topic", "a.b")
     assert channel.basic_get(queue, no_ack=True) is None
-
-
-def test_a_wrong_login_and_an_unknown_queue(server: Served, connection: amqp.Connection) -> None:
-    with pytest.raises(amqp.exceptions.AccessRefused):
-        connected(server.port, userid="guest", password="no").connect()
-    channel = connection.channel()
-    with pytest.raises(amqp.exceptions.NotFound):
-        channel.queue_declare("none", passive=True)
-    assert connection.connected
 
 
 def test_confirmed_persistent_messages_survive_kill_9(new_server: Callable[..., Server]) -> None:

@@ -237,6 +237,7 @@ async def test_all_that_a_connection_held_comes_back_in_its_order(world: World) 
     assert (queue.depth, queue.unacked) == (0, 400)
     peer.lose()
     assert ready(queue) == sent
+    assert all(message.redelivered for message in queue.ready)
     assert (queue.unacked, len(queue.consumers), world.broker.counts.consumers) == (0, 0, 0)
 
 

@@ -12,7 +12,7 @@ from dmp.listener import BODIES, open_broker
 from dmp.message import Head, Message
 from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import places
-from dmp.queues import Owner, Queue
+from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from shared.budget import Account, unbounded
 from shared.errors import StoreError
@@ -156,10 +156,6 @@ class Taker:
 
 def head(key: bytes = b"", size: int = 0, properties: bytes = NO_PROPERTIES, exchange: bytes = b"") -> Head:
     return Head(exchange, key, size, properties)
-
-
-def owner_of(broker: Broker) -> Owner:
-    return broker.new_owner("guest")
 
 
 def ready(queue: Queue) -> list[bytes]:
