@@ -8,24 +8,23 @@
                 ...
                 await message.ack()
 
-Any number of tasks may use one client at once: what they ask for while a send is under way goes out
-together, and replies are handed out as they come. One that is cancelled stops waiting, nothing more; the
-connection stays good. What is unanswered is bounded in bytes; beyond that, asking waits. Each `consume` has
-a connection of its own, which counts as a client for the server's limit.
+Any number of tasks may use one client at once. Requests that are made while a send is under way go out
+together, and each task gets its own replies. A cancelled task stops waiting, and the connection stays good.
+Unanswered requests are bounded in bytes; above the bound a request waits. Each `consume` has a connection of
+its own, which counts as a client for the server's limit.
 
-Every refusal is a class of `dms.errors` that is named after its status (QueueFull, QueueNotFound, ...), below
-`DmsError`.
+Every refusal is a class of `dms.errors` named after its status (QueueFull, QueueNotFound, ...), a `DmsError`.
 
-A lost connection is made again, with growing pauses, for `retry_seconds`; then what needs it raises
-`Unreachable`. What happens to messages that are in flight:
+A lost connection is made again, with growing pauses, for `retry_seconds`. Then calls raise `Unreachable`.
+What happens to messages in flight:
 
-- A `produce` whose reply was lost may or may not be in the queue. It raises `Disconnected`; with `again=True`
-  it is sent again instead, until it is answered: at least once, so a message may be there twice.
-- What a consumer was delivered goes back to its queue, and is delivered again. What it had not yet handed
-  out it forgets. An `ack` or `nack` of what had been handed out raises `Disconnected`: unless it had reached
-  the server, that message is delivered again. So handle messages such that twice does no harm.
-- The iterator itself goes on over the new connection.
-- `create` and `delete` raise `Disconnected`; `queues` is asked again.
+- A `produce` whose reply is lost raises `Disconnected`: the message may or may not be in the queue. With
+  `again=True` it is sent again until it is answered: at least once, so it may be in the queue twice.
+- The server puts a consumer's unacknowledged messages back into the queue, and delivers them again. The
+  consumer forgets those that it had not handed out. `ack` and `nack` of the others raise `Disconnected`;
+  unless the ACK had reached the server, the message comes again. So handling one twice must do no harm.
+- A consumer's iterator goes on over the new connection.
+- `create` and `delete` raise `Disconnected`; `queues` asks again.
 """
 
 import json
@@ -81,14 +80,14 @@ __all__ = [
 
 PORT = 9090
 PIECE_BYTES = 256 * 1024
-"""Of requests that are queued at once: many messages are sent in pieces of this size."""
+"""Many messages are sent in pieces of this size."""
 LISTED_MAX = 0xFFFF
-"""The highest number of queues that a list can say there are."""
+"""The highest total that a LIST_QUEUES_OK can state."""
 
 
 @attrs.frozen
 class Queue:
-    """A queue as the server lists it. `depth`: messages in it, held ones counted."""
+    """A queue as the server lists it. `depth`: its messages, unacknowledged deliveries included."""
 
     name: str
     depth: int
@@ -96,20 +95,20 @@ class Queue:
 
 @attrs.frozen(kw_only=True)
 class QueueOptions:
-    """How a new queue differs from what the server's settings say; None: not at all."""
+    """Options of a new queue; None: as the server's settings have it."""
 
     depth: int | None = None
-    """Messages that it holds at most."""
+    """Messages at most."""
     ttl_ms: int | None = None
-    """Messages older than this are dead."""
+    """A message older than this is dead."""
     max_deliveries: int | None = None
-    """Messages that come back after so many deliveries are dead."""
+    """A message that comes back after so many deliveries is dead."""
     dead_letter: str | None = None
-    """The queue that dead messages move to; without one they are dropped."""
+    """The queue that dead messages move to. Without one they are dropped."""
     delay_ms: int | None = None
     """From PRODUCE until the first delivery."""
     retry_ms: int | None = None
-    """From a NACK until the next delivery, doubling with each up to `retry_max_ms`."""
+    """From a NACK until the next delivery. It doubles with each NACK, up to `retry_max_ms`."""
     retry_max_ms: int | None = None
 
     def encoded(self) -> bytes:
@@ -131,10 +130,10 @@ async def connect(
 ) -> AsyncIterator["Client"]:
     """A client, connected; closed at the end of the block.
 
-    `retry_seconds`: how long a lost connection is tried again before what waits for it fails; the first
-    attempt is made once. `ssl_context`: TLS, for `host` unless `server_hostname` says otherwise. Raises
-    ConnectionRefusedError where nobody is there, `Unreachable` where somebody is who does not answer as DMS
-    does, ssl.SSLError, Internal where the server has clients enough.
+    `retry_seconds`: a lost connection is tried again for so long, then requests that wait for it fail. The
+    first connection is tried once. `ssl_context`: TLS; the certificate is for `host` or `server_hostname`.
+    Raises ConnectionRefusedError where nobody listens, `Unreachable` where the server does not speak DMS,
+    Internal where it has too many clients, and ssl.SSLError.
     """
     address = Address(host, port, ssl_context, server_hostname, kind="DMS")
     stream = await address.open()
@@ -152,10 +151,10 @@ async def connect(
 
 
 class Client:
-    """A server, as seen from here; made by `connect`. Queues are named by text, messages are bytes.
+    """A connection to a server; made by `connect`. Queues are named by text, messages are bytes.
 
-    Every method raises DmsError where the server refuses, and for a name or a message that no server would
-    take; `Unreachable` where the server cannot be reached any more.
+    Every method raises DmsError where the server refuses, or for a name or message that no server takes, and
+    `Unreachable` where the server cannot be reached any more.
     """
 
     def __init__(self, nursery: trio.Nursery, address: Address, retry_seconds: float, link: Link) -> None:
@@ -166,18 +165,18 @@ class Client:
         self._consumers: set[Consumer] = set()
 
     async def produce(self, queue: str, body: bytes, *, again: bool = False) -> None:
-        """Put a message at the queue's end; returns when the server has it, as safe as the queue is.
+        """Put a message at the queue's end. Returns once it is as durable as the queue.
 
-        Raises QueueFull, QueueNotFound; Disconnected where the reply is lost, unless `again`.
+        Raises QueueFull, QueueNotFound, and Disconnected where the reply is lost, unless `again`.
         """
         await self.produce_many(queue, (body,), again=again)
 
     async def produce_many(self, queue: str, bodies: Iterable[bytes], *, again: bool = False) -> int:
-        """Put messages at the queue's end, in order, pipelined; returns how many had to be sent again.
+        """Put messages at the queue's end, in order, pipelined. Returns how many had to be sent again.
 
-        Raises the first refusal once all are answered, with the places of all that were refused in its
-        `refused`; the others are in the queue. A message that is too large is refused here, and not sent.
-        Raises Disconnected where replies are lost, unless `again`: then what is unanswered is sent again.
+        Raises the first refusal once all are answered. Its `refused` has the places of all that were refused;
+        the others are in the queue. A message that is too large is refused here, and not sent.
+        Raises Disconnected where replies are lost. With `again` unanswered messages are sent again instead.
         """
         pieces, refused = _pieces(_name(queue), bodies)
         sent_again = 0
@@ -200,7 +199,7 @@ class Client:
         return sent_again
 
     async def _produce(self, pieces: "Sequence[_Piece]") -> None:
-        """All over one connection: if that is lost, none is to be put behind a gap."""
+        """Send all over one connection. Over two, a lost one would leave a gap in the order."""
         link = await self._reconnecting.connected()
         lost: Disconnected | None = None
         try:
@@ -221,11 +220,11 @@ class Client:
     async def consume(
         self, queue: str, *, prefetch: int = 1, at_most: int | None = None
     ) -> AsyncIterator[Consumer]:
-        """An async iterator over the queue's messages, for ever or `at_most` so many; see `Consumer`.
+        """An async iterator over the queue's messages: all that come, or `at_most` so many. See `Consumer`.
 
-        `prefetch`: how many are asked for ahead of what was taken from the iterator. The server counts
-        those as delivered: a higher number is faster and less fair to other consumers. At the end of the
-        block what is not acknowledged goes back to the queue.
+        `prefetch`: messages that are asked for ahead. The server counts them as delivered, so a higher number
+        is faster and less fair to other consumers. At the end of the block the messages that are not
+        acknowledged go back to the queue.
         """
         _name(queue)
         self._reconnecting.raise_if_closed()
@@ -238,14 +237,14 @@ class Client:
             consumer.close()
 
     async def create(self, queue: str, options: QueueOptions = AS_SET) -> None:
-        """Make a queue. Raises QueueExists, and ProtocolError for options that the server does not take."""
+        """Make a queue. Raises QueueExists, and ProtocolError for options that the server refuses."""
         payload = _name(queue) + options.encoded()
         if len(payload) > PAYLOAD_BYTES_MAX:
             raise PayloadTooLarge(f"{len(payload)} bytes; at most {PAYLOAD_BYTES_MAX}")
         await self._ask(Type.CREATE_QUEUE, payload)
 
     async def delete(self, queue: str) -> None:
-        """End a queue, and all that is in it. Raises QueueNotFound."""
+        """Delete a queue with its messages. Raises QueueNotFound."""
         await self._ask(Type.DELETE_QUEUE, _name(queue))
 
     async def queues(self) -> list[Queue]:
@@ -256,7 +255,7 @@ class Client:
             ask = partial(self._ask, Type.LIST_QUEUES, after)
             total, page = _listed(await self._reconnecting.repeat(ask))
             found += page
-            # A server that knows only the spec shows what fits, and has no word for more.
+            # A server that knows only the specification lists what fits a frame, and has no next page.
             if not page or (total < LISTED_MAX and len(found) >= total):
                 return found
             after = wire.pack_name(page[-1].name)
@@ -280,7 +279,7 @@ class Client:
 
 
 class _Piece:
-    """Some of the messages of a `produce_many`; `start`: the place of the first among all of them."""
+    """Some messages of a `produce_many`. `start`: the place of the first among all of them."""
 
     def __init__(self, start: int, payloads: list[bytes]) -> None:
         self.payloads = payloads
@@ -296,7 +295,7 @@ class _Piece:
         self._answer = answer
 
     async def settle(self) -> None:
-        """Wait for the replies, if it was sent, and keep only what had none. Raises Disconnected."""
+        """Wait for the replies, if it was sent. Only unanswered messages stay. Raises Disconnected."""
         answer = self._answer
         if answer is None:
             return
@@ -311,7 +310,7 @@ class _Piece:
                 del self.payloads[: answer.count]
 
     def forget_unanswered(self) -> int:
-        """The connection is gone; returns how many messages will be sent a second time."""
+        """The connection is lost. Returns how many messages will be sent a second time."""
         answer, self._answer = self._answer, None
         return len(self.payloads) if answer is not None else 0
 
@@ -326,7 +325,7 @@ def _name(queue: str) -> bytes:
 
 
 def _pieces(name: bytes, bodies: Iterable[bytes]) -> tuple[list[_Piece], dict[int, DmsError]]:
-    """What is to be sent, and by their places what is too large for it."""
+    """What is sent; and refusals of messages that are too large, by their places."""
     pieces: list[_Piece] = []
     refused: dict[int, DmsError] = {}
     payloads: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What a client receives: messages of one queue, asked for ahead, to be acknowledged one by one."""
+"""A client's consumer: it asks ahead for messages of one queue, and acknowledges them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -18,29 +18,29 @@ PREFETCH_MAX = 4096
 
 @attrs.define(eq=False)
 class Message:
-    """A message that the server has delivered, and holds for us until it is acknowledged."""
+    """A delivered message. The server keeps it for this client until it is acknowledged."""
 
     body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
     id: int
-    """The delivery's: another when the message is delivered again."""
+    """The delivery's id: another one when the message is delivered again."""
     _consumer: "Consumer" = attrs.field(repr=False)
     _link: Link = attrs.field(repr=False)
 
     async def ack(self) -> None:
-        """It is dealt with: it leaves the queue; returns when the server has said so.
+        """Acknowledge: the message leaves the queue. Returns once the server has confirmed it.
 
-        Raises Disconnected where the connection that delivered it is lost: unless this ACK had reached the
-        server by then, the message is delivered again. QueueNotFound where its queue was deleted meanwhile.
+        Raises QueueNotFound where the queue was deleted meanwhile, and Disconnected where the connection that
+        delivered the message is lost. Unless this ACK had reached the server, it is then delivered again.
         """
         await self._consumer.ack(self)
 
     async def nack(self) -> None:
-        """It is not: it goes back to its old place in the queue, and is delivered again. Raises as `ack`."""
+        """Give back: the message returns to its old place, and is delivered again. Raises as `ack`."""
         await self._consumer.nack(self)
 
 
 class Consumer:
-    """An async iterator over a queue's messages; see `Client.consume`. Several tasks may share one."""
+    """An async iterator over a queue's messages (`Client.consume`). Several tasks may share one."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class Consumer:
                 raise StopAsyncIteration from None
 
     async def receive(self) -> Message:
-        """The next message. Raises Timeout where none came in the time that the server lets a CONSUME wait.
+        """The next message. Raises Timeout where none came within the server's time for a CONSUME.
 
-        That time runs from when it was asked for, which with a prefetch may have been earlier. Raises
-        trio.EndOfChannel once `at_most` messages have been taken, by whichever task.
+        That time runs from the CONSUME, which a prefetch may have sent earlier. Raises trio.EndOfChannel once
+        `at_most` messages have been taken, by whichever task.
         """
         timeouts = self._timeouts
         while True:
@@ -99,12 +99,12 @@ class Consumer:
                 raise Timeout("no message came in time")
 
     async def several(self) -> list[Message]:
-        """The next message, however long it takes, and all that are here already; none at the end."""
+        """The next message, however long it takes, and all that have arrived; none at the end."""
         first = await anext(self, None)
         return [] if first is None else [first, *self._take(len(self._ready))]
 
     def _take(self, count: int) -> list[Message]:
-        """Messages that are here, for whoever asked; who else waits for the last of all is told."""
+        """Take messages that have arrived. Where they are the last, other waiting tasks are woken."""
         self._taken += count
         if self._all_taken:
             self._tell()
@@ -135,7 +135,7 @@ class Consumer:
         if lost is not None:
             raise Disconnected(f"{lost}; what it had delivered is delivered again")
 
-    # Told by the link (`link.DeliveryTaker`).
+    # What the link calls (`link.DeliveryTaker`).
 
     def delivered(self, link: Link, delivery_id: int, body: bytes) -> None:
         self._ready.append(Message(body, delivery_id, self, link))
@@ -149,7 +149,7 @@ class Consumer:
         self._tell()
 
     def link_lost(self, link: Link) -> None:
-        # The server has them back, and delivers them again: to somebody.
+        # The server has them back, and delivers them again, perhaps to another consumer.
         self._ready = deque(message for message in self._ready if message._link is not link)
         self._tell()
 
@@ -162,17 +162,17 @@ class Consumer:
         return self._at_most is not None and self._taken >= self._at_most
 
     def _more_than(self, here: int) -> int:
-        """How many to ask for where so many are here or asked for."""
+        """How many more to ask for, where so many have arrived or are asked for."""
         if self._at_most is None:
             return self._prefetch - here
         return min(self._prefetch, self._at_most - self._taken) - here
 
     def _raise_failure(self) -> None:
-        """Once: a queue that is gone may be there again."""
+        """Only once: a deleted queue may have been made again."""
         error, self._failed = self._failed, None
         if error is not None:
             raise error
 
     def close(self) -> None:
-        """Close its connection: what was delivered and not acknowledged goes back to the queue."""
+        """Close its connection. Messages that are not acknowledged go back to the queue."""
         self._reconnecting.close()

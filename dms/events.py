@@ -1,8 +1,8 @@
 """A batch of a queue's records as *events*: Arrow in, Arrow out. Source: STORAGE.md.
 
-A row for each message that came, and a row for each run of sequences to which the same thing happened. The
-heads of all records are read at once, and so are runs, returns, and messages of one length; bodies of many
-lengths are measured one by one, and what is rare (letters, copies of messages that are out) is read singly.
+A row for each message that was produced, and one for each run of sequences to which the same thing happened.
+The heads of all records are read at once, and so are runs, returns, and messages of one length. Bodies of
+many lengths are measured one by one. Rare records (letters, copies in snapshots) are read one by one, too.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shared.tables.vectors import Bytes, Numbers
 
 RUN_MAX = 1 << 16
-"""Messages of one row: a longer run is several, so that whoever unfolds rows needs little memory for each."""
+"""Messages of one row. A longer run is several rows, so that unfolding one takes little memory."""
 
 PRODUCED, DELIVERED, ACKNOWLEDGED, RETURNED = "produced", "delivered", "acknowledged", "returned"
 GONE, MOVED, KEPT, SNAPSHOT, IMPORTED = "gone", "moved", "kept", "snapshot", "imported"
@@ -55,9 +55,9 @@ SCHEMA = pa.schema(
         ("fault", pa.string()),
     ]
 )
-"""`seq` and `messages`: which of the queue's messages, so many in a row; of a snapshot, where the row begins.
-`bytes`: of the body, of one that came or was copied. `deliveries`: so far, of what came back or was copied.
-`origin`: the queue that a dead letter comes from. `target`: the queue that messages moved to."""
+"""`seq`, `messages`: the first of the queue's messages and how many; of a snapshot, where the row begins.
+`bytes`: of the body, where a message is produced or copied. `deliveries`: so far, where it is returned or
+copied. `origin`: the queue that a dead letter comes from. `target`: the queue that messages moved to."""
 
 _HEAD_BYTES = HEAD.size - 4
 """A record's length is not part of its payload."""
@@ -70,12 +70,12 @@ _NONE = -1
 
 
 def events(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The events that the records of a batch tell, in order; `shared.tables.table` says what this may do."""
+    """The events in the records of a batch, in order. `shared.tables.table` says what this may do."""
     return _Records(batch).events()
 
 
 class _Rows:
-    """Rows of some records: to which each belongs, and its columns. What is not given is null."""
+    """Rows of some records: the record of each, and its columns. A column that is not given is null."""
 
     def __init__(
         self,
@@ -135,12 +135,12 @@ class _Records:
             self._fault(number, "its sequence")
 
     def _fault(self, number: "int | np.signedinteger[Any]", what: str) -> None:
-        """A record cannot be read; it has no other rows. The first thing that is wrong counts."""
+        """A record cannot be read, and has no other rows. The first fault counts."""
         self.faults.setdefault(int(number), what)
         self.kind[number] = 0
 
     def _of(self, *kinds: RecordKind) -> "Numbers":
-        """Which records are of these kinds, and can be read as far as is known."""
+        """The records of these kinds in which no fault was found so far."""
         return np.flatnonzero(np.isin(self.kind, kinds))
 
     # -- kinds of records
@@ -184,7 +184,7 @@ class _Records:
         return rows
 
     def _unfolded(self, which: "Numbers") -> _Rows:
-        """The runs of records that have them; long ones in several pieces."""
+        """The runs in these records; a long one as several rows."""
         record, at = _entries(which, self.body, self.entries, _RUN_BYTES)
         first, count = unsigned(self.data, at, 8), unsigned(self.data, at + 8, 4)
         bad = (first < 0) | (first > _SEQ_MAX)
@@ -235,14 +235,14 @@ class _Records:
         return _Rows(record, self.seq[record] + counted(counts), 1, size)
 
     def _first_lengths(self, which: "Numbers") -> "Numbers":
-        """Of the first entries; 0 for a record that has none."""
+        """The lengths of the first entries; 0 for a record that has none."""
         some = self.entries[which] > 0
         found = np.zeros(len(which), np.int64)
         found[some] = unsigned(self.data, self.body[which[some]], 4)
         return found
 
     def _alike(self, which: "Numbers") -> "NDArray[np.bool_]":
-        """Of which records all messages have one length, so that their places need no walk."""
+        """Whether all messages of a record have one length: then their places need no walk."""
         length = self._first_lengths(which)
         alike = self.end[which] - self.body[which] == (4 + length) * self.entries[which]
         some = np.flatnonzero(alike)
@@ -253,7 +253,7 @@ class _Records:
         return np.asarray(alike, np.bool_)
 
     def _lengths(self, number: int, count: int) -> list[int] | None:
-        """Of a record's length-prefixed entries; None where they do not fill it exactly."""
+        """The lengths of a record's entries; None where these do not fill it exactly."""
         at, end = int(self.body[number]), int(self.end[number])
         data, length_at = self.bytes, _LENGTH.unpack_from
         found = []
@@ -318,7 +318,7 @@ class _Records:
         topics = batch.column("topic").take(pa.array(record))
         reason = self.reason[record]
         reason[reason >= len(REASONS)] = 0
-        # A record that cannot be read came when the index says.
+        # The time of a record that cannot be read is the index's.
         own = pa.array(self.time[record] * 1000).cast(time_type())
         times = pc.if_else(pa.array(good), own, batch.column("timestamp").take(pa.array(record)))
         null = pa.scalar(None, pa.string())

@@ -1,14 +1,14 @@
 """Expiry in one queue: delays, lifetimes, too many deliveries, and where dead messages go.
 
 Only queues whose options ask for any of it have one. A lifetime or delay is the same for all messages of a
-queue, so it is kept as *marks*: up to this sequence, at that time. Messages of nearly the same time share a
-mark, and so are at most a thousandth of the time late. A message that is put off by a NACK has an entry of
-its own. The queue has one entry in the engine's timers: its next time.
+queue. So the times are kept as pairs (due, sequence): all messages before the sequence are due then. Messages
+of nearly the same time share a pair, and are at most a thousandth of the time late. A message that a NACK has
+put off has an entry of its own. The queue has one entry in the engine's timers: its next time.
 
 Dead messages move to their dead-letter queue, or are dropped where none is named. They go some at a time, so
-that many of them hold nobody up. Where the dead-letter queue is missing or full, or the disk takes nothing,
-their queue is *parked*: nothing is tried until the engine says that there is room (`Engine.has_room`), but
-for one message each second.
+that many of them hold up nobody. Where the dead-letter queue is missing or full, or the disk takes nothing,
+their queue is *parked*: it tries one message each second, and all once the engine says that there is room
+(`Engine.has_room`).
 """
 
 from bisect import bisect_left
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from dms.engine import Queue
 
 TRY_AGAIN_MS = 1000
-"""A parked queue tries one of its dead messages so often, whatever it waits for."""
+"""A parked queue tries one dead message each time this has passed."""
 BACK_MAX = 10_000
-"""Dead messages of the row are moved to `back` while fewer than this are there: those are in memory."""
+"""Dead messages of the row move to `back`, which is in memory, while fewer than this are there."""
 DEAD_AT_ONCE = 500
-"""So many dead messages leave the row, and so many move, before others have their turn."""
+"""Dead messages that leave the row, and that move, before others have their turn."""
 DROPPED_AT_ONCE = 10_000
-"""So many of the row are dropped before others have their turn: one record, however many they are."""
+"""Messages of the row that are dropped before others have their turn: one record, however many."""
 
 REASON_TEXTS = {Reason.TTL: "ttl", Reason.MAX_DELIVERIES: "max_deliveries"}
-"""What a dead letter says."""
+"""The reason in a dead letter."""
 
-Mark = tuple[int, int]
-"""A time in age milliseconds, and the sequence up to which it holds."""
+DueBefore = tuple[int, int]
+"""A time in age milliseconds, and a sequence: all messages before it are due then."""
 
 
 class Expiry:
@@ -45,20 +45,20 @@ class Expiry:
     def __init__(self, queue: "Queue") -> None:
         self.queue = queue
         options = queue.options
-        self.lifetimes: deque[Mark] = deque()
-        self.delays: deque[Mark] = deque()
+        self.lifetimes: deque[DueBefore] = deque()
+        self.delays: deque[DueBefore] = deque()
         self.expired = 0
-        """Below this sequence all are dead: nothing of the row goes out until it begins there."""
+        """All messages before this sequence are dead: until the row begins there, none of it goes out."""
         self.released = queue.head if options.delay_ms else queue.released
-        """Below this sequence no delay holds any more."""
+        """No message before this sequence is delayed any more."""
         self.put_off_until: dict[int, int] = {}
-        """By sequence, what is in `back` and may not go out yet."""
+        """Messages in `back` that may not go out yet: when they may, by sequence."""
         self._put_off: list[tuple[int, int]] = []
         """The same as a heap of (due, sequence)."""
         self._dead: dict[Reason, deque[int]] = {Reason.TTL: deque(), Reason.MAX_DELIVERIES: deque()}
-        """What is in `back` and will leave the queue."""
+        """Messages in `back` that will leave the queue, by sequence."""
         self._parked_until = 0
-        """One of the dead is tried then. 0: not parked."""
+        """When one dead message is tried. 0: not parked."""
         self._ttl_ms = options.ttl_ms
         self._delay_ms = options.delay_ms
         self._gate()
@@ -66,27 +66,27 @@ class Expiry:
     # -- what the queue tells
 
     def on_produced(self, tail: int) -> None:
-        """Messages up to `tail` have come."""
+        """Messages before `tail` are in the queue."""
         now = self.queue.engine.times.now_ms()
         if self._ttl_ms:
-            _mark(self.lifetimes, now, self._ttl_ms, tail)
+            _add_due(self.lifetimes, now, self._ttl_ms, tail)
         if self._delay_ms:
-            _mark(self.delays, now, self._delay_ms, tail)
+            _add_due(self.delays, now, self._delay_ms, tail)
         self.arm()
 
     def undo_produced(self, tail: int) -> None:
-        """Messages from `tail` on have not come after all."""
-        for marks in (self.lifetimes, self.delays):
-            for number, (due, upto) in enumerate(marks):
+        """The disk did not take messages from `tail` on."""
+        for times in (self.lifetimes, self.delays):
+            for number, (due, upto) in enumerate(times):
                 if upto > tail:
-                    marks[number] = due, tail
+                    times[number] = due, tail
         self.expired = min(self.expired, tail)
         if self._delay_ms:
             self.released = min(self.released, tail)
         self._gate()
 
     def on_returned(self, seq: int, deliveries: int, *, nacked: bool) -> None:
-        """A message is in `back`: it may go out, now or later, or it is dead."""
+        """A message is in `back` again. It may go out, now or later, or is dead."""
         options = self.queue.options
         if options.max_deliveries and deliveries >= options.max_deliveries:
             self._dead[Reason.MAX_DELIVERIES].append(seq)
@@ -99,7 +99,7 @@ class Expiry:
             heappush(self.queue.returned, seq)
 
     def put_off(self, seq: int, due: int) -> None:
-        """A message in `back` may not go out before that."""
+        """A message in `back` may not go out before `due`."""
         self.put_off_until[seq] = due
         heappush(self._put_off, (due, seq))
         self.queue.wake_by(due)
@@ -114,11 +114,11 @@ class Expiry:
                 self._soon()
 
     def row_moved(self) -> None:
-        """The row begins later: what was before is lost."""
+        """The row begins later: messages before that are lost."""
         self._gate()
 
     def forget(self) -> None:
-        """All messages that nobody holds are gone."""
+        """A purge took all messages that nobody holds."""
         self.put_off_until.clear()
         self._put_off.clear()
         for dead in self._dead.values():
@@ -128,12 +128,12 @@ class Expiry:
 
     @property
     def head_expired(self) -> bool:
-        """The row's front is dead: until that has left, nothing of the row goes out."""
+        """The row's front is dead. Until it has left, nothing of the row goes out."""
         return self.expired > self.queue.head
 
     @property
     def delayed(self) -> int:
-        """How many messages in `back` do not go out now."""
+        """Messages in `back` that may not go out now."""
         return len(self.put_off_until) + sum(map(len, self._dead.values()))
 
     # -- time
@@ -144,14 +144,14 @@ class Expiry:
         if (not parked and any(self._dead.values())) or self._may_leave():
             self._soon()
             return
-        firsts = [marks[0][0] for marks in (self.lifetimes, self.delays, self._put_off) if marks]
+        firsts = [times[0][0] for times in (self.lifetimes, self.delays, self._put_off) if times]
         if parked:
             firsts.append(parked)
         if firsts:
             self.queue.wake_by(min(firsts))
 
     def _soon(self) -> None:
-        """Have the queue looked at again when others have had their turn."""
+        """Have `on_time` called again in another turn."""
         self.queue.wake_by(self.queue.engine.times.now_ms())
 
     def on_time(self, now: int) -> None:
@@ -176,11 +176,11 @@ class Expiry:
             queue.dispatch()
 
     def _gate(self) -> None:
-        """Let out of the row what may go out."""
+        """Tell the queue up to where its row may go out."""
         self.queue.released = 0 if self.head_expired else self.released
 
     def _take_due(self, now: int) -> None:
-        """What was put off may go out, or is dead by now."""
+        """Messages that were put off may go out, or are dead by now."""
         queue, heap = self.queue, self._put_off
         for _ in range(DEAD_AT_ONCE):
             if not heap or heap[0][0] > now:
@@ -192,7 +192,7 @@ class Expiry:
     # -- death
 
     def _expire(self) -> None:
-        """Take what is past its lifetime out of `returned`, and off the row's front."""
+        """Take messages past their lifetime out of `returned`, and off the row's front."""
         queue = self.queue
         returned = queue.returned
         if returned and returned[0] < self.expired:
@@ -217,7 +217,7 @@ class Expiry:
             queue.cold.fetch()
 
     def _may_leave(self) -> int:
-        """So many of the row's dead messages may leave it now."""
+        """How many of the row's dead messages may leave it now."""
         queue = self.queue
         count = min(self.expired, queue.end) - queue.head
         if count <= 0:
@@ -262,7 +262,7 @@ class Expiry:
                 return
 
     def _bury(self, seqs: list[int], reason: Reason) -> int:
-        """Have the first of them leave, as many as there is room for; how many."""
+        """Have as many leave as there is room for, the oldest first. Returns how many."""
         queue, engine = self.queue, self.queue.engine
         name = queue.options.dead_letter
         target = engine.find(name) if name else None
@@ -302,7 +302,7 @@ class Expiry:
         self.queue.engine.unpark(self.queue)
 
     def on_room(self) -> None:
-        """The dead-letter queue was made, or has room."""
+        """The dead-letter queue was made, or has room again."""
         self.unpark()
         self._soon()
 
@@ -310,7 +310,7 @@ class Expiry:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a snapshot says of it."""
+        """The fields of a SNAPSHOT record."""
         return {
             "expired": self.expired,
             "released": self.released if self._delay_ms else 0,
@@ -318,18 +318,18 @@ class Expiry:
             "delays": list(self.delays),
         }
 
-    def restore(self, state: Mapping[str, Any], state_age_ms: int, came: Sequence[Mark]) -> None:
-        """Take over the last snapshot's state, and what came since: (age, sequence behind)."""
+    def restore(self, state: Mapping[str, Any], state_age_ms: int, produced: Sequence[DueBefore]) -> None:
+        """Take over the last snapshot's state. `produced`: (age, sequence behind) of messages since then."""
         tail = state.get("tail", 1)
         if self._ttl_ms:
             self.expired = state.get("expired", 0)
             self.lifetimes.extend((due, upto) for due, upto in state.get("lives", ()))
-            if not self.lifetimes and self.expired < tail:  # the queue had no lifetime then
+            if not self.lifetimes and self.expired < tail:  # no lifetime was set at the snapshot
                 self.lifetimes.append((due_at(state_age_ms, self._ttl_ms), tail))
         if self._delay_ms:
-            self.released = state.get("released", 1) or tail  # 0: the queue had no delay then
+            self.released = state.get("released", 1) or tail  # 0: no delay was set at the snapshot
             self.delays.extend((due, upto) for due, upto in state.get("delays", ()))
-        for age_ms, upto in came:
+        for age_ms, upto in produced:
             if self._ttl_ms:
                 self.lifetimes.append((due_at(age_ms, self._ttl_ms), upto))
             if self._delay_ms:
@@ -337,15 +337,15 @@ class Expiry:
 
 
 def due_at(now: int, after_ms: int) -> int:
-    """When it is due. One more: the age may be nearly a millisecond more than `now`, and early is wrong."""
+    """One millisecond more than asked: ages are rounded down, and nothing may happen too early."""
     return now + after_ms + 1
 
 
-def _mark(marks: deque[Mark], now: int, after_ms: int, tail: int) -> None:
-    """Messages up to `tail` are due `after_ms` from now; those of nearly the same time share a mark."""
+def _add_due(times: deque[DueBefore], now: int, after_ms: int, tail: int) -> None:
+    """Messages before `tail` are due `after_ms` from now. Those of nearly the same time share an entry."""
     grain = after_ms // 1000
     due = due_at(now, after_ms) + grain
-    if marks and due - marks[-1][0] <= grain:
-        marks[-1] = marks[-1][0], tail
+    if times and due - times[-1][0] <= grain:
+        times[-1] = times[-1][0], tail
     else:
-        marks.append((due, tail))
+        times.append((due, tail))

@@ -1,4 +1,4 @@
-"""Standard input into a queue: lines as they come, tried again where that was asked for."""
+"""Messages into a queue, tried again where that is asked for: for `dms produce` and for a replay."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from shared.client.retry import pause_before
 
 
 class Feeder:
-    """Puts messages into one queue. `messages` and `size`: what is in it, and its bytes.
+    """Puts messages into one queue. `messages`, `size`: how many were put so far, and their bytes.
 
-    `wait`: try again what a full queue refused. `again`: send again what a lost connection left unanswered.
+    `wait`: try again what a full queue refuses. `again`: send again what a lost connection left unanswered.
     """
 
     def __init__(self, client: Client, queue: str, *, wait: bool, again: bool) -> None:
@@ -29,7 +29,7 @@ class Feeder:
                 self.sent_again += await self._client.produce_many(self._queue, bodies, again=self._again)
                 refused: Sequence[bytes] = ()
             except DmsError as error:
-                if not error.refused:  # of none it is known what became of it
+                if not error.refused:  # nothing is known of any of them
                     raise
                 refused = [bodies[place] for place in error.refused]
                 if not (self._wait and isinstance(error, QueueFull)):

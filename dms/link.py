@@ -1,6 +1,6 @@
-"""A connection to a DMS server, as a client has it: requests go out together, replies come in order.
+"""A client's connection to a DMS server: requests go out together, replies come in order.
 
-What CONSUME asks for comes in any order between them: messages, and CONSUMEs that failed.
+Messages and the refusals of CONSUMEs come in any order between the replies.
 """
 
 from collections import deque
@@ -17,14 +17,14 @@ from shared.client.pipelining import RECEIVE_BYTES, PipelinedConnection, Reconne
 from shared.errors import RemoteProtocolError
 
 REQUEST_IDS = wire.DELIVERY_ID_BIT
-"""Ids below this are a client's own; they begin again at 1 when they are used up."""
+"""A client's request ids are below this. Once they are used up, they begin again at 1."""
 HANDSHAKE_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
-"""For a server to say DISCONNECT_OK to one that leaves."""
+"""For a server to answer DISCONNECT."""
 
 
 class Answer:
-    """The replies to a run of like requests: their `ids`, in order. `payload`: that of the last reply."""
+    """The replies to a run of requests of one type with these `ids`. `payload`: that of the last reply."""
 
     __slots__ = ("count", "error", "errors", "event", "ids", "payload", "type")
 
@@ -32,11 +32,11 @@ class Answer:
         self.type = type_
         self.ids = ids
         self.count = 0
-        """Replies that came."""
+        """Replies so far."""
         self.errors: list[tuple[int, DmsError]] = []
-        """Places in the run, and how they were refused."""
+        """Refusals, each with its place in the run."""
         self.error: Disconnected | None = None
-        """The connection was lost before all replies had come."""
+        """Set where the connection was lost before the last reply."""
         self.payload = b""
         self.event: trio.Event | None = None
 
@@ -49,7 +49,7 @@ class Answer:
             self.event.set()
 
     async def wait(self) -> None:
-        """Until all replies are there. Raises Disconnected, else the first refusal."""
+        """Wait for all replies. Raises Disconnected, else the first refusal."""
         if not self.done:
             self.event = trio.Event()
             await self.event.wait()
@@ -62,7 +62,7 @@ class Answer:
 
 
 class DeliveryTaker(Protocol):
-    """Who asked for messages."""
+    """Who sent the CONSUMEs."""
 
     def delivered(self, link: "Link", delivery_id: int, body: bytes) -> None: ...
 
@@ -81,7 +81,7 @@ class Link(PipelinedConnection[Answer]):
         self._next_id = 2  # 1 was the handshake
 
     def new_ids(self, count: int) -> Sequence[int]:
-        """Ids of `count` requests that are sent one behind the other."""
+        """Ids for `count` requests in a row."""
         if self._next_id + count > REQUEST_IDS:
             self._next_id = 1
         ids = range(self._next_id, self._next_id + count)
@@ -89,7 +89,7 @@ class Link(PipelinedConnection[Answer]):
         return ids
 
     def consume(self, queue: bytes, count: int) -> None:
-        """Ask for so many messages; the taker hears of each. Only on a link that is not lost."""
+        """Ask for `count` messages; the taker is told of each. Only on a link that is not lost."""
         ids = self.new_ids(count)
         self._consuming.extend(ids)
         self.say(b"".join(wire.pack(Type.CONSUME, each, queue) for each in ids))
@@ -144,7 +144,7 @@ class Link(PipelinedConnection[Answer]):
                 self._replied(type_, status, message_id, payload)
 
     def _delivered(self, delivery_id: int, body: bytes) -> None:
-        # Which CONSUME it answers it does not say: of one connection they are served in order.
+        # It does not name its CONSUME: those of one connection are served in order.
         if not self._consuming or self._taker is None:
             raise RemoteProtocolError("a message that nobody asked for")
         self._consuming.popleft()
@@ -175,7 +175,7 @@ def refusal(status: int, payload: bytes) -> DmsError:
 
 
 async def shake_hands(stream: trio.abc.Stream) -> bytes:
-    """The handshake; returns what came behind its answer. Raises Disconnected, and DmsError if refused."""
+    """Make the handshake. Returns the bytes behind its answer. Raises Disconnected, and DmsError."""
     data = bytearray()
     try:
         with trio.fail_after(HANDSHAKE_SECONDS):
@@ -204,7 +204,7 @@ async def shake_hands(stream: trio.abc.Stream) -> bytes:
 
 
 async def greeted(stream: trio.abc.Stream, taker: DeliveryTaker | None) -> Link:
-    """A link over a new stream, which is closed if the server does not greet us."""
+    """A link over a new stream, which is closed where the handshake fails."""
     try:
         return Link(stream, taker, await shake_hands(stream))
     except BaseException:
@@ -219,9 +219,9 @@ def reconnecting(
     taker: DeliveryTaker | None = None,
     first: Link | None = None,
 ) -> Reconnecting[Link]:
-    """A link that is made again when it was lost and somebody needs it; not before, unless it is the `first`.
+    """A link that is made when it is needed, and again when it was lost. `first`: one that exists already.
 
-    A server that is away, or has too many clients, may not be for long: both are tried again.
+    A server that is away, or has too many clients, is tried again: neither may last.
     """
 
     async def open_link() -> Link:

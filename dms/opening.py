@@ -45,8 +45,8 @@ class LogReplay:
         self.homes: list[tuple[int, int]] = []
         self.state: dict[str, Any] = {}
         self.state_age_ms = 0
-        self.came: list[tuple[int, int]] = []
-        """(age, sequence behind): when messages came, since the snapshot."""
+        self.produced: list[tuple[int, int]] = []
+        """(age, sequence behind) of messages since the snapshot."""
 
     def apply(self, data: bytes, offset: int) -> None:
         """Whole records, the first of which stands at `offset`. Raises NotOurs."""
@@ -65,7 +65,7 @@ class LogReplay:
                 self.tail = record.seq + record.entries
                 if not self.homes or offset - self.homes[-1][1] >= cold.POSITION_BYTES:
                     self.homes.append((record.seq, offset))
-                self.came.append((record.age_ms, self.tail))
+                self.produced.append((record.age_ms, self.tail))
             case RecordKind.DELIVERED:
                 for run in records.runs_in(data, record):
                     self._begin(run.first)
@@ -95,7 +95,7 @@ class LogReplay:
                 self.state_age_ms = record.age_ms
                 self.head, self.tail = self.state["head"], self.state["tail"]
                 self.homes = [(self.head, self.state["home"])]
-                self.came.clear()
+                self.produced.clear()
             case RecordKind.IMPORTED:
                 pass  # the table knows which files were imported
             case _:
@@ -235,7 +235,7 @@ def _restore_times(queue: Queue, replay: LogReplay) -> None:
     """Give back what was out, each with the time it has left."""
     expiry = queue.expiry
     if expiry is not None:
-        expiry.restore(replay.state, replay.state_age_ms, replay.came)
+        expiry.restore(replay.state, replay.state_age_ms, replay.produced)
     for seq, (deliveries, due) in sorted(replay.out.items()):
         queue.keep_back(seq, replay.bodies[seq], deliveries)
         if expiry is None:

@@ -1,4 +1,4 @@
-"""What one queue does differently: CREATE_QUEUE's JSON object, over what the settings say of its name."""
+"""A queue's options: CREATE_QUEUE's JSON object, laid over the settings for the queue's name."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _KEYS = {field.name: field for field in attrs.fields(QueueSettings) if field.nam
 
 @attrs.frozen
 class Options:
-    """A queue's options, all filled in; 0 and "": without. Times in milliseconds."""
+    """A queue's options, all filled in. 0 and "": none. Times are in milliseconds."""
 
     depth: int
     ttl_ms: int = 0
@@ -26,24 +26,24 @@ class Options:
 
     @classmethod
     def of(cls, asked: Mapping[str, Any], settings: QueueSettings, name: str) -> Self:
-        """What CREATE_QUEUE asked for, else what the settings say of the queue `name`."""
+        """CREATE_QUEUE's options, else those of the settings for the queue `name`."""
         found: dict[str, Any] = {}
         for key in _KEYS:
             value = asked.get(key, getattr(settings, key))
             if value is not None:
                 found[key] = value
-        if found.get("dead_letter") == name:  # by the settings' pattern: it is the end of the way
+        if found.get("dead_letter") == name:  # the settings' pattern matches it, too: nothing dies in it
             for key in ("dead_letter", "ttl_ms", "max_deliveries"):
                 found.pop(key, None)
         return cls(**found)
 
     @property
     def timed(self) -> bool:
-        """Whether time does anything to its messages by itself."""
+        """Whether its messages expire or are delayed."""
         return bool(self.ttl_ms or self.delay_ms)
 
     def retry_delay_ms(self, deliveries: int) -> int:
-        """From a NACK of the so-manieth delivery until the next."""
+        """The pause after a NACK, where the message has been delivered `deliveries` times."""
         if not self.retry_ms:
             return 0
         most = self.retry_max_ms or self.retry_ms
@@ -51,7 +51,7 @@ class Options:
 
 
 def options_untrusted(text: bytes, name: str) -> dict[str, Any]:
-    """The object behind the name in CREATE_QUEUE, checked; empty where there is none. Raises Refusal."""
+    """The JSON object behind the name in CREATE_QUEUE, checked; {} where there is none. Raises Refusal."""
     if not text:
         return {}
     try:
@@ -64,7 +64,7 @@ def options_untrusted(text: bytes, name: str) -> dict[str, Any]:
 
 
 def check_options(asked: dict[str, Any], name: str) -> dict[str, Any]:
-    """The options of the queue `name`, as they are. Raises Refusal, which names the wrong one."""
+    """Check options of the queue `name`, and return them. Raises Refusal, which names the wrong one."""
     for key, value in asked.items():
         if key not in _KEYS:
             shown = key[:64].encode("unicode_escape").decode()

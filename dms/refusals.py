@@ -1,4 +1,4 @@
-"""What a server refuses, as its operator hears of it: all is counted, and the log cannot be flooded."""
+"""Refused requests, counted and logged such that they cannot flood the log."""
 
 import structlog
 
@@ -7,25 +7,25 @@ from dms.wire import Refusal, Status
 from shared.net.connection import Connection
 
 LOG_SECONDS = 1.0
-"""Between two lines about refusals of one kind; the second tells how many it stands for."""
+"""At least, between two log lines about refusals of one kind. A line has the number that it stands for."""
 
 _ORDINARY = frozenset({Status.QUEUE_NOT_FOUND, Status.QUEUE_EXISTS, Status.TIMEOUT})
-"""Answers to questions that clients may well ask: told at level debug alone."""
+"""Ordinary answers: logged at level debug alone."""
 _LIMITS = frozenset({Status.QUEUE_FULL, Status.INTERNAL})
-"""The operator's to raise, or to mend."""
+"""For the operator to raise or mend: logged as warnings."""
 
 
 class Refusals:
-    """Counts them, and has the log tell of them: each at level debug, one a second of a kind above that."""
+    """Counts and logs them: each at level debug, and one a second of each kind above that."""
 
     def __init__(self, counts: Counts, log: structlog.stdlib.BoundLogger) -> None:
         self._counts = counts
         self._log = log
-        self._untold: dict[str, int] = {}  # by limit, else by status: few, whatever clients do
+        self._untold: dict[str, int] = {}  # by limit or status: few kinds, whatever clients do
         self._told_at: dict[str, float] = {}
 
     def tell(self, connection: Connection, refusal: Refusal, count: int = 1) -> None:
-        """So many requests of one connection were answered with this."""
+        """`count` requests of one connection are answered with this."""
         status = refusal.status
         self._counts.refused(status, count)
         peer, error = connection.peer, refusal.text
@@ -41,6 +41,6 @@ class Refusals:
             say("requests refused", status=status.name, error=error, peer=peer, count=count)
 
     def tell_last(self, connection: Connection, refusal: Refusal) -> None:
-        """A connection ends with this answer."""
+        """The connection ends with this answer."""
         self._counts.refused(refusal.status)
         self._log.info("protocol error", peer=connection.peer, status=refusal.status.name, error=refusal.text)

@@ -10,22 +10,22 @@ from dms.client import Client, ProtocolError, QueueExists, QueueOptions
 from shared.errors import BrokerError
 
 UNDER_WAY = 4000
-"""Messages that are in the queue at once, at most."""
+"""Messages in the queue at most."""
 PIECE = 200
 PREFETCH = 256
 RUN_BYTES = 8
 
 
 class StressFailed(BrokerError):
-    """What went in did not come out as it should."""
+    """Messages were lost, doubled or overtaken."""
 
 
 async def stress(
     client: Client, queue: str, number: int, size: int, update: Callable[[int, int], None]
 ) -> Mapping[str, Any]:
-    """Send `number` messages of `size` bytes through a queue; returns what came of it.
+    """Send `number` messages of `size` bytes through a queue. Returns the row that is shown.
 
-    Raises StressFailed where it holds messages already, or one was lost, doubled or overtaken.
+    Raises StressFailed where the queue holds messages already, or one was lost, doubled or overtaken.
     """
     made = await _make(client, queue)
     try:

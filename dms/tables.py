@@ -1,4 +1,4 @@
-"""What the records of queues' logs are as rows: events, without and with bodies; lives, volumes."""
+"""The records of queues' logs as rows: events, without and with bodies; lives; volumes."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ CONTENTS_SCHEMA = pa.schema([*events.SCHEMA, (PAYLOAD, pa.binary())])
 
 
 def contents(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The events, each that has a size with the body of its message."""
+    """The events; those with a size have the body of their message."""
     happened = events.events(batch)
     bodies = {
         offset: _bodies(value)
@@ -34,7 +34,7 @@ def contents(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _bodies(value: bytes) -> Iterator[bytes]:
-    """Of the messages that a record brings, in order; nothing of one that cannot be read."""
+    """The bodies of a record's messages, in order; none of a record that cannot be read."""
     data = len(value).to_bytes(4, "big") + value
     try:
         (record,) = records.unpack(data)
@@ -48,10 +48,10 @@ def _bodies(value: bytes) -> Iterator[bytes]:
 
 
 def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """What was produced, and what could not be read."""
+    """Messages that were produced, and records that cannot be read."""
     happened = events.events(batch)
-    came = pc.equal(happened.column("event"), events.PRODUCED).fill_null(False)
-    return added_up(happened.filter(pc.or_(came, happened.column("fault").is_valid())))
+    produced = pc.equal(happened.column("event"), events.PRODUCED).fill_null(False)
+    return added_up(happened.filter(pc.or_(produced, happened.column("fault").is_valid())))
 
 
 TABLES: Sequence[LogTable] = (

@@ -1,6 +1,6 @@
-"""DMS's frames: bytes to tuples and back, for both roles. No I/O, no state.
+"""DMS's frames: bytes to tuples and back, for client and server. No I/O, no state.
 
-Source: PROTOCOL.md, "Frames". A server at speed reads runs of like frames at once instead (`dms.runs`).
+Source: PROTOCOL.md, "Frames". For speed a server reads runs of equal frames at once (`dms.runs`).
 """
 
 import struct
@@ -17,15 +17,15 @@ HEADER = struct.Struct(">IIBBHI")
 """Magic, payload length, type, version, status, message id."""
 HEADER_BYTES = HEADER.size
 TYPE_AT, ID_AT = 8, 12
-"""Where they stand in it."""
+"""Where type and message id begin in a header."""
 PAYLOAD_BYTES_MAX = 4096
 SKIPPED_BYTES_MAX = 1024 * 1024
-"""A longer payload is read and thrown away up to this; beyond it the connection closes."""
+"""A payload above `PAYLOAD_BYTES_MAX` is read and thrown away. Above this the connection closes."""
 NAME_BYTES_MAX = 64
 TEXT_CHARS_MAX = 500
-"""Of an error: it may quote what a peer said, and has to fit a payload."""
+"""Of an error: it may quote the peer, and must fit a payload."""
 DELIVERY_ID_BIT = 0x80000000
-"""Set in every delivery id, so that none equals an id that a client counts upwards."""
+"""Set in every delivery id, so that none equals a client's request id."""
 
 
 class Type(IntEnum):
@@ -64,11 +64,11 @@ REPLIES: dict[Type, Type] = {
     Type.NACK: Type.NACK_OK,
     Type.DISCONNECT: Type.DISCONNECT_OK,
 }
-"""Every request, and what answers it when it succeeds."""
+"""Every request, and the answer to it when it succeeds."""
 
 
 class Status(IntEnum):
-    """How a request went."""
+    """The outcome of a request."""
 
     OK = 0
     QUEUE_FULL = 1
@@ -85,7 +85,7 @@ class Status(IntEnum):
 
 @attrs.define(eq=False)
 class Refusal(BrokerError):
-    """A request that is answered with ERROR. `limit`: the setting that does not allow it, where it is one."""
+    """A request is answered with ERROR. `limit`: the setting that forbids it, where it is one."""
 
     status: Status
     text: str
@@ -95,11 +95,11 @@ class Refusal(BrokerError):
         return f"{self.status.name}: {self.text}"
 
     def frame(self, message_id: int, type_: Type = Type.ERROR) -> bytes:
-        """The answer: an ERROR, unless said otherwise."""
+        """The answer, an ERROR unless `type_` is given."""
         return pack(type_, message_id, self.text[:TEXT_CHARS_MAX].encode(), self.status)
 
     def frames(self, ids: Sequence[bytes]) -> bytes:
-        """The same answer to several, whose ids are as they stand in frames."""
+        """The same answer to several requests. `ids` are four bytes each, as in frames."""
         frame = self.frame(0)
         before, behind = frame[:ID_AT], frame[HEADER_BYTES:]
         return before + (behind + before).join(ids) + behind if ids else b""
@@ -107,17 +107,17 @@ class Refusal(BrokerError):
 
 @attrs.define(eq=False)
 class Broken(Refusal):
-    """A header behind which nothing can be read any more; `message_id` is what it says its id is."""
+    """A broken header: nothing behind it can be read. `message_id`: the id that it states."""
 
     message_id: int = 0
 
 
 Frame = tuple[int, int, int, int, bytes]
-"""Type, version, status, message id, payload. A tuple: a frozen object takes three times as long to make."""
+"""Type, version, status, message id, payload. A tuple, since a frozen object takes three times as long."""
 
 
 def pack(type_: int, message_id: int, payload: bytes = b"", status: int = 0, version: int = VERSION) -> bytes:
-    """One frame. That the payload is at most 4096 bytes is the caller's to see to."""
+    """One frame. The caller makes sure that the payload has at most 4096 bytes."""
     return HEADER.pack(MAGIC, len(payload), type_, version, status, message_id) + payload
 
 
@@ -138,7 +138,7 @@ def unpack_header(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[in
 def decode(data: bytes | bytearray, at: int = 0) -> tuple[list[Frame], int]:
     """All whole frames from `at` on, and the position behind them. For a client.
 
-    Raises Broken for what a server never sends: a wrong magic, as soon as it is wrong; a payload above 4096.
+    Raises Broken at the first wrong byte of the magic, and for a payload above 4096 bytes.
     """
     frames: list[Frame] = []
     while (header := unpack_header(data, at)) is not None:
@@ -155,9 +155,9 @@ def decode(data: bytes | bytearray, at: int = 0) -> tuple[list[Frame], int]:
             break
         frames.append((type_, version, status, message_id, bytes(data[start:at_end])))
         at = at_end
-    came = bytes(data[at : at + 4])
-    if not MAGIC.to_bytes(4, "big").startswith(came):
-        raise Broken(Status.BAD_MAGIC, f"a frame begins with deadbeef, not {came.hex()}")
+    begun = bytes(data[at : at + 4])
+    if not MAGIC.to_bytes(4, "big").startswith(begun):
+        raise Broken(Status.BAD_MAGIC, f"a frame begins with deadbeef, not {begun.hex()}")
     return frames, at
 
 
@@ -165,14 +165,14 @@ def decode(data: bytes | bytearray, at: int = 0) -> tuple[list[Frame], int]:
 
 
 def pack_name(name: str) -> bytes:
-    """A queue's name as it stands at the front of a payload. Raises Refusal where it is not one."""
+    """A queue's name as it begins a payload. Raises Refusal for what is no name."""
     encoded = name.encode("utf-8", "surrogatepass")
     name_untrusted(encoded)
     return len(encoded).to_bytes(2, "big") + encoded
 
 
 def split_name(payload: bytes) -> tuple[bytes, int]:
-    """The bytes of the name at the front of `payload`, unchecked, and where they end. Raises Refusal."""
+    """The name that begins `payload`, not checked, and where it ends. Raises Refusal."""
     if len(payload) < 2:
         raise malformed("the payload begins with a name: its length in 2 bytes, then so many bytes")
     end = 2 + int.from_bytes(payload[:2], "big")
@@ -195,7 +195,7 @@ def name_untrusted(name: bytes) -> str:
 
 
 def refusal_for(error: StoreError) -> Refusal:
-    """The refusal that tells a peer about an error of the storage core."""
+    """The refusal for an error of the store."""
     if isinstance(error, LogDeleted):
         return Refusal(Status.QUEUE_NOT_FOUND, "the queue was deleted")
     return Refusal(Status.INTERNAL, " ".join(str(error).split()) or type(error).__name__)
@@ -208,7 +208,7 @@ def malformed(text: str) -> Refusal:
 def pack_list(total: int, entries: Iterable[tuple[bytes, int]]) -> bytes:
     """The payload of LIST_QUEUES_OK: of `entries`, name and depth sorted by name, as many as fit.
 
-    `total`: all queues there are, shown as at most 65,535.
+    `total`: the number of all queues, stated as 65,535 at most.
     """
     parts = [min(total, 0xFFFF).to_bytes(2, "big")]
     room = PAYLOAD_BYTES_MAX - 2
@@ -223,7 +223,7 @@ def pack_list(total: int, entries: Iterable[tuple[bytes, int]]) -> bytes:
 
 
 def unpack_list(payload: bytes) -> tuple[int, Sequence[tuple[str, int]]]:
-    """How many queues there are in all, and those of this page with their depths. Raises Refusal."""
+    """The number of all queues, and those of this page with their depths. Raises Refusal."""
     if len(payload) < 2:
         raise malformed("a list begins with the number of all queues, in 2 bytes")
     entries: list[tuple[str, int]] = []

@@ -76,7 +76,7 @@ def test_what_a_snapshot_kept_goes_as_all_else_does() -> None:
         RecordKind.SNAPSHOT, 1, 4, 5, 0, json.dumps({"head": 4, "tail": 4, "home": 9}).encode()
     )
     replay = replayed(kept, state)
-    assert (replay.head, replay.out, replay.bodies, replay.came) == (4, {1: (4, 0)}, {1: b"a"}, [])
+    assert (replay.head, replay.out, replay.bodies, replay.produced) == (4, {1: (4, 0)}, {1: b"a"}, [])
     replay = replayed(kept, state, run(RecordKind.ACKED, 1, 1))
     assert (replay.head, replay.out, replay.bodies) == (4, {}, {})
 

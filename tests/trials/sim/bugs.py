@@ -425,7 +425,7 @@ def dms_restart_begins_times_anew() -> list[Change]:
     restore = opening._restore_times
 
     def renewed(queue: Queue, replay: LogReplay) -> None:
-        replay.came = [(queue.engine.times.now_ms(), upto) for _, upto in replay.came]
+        replay.produced = [(queue.engine.times.now_ms(), upto) for _, upto in replay.produced]
         restore(queue, replay)
 
     return [(opening, "_restore_times", renewed)]
