@@ -752,9 +752,12 @@ class Session(SessionBase):
 
     def _is_crowded(self) -> bool:
         """Stop where answers pile up; whether input is held back."""
-        if self._engine.durable is not None:
-            self.stop_if_congested(self._engine.durable)
-        return self.stop_if_crowded()
+        durable, outbox = self._engine.durable, self.connection.outbox
+        if durable is not None and durable.congested:
+            self.stop_if_congested(durable)
+        if outbox.size > outbox.bound:
+            self.stop_if_crowded()
+        return self.stopped != 0
 
     # -- how it goes on, and ends
 

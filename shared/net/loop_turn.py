@@ -6,9 +6,10 @@ When output is sent. A connection that has something to say is in one list, `Loo
 2. after `after_round` (the host commits what was appended), with what that brought: at once or, where that is
    for many and the driver asks for it (`hold`), when the driver has looked who is ready.
 
-A connection whose session said that more comes with the commit (`expect`) is left out of the first. What a
-session writes to its own connection is sent when its call returns; the poll driver puts small answers of some
-connections together. Outside a turn the socket is tried at once, unless the driver looks for input next.
+A connection whose session said that more comes with the commit (`expect`) is left out of the first, and sent
+to at once in the second: all that it gets is there by then. What a session writes to its own connection is
+sent when its call returns; the poll driver puts small answers of some connections together. Outside a turn
+the socket is tried at once, unless the driver looks for input next.
 
 A session's `connection_lost` is called at the end of a turn, never from inside a call that the session made.
 """
@@ -422,9 +423,10 @@ class LoopTurn:
             self._close_silent()
         if self._ending:
             self._end_inputs()
-        if self.to_send:
-            self.send(but_expecting=True)
+        expecting = self._send_others() if self.to_send else ()
         yield_now = self._after_round()
+        for connection in expecting:
+            connection.send()
         hold = hold and len(self.to_send) >= HOLD_LEAST
         farewells_end = perf_counter() + FAREWELLS_SECONDS
         while (self.to_send and not hold) or self._lost or self._ending:
@@ -465,15 +467,26 @@ class LoopTurn:
         for connection in ending:
             connection.end_input()
 
-    def send(self, but: Container[DrivenConnection | None] = (), *, but_expecting: bool = False) -> None:
+    def send(self, but: Container[DrivenConnection | None] = ()) -> None:
         """Send what was written. `but`: these are to be served soon, and wait until then."""
         to_send, self.to_send = self.to_send, []
         for connection in to_send:
-            if connection in but or (but_expecting and connection.expects):
+            if connection in but:
                 if not connection.closed:
                     self.to_send.append(connection)
             else:
                 connection.send()
+
+    def _send_others(self) -> list[DrivenConnection]:
+        """Send what was written to those that expect no more; returns the others, for the caller to send."""
+        to_send, self.to_send = self.to_send, []
+        expecting = []
+        for connection in to_send:
+            if connection.expects:
+                expecting.append(connection)
+            else:
+                connection.send()
+        return expecting
 
     def say_farewell(self, until: float = math.inf) -> bool:
         """Tell sessions whose connections are gone. False: not all, for `until` (`perf_counter`) has come."""
