@@ -1,7 +1,7 @@
 """Administrative verbs: what has no word on the wire. The commands ask for them over the control socket."""
 
 import base64
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
@@ -100,15 +100,8 @@ class Admin:
                 await self._pause()
         finally:
             stay = [seq for seq in stay if seq in queue.back]
-            for seq in stay:
-                if queue.expiry is not None:
-                    queue.expiry.on_returned(seq, queue.back[seq][1], nacked=False)
-                else:
-                    heappush(queue.returned, seq)
-            if queue.expiry is not None:
-                queue.expiry.bury()
-            if queue.line and not queue.deleted:
-                queue.dispatch()
+            queue.returning += 1
+            self._engine.background.add(_let_out(queue, stay))
         return {"queue": queue.text, "moved": moved, "left": len(stay)}
 
     async def export(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,6 +265,29 @@ class Admin:
             queue.on_left(len(some))
             done += len(some)
         return done
+
+
+def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:
+    """What a redrive has left in `back` may go out again; until all of it may, the queue delivers nothing."""
+    expiry = queue.expiry
+    try:
+        for at in range(0, len(seqs), MOVED_AT_ONCE):
+            if at:
+                yield
+            for seq in seqs[at : at + MOVED_AT_ONCE]:
+                entry = queue.back.get(seq)
+                if entry is None:
+                    continue  # purged meanwhile
+                if expiry is not None:
+                    expiry.on_returned(seq, entry[1], nacked=False)
+                else:
+                    heappush(queue.returned, seq)
+    finally:
+        queue.returning -= 1
+        if expiry is not None:
+            expiry.bury()
+        if queue.line and not queue.deleted:
+            queue.dispatch()
 
 
 def _nothing() -> None:

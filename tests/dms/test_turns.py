@@ -2,7 +2,7 @@
 
 import pytest
 
-from dms import engine, queue_log, wire
+from dms import admin, engine, queue_log, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.queues import background
@@ -171,3 +171,58 @@ def test_a_snapshot_that_takes_turns_is_of_what_is_there_at_its_end(
     world.kill()
     queue = world.engine.queues[b"orders"]
     assert sorted(kept for part in queue.older_than_row() for kept in part) == expected
+
+
+class CountedDict(dict[int, tuple[bytes, int]]):
+    """`looks`: how often something was looked up in it."""
+
+    looks = 0
+
+    def __contains__(self, key: object) -> bool:
+        self.looks += 1
+        return super().__contains__(key)
+
+    def __getitem__(self, key: int) -> tuple[bytes, int]:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+def looks_of_a_redrive(monkeypatch: pytest.MonkeyPatch, count: int) -> int:
+    """In what is back, by a redrive of so many letters that all stay: their queue is gone."""
+    monkeypatch.setattr(admin, "MOVED_AT_ONCE", 4)
+    world = World(MEMORY)
+    peer = world.connect()
+    peer.create("orders", b'{"ttl_ms": 1000, "dead_letter": "other"}')
+    peer.create("other")
+    peer.produce("orders", *(b"%d" % number for number in range(count)))
+    world.advance(2)
+    peer.delete("orders")
+    queue = world.engine.queues[b"other"]
+    back = queue.back = CountedDict(queue.back)
+    assert world.call("redrive", queue="other") == {"queue": "other", "moved": 0, "left": count}
+    while world.engine.background.busy:
+        world.advance(0)
+    assert [body for _, body in peer.consume("other", count)] == [b"%d" % number for number in range(count)]
+    return back.looks
+
+
+def test_the_work_of_a_redrive_grows_with_the_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (looks_of_a_redrive(monkeypatch, count) for count in (100, 400))
+    assert many <= 4.1 * few
+
+
+def test_what_a_redrive_leaves_may_go_out_again_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "MOVED_AT_ONCE", 2)
+    monkeypatch.setattr(background, "STEPS_PER_TURN", 1)
+    world = World(MEMORY)
+    peer, _ = holding(world)
+    peer.lose()
+    world.advance(1)
+    waiting = world.connect()
+    world.call("redrive", queue="orders")
+    queue = world.engine.queues[b"orders"]
+    assert len(queue.returned) == 2, "the first turn is over, and there is more to do"
+    assert waiting.consume("orders", 3) == []
+    is_served(world)
+    world.advance(1)
+    assert [body for _, body in deliveries(waiting.take())] == [b"000", b"001", b"002"]
