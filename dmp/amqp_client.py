@@ -75,18 +75,18 @@ class NotTaken(BrokerError):
 class _Answer(Generic[T]):
     """What somebody waits for: a value or an error, once. Nobody need wait."""
 
-    __slots__ = ("_came", "_outcome")
+    __slots__ = ("_done", "_outcome")
 
     def __init__(self) -> None:
-        self._came = trio.Event()
+        self._done = trio.Event()
         self._outcome: T | BrokerError | None = None
 
-    def give(self, outcome: T | BrokerError) -> None:
+    def set(self, outcome: T | BrokerError) -> None:
         self._outcome = outcome
-        self._came.set()
+        self._done.set()
 
     async def wait(self) -> T:
-        await self._came.wait()
+        await self._done.wait()
         if isinstance(self._outcome, BrokerError):
             raise self._outcome
         assert self._outcome is not None
@@ -152,7 +152,7 @@ class _Channel:
         self._published = 0
         self._unconfirmed: dict[int, _Published] = {}
         self._delivered: deque[Delivery] = deque()
-        self._came = trio.Event()
+        self._arrival = trio.Event()
         self._lost: BrokerError | None = None
         self._contents = Contents()
 
@@ -198,7 +198,7 @@ class _Channel:
         while not self._delivered:
             if self._lost is not None:
                 raise self._lost
-            await self._came.wait()
+            await self._arrival.wait()
         return self._delivered.popleft()
 
     def lose(self, error: BrokerError) -> None:
@@ -207,13 +207,13 @@ class _Channel:
             return
         self._lost = error
         for asked in self._asked:
-            asked.give(error)
+            asked.set(error)
         for published in self._unconfirmed.values():
-            published.confirmed.give(error)
+            published.confirmed.set(error)
         self._asked.clear()
         self._unconfirmed.clear()
         self._delivered.clear()  # they are another consumer's now
-        self._came.set()
+        self._arrival.set()
 
     def receive(self, kind: int, payload: bytes) -> None:
         """A frame has come. Raises RemoteProtocolError, Refusal."""
@@ -236,7 +236,7 @@ class _Channel:
             case commands.Channel.CloseOk():
                 self._client._channel_closed(self, answer=False)
             case _ if self._asked:
-                self._asked.popleft().give(method)
+                self._asked.popleft().set(method)
             case _:
                 raise RemoteProtocolError(f"the server says {method.name}, which nobody asked for")
 
@@ -246,7 +246,7 @@ class _Channel:
             published = waiting.pop(each, None)
             if published is not None:
                 none = Unroutable(f"no queue takes {published.key!r} of exchange {published.exchange!r}")
-                published.confirmed.give(none if published.returned else outcome)
+                published.confirmed.set(none if published.returned else outcome)
 
     def _arrived(self, message: Arrived) -> None:
         method = message.method
@@ -255,8 +255,8 @@ class _Channel:
             redelivered, tag = bool(method.redelivered), method.delivery_tag or 0
             properties = unpack(message.properties)
             self._delivered.append(Delivery(body, exchange, key, redelivered, properties, tag, self))
-            self._came.set()
-            self._came = trio.Event()
+            self._arrival.set()
+            self._arrival = trio.Event()
         else:
             # It comes before its confirm, and in the order of publishing.
             for published in self._unconfirmed.values():

@@ -22,7 +22,7 @@ from dmp.metrics import Counts
 from dmp.queue_log import QueueLog
 from dmp.queue_records import put
 from dmp.queues import Owner, Queue
-from dmp.refusals import not_found, shown
+from dmp.refusals import Code, not_found, shown
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
 from shared.budget import Account, unbounded
@@ -150,6 +150,23 @@ class Broker:
         open_ = [queue for queue in queues if not queue.capped or queue.room_for(head, 1)]
         self.counts.dropped_full += len(queues) - len(open_)
         return open_
+
+    def publish_immediate(
+        self,
+        head: Head,
+        queues: Sequence[Queue],
+        bodies: Sequence[bytes],
+        send_return: Callable[[Code, Head, bytes], None],
+    ) -> Ticket | None:
+        """Each message goes to the queues that can deliver it now, or else back to its publisher."""
+        ticket = None
+        for body in bodies:
+            open_ = [queue for queue in queues if queue.takes_now]
+            if open_:
+                ticket = self.publish(head, open_, (body,)) or ticket
+            else:
+                send_return(Code.NO_CONSUMERS, head, body)
+        return ticket
 
     def publish_to(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
         """To all of them, full or not."""

@@ -103,7 +103,7 @@ class DeadLetters:
         except Refusal:  # the exchange is not there
             queue.leave([message])
         except StoreError:  # its record stands: a restart brings it back
-            queue.lose([message])
+            queue.forget([message])
         broker.counts.dead_letters_lost += 1
         return work
 
@@ -118,7 +118,7 @@ class DeadLetters:
         taken = queue.log.log, queue.log.leaving([message]), 1
         broker.publish_logged(head, logged, (message.body,), taken)
         queue.log.left([message])
-        queue.lose([message])
+        queue.forget([message])
         broker.log_changed(queue.log)
         for target in targets:
             if target.log is None:

@@ -84,7 +84,7 @@ class LeaseBook:
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._by_digest.values())
 
-    def give(self, owner: Owner, target: Exchange | Queue, send_return: SendReturn | None = None) -> str:
+    def grant(self, owner: Owner, target: Exchange | Queue, send_return: SendReturn | None = None) -> str:
         """A lease of an exchange that may be published to, or of a queue that is exclusive to `owner` and not
         leased. Raises Refusal."""
         if len(self._by_digest) >= self._leases_max:

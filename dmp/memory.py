@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _TENTH = 0.1
 _LOW = 1 - _TENTH  # of the bound: publishers go on below it, and not at every message that leaves
 STEP_BYTES = 64 << 10
-"""Messages are settled with the budget in such steps: one that comes and leaves costs nothing more."""
+"""Messages are charged to the budget in such steps: one that comes and leaves costs nothing more."""
 LEAST_BYTES = 1 << 20
 """Messages may always hold so much, whatever else the budget is used for: a publisher that waits then waits
 for messages to leave, and not for bindings that may stay for good."""
@@ -55,7 +55,7 @@ class Memory:
     why: str = ""
     deadline: float = math.inf
     heaped: float = math.inf
-    _settled_bytes: int = 0  # what the account knows of
+    _charged_bytes: int = 0  # what the account knows of
     _take_at: int = 0  # above it, or below the other, there is something to settle
     _give_at: int = -STEP_BYTES
     _waiting: dict[object, Callable[[], None]] = attrs.Factory(dict)
@@ -68,13 +68,13 @@ class Memory:
         """So many bytes more are held."""
         self.held_bytes += size
         if self.held_bytes > self._take_at:
-            self._settle()
+            self._charge()
 
     def give(self, size: int) -> None:
         """So many bytes less are; those who wait go on where that is enough."""
         self.held_bytes -= size
         if self.held_bytes < self._give_at:
-            self._settle()
+            self._charge()
 
     def when_free(self, who: object, callback: Callable[[], None]) -> None:
         """Call it once, when it is not full any more; at once if it is not so."""
@@ -89,12 +89,12 @@ class Memory:
 
     def expire(self, now: float) -> None:
         """The timers': look whether others have given something back."""
-        self._settle()
+        self._charge()
 
-    def _settle(self) -> None:
+    def _charge(self) -> None:
         held = self.held_bytes
-        self._account.charge(held - self._settled_bytes)
-        self._settled_bytes = held
+        self._account.charge(held - self._charged_bytes)
+        self._charged_bytes = held
         self._take_at = held + STEP_BYTES
         self._give_at = max(held - STEP_BYTES, 1) if held > 0 else -STEP_BYTES  # 1: none is left
         low = math.floor(self.bytes_max * _LOW)
@@ -131,11 +131,11 @@ class Memory:
 
 @attrs.define(eq=False)
 class Caches:
-    """What all caches hold of routes and of beginnings of messages; settled with the budget in steps, too."""
+    """What all caches hold of routes and of beginnings of messages; charged to it in steps, too."""
 
     _account: Account
     held_bytes: int = 0
-    _settled_bytes: int = 0
+    _charged_bytes: int = 0
 
     _over: bool = False  # the budget had no room when it was last settled
 
@@ -147,9 +147,9 @@ class Caches:
     def add(self, size: int) -> None:
         """So many bytes more, or fewer, are held."""
         self.held_bytes += size
-        if abs(self.held_bytes - self._settled_bytes) >= STEP_BYTES or not self.held_bytes:
-            self._account.charge(self.held_bytes - self._settled_bytes)
-            self._settled_bytes = self.held_bytes
+        if abs(self.held_bytes - self._charged_bytes) >= STEP_BYTES or not self.held_bytes:
+            self._account.charge(self.held_bytes - self._charged_bytes)
+            self._charged_bytes = self.held_bytes
             self._over = self._account.over
 
 

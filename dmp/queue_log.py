@@ -289,7 +289,7 @@ class Cold:
         epoch = self._epoch
         at_once = again = True
 
-        def came(data: bytes | StoreError) -> None:
+        def on_read(data: bytes | StoreError) -> None:
             nonlocal again
             if epoch != self._epoch:
                 return
@@ -311,7 +311,7 @@ class Cold:
         while again:
             again = False
             self.reading = True
-            self._log.log.read(self._offset, READ_BYTES, came)
+            self._log.log.read(self._offset, READ_BYTES, on_read)
         at_once = False
 
     def _pass_over(self) -> None:

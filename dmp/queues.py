@@ -31,7 +31,7 @@ from dmp.memory import Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
 from dmp.queue_log import Cold, Loaded, QueueLog
-from dmp.rows import Priorities, Ready, ReadyRow
+from dmp.ready import Priorities, Ready, ReadyRow
 from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
 from shared.errors import StoreError
 from shared.storage.lost import Lost
@@ -359,7 +359,7 @@ class Queue:
             if self._unlogged:
                 self._unlogged -= sum([message.offset < 0 for message in messages])
             if ticket is not None and ticket.error is not None:
-                self.lose(messages)
+                self.forget(messages)
             else:
                 self._make_ready(messages)
 
@@ -589,11 +589,11 @@ class Queue:
     def leave(self, messages: Sequence[Message]) -> None:
         """They are gone: from the queue, from all books, and from its log."""
         if messages:
-            self.lose(messages)
+            self.forget(messages)
             if self.log is not None:
                 self._take_from_log(self.log, messages)
 
-    def lose(self, messages: Sequence[Message]) -> None:
+    def forget(self, messages: Sequence[Message]) -> None:
         """They leave the queue's books; their records are another's care."""
         self._context.memory.give(_cost(messages))
         if self._has_large:
@@ -621,7 +621,7 @@ class Queue:
     def settle(self, messages: Sequence[Message]) -> None:
         """They are acknowledged."""
         if self.deleted:
-            self.lose(messages)
+            self.forget(messages)
             return
         self.unacked -= len(messages)
         self.leave(messages)
@@ -629,7 +629,7 @@ class Queue:
     def reject(self, messages: list[Message]) -> None:
         """They are not wanted back: dead letters."""
         if self.deleted:
-            self.lose(messages)
+            self.forget(messages)
             return
         self.unacked -= len(messages)
         self._context.dead_letter(self, messages, "rejected")
@@ -637,7 +637,7 @@ class Queue:
     def requeue(self, messages: list[Message], *, given: bool = True) -> None:
         """They come back to their old places; `given`: somebody may have seen them. You `deal`."""
         if self.deleted:
-            self.lose(messages)
+            self.forget(messages)
             return
         self.unacked -= len(messages)
         self._put_back(messages, given=given)

@@ -307,12 +307,7 @@ class Sink:
                 for body in bodies:
                     self._send_return(code, head, body)
             elif parts.options & MessageOptions.IMMEDIATE:
-                for body in bodies:
-                    queues = [queue for queue in route.queues if queue.takes_now]
-                    if queues:
-                        broker.publish(head, queues, (body,))
-                    else:
-                        self._send_return(Code.NO_CONSUMERS, head, body)
+                broker.publish_immediate(head, route.queues, bodies, self._send_return)
             else:
                 broker.publish(head, route.queues, bodies)
         except StoreError as error:

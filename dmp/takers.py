@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import attrs
 
 from dmp.message import Head, Message
-from dmp.rows import Ready
+from dmp.ready import Ready
 
 LOOKED_AT_ONCE = 1024  # consumers asked for their room before others have their turn: about a millisecond
 _DEAL_MAX = 256  # messages given to consumers at once before their outboxes are looked at again

@@ -100,10 +100,8 @@ class Topology:
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
-        self._exchanges_memory = broker.accounts.exchanges
-        self._queues_memory = broker.accounts.queues
-        self._bindings_memory = broker.accounts.bindings
-        self.waiting = WaitingBindings(self._bindings_memory)
+        self._memory = broker.accounts
+        self.waiting = WaitingBindings(broker.accounts.bindings)
         for name, type_ in PREDECLARED.items():
             kind = ExchangeKind(type_, durable=True)
             broker.exchanges[name] = Exchange(name, kind, CacheBytes(broker.accounts.caches))
@@ -125,7 +123,7 @@ class Topology:
             raise _reserved("exchange", name)
         if len(broker.exchanges) >= broker.settings.exchanges_max:
             raise _too_many("exchanges_max", broker.settings.exchanges_max)
-        check(self._exchanges_memory, _exchange_bytes(name, kind))
+        check(self._memory.exchanges, _exchange_bytes(name, kind))
         ticket = broker.definitions.put_exchange(name, kind) if kind.durable else None
         exchange = self._new_exchange(name, kind)
         broker.generation += 1
@@ -133,7 +131,7 @@ class Topology:
         return ticket
 
     def _new_exchange(self, name: bytes, kind: ExchangeKind) -> Exchange:
-        self._exchanges_memory.charge(_exchange_bytes(name, kind))
+        self._memory.exchanges.charge(_exchange_bytes(name, kind))
         exchange = self._broker.exchanges[name] = Exchange(
             name, kind, CacheBytes(self._broker.accounts.caches)
         )
@@ -162,7 +160,7 @@ class Topology:
             bound = bool(exchange.bindings or exchange.bound_to)
             ticket = broker.definitions.drop_exchange(name, bound=bound)
         del broker.exchanges[name]
-        self._exchanges_memory.give(_exchange_bytes(name, exchange.kind))
+        self._memory.exchanges.give(_exchange_bytes(name, exchange.kind))
         broker.generation += 1
         exchange.deleted = True
         exchange.forget_routes()
@@ -196,7 +194,7 @@ class Topology:
         if len(broker.queues) >= broker.settings.queues_max:
             raise _too_many("queues_max", broker.settings.queues_max)
         name = name or b"amq.gen-" + broker.new_name().encode()
-        check(self._queues_memory, _queue_bytes(name, kind))
+        check(self._memory.queues, _queue_bytes(name, kind))
         queue = Queue(name, kind, broker, owner if kind.exclusive else None, broker.limits)
         ticket = None
         if kind.durable and not kind.exclusive:
@@ -226,7 +224,7 @@ class Topology:
             messages_max=REPLIES_WAITING_MAX, bytes_max=broker.settings.message_bytes_max
         )
         kind = QueueKind(auto_delete=True, arguments=arguments)
-        check(self._queues_memory, _queue_bytes(name, kind))
+        check(self._memory.queues, _queue_bytes(name, kind))
         queue = Queue(name, kind, broker)
         broker.reply_queues[name] = queue
         self._charge_queue(queue)
@@ -235,7 +233,7 @@ class Topology:
     def _charge_queue(self, queue: Queue) -> None:
         """It is there, or is otherwise than it was."""
         before, queue.memory_bytes = queue.memory_bytes, _queue_bytes(queue.name, queue.kind)
-        self._queues_memory.charge(queue.memory_bytes - before)
+        self._memory.queues.charge(queue.memory_bytes - before)
 
     def purge_queue(self, queue: Queue) -> tuple[int, Ticket | None]:
         """How many messages that were. Raises StoreError."""
@@ -275,7 +273,7 @@ class Topology:
             ticket = broker.logs.delete(queue.log.log.name, rows)
         if broker.reply_queues.pop(queue.name, None) is None:
             del broker.queues[queue.name]
-        self._queues_memory.give(queue.memory_bytes)
+        self._memory.queues.give(queue.memory_bytes)
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)
@@ -336,7 +334,7 @@ class Topology:
         wild = exchange.wild_words(key)
         if wild and broker.wild_words + wild > broker.settings.wild_words_max:
             raise _too_many("wild_words_max", broker.settings.wild_words_max)
-        check(self._bindings_memory, _binding_bytes(exchange, binding))
+        check(self._memory.bindings, _binding_bytes(exchange, binding))
         ticket = None
         if exchange.kind.durable and _is_durable(destination):
             exchange.check(arguments)
@@ -362,7 +360,7 @@ class Topology:
         bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
         bound.add(binding)
         self._broker.bindings += 1
-        self._bindings_memory.charge(_binding_bytes(exchange, binding))
+        self._memory.bindings.charge(_binding_bytes(exchange, binding))
         self._broker.wild_words += exchange.wild_words(binding.key)
         self._broker.generation += 1
 
@@ -389,7 +387,7 @@ class Topology:
         for exchange, binding in there:
             destination = exchange.bindings[binding]
             exchange.remove(binding)
-            self._bindings_memory.give(_binding_bytes(exchange, binding))
+            self._memory.bindings.give(_binding_bytes(exchange, binding))
             broker.wild_words -= exchange.wild_words(binding.key)
             bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
             bound.discard(binding)

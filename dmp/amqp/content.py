@@ -62,10 +62,10 @@ class Incoming:
         self._check(begun + head.body_bytes, self.settings.body_bytes_max)
         arriving = self.bodies.begin(head.body_bytes, head.persistent)
         self.large[arriving] = None
-        self.large_came()
+        self.large_progressed()
         return arriving
 
-    def large_came(self) -> None:
+    def large_progressed(self) -> None:
         """A large body has begun, or came nearer its end: until it does, it holds what others might have.
 
         It comes no faster than the disk writes it.
@@ -169,7 +169,7 @@ class Content:
                 except StoreError as error:
                     self.failed = str(error) or "the store takes no writes"
                     self._give_up(incoming)
-                incoming.large_came()
+                incoming.large_progressed()
         if self.missing:
             return None
         if self._arriving is None:
@@ -243,12 +243,12 @@ class BodyFrames(FileRange):
         if ticket.error is None:
             self._fetch()
         else:
-            self._came(ticket.error)
+            self._read_on(ticket.error)
 
     def _fetch(self) -> None:
-        self._body.log.read(self._next, READ_BYTES, self._came)
+        self._body.log.read(self._next, READ_BYTES, self._read_on)
 
-    def _came(self, data: bytes | StoreError) -> None:
+    def _read_on(self, data: bytes | StoreError) -> None:
         self._reading = False
         error = data if isinstance(data, StoreError) else None
         if isinstance(data, StoreError) or not data:

@@ -108,7 +108,7 @@ def direct_put(channel: Channel, method: Any) -> None:
     exchange = mux.broker.topology.exchange(method.sink.encode())
     if exchange.kind.internal:
         raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(exchange.name)} is internal")
-    lease = mux.broker.leases.give(mux.owner, exchange, channel.return_from_sink)
+    lease = mux.broker.leases.grant(mux.owner, exchange, channel.return_from_sink)
     channel.reply(Direct.PutOk(lease))
 
 
@@ -121,7 +121,7 @@ def direct_get(channel: Channel, method: Any) -> None:
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} is not exclusive to this connection")
     if queue.feed is not None or queue.feed_lease is not None:
         raise Refusal(Code.RESOURCE_LOCKED, f"queue {shown(queue.name)} is leased already")
-    channel.reply(Direct.GetOk(mux.broker.leases.give(mux.owner, queue)))
+    channel.reply(Direct.GetOk(mux.broker.leases.grant(mux.owner, queue)))
 
 
 @handles(commands.Exchange.Declare)

@@ -192,7 +192,7 @@ class Publishing:
         else:
             try:
                 if post.content.immediate:
-                    ticket = self._publish_immediate(post, bodies)
+                    ticket = broker.publish_immediate(head, queues, bodies, channel.send_return)
                 else:
                     ticket = broker.publish(head, queues, bodies)
             except StoreError as error:
@@ -220,17 +220,6 @@ class Publishing:
         self._mux.worked(work)
         post.generation = broker.generation
         post.run_max = max(1, _RUN_MAX // (len(post.queues) or 1))
-
-    def _publish_immediate(self, post: Post, bodies: Sequence[bytes]) -> Ticket | None:
-        """Each message goes to the queues that can deliver it now, or else back to its publisher."""
-        ticket = None
-        for body in bodies:
-            queues = [queue for queue in post.queues if queue.takes_now]
-            if queues:
-                ticket = self._mux.broker.publish(post.head, queues, (body,)) or ticket
-            else:
-                post.channel.send_return(Code.NO_CONSUMERS, post.head, body)
-        return ticket
 
     def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: Confirms) -> None:
         """Some queue is nearly full and rejects what it has no room for: each message has its own confirm."""

@@ -145,7 +145,7 @@ class AmqpSession(SessionBase):
         elif what == LARGE:
             incoming = self.mux.incoming
             if incoming.large and self.stopped:  # it is not the peer that is late
-                incoming.large_came()
+                incoming.large_progressed()
             elif incoming.large:
                 self.broker.counts.too_late += 1
                 self.mux.current, self._index = None, commands.Basic.Publish.index

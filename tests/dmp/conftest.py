@@ -1,9 +1,12 @@
 """A broker for a test, and an application of it."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.peers import Application
+from tests.dmp.served import Served, served
 from tests.dmp.world import World
 
 
@@ -25,3 +28,10 @@ async def app(world: World) -> Application:
 def peer(world: World) -> Peer:
     """A client of that broker's AMQP, logged in, with channel 1 open."""
     return Peer(world).login()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with the settings as they come, on real sockets."""
+    with served(tmp_path_factory.mktemp("dmp")) as running:
+        yield running

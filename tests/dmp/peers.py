@@ -84,12 +84,14 @@ class Application:
         return declared
 
     def sink_lease(self, name: bytes) -> bytes:
-        return self.world.broker.leases.give(
+        return self.world.broker.leases.grant(
             self.owner, self.world.topology.exchange(name), self._send_return
         ).encode()
 
     def feed_lease(self, name: bytes) -> bytes:
-        return self.world.broker.leases.give(self.owner, self.world.topology.queue(name, self.owner)).encode()
+        return self.world.broker.leases.grant(
+            self.owner, self.world.topology.queue(name, self.owner)
+        ).encode()
 
     def open(self, lease: bytes, *, bound: int = 1 << 20) -> Peer:
         """A connection by that lease, its dialog over."""

@@ -1,7 +1,5 @@
 """The AMQP client against a real server: confirms, acknowledgements, refusals, ends."""
 
-from collections.abc import Iterator
-
 import pytest
 import trio
 import trio.testing
@@ -10,17 +8,10 @@ from pamqp import commands
 from dmp import amqp_client
 from dmp.amqp_client import Client, Deliveries, Disconnected, NotTaken, Refused, Unroutable, open_amqp
 from dmp.principal import NotThere
-from dmp.settings import DmpSettings
 from shared.client.dial import Unreachable
-from tests.dmp.served import Served, served
+from tests.dmp.served import Served
 
 PATIENCE_SECONDS = 60.0
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("amqp"), DmpSettings()) as server:
-        yield server
 
 
 async def bodies(deliveries: Deliveries, count: int) -> list[bytes]:

@@ -7,17 +7,24 @@ from typing import Any
 import attrs
 from pamqp import body, common, header
 
+from dmp import wire as dmp_wire
 from dmp.amqp import methods, wire
 from dmp.amqp.session import CONNECTION_FIELDS_MAX, LOGIN_FRAME_BYTES_MAX
 from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State
 from dmp.bodies import PART_BYTES
-from dmp.data_types import FIELDS_MAX
+from dmp.data_types import FIELDS_MAX, short
+from dmp.feed import IDLE_SECONDS
+from dmp.leases import LEASE_SECONDS, RANDOM_BYTES
 from dmp.properties import KEYS_MAX
 from dmp.refusals import Code
+from dmp.session import TRANSITIONS as DMP_TRANSITIONS
+from dmp.session import State as DmpState
 from dmp.settings import DmpSettings
 from dmp.topology import REPLIES_WAITING_MAX
-from dmp.wire import AMQP_HEADER
+from dmp.wire import AMQP_HEADER, DMP_HEADER
 from tests.dmp.amqp_peer import Peer, content_header
+from tests.dmp.peers import Application, texts
+from tests.dmp.peers import Peer as DmpPeer
 from tests.dmp.world import World
 from tests.support.diagrams import diagram
 
@@ -121,5 +128,57 @@ def test_the_diagrams_are_the_tables() -> None:
     for lines in (
         diagram(TRANSITIONS, State.STARTING, State.ENDED),
         diagram(CHANNEL_TRANSITIONS, ChannelState.OPEN, ChannelState.CLOSED),
+        diagram(DMP_TRANSITIONS, DmpState.LEASE, DmpState.ENDED),
     ):
         assert "```mermaid\n" + "\n".join(lines) + "\n```" in DOCUMENT
+
+
+async def test_the_dmp_session_in_the_document_goes_as_it_says() -> None:
+    world = await World.open()
+    app = Application(world)
+    app.exchange(b"orders")
+    queue = app.queue(b"all", b"orders")
+    peer = DmpPeer(world)
+    said: list[str] = []
+    for line in DOCUMENT.partition("```dmp-session\n")[2].partition("```")[0].splitlines():
+        if line.startswith("> "):
+            assert not said, "the document leaves out an answer"
+            said = list(texts(peer.say(_bytes(line[2:], app))))
+        else:
+            assert said.pop(0) == line
+    assert not said
+    assert peer.connection.finished
+    assert [(message.head.key, message.body) for message in queue.ready] == [
+        (b"eu.de", b"hello"),
+        (b"eu.fr", b"bonjour"),
+    ]
+
+
+def _bytes(line: str, app: Application) -> bytes:
+    what, *fields = line.split()
+    if what == "AMQP":
+        assert b"AMQP" + bytes(map(int, fields)) == DMP_HEADER
+        return DMP_HEADER
+    if what == "word":
+        return short(app.sink_lease(b"orders"))
+    if what == "null":
+        return dmp_wire.NULL_MESSAGE
+    said = dict(field.split("=") for field in fields)
+    return dmp_wire.message(
+        dmp_wire.Message(said.get("exchange", "").encode(), said["key"].encode(), said["body"].encode())
+    )
+
+
+def test_the_codes_that_dmp_sends_are_in_the_document() -> None:
+    for code in dmp_wire.Reply:
+        if code not in (dmp_wire.Reply.NOT_ALLOWED, dmp_wire.Reply.NOT_IMPLEMENTED):  # never sent
+            assert f"`{code}" in DOCUMENT
+
+
+def test_dmps_numbers_in_the_document_are_those_of_the_code() -> None:
+    assert f"within {LEASE_SECONDS:.0f}\nseconds" in DOCUMENT
+    assert f"A lease is {RANDOM_BYTES * 8} random bits" in DOCUMENT
+    assert f"idle for {IDLE_SECONDS:.0f} s" in DOCUMENT
+    assert dmp_wire.PROPERTIES_BYTES_MAX == 128 << 10
+    assert dmp_wire.ENVELOPE_BYTES_MIN == 8
+    assert DmpSettings().message_bytes_max == (16 << 20) - 1 == dmp_wire.BODY_BYTES_MAX

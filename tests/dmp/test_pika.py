@@ -15,12 +15,6 @@ from tests.support.server import until
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("dmp")) as running:
-        yield running
-
-
 Connect = Callable[..., BlockingConnection]
 
 

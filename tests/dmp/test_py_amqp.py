@@ -12,15 +12,9 @@ from pamqp import commands
 from dmp.amqp.wire import HEARTBEAT_FRAME, encode
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import publish, start_ok
-from tests.dmp.served import Served, served
+from tests.dmp.served import Served
 from tests.dmp.world import PERSISTENT
 from tests.support.server import Server
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("dmp")) as running:
-        yield running
 
 
 @pytest.fixture

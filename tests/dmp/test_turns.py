@@ -11,7 +11,7 @@ from dmp.data_types import short
 from dmp.exchanges import HeaderMatch
 from dmp.message import Message
 from dmp.queues import Queue
-from dmp.rows import ReadyRow
+from dmp.ready import ReadyRow
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
