@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from kqmsgq.queues import KNOWN_BYTES, Consumer, Queues, no_message
 from kqmsgq.repeats import ONE_BY_ONE, Pattern, Repeat, Repeats
-from kqmsgq.wire import HEADER_BYTES, MESSAGE, NAME_AT, WireError
-from shared.fanout import Bundle, Route
+from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT, WireError
+from shared.access import WRITE
+from shared.fanout import ROUTES_MAX, Bundle, Route
 
 if TYPE_CHECKING:
+    from shared.access import Guard
     from shared.recording.recorder import Track
 
 PIECES_PER_TURN = 16 * 1024
@@ -30,19 +32,35 @@ MEMBERS_PER_PIECE = 2
 """And so many of the consumers that it is for cost as much as one: its route is found by all of them."""
 
 
+DENIED_PER_TURN = 256
+"""Messages that the user may not send; each ends a pass. Then others have their turn."""
+
+
+class _DeniedError(Exception):
+    """The user may not send the message at `at`."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
 class Producer:
     """What one producer sends, on its way to consumers. `more`: the last `publish` left whole messages."""
 
     __slots__ = (
         "_delivered",
         "_epoch",
+        "_guard",
+        "_known",
+        "_known_epoch",
         "_looked",
         "_messages",
+        "_peer",
         "_pieces",
         "_queues",
         "_repeats",
         "_track",
         "_unrouted",
+        "_user",
         "more",
     )
 
@@ -54,16 +72,66 @@ class Producer:
         self._looked = 0  # pieces that looking for the newest pattern was worth
         self._messages = self._delivered = self._unrouted = self._pieces = 0  # of this pass
         self.more = False
+        self._guard: Guard | None = None
+        self._user = self._peer = ""
+        # Of a producer who may not write everywhere: as `Routes.known`, but its own.
+        self._known: dict[bytes, Route[Consumer]] = {}
+        self._known_epoch = -1
+
+    def restrict(self, user: str, guard: "Guard | None", peer: str) -> None:
+        """From now on `guard` is asked whether the user may write to a queue. None: he may to all."""
+        self._user, self._guard, self._peer = user, guard, peer
+        self._known_epoch = self._epoch = -1  # what was learnt was learnt by other rules
 
     def publish(self, data: bytes, at: int = 0) -> int:
         """Hand on the whole messages of `data` from `at` on, as far as a turn goes; returns where they end.
 
-        Raises WireError at what is no message; those before it are handed on.
+        Those that the user may not send are dropped and counted. Raises WireError at what is no message;
+        those before it are handed on.
         """
+        for _ in range(DENIED_PER_TURN):
+            try:
+                return self._publish(data, at)
+            except _DeniedError as denied:
+                found = self._queues.look(data, denied.at)
+                if found is None or found[2] > len(data):
+                    return denied.at
+                assert self._guard is not None
+                name = data[denied.at + NAME_AT : found[1] - LENGTH_BYTES]
+                self._guard.refuse(self._user, WRITE, name, self._peer)
+                at = found[2]
+        self.more = True
+        return at
+
+    def _known_routes(self) -> dict[bytes, Route[Consumer]]:
+        """What is known of messages' first bytes, to this producer."""
+        routes = self._queues.routes
+        if self._guard is None:
+            return routes.known
+        if self._known_epoch != routes.epoch or len(self._known) > ROUTES_MAX:
+            self._known_epoch = routes.epoch
+            self._known = {}
+        return self._known
+
+    def _look(self, data: bytes, at: int) -> tuple[Route[Consumer], int, int] | None:
+        """As `Queues.look`. Raises _DeniedError where the user may not write there."""
+        looked = self._queues.look(data, at)
+        if looked is None or self._guard is None:
+            return looked
+        name = data[at + NAME_AT : looked[1] - LENGTH_BYTES]
+        if not self._guard.may(self._user, WRITE, name):
+            raise _DeniedError(at)
+        head = data[at : looked[1] - LENGTH_BYTES + KNOWN_BYTES]
+        if self._queues.routes.known.get(head) is looked[0]:
+            self._known_routes()[head] = looked[0]
+        return looked
+
+    def _publish(self, data: bytes, at: int) -> int:
+        """One pass. Raises WireError, and _DeniedError; what is before that is handed on."""
         queues = self._queues
-        known = queues.routes.known
+        known = self._known_routes()
         last = queues.routes.nowhere  # the route of the newest messages: `run` of them, from `start` on
-        error: WireError | None = None
+        error: WireError | _DeniedError | None = None
         first = start = at
         run = one_by_one = 0
         size = len(data)
@@ -93,10 +161,12 @@ class Producer:
                 after = fixed + 2 + (data[fixed] << 8 | data[fixed + 1])
             else:
                 try:
-                    looked = queues.look(data, at)
-                except WireError as refused:
+                    looked = self._look(data, at)
+                except (WireError, _DeniedError) as refused:
                     error = refused
                     break
+                if self._guard is not None:
+                    known = self._known_routes()
                 self._pieces += PIECES_PER_LOOK
                 if looked is None:
                     break
@@ -188,8 +258,8 @@ class Producer:
         """The messages from `at` on. What is wrong ends them; it is met again when its turn comes."""
         while at <= len(data) - HEADER_BYTES and self._looked < PIECES_PER_TURN:
             try:
-                looked = self._queues.look(data, at)
-            except WireError:
+                looked = self._look(data, at)
+            except (WireError, _DeniedError):
                 return
             if looked is None or looked[2] > len(data):
                 return

@@ -16,6 +16,7 @@ class KqmsgqService:
     """KqueueMsgQ on its one endpoint."""
 
     def __init__(self, context: Context, settings: KqmsgqSettings) -> None:
+        self._access = context.access
         self.queues = Queues(settings, Counts(), context.log, context.recorder, context.budget)
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("kqmsgq", settings.port, self._open_session, pushes=True),
@@ -39,7 +40,7 @@ class KqmsgqService:
         return samples("kqmsgq", self.queues.counts, GAUGES, self.queues)
 
     def _open_session(self, connection: Connection) -> Session:
-        return Session(connection, self.queues)
+        return Session(connection, self.queues, self._access)
 
     async def _consumers(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """`dropped`: only those that lost messages."""

@@ -140,6 +140,16 @@ class Queues:
             self.routes.forget()
             self._charge(consumer, -1, name)
 
+    def subscriptions(self, consumer: Consumer) -> list[bytes]:
+        """The names of the queues that it is subscribed to; an empty one is all of them."""
+        return [name if isinstance(name, bytes) else b"" for name in self._index.patterns(consumer)]
+
+    def end_subscription(self, consumer: Consumer, name: bytes) -> None:
+        """To that queue alone; without a name, to all of them."""
+        if self._index.unsubscribe(consumer, name or EVERY_NAME):
+            self.routes.forget()
+            self._charge(consumer, -1, name)
+
     def unsubscribe_all(self, consumer: Consumer) -> None:
         if self._index.drop(consumer):
             self.routes.forget()

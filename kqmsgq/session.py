@@ -8,6 +8,7 @@ from kqmsgq.fanout import Producer
 from kqmsgq.queues import Consumer, Queues
 from kqmsgq.states import TRANSITIONS, Event, State
 from kqmsgq.wire import (
+    ACCOUNT,
     CONSUME,
     LENGTH_BYTES,
     MESSAGE,
@@ -21,7 +22,9 @@ from kqmsgq.wire import (
     WireError,
     message_end,
     name_end,
+    take_account,
 )
+from shared.access import READ, Guard
 from shared.errors import RemoteProtocolError, printable
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
@@ -35,17 +38,20 @@ class Session(SessionBase):
 
     __slots__ = ("_consumer", "_producer", "_queues", "state")
 
-    def __init__(self, connection: Connection, queues: Queues) -> None:
+    def __init__(self, connection: Connection, queues: Queues, gate: Guard | None = None) -> None:
         super().__init__(connection, queues.settings.event_seconds)
         self._queues = queues
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self.state = State.ROLE
+        self.admit(gate)
         connection.await_first()
 
     def apply(self, data: bytes, at: int) -> int:
-        if self.state is State.ROLE:
-            at = self._take_role(data, at)
+        while self.state is State.ROLE:
+            before, at = at, self._take_role(data, at)
+            if self.stopped or self.ended or at == before:
+                return at
         if self._producer is not None:
             return self._publish(self._producer, data, at)
         if self._consumer is not None:
@@ -54,10 +60,14 @@ class Session(SessionBase):
 
     def _take_role(self, data: bytes, at: int) -> int:
         role = data[at : at + ROLE_BYTES]
-        if not (PRODUCE.startswith(role) or CONSUME.startswith(role)):
+        if role == ACCOUNT:
+            return self._take_account(data, at)
+        if not (PRODUCE.startswith(role) or CONSUME.startswith(role) or ACCOUNT.startswith(role)):
             raise WireError(f"{printable(role)} is neither produce nor consume", fault=Fault.ROLE)
         if len(role) < ROLE_BYTES:
             return at
+        if not self.user:
+            raise WireError("log in first, with account", fault=Fault.LOGIN)
         self.connection.spoke()
         queues = self._queues
         if role == PRODUCE:
@@ -67,10 +77,42 @@ class Session(SessionBase):
             if queues.recorder is not None:
                 track = queues.recorder.track(RECORDED_MESSAGES, source=self.connection.peer.encode())
             self._producer = Producer(queues, track)
+            self._producer.restrict(self.user, self.guard, self.connection.peer)
         else:
             self.state = TRANSITIONS[self.state][Event.CONSUME]
             self._consumer = queues.join(self.connection)
         return at + ROLE_BYTES
+
+    def _take_account(self, data: bytes, at: int) -> int:
+        """A login, before the role; who is refused is closed."""
+        found = take_account(data, at)
+        if found is None:
+            return at
+        user, password, end = found
+
+        def done(fits: bool) -> None:
+            if fits:
+                self.state = TRANSITIONS[self.state][Event.ACCOUNT]
+                return
+            self._queues.counts.fault(Fault.LOGIN)
+            self.state = TRANSITIONS[self.state][Event.FAULT]
+            self.end()
+            self.connection.finish()
+
+        self.log_in(user.decode("utf-8", "replace"), password, done)
+        return end
+
+    def access_changed(self) -> None:
+        super().access_changed()
+        if self._producer is not None:
+            self._producer.restrict(self.user, self.guard, self.connection.peer)
+        elif self._consumer is not None and self.guard is not None:
+            for name in self._queues.subscriptions(self._consumer):
+                if not self._may_read(self.guard, name):
+                    self._queues.end_subscription(self._consumer, name)
+
+    def _may_read(self, guard: Guard, name: bytes) -> bool:
+        return guard.may(self.user, READ, name) if name else guard.may_all(self.user, READ)
 
     def _publish(self, producer: Producer, data: bytes, at: int) -> int:
         """A producer's messages."""
@@ -105,7 +147,10 @@ class Session(SessionBase):
                 break
             name = data[at + NAME_AT : end]
             if event == SUBSCRIBE:
-                queues.subscribe(consumer, name)
+                if self.guard is None or self._may_read(self.guard, name):
+                    queues.subscribe(consumer, name)
+                else:
+                    self.guard.refuse(self.user, READ, name or b"*", self.connection.peer)
             else:
                 queues.unsubscribe(consumer, name)
             at = end

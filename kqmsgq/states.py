@@ -16,6 +16,7 @@ class State(Enum):
 
 
 class Event(Enum):
+    ACCOUNT = "account, and a login that fits"
     PRODUCE = "produce"
     CONSUME = "consume"
     MESSAGE = "*"
@@ -27,6 +28,7 @@ class Event(Enum):
 
 TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     State.ROLE: {
+        Event.ACCOUNT: State.ROLE,
         Event.PRODUCE: State.PRODUCER,
         Event.CONSUME: State.CONSUMER,
         Event.FAULT: State.ENDING,

@@ -12,6 +12,7 @@ from shared.errors import RemoteProtocolError, printable
 
 PRODUCE = b"produce"
 CONSUME = b"consume"
+ACCOUNT = b"account"
 ROLE_BYTES = 7
 
 MESSAGE = ord("*")
@@ -19,6 +20,8 @@ SUBSCRIBE = ord(">")
 UNSUBSCRIBE = ord("/")
 
 LENGTH_BYTES = 4
+USER_BYTES_MAX = 64
+PASSWORD_BYTES_MAX = 1024
 NAME_AT = 1 + LENGTH_BYTES
 """Where an event's queue name begins."""
 HEADER_BYTES = NAME_AT + LENGTH_BYTES
@@ -40,6 +43,7 @@ class Fault(StrEnum):
     MESSAGE = "message_too_large"
     SUBSCRIPTIONS = "subscriptions"
     TOO_LATE = "too_late"
+    LOGIN = "login"
 
 
 @attrs.define(eq=False)
@@ -70,6 +74,34 @@ def subscribe(queue: bytes = b"") -> bytes:
 def unsubscribe(queue: bytes = b"") -> bytes:
     """The event that ends the subscription to a queue; without a name, every one."""
     return b"/%b%b" % (len(queue).to_bytes(4, "big"), queue)
+
+
+def account(user: str, password: str) -> bytes:
+    """What goes before the role where a login is asked for."""
+    return ACCOUNT + b"".join(
+        len(each).to_bytes(4, "big") + each for each in (user.encode(), password.encode())
+    )
+
+
+def take_account(data: Buffer, at: int) -> tuple[bytes, bytes, int] | None:
+    """User and password behind `account` at `at`, and where they end; None until all is there.
+
+    Raises WireError.
+    """
+    at += ROLE_BYTES
+    found = []
+    for what, most in (("a user's name", USER_BYTES_MAX), ("a password", PASSWORD_BYTES_MAX)):
+        if len(data) < at + LENGTH_BYTES:
+            return None
+        length = int.from_bytes(data[at : at + LENGTH_BYTES], "big")
+        at += LENGTH_BYTES
+        if length > most:
+            raise WireError(f"{what} of {length} bytes, {most} at most", fault=Fault.LOGIN)
+        if len(data) < at + length:
+            return None
+        found.append(bytes(data[at : at + length]))
+        at += length
+    return found[0], found[1], at
 
 
 def name_end(data: Buffer, at: int, name_bytes_max: int) -> int | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import structlog
 
     from logmq.session import Session
+    from shared.access import Guard
 
 
 @attrs.define(eq=False)
@@ -31,6 +32,7 @@ class Broker:
     counts: Counts = attrs.field(factory=Counts)
     windows: Windows = attrs.field(factory=Windows)
     sessions: "set[Session]" = attrs.field(factory=set)
+    access: "Guard | None" = None
     draining: bool = False
     """The server stops: nothing waits any more."""
 

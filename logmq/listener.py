@@ -34,6 +34,7 @@ async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
         topics=Topics(namespace, settings),
         groups=Groups(await Table.open(tables, GROUPS), settings.commits_max),
         writers=Writers(store, await Table.open(tables, WRITERS), writers_max=settings.writers_max),
+        access=context.access,
     )
     if store.read_only is None:
         by_id = broker.topics.by_id()

@@ -43,6 +43,7 @@ from logmq.wire import (
     too_large,
     topic_untrusted,
 )
+from shared.access import MANAGE, READ, WRITE
 from shared.errors import LocalProtocolError, StoreError, printable
 from shared.file_range import FileRange
 from shared.net.connection import Connection
@@ -69,6 +70,9 @@ _READ = Stop.FIRST_OWN << 1  # a read is under way
 # Deadlines.
 _SOON, _FETCHES = range(2)
 
+LOGINS_MAX = 3
+"""Refused in a row; then the connection closes."""
+
 _NEVER = b"\n\n"  # begins no line
 _EOF = b"EOF\n"
 _SAID_NOTHING = Refusal(Code.SYNTAX, "no whole line came in time; closing").line
@@ -87,6 +91,7 @@ class Session(SessionBase):
         "_fetches",
         "_line_max",
         "_listing",
+        "_logins_refused",
         "_mixed",
         "_queued_logs",
         "_queued_messages",
@@ -122,11 +127,13 @@ class Session(SessionBase):
         self._queued_messages: list[bytes] = []
         # What waits. Made when first needed: most connections are idle.
         self._reads = 0
+        self._logins_refused = 0
         self._soon: list[Callable[[], None]] | None = None
         self._tail: Tail | None = None
         self._fetches: dict[Fetch, None] | None = None
         self._listing: tuple[Iterator[tuple[bytes, bool]], ReplySlot] | None = None
         broker.sessions.add(self)
+        self.admit(broker.access)
         connection.await_first(_SAID_NOTHING)
 
     # -- the driver's calls
@@ -269,11 +276,12 @@ class Session(SessionBase):
 
     def _lines(self, data: bytes, at: int) -> int:
         """Requests, line by line, until the state changes or something stops them."""
-        if at == 0:
+        if at == 0 and self.user:
             at = self._whole_run(data)
             if self.stopped:
                 return at
-        line_max, size_max, known = self._line_max, self._size_max, self.topics.known
+        line_max, size_max = self._line_max, self._size_max
+        known = self.topics.known if self.guard is None else _Writable(self)
         logs, messages = self._queued_logs, self._queued_messages
         for _ in range(LINES_PER_ROUND):
             end = data.find(b"\n", at)
@@ -322,6 +330,10 @@ class Session(SessionBase):
         after = end + 1
         line = _without_cr(data[at:end])
         try:
+            if line.startswith(b"AUTH ") and line.count(b" ") > 1:
+                self._flush()
+                self._auth(line)
+                return after
             if line.startswith(b"PRODUCE "):
                 self._produce(line)
                 return after
@@ -329,6 +341,8 @@ class Session(SessionBase):
             if word == b"APPEND" or word == b"BATCH":
                 return self._body_announced(word, fields, data, after)
             self._flush()
+            if not self.user:
+                raise _log_in_first()
             _REQUESTS[word](self, fields)
         except _NotYetError:
             self.stop(_TURN)
@@ -338,7 +352,7 @@ class Session(SessionBase):
             if refusal.code is Code.UNKNOWN_COMMAND and looks_like_http(line):
                 self._end_http(line)
                 return after
-            self._refuse(refusal)
+            self._refuse(refusal if self.user else _log_in_first())
         self.stop_if_crowded()
         return after
 
@@ -399,6 +413,8 @@ class Session(SessionBase):
         field = data[space + 1 : end]
         if space < 0 or log is None or not field.isdigit() or len(field) > 7 or int(field) > self._size_max:
             return 0
+        if self.guard is not None and not self.guard.may(self.user, WRITE, data[len("APPEND ") : space]):
+            return 0
         size = int(field)
         records, count = runs.appended(data, data[: end + 1], size)
         if count:
@@ -423,6 +439,8 @@ class Session(SessionBase):
         try:
             # The largest message can be sent as a batch of one record, too.
             what, more = ("a message", 0) if word == b"APPEND" else ("a batch", runs.HEADER_BYTES)
+            if not self.user:
+                raise _log_in_first()
             if length > self._size_max + more:
                 raise too_large(what, length, self._size_max + more)
             topic = fields[0]
@@ -475,6 +493,7 @@ class Session(SessionBase):
 
     def _writable(self, topic: bytes) -> "Log":
         """The log of a topic, made if it is not there, which counts as a read does. Raises Refusal."""
+        self._require(WRITE, topic)
         before = len(self.topics)
         log = self.topics.writable_untrusted(topic)
         if len(self.topics) > before:
@@ -552,6 +571,58 @@ class Session(SessionBase):
         self._run_word = self._run_separator = _NEVER
         return self._writable(log.name.encode())
 
+    # -- who it is, and what he may do
+
+    def _auth(self, line: bytes) -> None:
+        """AUTH: the user, and the rest of the line."""
+        _, name, password = line.split(b" ", 2)
+        slot = self.replies.slot()
+
+        def done(fits: bool) -> None:
+            if fits:
+                self._logins_refused = 0
+                slot.resolve(b"OK\n")
+                return
+            self._logins_refused += 1
+            refusal = Refusal(Code.DENIED, "wrong name or password")
+            self.counts.refused(refusal)
+            slot.resolve(refusal.line)
+            if self._logins_refused >= LOGINS_MAX:
+                self._end(Event.LOGIN_REFUSED)
+
+        self.log_in(name.decode("utf-8", "replace"), password, done)
+
+    def access_changed(self) -> None:
+        super().access_changed()
+        self._run_word = self._run_separator = _NEVER
+        guard, tail = self.guard, self._tail
+        if guard is None:
+            return
+        if tail is not None and not guard.may(self.user, READ, tail.topic):
+            tail.end()
+            self.reader_ended(tail)
+        for fetch in tuple(self._fetches or ()):
+            if not guard.may(self.user, READ, fetch.topic):
+                fetch.expire()
+
+    def _require(self, action: str, name: bytes) -> None:
+        """Raises Refusal where the user may not."""
+        if self.guard is not None:
+            if not self.user:
+                raise _log_in_first()
+            if not self.may(action, name):
+                raise Refusal(Code.DENIED, "not allowed")
+
+    def _readable(self, topic: bytes) -> "Log | None":
+        """The log of a topic that is to be read, if it is there. Raises Refusal."""
+        self._require(READ, topic)
+        return self.topics.find_untrusted(topic)
+
+    def _existing(self, action: str, topic: bytes) -> "Log":
+        """The log of a topic that has to be there. Raises Refusal."""
+        self._require(action, topic)
+        return self.topics.existing_untrusted(topic)
+
     # -- CONSUME and FETCH
 
     def _consume_run(self, data: bytes) -> int:
@@ -569,7 +640,7 @@ class Session(SessionBase):
         if not b"".join(fields).isdigit() or not 1 <= min(map(len, fields)) <= max(map(len, fields)) <= 18:
             return 0
         try:
-            log = self.topics.find_untrusted(word[len("CONSUME ") : -1])
+            log = self._readable(word[len("CONSUME ") : -1])
         except Refusal:
             return 0
         done = self._consume_all(log, list(map(int, fields)))
@@ -578,7 +649,7 @@ class Session(SessionBase):
         return sum(map(len, fields[:done])) + done * (len(word) + 1)
 
     def _consume(self, fields: Sequence[bytes]) -> None:
-        log = self.topics.find_untrusted(fields[0])
+        log = self._readable(fields[0])
         self._consume_all(log, (number_untrusted(fields[1], "offset"),))
 
     def _consume_all(self, log: "Log | None", offsets: Sequence[int]) -> int:
@@ -636,7 +707,7 @@ class Session(SessionBase):
 
     def _fetch(self, fields: Sequence[bytes]) -> None:
         settings = self.broker.settings
-        log = self.topics.find_untrusted(fields[0])
+        log = self._readable(fields[0])
         offset = number_untrusted(fields[1], "offset")
         size = min(number_untrusted(fields[2], "max-bytes"), settings.fetch_bytes_max)
         wait_ms = number_untrusted(fields[3], "wait-ms") if len(fields) > 3 else 0
@@ -733,6 +804,7 @@ class Session(SessionBase):
 
     def _begin_tail(self, fields: Sequence[bytes]) -> None:
         name, offset = topic_untrusted(fields[0]), number_untrusted(fields[1], "offset")
+        self._require(READ, fields[0])
         self._tail = tail = Tail(self, self.topics.feeds, name, offset)
         self._step(Event.TAIL_BEGINS)
         self.connection.on_drained = self.drained
@@ -742,12 +814,12 @@ class Session(SessionBase):
 
     def _offsets(self, fields: Sequence[bytes]) -> None:
         self._await_turn()
-        log = self.topics.existing_untrusted(fields[0])
+        log = self._existing(READ, fields[0])
         self.reply(b"OFFSETS %d %d\n" % (log.first, log.visible))
 
     def _seek(self, fields: Sequence[bytes]) -> None:
         self._await_turn()
-        log = self.topics.existing_untrusted(fields[0])
+        log = self._existing(READ, fields[0])
         unix_ms = number_untrusted(fields[1], "unix-ms")
         self._has_read()
         try:
@@ -758,7 +830,8 @@ class Session(SessionBase):
 
     def _commit(self, fields: Sequence[bytes]) -> None:
         group = name_untrusted(fields[0], "group")
-        log = self.topics.existing_untrusted(fields[1])
+        self._require(READ, b"group/" + fields[0])
+        log = self._existing(READ, fields[1])
         offset = number_untrusted(fields[2], "offset")
         if offset < log.first:
             raise Refusal(Code.OUT_OF_RANGE, f"the first kept offset is {log.first}")
@@ -791,7 +864,8 @@ class Session(SessionBase):
 
     def _committed(self, fields: Sequence[bytes]) -> None:
         group = name_untrusted(fields[0], "group")
-        log = self.topics.existing_untrusted(fields[1])
+        self._require(READ, b"group/" + fields[0])
+        log = self._existing(READ, fields[1])
         found = self.broker.groups.committed(group, log)
         if found is None:
             raise Refusal(Code.NO_COMMIT, f"group {group} has committed nothing of {log.name}")
@@ -800,7 +874,7 @@ class Session(SessionBase):
 
     def _delete(self, fields: Sequence[bytes]) -> None:
         self._await_turn()
-        log = self.topics.existing_untrusted(fields[0])
+        log = self._existing(MANAGE, fields[0])
         try:
             ticket = self.broker.delete(log)
         except StoreError as error:
@@ -816,7 +890,8 @@ class Session(SessionBase):
                 rows = []
                 for name in names[start : start + LISTED_ROWS]:
                     log = self.topics.find(name)
-                    if log is not None:
+                    guard = self.guard
+                    if log is not None and (guard is None or guard.may_see(self.user, name)):
                         rows.append(b"TOPIC %b %d %d\n" % (name.encode(), log.first, log.visible))
                 yield b"".join(rows), start + LISTED_ROWS >= len(names)
 
@@ -824,7 +899,7 @@ class Session(SessionBase):
 
     def _marks(self, fields: Sequence[bytes]) -> None:
         self._await_turn()
-        log = self.topics.existing_untrusted(fields[0])
+        log = self._existing(READ, fields[0])
         start = number_untrusted(fields[1], "from")
         stop = min(number_untrusted(fields[2], "to"), log.visible)
 
@@ -991,6 +1066,23 @@ class Session(SessionBase):
             tail.end()
         self._step(event)
         self.finish_when_answered()
+
+
+class _Writable:
+    """`Topics.known`, as far as a session's user may write there: a log, or None for a closer look."""
+
+    __slots__ = ("_guard", "_known", "_user")
+
+    def __init__(self, session: Session) -> None:
+        assert session.guard is not None
+        self._guard, self._user, self._known = session.guard, session.user, session.topics.known
+
+    def get(self, topic: bytes) -> "Log | None":
+        return self._known.get(topic) if self._guard.may(self._user, WRITE, topic) else None
+
+
+def _log_in_first() -> Refusal:
+    return Refusal(Code.DENIED, "log in first: AUTH <user> <password>")
 
 
 _REQUESTS: MappingProxyType[bytes, Callable[[Session, Sequence[bytes]], None]] = MappingProxyType(

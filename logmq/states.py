@@ -34,6 +34,7 @@ class Event(Enum):
     TAIL_REFUSED = "DELETE of the topic, a bad offset"
     TAIL_REFUSED_IN_LINE = "the same, amid a line"
     QUIT = "QUIT"
+    LOGIN_REFUSED = "AUTH refused, the third in a row"
     INPUT_ENDS = "end of input, drain"
     TOO_LATE = "deadline"
 
@@ -54,6 +55,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
         Event.TAIL_BEGINS: State.TAIL,
         Event.HTTP: State.ENDING,
         Event.QUIT: State.ENDING,
+        Event.LOGIN_REFUSED: State.ENDING,
         Event.INPUT_ENDS: State.ENDING,
         Event.TOO_LATE: State.ENDING,
     },

@@ -42,6 +42,7 @@ class Code(StrEnum):
     NO_COMMIT = "NO_COMMIT"
     STORAGE = "STORAGE"
     LIMIT = "LIMIT"
+    DENIED = "DENIED"
 
 
 @attrs.define(eq=False)
@@ -90,13 +91,15 @@ REQUESTS: MappingProxyType[bytes, Request] = MappingProxyType(
             "COMMIT <group> <topic> <offset>",
             "COMMITTED <group> <topic>",
             "DELETE <topic>",
+            "AUTH <user> <password>",
             "PING",
             "HELP",
             "QUIT",
         )
     }
 )
-"""By word. PRODUCE's message may be empty and hold spaces, so it is not split by `split_request`."""
+"""By word. PRODUCE's message may be empty and hold spaces, as AUTH's password may, so these two are not split
+by `split_request`."""
 
 TLS_BEGINS = b"\x16"
 """A TLS handshake, which no request begins with."""

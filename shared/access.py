@@ -542,6 +542,10 @@ class Guard:
         found = self._decisions.get((user, action, name))
         return self._decide(user, action, name) if found is None else found
 
+    def may_all(self, user: str, action: str) -> bool:
+        """Whether the user may with every name that there is or will be: a rule has `*` for it."""
+        return any(not pattern.strip("*") for pattern in self._patterns(user, action))
+
     def may_see(self, user: str, name: str | bytes) -> bool:
         """Whether the user may do anything at all with it: lists show it then."""
         return any(self.may(user, action, name) for action in ACTIONS)

@@ -87,4 +87,5 @@ def test_the_codes_are_those_of_the_protocol() -> None:
         "NO_COMMIT",
         "STORAGE",
         "LIMIT",
+        "DENIED",
     }

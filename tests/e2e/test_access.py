@@ -1,0 +1,277 @@
+"""Protocol x request x who asks: every cell over sockets, against a server that knows only its users file."""
+
+import contextlib
+import itertools
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import attrs
+import pytest
+import trustme
+
+from brokers import control
+from kqmsgq import wire as kqmsgq_wire
+from shared.access import Rule, Secret, User, written_users
+from tests.support.server import Server, until
+
+PASSWORD = "right pass:word"
+"""Spaces and colons are in it, for it is the rest of a line, and what is behind the first colon."""
+
+_ADDRESSES = itertools.count(1)
+DONE, DENIED, REFUSED = "done", "denied", "login refused"
+
+
+def rules(*names: str) -> tuple[Rule, ...]:
+    return tuple(Rule.parse(f"*:*:{name}") for name in names)
+
+
+SECRET = Secret.make(PASSWORD.encode(), bytes(16))
+USERS = {
+    "ann": User("ann", rules("mine*", "group/mine"), SECRET),
+    "root": User("root", (Rule.parse("*:*:*"),), SECRET),
+    "sensor": User("sensor", rules("mine*", "group/mine"), certificate=True),
+}
+ANONYMOUS = {"anonymous": User("anonymous", rules("public*", "group/public"))}
+
+
+@attrs.frozen
+class Way:
+    """How a server is set, and where it is."""
+
+    server: Server
+    authority: trustme.CA | None
+
+    def connect(self, protocol: str, certificate: str | None = None) -> socket.socket:
+        # Each from an address of its own: after some failures an address has to wait for each answer.
+        number = next(_ADDRESSES)
+        source = (f"127.1.{number >> 8}.{number & 255}", 0)
+        plain = socket.create_connection(self.server.address(protocol), timeout=30, source_address=source)
+        if self.authority is None:
+            return plain
+        context = ssl.create_default_context()
+        self.authority.configure_trust(context)
+        if certificate is not None:
+            self.authority.issue_cert(common_name=certificate).configure_cert(context)
+        return context.wrap_socket(plain, server_hostname="localhost")
+
+    def verb(self, protocol: str, verb: str, **arguments: object) -> list[Mapping[str, object]]:
+        found: list[Mapping[str, object]] = control.request(
+            self.server.data, "POST", f"/{protocol}/{verb}", arguments
+        )
+        return found
+
+
+@contextlib.contextmanager
+def served(folder: Path, users: Mapping[str, User], *, tls: bool = False, **environ: str) -> Iterator[Way]:
+    authority = trustme.CA() if tls else None
+    (folder / "data").mkdir(parents=True)
+    file = folder / "data" / "users.toml"
+    file.touch(0o600)
+    file.write_text(written_users(users))
+    if authority is not None:
+        authority.cert_pem.write_to_path(folder / "ca.pem")
+        authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
+            folder / "server.pem"
+        )
+        environ |= {
+            "BROKERS_TLS_CERTIFICATE": str(folder / "server.pem"),
+            "BROKERS_TLS_CLIENT_CA": str(folder / "ca.pem"),
+        }
+    with Server(folder, environ=environ) as server:
+        yield Way(server, authority)
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Way]]:
+    """By name: where a login is asked for; where none is; with rules for who has none; certificates."""
+    with contextlib.ExitStack() as stack:
+        running: dict[str, Way] = {}
+
+        def way(name: str) -> Way:
+            if name not in running:
+                folder = tmp_path_factory.mktemp(name)
+                users = {**USERS, **(ANONYMOUS if name == "anonymous" else {})}
+                required = {"BROKERS_ACCESS_REQUIRED": "always"} if name in ASKED else {}
+                running[name] = stack.enter_context(
+                    served(folder, users, tls=name == "certificates", **required)
+                )
+            return running[name]
+
+        yield way
+
+
+ASKED = ("required", "certificates")
+
+# Protocols. An `Ask` says what became of one request.
+
+Login = tuple[str, str] | None
+Ask = Callable[[Way, Login, str | None, str, str], str]
+
+
+def _all(connection: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    try:
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    except ConnectionResetError:
+        return b""
+
+
+def logmq(way: Way, login: Login, certificate: str | None, request: str, name: str) -> str:
+    lines = {
+        "CONSUME": f"CONSUME {name} 0",
+        "FETCH": f"FETCH {name} 0 100",
+        "TAIL": f"TAIL {name} 0\nenough",
+        "MARKS": f"MARKS {name} 0 100",
+        "OFFSETS": f"OFFSETS {name}",
+        "SEEK": f"SEEK {name} 0",
+        "COMMIT": f"COMMIT {name} {name} 0",
+        "COMMITTED": f"COMMITTED {name} {name}",
+        "PRODUCE": f"PRODUCE {name} hello",
+        "APPEND": f"APPEND {name} 5\nhello",
+        "BATCH": f"BATCH {name} me 1 9\n\0\0\0\5hello",
+        "DELETE": f"DELETE {name}",
+    }
+    with way.connect("logmq", certificate) as connection:
+        if login is not None:
+            connection.sendall(f"AUTH {login[0]} {login[1]}\n".encode())
+            if not _line(connection).startswith(b"OK"):
+                connection.sendall(b"PING\n")
+                assert _line(connection) in (b"PONG\n", b"ERR DENIED log in first: AUTH <user> <password>\n")
+                return REFUSED
+        connection.sendall(lines[request].encode() + b"\n")
+        said = _line(connection)
+        if said.startswith(b"ERR DENIED log in first"):
+            return REFUSED
+        return DENIED if said.startswith(b"ERR DENIED") else DONE
+
+
+def _line(connection: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        data = connection.recv(1)
+        assert data, line
+        line += data
+    return line
+
+
+def kqmsgq(way: Way, login: Login, certificate: str | None, request: str, name: str) -> str:
+    account = b"" if login is None else kqmsgq_wire.account(*login)
+    if request == "*":
+        with contextlib.ExitStack() as stack:
+            root = _kqmsgq_root(way, stack, kqmsgq_wire.CONSUME + kqmsgq_wire.subscribe())
+            until(lambda: len(_subscribed(way, root)) == 1)
+            refused = _refused_logins(way)
+            with way.connect("kqmsgq", certificate) as producer:
+                messages = kqmsgq_wire.message(name.encode(), b"asked") * 3
+                producer.sendall(account + kqmsgq_wire.PRODUCE + messages)
+                with contextlib.suppress(OSError):
+                    producer.shutdown(socket.SHUT_WR)
+                _all(producer)
+            if _refused_logins(way) > refused:
+                return REFUSED
+            last = kqmsgq_wire.message(b"last", b"")
+            _kqmsgq_root(way, stack, kqmsgq_wire.PRODUCE + last)
+            said = b""
+            while not said.endswith(last):
+                said += root.recv(1 << 16)
+            return {messages: DONE, b"": DENIED}[said.removesuffix(last)]
+    with way.connect("kqmsgq", certificate) as consumer:
+        asked = b"" if request == ">0" else name.encode()
+        consumer.sendall(account + kqmsgq_wire.CONSUME + kqmsgq_wire.subscribe(asked))
+        closed = threading.Event()
+        reader = threading.Thread(target=lambda: (_all(consumer), closed.set()), daemon=True)
+        reader.start()
+        until(lambda: closed.is_set() or bool(_subscribed(way, consumer)))
+        if closed.is_set():
+            return REFUSED
+        (row,) = _subscribed(way, consumer)
+        consumer.shutdown(socket.SHUT_RDWR)
+        reader.join()
+        return DONE if row["subscriptions"] else DENIED
+
+
+def _kqmsgq_root(way: Way, stack: contextlib.ExitStack, first: bytes) -> socket.socket:
+    connection = stack.enter_context(way.connect("kqmsgq", "root"))
+    account = kqmsgq_wire.account("root", PASSWORD)
+    connection.sendall(account + first)
+    return connection
+
+
+def _subscribed(way: Way, connection: socket.socket) -> list[Mapping[str, object]]:
+    try:
+        host, port = connection.getsockname()
+    except OSError:
+        return []
+    return [row for row in way.verb("kqmsgq", "consumers") if row["peer"] == f"{host}:{port}"]
+
+
+def _refused_logins(way: Way) -> str:
+    text: str = control.request(way.server.data, "GET", "/metrics")
+    return next((line for line in text.splitlines() if 'kqmsgq_faults_total{fault="login"}' in line), "")
+
+
+PROTOCOLS: Mapping[str, tuple[Ask, tuple[str, ...]]] = {
+    "logmq": (
+        logmq,
+        (
+            "CONSUME",
+            "FETCH",
+            "TAIL",
+            "MARKS",
+            "OFFSETS",
+            "SEEK",
+            "COMMIT",
+            "COMMITTED",
+            "PRODUCE",
+            "APPEND",
+            "BATCH",
+            "DELETE",
+        ),
+    ),
+    "kqmsgq": (kqmsgq, (">", "*")),
+}
+
+WAYS = {
+    # The way, the login, the name -> what becomes of the request.
+    ("required", "none", "mine"): REFUSED,
+    ("required", "wrong", "mine"): REFUSED,
+    ("required", "unknown", "mine"): REFUSED,
+    ("required", "right", "other"): DENIED,
+    ("required", "right", "mine"): DONE,
+    ("open", "none", "other"): DONE,
+    ("open", "wrong", "mine"): REFUSED,
+    ("open", "right", "other"): DENIED,
+    ("open", "right", "mine"): DONE,
+    ("anonymous", "none", "public"): DONE,
+    ("anonymous", "none", "mine"): DENIED,
+    ("anonymous", "right", "mine"): DONE,
+    ("anonymous", "right", "public"): DENIED,
+    ("certificates", "certificate", "mine"): DONE,
+    ("certificates", "certificate", "other"): DENIED,
+    ("certificates", "stranger", "mine"): REFUSED,
+    ("certificates", "stranger and right", "mine"): DONE,
+}
+LOGINS: Mapping[str, tuple[Login, str | None]] = {
+    "none": (None, None),
+    "wrong": (("ann", "wrong"), None),
+    "unknown": (("nobody", PASSWORD), None),
+    "right": (("ann", PASSWORD), None),
+    "certificate": (None, "sensor"),
+    "stranger": (None, "stranger"),
+    "stranger and right": (("ann", PASSWORD), "stranger"),
+}
+
+
+@pytest.mark.parametrize(("way", "login", "name"), WAYS)
+@pytest.mark.parametrize(
+    ("protocol", "request_"),
+    [(protocol, request) for protocol, (_, requests) in PROTOCOLS.items() for request in requests],
+)
+def test_each_request_is_done_for_whom_the_rules_allow_it_and_for_nobody_else(
+    ways: Callable[[str], Way], protocol: str, request_: str, way: str, login: str, name: str
+) -> None:
+    ask, _ = PROTOCOLS[protocol]
+    assert ask(ways(way), *LOGINS[login], request_, name) == WAYS[way, login, name]
