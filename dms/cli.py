@@ -1,6 +1,6 @@
 """`brokers dms ...`: the protocol's own commands. Each returns what it found; the host shows it.
 
-Flags and their defaults are those of the specification's own server and client; what they lack is added.
+Flags and defaults are those of the specification's own server and client, and some are added.
 """
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
@@ -56,7 +56,7 @@ DataDir = Annotated[
 
 @asynccontextmanager
 async def _connected(server: Server) -> AsyncIterator[Client]:
-    """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
+    """A client. A server that cannot be reached, now or later, is a ConnectionRefusedError."""
     with lost_is_refused(Unreachable):
         async with connect(server.host, server.port, ssl_context=server.ssl_context()) as client:
             yield client
@@ -137,10 +137,10 @@ async def produce(
 ) -> Mapping[str, Any]:
     """Put messages into a queue, in order.
 
-    Ends with 0 when the server has them all, as safe as the queue is; 75 where the
-    queue is full (without --wait), 66 where there is none. What came before the
-    first message that was refused is in the queue; nothing behind its piece of
-    input was sent. The error says how many were put.
+    Ends with 0 once all are as durable as the queue; with 75 where the queue is
+    full (without --wait), 66 where there is none. Messages before the first refused
+    one are in the queue; nothing behind its piece of input was sent. The error says
+    how many were put.
     """
     async with _connected(server) as client:
         feeder = Feeder(client, queue, wait=wait, again=again)
@@ -164,20 +164,19 @@ async def consume(
     continuous: Annotated[
         bool, flag("Go on until interrupted, and wait for more.", "--continuous", "-c")
     ] = False,
-    max_: Annotated[Max, Parameter(help="Take so many (1 without -c).")] = None,
+    max_: Annotated[Max, Parameter(help="Take this many (1 without -c).")] = None,
     nack: Annotated[
         bool,
-        flag("Refuse what is taken, once all is shown: it goes back, or is dead after too often."),
+        flag("Refuse messages once all are shown: they go back, or die of too many deliveries."),
     ] = False,
     server: Server,
     json: Json = False,
 ) -> AsyncIterable[Any]:
     """Take messages out of a queue and show them, one a line.
 
-    Each is acknowledged when it has been shown; into a pipe, when it has been read
-    from there. What was not goes back to the queue at the end. Without -c it takes
-    one, or --max; where none comes in the time that the server allows, the exit
-    code is 75.
+    Each is acknowledged once it is shown; in a pipe, once it is read. All others go
+    back to the queue at the end. Without -c it takes one, or --max. Where none comes
+    in the server's time for a CONSUME, the exit code is 75.
     """
     if nack and continuous:
         raise UsageError("--nack", "needs --max and not --continuous: what goes back comes again")
@@ -210,7 +209,7 @@ async def consume(
 
 @asynccontextmanager
 async def _nacked(consumer: Consumer) -> AsyncIterator[list[Message]]:
-    """What the block puts into the list is refused at its end: sooner, it would come again to the block."""
+    """Refuse the messages in the list at the block's end. Sooner, the block would be delivered them again."""
     refused: list[Message] = []
     try:
         yield refused
@@ -220,7 +219,7 @@ async def _nacked(consumer: Consumer) -> AsyncIterator[list[Message]]:
 
 
 def _shown(messages: Sequence[Message], queue: str, *, json: bool) -> Sequence[Any]:
-    """Messages as the host shows them: rows, lines on a terminal, or just their bytes."""
+    """Messages for the host to show: rows, lines on a terminal, or their bytes."""
     if json:
         return [{"queue": queue, "delivery": message.id, "message": message.body} for message in messages]
     return bodies_shown(message.body for message in messages)
@@ -238,18 +237,18 @@ def _option(help_: str) -> Parameter:
 async def create(
     queue: QueueName,
     *,
-    depth: Annotated[int | None, _option("Messages in it at most.")] = None,
+    depth: Annotated[int | None, _option("Messages at most.")] = None,
     ttl_ms: Annotated[int | None, _option("Messages older than this are dead.")] = None,
-    max_deliveries: Annotated[int | None, _option("So often it is delivered, then it is dead.")] = None,
-    dead_letter: Annotated[str | None, _option("The queue for dead messages; else dropped.")] = None,
+    max_deliveries: Annotated[int | None, _option("Deliveries after which a message is dead.")] = None,
+    dead_letter: Annotated[str | None, _option("The queue for dead messages; none: dropped.")] = None,
     delay_ms: Annotated[int | None, _option("From PRODUCE until the first delivery.")] = None,
     retry_ms: Annotated[int | None, _option("From a NACK until the next delivery.")] = None,
-    retry_max_ms: Annotated[int | None, _option("With it the delay doubles, up to this.")] = None,
-    exist_ok: Annotated[bool, flag("Not an error where it is there; its options stay as they are.")] = False,
+    retry_max_ms: Annotated[int | None, _option("The delay doubles with each NACK, up to this.")] = None,
+    exist_ok: Annotated[bool, flag("No error where it exists; its options stay.")] = False,
     server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
-    """Make a queue. What is not said is as the server's settings have it."""
+    """Make a queue. Options that are not given are those of the server's settings."""
     options = QueueOptions(
         depth=depth,
         ttl_ms=ttl_ms,
@@ -271,7 +270,7 @@ async def create(
 
 @command("delete -q orders")
 async def delete(queue: QueueName, *, server: Server, json: Json = False) -> Mapping[str, Any]:
-    """End a queue: its messages go for good."""
+    """Delete a queue and its messages, for good."""
     async with _connected(server) as client:
         await client.delete(queue)
     return {"queue": queue, "deleted": True}
@@ -279,7 +278,7 @@ async def delete(queue: QueueName, *, server: Server, json: Json = False) -> Map
 
 @command("list", "list --json | jq 'select(.depth > 0)'", name="list")
 async def list_(*, server: Server, json: Json = False) -> Sequence[Mapping[str, Any]]:
-    """List the queues, and how many messages are in each, held ones counted."""
+    """List the queues, and how many messages are in each, unacknowledged ones included."""
     async with _connected(server) as client:
         return [{"queue": queue.name, "depth": queue.depth} for queue in await client.queues()]
 
@@ -288,16 +287,15 @@ async def list_(*, server: Server, json: Json = False) -> Sequence[Mapping[str, 
 async def stress(
     queue: QueueName,
     *,
-    number: Annotated[int, Parameter(name=("--number", "-n"), help="So many messages.")] = 1000,
+    number: Annotated[int, Parameter(name=("--number", "-n"), help="Number of messages.")] = 1000,
     size: Annotated[int, Parameter(help="Bytes of a message (16 at least).")] = 100,
     server: Server,
     json: Json = False,
 ) -> Any:
-    """Produce, consume and acknowledge messages, and check that each came once.
+    """Produce, consume and acknowledge messages, and check that each arrives once.
 
-    The queue is made, and deleted at the end, unless it is there; then it must be
-    empty, and stays. Ends with 1 where a message was lost, came twice, or came
-    out of order.
+    The queue is made, and deleted at the end; one that exists must be empty, and
+    stays. Ends with 1 where a message is lost, or arrives twice or out of order.
     """
     if number < 1:
         raise UsageError("--number", "1 at least")
@@ -308,7 +306,7 @@ async def stress(
             return await run_stress(client, queue, number, size, update)
 
 
-# What has no word on the wire: the control socket of a running server, or its folder.
+# What is no request of the protocol: asked over the control socket of a running server, or of its folder.
 
 
 def _administrative(verb: str, data_dir: Path | None, **arguments: Any) -> VerbRequest:
@@ -325,7 +323,7 @@ def queues(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
 def peek(
     queue: QueueName,
     *,
-    number: Annotated[int, Parameter(name=("--max", "--number", "-n"), help="So many at most.")] = 10,
+    number: Annotated[int, Parameter(name=("--max", "--number", "-n"), help="Messages at most.")] = 10,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
@@ -379,5 +377,5 @@ def import_(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
-    """Put the messages of a .dmsq file at the end of a queue, which is made if it is not there."""
+    """Put the messages of a .dmsq file at the end of a queue. A missing queue is made."""
     return _administrative("import", data_dir, queue=queue, source=str(file.absolute()))

@@ -24,8 +24,8 @@ app, command = protocol_app(
 )
 
 PROBE = (b"\n",) * 6
-"""Nobody is subscribed to these yet, so to unsubscribe from them does nothing, and is not answered. A server
-of another protocol answers, or closes: with the role it is a line, and longer than any first word."""
+"""Nobody is subscribed to these, so unsubscribing from them does nothing and is not answered. A server of
+another protocol answers or closes: with the role they are a line, and longer than any first word."""
 
 
 @command("serve 8000", "serve --host 0.0.0.0 --insecure")
@@ -51,7 +51,7 @@ async def produce(
 ) -> Mapping[str, Any]:
     """Send messages to a queue, and show how many the server has read.
 
-    Who is subscribed at that moment gets them; nobody else ever will.
+    Only consumers that are subscribed at that moment get them.
     """
     name = _named(queue, server)
     with lost_is_refused():
@@ -123,14 +123,14 @@ def consumers(
 ) -> VerbRequest:
     """List the consumers: their subscriptions, what waits for them, what they lost.
 
-    The wire has no word for it: the server is asked over the control socket in
-    its data folder.
+    This is no request of the protocol: the server is asked over the control socket
+    in its data folder.
     """
     return VerbRequest("kqmsgq", "consumers", {"dropped": dropped}, data_dir)
 
 
 def _place(server: Server) -> dict[str, Any]:
-    """What the clients want to know. A server that is sent more than it takes closes without a word."""
+    """The clients' arguments, limits included: a server that is sent more than it takes closes silently."""
     return {
         "host": server.host,
         "port": server.port,
@@ -151,7 +151,7 @@ def _named(queue: str, server: Server) -> bytes:
 
 
 def _shown(messages: Sequence[Message], *, json: bool, raw: bool) -> Sequence[Any]:
-    """Messages as the host shows them: rows, lines on a terminal, or just their bytes."""
+    """Messages for the host to show: rows, lines on a terminal, or their bytes."""
     if json:
         return [{"queue": message.queue, "message": message.body} for message in messages]
     return bodies_shown([message.body for message in messages], raw=raw)

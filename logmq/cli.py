@@ -40,15 +40,15 @@ Offsets = Annotated[bool, flag("Show each message's offset beside it.")]
 
 
 ANSWER_SECONDS = 10.0
-"""For the first answer: as long as for a connection to be made."""
+"""For the first answer; as long as a connection may take."""
 
 
 @asynccontextmanager
 async def _connected(server: Server) -> AsyncIterator[Client]:
-    """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
+    """A client. A server that cannot be reached, now or later, is a ConnectionRefusedError."""
     with lost_is_refused(Unreachable):
         async with connect(server.host, server.port, ssl_context=server.ssl_context()) as client:
-            # Most verbs wait as long as an answer takes: a server that gives none is found here.
+            # Most verbs wait without a limit, so a server that does not answer is found here.
             await client.check_answers(ANSWER_SECONDS)
             yield client
 
@@ -70,11 +70,11 @@ async def produce(
     server: Server,
     json: Json = False,
 ) -> Sequence[Mapping[str, Any]] | Mapping[str, Any]:
-    """Write messages to a topic; it is made if it is not there.
+    """Write messages to a topic. A missing topic is made.
 
     Shows the offset of each message given as an argument. Of standard input it
-    shows how many lines there were and where they stand; these are written once
-    and in order, also where the connection is lost on the way.
+    shows the number of lines and their first and last offset. Lines are written
+    once and in order, even where the connection is lost meanwhile.
     """
     async with _connected(server) as client:
         if given := (*words, *message):
@@ -126,8 +126,8 @@ async def consume(
 ) -> AsyncIterable[Any]:
     """Show a topic's messages, one a line, to its end.
 
-    Begins at the first that is kept, unless --from or --group say otherwise. With
-    --commit, into a pipe, shown is what has been read from there.
+    Begins at the first kept message, unless --from or --group says otherwise. With
+    --commit into a pipe, a message counts as shown once it is read from the pipe.
     """
     reader = OutputReader()
     if commit and group is None:
@@ -136,7 +136,7 @@ async def consume(
     async def shown() -> AsyncIterator[Any]:
         left = Remaining(max_)
         async with _connected(server) as client, AsyncExitStack() as stack:
-            # With --follow the client's next FETCH waits, and holds up what is asked behind it.
+            # With --follow the client's next FETCH waits, and so would requests behind it.
             beside = await stack.enter_async_context(_connected(server)) if commit and follow else client
             start = await _start(client, topic, from_, group, missing=0 if follow else None)
             records = client.records(topic, start, follow=follow)
@@ -222,22 +222,22 @@ def groups(
 ) -> VerbRequest:
     """List the groups: what they have committed, and how far they are behind.
 
-    The wire has no word for it: the server is asked over the control socket in
-    its data folder.
+    This is no request of the protocol: the server is asked over the control socket
+    in its data folder.
     """
     return VerbRequest("logmq", "groups", {"topic": topic, "group": group}, data_dir)
 
 
 @command("delete orders")
 async def delete(topic: Topic, *, server: Server, json: Json = False) -> Mapping[str, Any]:
-    """End a topic: its messages, its groups' offsets and its writers go for good."""
+    """Delete a topic for good: its messages, its groups' offsets and its writers."""
     async with _connected(server) as client:
         await client.delete(topic)
     return {"topic": topic, "deleted": True}
 
 
 def _time(argument: str, said: str) -> int:
-    """In Unix milliseconds. Raises UsageError."""
+    """A time in Unix milliseconds. Raises UsageError."""
     try:
         return moment_ms(said, time.time_ns() // 1_000_000)
     except ValueError as error:
@@ -247,7 +247,7 @@ def _time(argument: str, said: str) -> int:
 async def _start(
     client: Client, topic: str, said: str | None, group: str | None, *, missing: int | None
 ) -> int:
-    """The offset to begin at; `missing`: that of a topic that is not there (None: an error)."""
+    """The offset to begin at. `missing`: that of a topic that does not exist (None: an error)."""
     if said is not None and said.isdigit():
         return int(said)
     since = None if said in (None, "first", "end") else _time("--from", said)
@@ -258,7 +258,7 @@ async def _start(
         if said is None and group is not None:
             committed = await client.committed(group, topic)
             if committed is not None:
-                return max(committed, found.first)  # what retention has dropped is not there to be shown
+                return max(committed, found.first)  # retention may have dropped what is before
     except LogmqError as error:
         if error.code == "NO_TOPIC" and missing is not None:
             return missing
@@ -267,7 +267,7 @@ async def _start(
 
 
 def _shown(records: Sequence[Record], *, json: bool, offsets: bool) -> Sequence[Any]:
-    """Records as the host shows them: rows, lines on a terminal, or just their bytes."""
+    """Records for the host to show: rows, lines on a terminal, or their bytes."""
     if json or offsets:
         return [{"offset": record.offset, "message": record.payload} for record in records]
     return bodies_shown(record.payload for record in records)

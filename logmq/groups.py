@@ -1,11 +1,11 @@
 """Groups' committed offsets, in a table of the store.
 
-Keys carry the log's id, which is never used again: what a deleted topic leaves behind can never be taken for
-a commit to its successor.
+A key begins with the log's id, which is never used again. So what a deleted topic leaves behind is never
+taken for a commit to a later topic of that name.
 
-A topic's DELETE puts a *grave* in the table, in one step with the end of its log: a key that is the id alone.
-What groups and writers have of it goes then, and the grave goes last. So what a crash leaves goes at the next
-start, and what is there of a topic that is not, and has no grave, is damage: it stays.
+DELETE of a topic puts a *grave* in the table, in one step with the deletion of its log: a key that is the id
+alone. Then the commits and writers of the topic are removed, and the grave last. What a crash leaves is
+removed at the next start. Commits to a topic that is missing and has no grave are damage: they stay.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -22,7 +22,7 @@ _OFFSET_BYTES = 8
 
 @attrs.frozen
 class Committed:
-    """One group's place in one topic."""
+    """One group's committed offset in one topic. `end`: the topic's visible end."""
 
     group: str
     topic: str
@@ -54,13 +54,13 @@ class Groups:
         return self._count
 
     def committed(self, group: str, log: Log) -> tuple[int, Ticket | None] | None:
-        """The offset, and the ticket to wait for before it may be answered (None: it is durable)."""
+        """The offset, and the ticket that the answer waits for; None in its place: it is durable."""
         key = _key(group, log)
         value = self._table.get(key)
         return None if value is None else (int.from_bytes(value, "big"), self._unsynced.get(key))
 
     def commit(self, group: str, log: Log, offset: int) -> Ticket:
-        """Raises Refusal (LIMIT) and StoreError."""
+        """Commit. Raises Refusal (LIMIT) and StoreError."""
         key = _key(group, log)
         if self._table.get(key) is None and self._count >= self._commits_max:
             raise Refusal(Code.LIMIT, f"there are commits_max = {self._commits_max} commits already")
@@ -72,26 +72,26 @@ class Groups:
 
     @property
     def graves(self) -> Collection[int]:
-        """Ids of logs that are deleted, and of which there may be something left."""
+        """Ids of deleted logs of which something may be left."""
         return self._graves
 
     def grave(self, log_id: int) -> tuple[Log, bytes, int]:
-        """What says that the log is deleted, for `Namespace.delete`."""
+        """The record of the grave, for `Namespace.delete`."""
         return self._table.put_record(_grave(log_id), b"")
 
     def forget(self, log_id: int, done: Callable[[], None] = lambda: None) -> None:
-        """The log is deleted. `done`: nothing is left of it. Raises StoreError."""
+        """Remove a deleted log's commits; then `done` is called. Raises StoreError."""
         keys = self._by_log.pop(log_id, set())
         self._count -= len(keys)
         self._table.discard([*keys], done)
 
     def close_grave(self, log_id: int) -> None:
-        """Nothing is left of the log anywhere. Raises StoreError."""
+        """Remove the grave: nothing is left of the log. Raises StoreError."""
         self._graves.discard(log_id)
         self._table.delete(_grave(log_id))
 
     def all(self, logs: Callable[[int], Log | None]) -> Iterator[Committed]:
-        """Every commit, by topic and group."""
+        """Every commit, sorted by topic and group. `logs`: the log of an id."""
         rows = []
         for key, value in self._table.items():
             log = logs(_log_id(key))
@@ -101,10 +101,10 @@ class Groups:
         return iter(sorted(rows, key=lambda row: (row.topic, row.group)))
 
     def repair(self, logs: Callable[[int], Log | None]) -> tuple[int, list[Committed]]:
-        """At start: bring back commits past the end of a log.
+        """At start: set commits past the end of a log to its end.
 
-        A log in mode `interval` or `none` may have lost a suffix in a power cut. Returns how many are of logs
-        that are not there, and which were past the end, as they were. Raises StoreError.
+        A log in mode `interval` or `none` may have lost its newest records in a power cut. Returns how many
+        commits are of missing logs, and those that were past the end, as they were. Raises StoreError.
         """
         astray, past = 0, []
         for log_id in list(self._by_log):

@@ -1,8 +1,8 @@
-"""Runs: many PRODUCE lines to records, many records to MESSAGE lines, in a few calls for all of them.
+"""Runs: many PRODUCE lines become records, and many records MESSAGE lines, in a few calls.
 
-Nearly every byte that LogMQ moves passes here. A loop over messages costs half a microsecond each before it
-has done anything; splitting, joining and formatting whole runs costs a fifth of that. Each function says what
-makes its short cut exact, and is tested against the plain loop.
+Nearly every byte that LogMQ moves passes here. A loop costs half a microsecond a message before it does any
+work. To split, join and format whole runs costs a fifth of that. Each function says why its short cut is
+exact, and is tested against the plain loop.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ HEADER_BYTES = 4
 _HEADERS = [size.to_bytes(HEADER_BYTES, "big") for size in range(4097)]
 _LENGTHS = [HEADER_BYTES + size for size in range(4097)]
 _SAME_LEAST = 4
-"""Records of one size are handled all at once from this many on; below, finding out costs more."""
+"""From this many on, records of one size are handled all at once. Below, finding out costs more."""
 
 Lengths = int | Sequence[int]
-"""Of a run's records, header included: one for each, or one for all of them where they are the same."""
+"""The lengths of a run's records, headers included: one for each, or one number where all are equal."""
 
 
 def produced(lines: bytes, word: bytes, separator: bytes, size_max: int) -> tuple[bytes, int, Lengths] | None:
-    """Records, their count and lengths, of whole PRODUCE lines that all begin with `word`; else None.
+    """The records of PRODUCE lines, their count and lengths. None where the lines need a closer look.
 
-    `word`: `PRODUCE <topic> `, with which `lines` begins; `separator`: LF and `word`. None too where a line
-    ends in CR LF or a message is above `size_max`: whatever needs a closer look. `lines` ends in LF.
+    `lines` begins with `word`, which is `PRODUCE <topic> `, and ends in LF. `separator`: LF and `word`. None:
+    a line begins otherwise or ends in CR LF, or a message is above `size_max`.
     """
     messages = lines[len(word) : -1].split(separator)
     count = len(messages)
@@ -36,8 +36,8 @@ def produced(lines: bytes, word: bytes, separator: bytes, size_max: int) -> tupl
         return None
     stride = len(word) + len(messages[0]) + 1
     if count * stride == len(lines) and lines[stride - 1 :: stride] == b"\n" * count:
-        # With no further LF in any message these are all the line ends, so the lines have one length; each
-        # separator holds an LF, so all but the first line begin with `word`, as the first does.
+        # Where no message holds an LF these are all the line ends, so the lines have one length. Each
+        # separator holds an LF, so all lines begin with `word`, as the first does.
         size = len(messages[0])
         header = size.to_bytes(HEADER_BYTES, "big")
         records = header + header.join(messages)
@@ -51,11 +51,11 @@ def produced(lines: bytes, word: bytes, separator: bytes, size_max: int) -> tupl
 
 
 def appended(data: bytes, word: bytes, size: int) -> tuple[bytes, int]:
-    """Records of the APPEND requests at the front of `data` that are alike, and how many those are.
+    """The records of equal APPEND requests that begin `data`, and how many they are.
 
-    `word`: the first one's line, its end included, with which `data` begins; `size`: of its message. Requests
-    of one length stand at multiples of it; where the bytes there are the same line, whatever the messages
-    hold, that is what they are. (b"", 0) where not all that is whole is such a run.
+    `word`: the first line with its end, with which `data` begins. `size`: of the first message. Requests of
+    one length stand at its multiples. Where the bytes there are the same line they are such requests,
+    whatever the messages hold. (b"", 0) where not all whole requests are such a run.
     """
     stride = len(word) + size
     count = len(data) // stride
@@ -86,7 +86,7 @@ def encode(messages: Sequence[bytes]) -> tuple[bytes, list[int]]:
 
 
 def ok_lines(first: int, count: int, lengths: Lengths) -> bytes:
-    """`OK <offset>` for each of `count` records, the first of which stands at `first`."""
+    """`OK <offset>` for each of `count` records from offset `first` on."""
     if isinstance(lengths, int):
         if count == 1:
             return b"OK %d\n" % first
@@ -96,7 +96,7 @@ def ok_lines(first: int, count: int, lengths: Lengths) -> bytes:
 
 
 def message_lines(records: bytes, offset: int) -> bytes:
-    """A MESSAGE line for each of `records`, whole ones, the first of which stands at `offset`."""
+    """A MESSAGE line for each of `records`, which are whole, from `offset` on."""
     size = int.from_bytes(records[:HEADER_BYTES], "big")
     length = HEADER_BYTES + size
     count = _same(records, length)
@@ -117,7 +117,7 @@ def message_lines(records: bytes, offset: int) -> bytes:
 
 
 def record_count(data: bytes, size_max: int) -> int | None:
-    """How many records `data` is made of; None if it is not whole records, or one is above `size_max`."""
+    """The number of records in `data`; None where it is not whole records, or one is above `size_max`."""
     end = len(data)
     if end < HEADER_BYTES:
         return None
@@ -137,10 +137,10 @@ def record_count(data: bytes, size_max: int) -> int | None:
 def consumed(
     offsets: Sequence[int], start: int, records: bytes, at: int, first: int, length: int
 ) -> tuple[int, int]:
-    """How many of `offsets[start:]`, from the front, ask for one record after the other; where those end.
+    """How many of `offsets[start:]` ask for one record after the other, and where in `records` those end.
 
-    `records[at:]` are whole records from offset `first` on; `length` is that of each, or 0 where they differ
-    (`same_length`). Returns a count and a position in `records`.
+    `records[at:]` are whole records from offset `first` on. `length`: of each, or 0 where they differ
+    (`same_length`).
     """
     end = len(records)
     if length:
@@ -158,21 +158,21 @@ def consumed(
 
 
 def same_length(records: bytes) -> int:
-    """The length of each of `records`, whole ones, if all have the same and there are several; else 0."""
+    """The length of each of `records`, which are whole; 0 where lengths differ or the records are few."""
     length = HEADER_BYTES + int.from_bytes(records[:HEADER_BYTES], "big")
     return length if _same(records, length) else 0
 
 
 def _hold_lf(records: bytes, messages: Sequence[bytes]) -> bool:
-    """Whether any of the messages holds an LF. Headers may: only then are the messages looked at apart."""
+    """Whether a message holds an LF. Headers may hold one: only then are the messages looked at alone."""
     return b"\n" in records and b"\n" in b"".join(messages)
 
 
 def _same(records: bytes, length: int) -> int:
-    """The number of records if all of them are `length` bytes, header included, and there are some; else 0.
+    """The number of records where all are `length` bytes, headers included; else 0, as where they are few.
 
-    If the header at 0 says so, and the bytes at every multiple of `length` are the same header, then each
-    record ends where the next one's header stands, whatever else the payloads hold.
+    Where the first header says so, and the same header stands at every multiple of `length`, each record ends
+    where the next header stands, whatever the payloads hold.
     """
     count, rest = divmod(len(records), length)
     if rest or count < _SAME_LEAST:

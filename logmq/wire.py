@@ -1,7 +1,7 @@
-"""LogMQ's lines: bytes to requests and replies, and back. No I/O, no state; both ends use it.
+"""LogMQ's lines: bytes to requests and replies, and back, for client and server. No I/O, no state.
 
-Source: PROTOCOL.md, "Requests" and "Replies". A server reads most PRODUCE and CONSUME lines in runs instead
-(`logmq.runs`); everything else goes through `split_request` and the checks below.
+Source: PROTOCOL.md, "Requests" and "Replies". A server reads most PRODUCE and CONSUME lines as runs
+(`logmq.runs`). All other lines go through `split_request` and the checks below.
 """
 
 import re
@@ -23,14 +23,14 @@ from shared.errors import (
 NUMBER_MAX = 2**63 - 1
 NAME_BYTES_MAX = 200
 SKIPPED_BODY_BYTES_MAX = 64 * 1024 * 1024
-"""A refused body up to this is read and thrown away; a larger one closes the connection."""
+"""A refused body up to this size is read and thrown away. A larger one closes the connection."""
 
 _NAME = re.compile(rb"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _DIGITS_MAX = 19  # of 2^63 - 1
 
 
 class Code(StrEnum):
-    """What an ERR line says first."""
+    """The first word of an ERR line."""
 
     SYNTAX = "SYNTAX"
     UNKNOWN_COMMAND = "UNKNOWN_COMMAND"
@@ -62,7 +62,7 @@ class Refusal(BrokerError):
 
 @attrs.frozen
 class Request:
-    """One command of the grammar. `fields` counts what follows the word, least and most."""
+    """One request of the grammar. `least`, `most`: the number of fields behind its word."""
 
     usage: str
     least: int
@@ -98,11 +98,11 @@ REQUESTS: MappingProxyType[bytes, Request] = MappingProxyType(
         )
     }
 )
-"""By word. PRODUCE's message may be empty and hold spaces, as AUTH's password may, so these two are not split
-by `split_request`."""
+"""By word. `split_request` is not for PRODUCE and AUTH: messages and passwords may hold spaces, and a message
+may be empty."""
 
 TLS_BEGINS = b"\x16"
-"""A TLS handshake, which no request begins with."""
+"""The first byte of a TLS handshake. No request begins with it."""
 _HTTP = re.compile(rb" HTTP/[0-9.]+ *$")
 
 HELP_LINE = ("HELP " + " | ".join(request.usage for request in REQUESTS.values()) + "\n").encode()
@@ -112,7 +112,7 @@ _FIELDS_MAX = max(request.most for request in REQUESTS.values())
 
 
 def split_request(line: bytes) -> tuple[bytes, list[bytes]]:
-    """The word and the fields of a request's line (without its end). Raises Refusal."""
+    """The word and the fields of a request's line, which is without its end. Raises Refusal."""
     word, *fields = line.split(b" ", _FIELDS_MAX + 1)
     request = REQUESTS.get(word)
     if request is None:
@@ -127,8 +127,8 @@ def split_request(line: bytes) -> tuple[bytes, list[bytes]]:
 def begins_http(line: bytes) -> bool:
     """Whether the first line of a connection is one of HTTP.
 
-    DELETE is a word of both protocols, so our words do not settle it. A message may be any text: PRODUCE to
-    what can be a topic is ours, which HTTP's second field cannot be.
+    DELETE is a word of both protocols, so the word does not decide. A message may be any text, so PRODUCE to
+    a valid topic is LogMQ's: HTTP's second field is never a valid topic.
     """
     if not looks_like_http(line):
         return False
@@ -137,15 +137,15 @@ def begins_http(line: bytes) -> bool:
 
 
 def looks_like_http(line: bytes) -> bool:
-    """Whether a line (without its end) is the first of an HTTP request, or its host field.
+    """Whether a line, without its end, is the first of an HTTP request, or its Host field.
 
-    Every browser sends both before the body, which the page that it shows has written.
+    Every browser sends both before the body, which a web page may choose.
     """
     return _HTTP.search(line, max(0, len(line) - 16)) is not None or line[:5].lower() == b"host:"
 
 
 def number_untrusted(field: bytes, name: str) -> int:
-    """A decimal number from 0 to 2^63-1. Raises Refusal (SYNTAX), which calls it `name`."""
+    """A decimal number from 0 to 2^63-1. `name`: for the text of a Refusal (SYNTAX)."""
     if field.isdigit():  # of bytes: 0 to 9 alone
         digits = field if len(field) <= _DIGITS_MAX else field.lstrip(b"0")
         if len(digits) <= _DIGITS_MAX:
@@ -163,7 +163,7 @@ def topic_untrusted(name: bytes) -> str:
 
 
 def name_untrusted(name: bytes, what: str) -> str:
-    """The name of a group or a writer: made like a topic's. Raises Refusal (SYNTAX)."""
+    """The name of a group or writer, by the rules for topics. Raises Refusal (SYNTAX)."""
     if _NAME.fullmatch(name) is None:
         raise Refusal(Code.SYNTAX, f"{what} {printable(name)}: {_NAMES}")
     return name.decode("ascii")
@@ -173,7 +173,7 @@ _NAMES = "a name is 1 to 200 of A-Z a-z 0-9 . _ - and does not start with a dot"
 
 
 def refusal_for(error: StoreError) -> Refusal:
-    """The refusal that tells a peer about an error of the storage core."""
+    """The refusal for an error of the store."""
     match error:
         case OutOfRange(first=first):
             return Refusal(Code.OUT_OF_RANGE, f"the first kept offset is {first}")
@@ -197,5 +197,5 @@ def too_large(what: str, size: int | None, limit: int) -> Refusal:
 
 
 def chunk_line(offset: int, length: int) -> bytes:
-    """What stands before `length` raw bytes of whole records from `offset` on."""
+    """The line before `length` raw bytes, which are whole records from `offset` on."""
     return b"CHUNK %d %d %d\n" % (offset, length, offset + length)

@@ -1,30 +1,29 @@
-"""BATCH writers: which batches were written, so that one that is sent again is not written again.
+"""BATCH writers: which batches were written, so that a batch that is sent again is not written again.
 
-Of each writer to a topic the newest `WINDOW` batches are remembered, each in the slot `seq % WINDOW`, as a
-record of a table that is appended in one piece with the batch's data: after a crash both are there or
-neither. A batch whose slot holds its own seq was written already, and gets the answer it got then; one whose
-slot holds a higher seq is too old to tell, and is refused rather than written twice. So seqs may leave
-numbers out: what was written is in its slot, or something newer is.
+Of each writer to a topic the newest `WINDOW` batches are remembered, each in the slot `seq % WINDOW`. A slot
+is a record of a table, and is appended in one piece with the batch's data: after a crash both are there or
+neither. A batch whose slot holds its own seq was written already, and gets the same answer. A batch whose
+slot holds a higher seq is too old to tell: it is refused rather than written twice. Seqs may leave numbers
+out.
 
-At most `writers_max` writers are remembered; a new one beyond that takes the place of the one that has been
-silent longest, whose repetitions would then be written as new. After a restart nobody has spoken yet, and
-the order is that of the table.
+At most `writers_max` writers are remembered. A new one then takes the place of the one that has been silent
+longest, whose repetitions would be written as new. After a restart the order is that of the table.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from logmq.wire import Code, Refusal
 from shared.storage.store import Log, Store, Ticket
 from shared.storage.table import Table
 
 WINDOW = 128
-"""How many batches a writer may have unanswered and still send again. (No setting: slots go by it.)"""
+"""Unanswered batches that a writer may send again. No setting, since the slots on disk depend on it."""
 _SLOT_BYTES = 2
 _PREFIX_BYTES = 8  # the log's id
 
 
 class Writers:
-    """What every writer has written lately."""
+    """The newest batches of every writer."""
 
     def __init__(self, store: Store, table: Table, *, writers_max: int) -> None:
         self._store = store
@@ -34,7 +33,7 @@ class Writers:
         """By writer (log id and name): the keys of its slots in use. The longest silent writer is first."""
         self._unsynced: dict[bytes, Ticket] = {}
         for key, _ in table.items():
-            self._slots.setdefault(_writer_of(key), set()).add(key)
+            self._slots.setdefault(key[:-_SLOT_BYTES], set()).add(key)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -44,11 +43,11 @@ class Writers:
     ) -> tuple[int, Ticket | None, bool]:
         """Append a batch, unless it was written before.
 
-        Returns the offset of its first record, the ticket to wait for (None: it is durable already), and
-        whether it was written now. Raises Refusal (LIMIT) for a seq that is too old to tell, and StoreError.
+        Returns the offset of its first record, the ticket to wait for (None: it is durable), and whether it
+        was written now. Raises Refusal (LIMIT) for a seq that is too old to tell, and StoreError.
         """
         owner = log.id.to_bytes(_PREFIX_BYTES, "big") + writer.encode()
-        key = _key(owner, seq % WINDOW)
+        key = owner + (seq % WINDOW).to_bytes(_SLOT_BYTES, "big")
         remembered = self._table.get(key)
         if remembered is not None:
             last, offset = int.from_bytes(remembered[:8], "big"), int.from_bytes(remembered[8:], "big")
@@ -64,46 +63,29 @@ class Writers:
         offset = log.end
         entry = self._table.put_record(key, seq.to_bytes(8, "big") + offset.to_bytes(8, "big"))
         offsets, ticket = self._store.append_all([(log, records, count), entry])
-        assert offsets[0] == offset, "a batch went elsewhere than to the end of its log"
+        assert offsets[0] == offset, "a batch was not appended at the end of its log"
         self._touch(owner).add(key)
         self._unsynced[key] = ticket
         ticket.when_done(lambda done: self._written(key, done))
-        self._make_room()
+        while len(self._slots) > self._writers_max:
+            self._table.delete_all([*self._slots.pop(next(iter(self._slots)))])
         return offset, ticket, True
 
     def forget(self, log_id: int, done: Callable[[], None] = lambda: None) -> None:
-        """The log is deleted. `done`: nothing is left of it. Raises StoreError."""
+        """Remove a deleted log's writers; then `done` is called. Raises StoreError."""
         prefix = log_id.to_bytes(_PREFIX_BYTES, "big")
         owners = [owner for owner in self._slots if owner.startswith(prefix)]
         self._table.discard([key for owner in owners for key in self._slots.pop(owner)], done)
 
     def astray(self, logs: Callable[[int], Log | None]) -> int:
-        """How many are of logs that are not there."""
+        """How many writers are of missing logs."""
         return sum(logs(int.from_bytes(owner[:_PREFIX_BYTES], "big")) is None for owner in self._slots)
 
     def _touch(self, owner: bytes) -> set[bytes]:
-        """Its slots; it is the last one to be forgotten now."""
-        slots = self._slots.pop(owner, None)
-        if slots is None:
-            slots = set()
-        self._slots[owner] = slots
+        """Its slots. It is the last to be forgotten from now on."""
+        slots = self._slots[owner] = self._slots.pop(owner, set())
         return slots
-
-    def _make_room(self) -> None:
-        while len(self._slots) > self._writers_max:
-            self._forget_writers([next(iter(self._slots))])
-
-    def _forget_writers(self, owners: Sequence[bytes]) -> None:
-        self._table.delete_all([key for owner in owners for key in self._slots.pop(owner)])
 
     def _written(self, key: bytes, ticket: Ticket) -> None:
         if self._unsynced.get(key) is ticket:
             del self._unsynced[key]
-
-
-def _key(owner: bytes, slot: int) -> bytes:
-    return owner + slot.to_bytes(_SLOT_BYTES, "big")
-
-
-def _writer_of(key: bytes) -> bytes:
-    return key[:-_SLOT_BYTES]

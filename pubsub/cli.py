@@ -1,6 +1,6 @@
 """`brokers pubsub ...`: the protocol's own commands. Each returns what it found; the host shows it.
 
-What only one of them needs is imported there: a subscriber starts as fast as it can.
+A module that only one command needs is imported in that command, so that a subscriber starts fast.
 """
 
 import errno
@@ -48,8 +48,8 @@ def serve(
 ) -> ServeRequest:
     """Serve pub/sub alone, until SIGTERM, SIGINT or the line "exit".
 
-    A line for each client that comes or goes is on standard output, everything
-    else on standard error. Beyond loopback the setting pubsub.allow must name the
+    Standard output has a line for each client that connects or leaves; all else is
+    on standard error. Beyond loopback the setting pubsub.allow must name the
     networks that may publish; the address of a datagram can be forged.
     """
     return ServeRequest("pubsub", {"pubsub": {"port": port}}, says=True)
@@ -69,7 +69,7 @@ def subscriber(
     """Receive messages, with commands on standard input.
 
     subscribe <topic>, unsubscribe <topic>, exit; and keep <topic>: subscribe, and
-    have what comes while this client is away kept for it.
+    have messages kept while this client is away.
     """
     try:
         wire.encode_id(client_id.encode(errors="surrogateescape"))
@@ -164,7 +164,7 @@ async def publish(
 ) -> Mapping[str, Any]:
     """Publish a message, or a file of them, and show how many were sent.
 
-    A datagram is not answered: whether it was heard nobody knows.
+    Datagrams are not answered, so nobody knows whether they arrived.
     """
     import trio
 
@@ -199,8 +199,8 @@ def sessions(
 ) -> VerbRequest:
     """List the sessions of clients, connected or remembered: subscriptions, what waits, what they lost.
 
-    The wire has no word for it: the server is asked over the control socket in
-    its data folder.
+    This is no request of the protocol: the server is asked over the control socket
+    in its data folder.
     """
     return VerbRequest("pubsub", "sessions", {"topics": topics}, data_dir, cold=True)
 
@@ -218,7 +218,7 @@ def forget(
 
 @contextmanager
 def _named(where: str) -> Iterator[None]:
-    """A host that is not found, or where nobody listens, is a server that is not there: and which it was."""
+    """A host that is not found, or where nobody listens, is a missing server; the error names it."""
     try:
         yield
     except OSError as error:

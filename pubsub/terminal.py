@@ -1,7 +1,7 @@
 """The specification's subscriber: commands on standard input, messages on standard output.
 
-It starts at once and does little, so it is a plain loop over two descriptors, without the client's trio: a
-quarter of its start would be spent on importing that.
+It starts at once and does little, so it is a plain loop over two descriptors. Importing trio, which the
+client is built on, would take a quarter of its start.
 """
 
 import errno
@@ -19,12 +19,12 @@ from pubsub.wire import Command
 READ_BYTES = 64 * 1024
 COMMANDS = {b"subscribe": Command.SUBSCRIBE, b"unsubscribe": Command.UNSUBSCRIBE, b"keep": Command.KEEP}
 PROBE = b"\r\n\r\n(is this a pub/sub server?)"
-"""A topic that nobody is subscribed to, so to unsubscribe from it does nothing. A server never answers it;
-one of another protocol does, since with the id it is more than a line and more than any first word."""
+"""Nobody is subscribed to this topic, so unsubscribing from it does nothing and is not answered. A server of
+another protocol answers: with the id it is more than a line, and longer than any first word."""
 FRAME_SECONDS = 2.0
-"""For the rest of the first frame: a server sends each whole."""
+"""For the rest of the first frame. A server sends each frame whole."""
 FIRST_SECONDS = 5.0
-"""Who closes sooner has not taken us for a subscriber."""
+"""A server that closes sooner did not accept the subscriber."""
 _SAID = {Command.UNSUBSCRIBE: b"Unsubscribed from topic %b\n"}
 
 
@@ -41,16 +41,16 @@ class Terminal:
         self._commands = b""  # the beginning of a line
         self._frames = b""  # the beginning of a frame
         self._over = False
-        # What TLS has read and not given out yet, which no `select` sees. (To import ssl only to ask whether
-        # it is used would be a twentieth of the start.)
+        # Bytes that TLS has read and not given out yet: `select` does not see them. (Importing ssl to ask
+        # whether it is used would take a twentieth of the start.)
         self._pending: Callable[[], int] = getattr(sock, "pending", lambda: 0)
         first = wire.encode_id(client_id.encode())
         sock.sendall(first + wire.encode_command(Command.UNSUBSCRIBE, PROBE))
 
     def lines(self, stdin: int) -> Iterator[bytes]:
-        """Each with its end, as they come. The end of standard input is no `exit`: messages still come.
+        """Lines with their ends, as they arrive. At the end of standard input messages still arrive.
 
-        Raises ConnectionRefusedError where the server closes: it ends, or the id is connected already.
+        Raises ConnectionRefusedError where the server closes: it stops, or the id is connected already.
         """
         sources = [self._socket.fileno(), stdin]
         while not self._over:
@@ -99,7 +99,7 @@ class Terminal:
             why = f"it closed the connection: it stops, or has a client {self._client_id} already, or speaks"
             raise self._not_answered(f"{why} another protocol")
         if not data:
-            # As a command ends whose server is not there: a script can tell it from `exit`.
+            # The command ends as where no server is there, so a script can tell it from `exit`.
             raise ConnectionRefusedError(errno.ECONNREFUSED, "the server closed the connection")
         self._frames += data
         messages, end = wire.take_frames(self._frames)
@@ -112,7 +112,7 @@ class Terminal:
                 _complain(str(error))
 
     def _not_answered(self, why: str) -> ConnectionRefusedError:
-        """Whoever is there is no such server."""
+        """The error for what is no pub/sub server."""
         from shared.client.dial import Disconnected, check_plain  # not before: it brings trio
 
         try:

@@ -1,4 +1,4 @@
-"""What the protocols' commands have in common: what they send and show, and a server that goes away."""
+"""What the protocols' commands share: what they send and show, and how they end with their server."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 async def line_runs(file: Any) -> AsyncGenerator[list[bytes], None]:
-    """Lines as they come, many at a time, without their ends; the last may lack one.
+    """Lines as they arrive, many at a time, without their ends. The last may have none.
 
     `file`: what `trio.wrap_file` makes of a binary file.
     """
@@ -36,7 +36,7 @@ async def line_runs(file: Any) -> AsyncGenerator[list[bytes], None]:
 
 
 def keyed(argument: str, words: Iterable[str]) -> dict[str, Any]:
-    """Each KEY=VALUE, where a value that is JSON is taken as such. Raises UsageError."""
+    """KEY=VALUE words as a dict; a value that is JSON is decoded. Raises UsageError."""
     from json import loads
 
     found: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def keyed(argument: str, words: Iterable[str]) -> dict[str, Any]:
 
 @attrs.define(eq=False)
 class Remaining:
-    """How many messages a command may still take; None: as many as come. False once there are none left."""
+    """How many messages a command may still take; None: no limit. False once there are none left."""
 
     count: int | None
 
@@ -61,7 +61,7 @@ class Remaining:
         return self.count is None or self.count > 0
 
     def of(self, messages: Sequence[T]) -> Sequence[T]:
-        """As many of them as it may take, which are taken."""
+        """Take as many of `messages` as it may."""
         if self.count is not None:
             messages = messages[: self.count]
             self.count -= len(messages)
@@ -70,7 +70,7 @@ class Remaining:
 
 @contextmanager
 def lost_is_refused(lost: type[Disconnected] = Disconnected) -> Iterator[None]:
-    """A lost connection ends a command as a refused one does; `lost`: one of this kind."""
+    """A lost connection, of the class `lost`, ends a command as a refused one does."""
     try:
         yield
     except lost as error:
@@ -80,9 +80,9 @@ def lost_is_refused(lost: type[Disconnected] = Disconnected) -> Iterator[None]:
 async def send_given(
     send: Callable[[list[bytes]], Awaitable[None]], messages: Sequence[str], *, whole: bool = False
 ) -> int:
-    """Send what a command was given: its --message flags, else all of standard input, or each of its lines.
+    """Send a command's messages: those given as arguments, else standard input, whole or line by line.
 
-    Returns how many that were. Raises UsageError for what no server would take.
+    Returns their number. Raises UsageError for what no server takes.
     """
     done = size = 0
     try:
@@ -107,7 +107,7 @@ async def send_given(
 
 
 def bodies_shown(bodies: Iterable[bytes], *, raw: bool = False) -> Sequence[str | bytes]:
-    """Messages as the host shows them: lines on a terminal, else their bytes, each on a line unless `raw`."""
+    """Messages for the host to show: lines on a terminal, else bytes, each on a line unless `raw`."""
     if raw:
         return [b"".join(bodies)]
     if sys.stdout.isatty():
