@@ -81,8 +81,9 @@ async def test_a_method_without_a_queue_on_a_channel_that_has_declared_none_cost
     assert closed(peer) == ("Channel.Close", 404)
 
 
-async def test_the_server_tells_its_version() -> None:
+async def test_the_server_tells_its_version_and_that_it_has_direct_reply_to() -> None:
     peer = Peer(await World.open())
     peer.send(AMQP_HEADER)
     ((_, start),) = peer.frames()
     assert start.server_properties["version"] == importlib.metadata.version("brokers")
+    assert start.server_properties["capabilities"]["direct_reply_to"] is True

@@ -52,17 +52,6 @@ async def test_what_goes_into_a_sink_comes_out_of_feeds(server: Served) -> None:
         assert [m.body for m in await within(some, 2)] == [b"1", b"last"]
 
 
-async def test_large_bodies_arrive_whole(server: Served) -> None:
-    large = bytes(range(256)) * (3 << 12)
-    async with (
-        dmp.open_feed([("amq.topic", "large")], port=server.port) as feed,
-        dmp.open_sink("amq.topic", port=server.port) as sink,
-    ):
-        await sink.send("large", large)
-        (found,) = await within(feed, 1)
-        assert found.body == large
-
-
 async def test_messages_iterate_one_by_one(server: Served) -> None:
     async with dmp.open_feed([("amq.fanout", "")], port=server.port) as feed:
         async with dmp.open_sink("amq.fanout", port=server.port) as sink:

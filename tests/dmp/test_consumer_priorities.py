@@ -56,37 +56,6 @@ async def test_a_single_active_consumer_stays_until_it_goes_and_the_highest_is_n
     assert (first.bodies, low.bodies, high.bodies) == ([b"a", b"b"], [], [b"c"])
 
 
-async def test_very_many_busy_consumers_of_many_priorities_are_gone_through_in_turns(world: World) -> None:
-    queue = world.queue()
-    asked = 0
-
-    class Busy(Taker):
-        def room(self) -> tuple[int, int]:
-            nonlocal asked
-            asked += 1
-            return super().room()
-
-    free = Busy(room=1, priority=-1)
-    queue.add_consumer(free)
-    for number in range(3000):
-        queue.add_consumer(Busy(room=0, priority=number // 2))
-    world.publish(b"", b"q", b"a")
-    assert asked < 1500
-    assert free.bodies == []
-    world.advance(0)
-    assert free.bodies == [b"a"]
-    asked = 0
-    world.publish(b"", b"q", b"b")
-    world.advance(0)
-    world.publish(b"", b"q", b"c")
-    world.advance(0)
-    assert asked <= len(queue.consumers) + 1, "nobody has room, and nobody is asked again"
-    free.count = 2
-    queue.deal()
-    world.advance(0)
-    assert free.bodies == [b"a", b"b", b"c"]
-
-
 async def test_an_immediate_message_goes_to_a_lower_priority_where_the_higher_has_no_room() -> None:
     world, low = await opened()
     high = Peer(world).login()

@@ -6,7 +6,6 @@ from pamqp import base, commands, header
 from dmp.amqp.wire import encode
 from dmp.settings import DmpSettings
 from dmp.topology import REPLIES_WAITING_MAX
-from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Frames, Peer, bodies, closed, opened, publish
 from tests.dmp.world import World
 
@@ -134,10 +133,3 @@ async def test_replies_that_a_requester_does_not_read_have_a_bound_and_the_oldes
     server.publish("", to, *[b""] * (REPLIES_WAITING_MAX + 7))
     assert queue.depth == REPLIES_WAITING_MAX
     assert world.broker.counts.overflowed == 1100 + 7
-
-
-async def test_the_server_says_that_it_has_direct_reply_to() -> None:
-    peer = Peer(await World.open())
-    peer.send(AMQP_HEADER)
-    ((_, start),) = peer.frames()
-    assert start.server_properties["capabilities"]["direct_reply_to"] is True

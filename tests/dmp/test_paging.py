@@ -92,29 +92,6 @@ async def test_a_start_leaves_it_where_it_is() -> None:
     assert drained(queue) == [*range(5), *range(20, 500)]
 
 
-async def test_what_is_not_persistent_keeps_its_place_and_goes_with_the_process() -> None:
-    world, queue = await deep(100)
-    fill(world, 100, 110, b"\0\0")
-    fill(world, 110, 120)
-    assert drained(queue) == list(range(120))
-    fill(world, 200, 300)
-    fill(world, 300, 310, b"\0\0")
-    fill(world, 310, 320)
-    world = await world.again()
-    assert drained(world.broker.queues[b"q"]) == [*range(200, 300), *range(310, 320)]
-
-
-async def test_a_purge_takes_all_and_what_comes_then_is_new() -> None:
-    world, queue = await deep()
-    first = queue.get(no_ack=False)
-    assert first is not None
-    assert queue.purge() == 399
-    assert (queue.depth, queue.depth_bytes) == (0, 0)
-    fill(world, 400, 410)
-    world = await world.again()
-    assert drained(world.broker.queues[b"q"]) == [0, *range(400, 410)]
-
-
 async def test_an_old_message_that_is_copied_past_what_is_cold_comes_once() -> None:
     world, queue = await deep(100)
     oldest = queue.get(no_ack=False)

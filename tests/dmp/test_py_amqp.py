@@ -45,16 +45,6 @@ def test_declare_bind_publish_get(connection: amqp.Connection) -> None:
     channel.exchange_delete("kombu")
 
 
-def test_a_return_comes_before_its_confirm(connection: amqp.Connection) -> None:
-    channel = connection.channel()
-    returned: list[Any] = []
-    channel.events["basic_return"].add(lambda *arguments: returned.append(arguments))
-    channel.basic_publish(amqp.Message("back"), "amq.topic", "nobody", mandatory=True)
-    ((error, exchange, key, message),) = returned
-    assert (error.reply_code, exchange, key) == (312, "amq.topic", "nobody")
-    assert message.body == "back"
-
-
 def test_immediate_comes_back_where_nobody_waits(connection: amqp.Connection) -> None:
     channel = connection.channel()
     queue = channel.queue_declare(exclusive=True).queue

@@ -195,7 +195,10 @@ async def test_a_refusal_amid_a_long_stretch_still_hears_the_clients_answer(worl
     assert peer.connection.reading
 
 
-async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(world: World) -> None:
+@pytest.mark.parametrize("per_priority", [3000, 2], ids=["one priority", "many priorities"])
+async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(
+    world: World, per_priority: int
+) -> None:
     queue = world.queue(b"q")
     asked = 0
 
@@ -205,9 +208,9 @@ async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(wo
             asked += 1
             return super().room()
 
-    for _ in range(3000):
-        queue.add_consumer(Busy(room=0))
-    free = Busy(room=1)
+    for number in range(3000):
+        queue.add_consumer(Busy(room=0, priority=number // per_priority))
+    free = Busy(room=1, priority=0 if per_priority == 3000 else -1)
     queue.add_consumer(free)
     world.publish(b"", b"q", b"a")
     assert asked < 1500
@@ -217,11 +220,14 @@ async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(wo
     asked = 0
     world.publish(b"", b"q", b"b", b"c")
     world.advance(0)
-    assert asked < 1.5 * len(queue.consumers), "nobody has room, and nobody is asked again"
-    free.count = 2
+    world.publish(b"", b"q", b"d")
+    world.advance(0)
+    most = 1.5 * len(queue.consumers) if per_priority == 3000 else len(queue.consumers) + 1
+    assert asked <= most, "nobody has room, and nobody is asked again"
+    free.count = 3
     queue.deal()
     world.advance(0)
-    assert free.bodies == [b"a", b"b", b"c"]
+    assert free.bodies == [b"a", b"b", b"c", b"d"]
 
 
 async def test_all_that_a_connection_held_comes_back_in_its_order(world: World) -> None:
