@@ -131,7 +131,12 @@ async def import_files(engine: Engine) -> None:
             if ticket is not None:
                 await engine.store.wait(ticket)
         except (BrokerError, OSError) as error:
-            engine.log.error("a .dmsq file was not imported", file=path.name, reason=str(error))
+            engine.log.error(
+                "a .dmsq file was not imported: no queue has its messages; put right what the reason "
+                "says, then restart",
+                file=path.name,
+                reason=str(error),
+            )
         else:
             count = len(file.bodies)
             engine.log.info(".dmsq file imported", file=path.name, queue=queue.text, messages=count)

@@ -38,9 +38,20 @@ class Refusals:
         if now >= self._told_at.get(kind, -LOG_SECONDS) + LOG_SECONDS:
             self._told_at[kind], self._untold[kind] = now, 0
             say = self._log.warning if status in _LIMITS else self._log.info
-            say("requests refused", status=status.name, error=error, peer=peer, count=count)
+            say(
+                "requests refused: the clients were told why",
+                status=status.name,
+                error=error,
+                peer=peer,
+                count=count,
+            )
 
     def tell_last(self, connection: Connection, refusal: Refusal) -> None:
         """The connection ends with this answer."""
         self._counts.refused(refusal.status)
-        self._log.info("protocol error", peer=connection.peer, status=refusal.status.name, error=refusal.text)
+        self._log.info(
+            "protocol error: the connection is closed; mend the client",
+            peer=connection.peer,
+            status=refusal.status.name,
+            error=refusal.text,
+        )

@@ -108,7 +108,8 @@ class Queues:
         self.unsubscribe_all(consumer)
         if consumer.dropped:
             self._log.info(
-                "a slow consumer has left: so many messages were dropped for it",
+                "a slow consumer has left: messages for it were dropped; have it read faster, or raise "
+                "kqmsgq.consumer_bytes_max",
                 peer=consumer.connection.peer,
                 messages=consumer.dropped,
             )

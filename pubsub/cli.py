@@ -8,7 +8,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -176,7 +176,7 @@ async def publish(
     if rate is not None and not rate > 0:
         raise UsageError("--rate", "more than 0 a second")
     sent = 0
-    with open_file(from_) if from_ is not None else _nothing() as file:
+    with open_file(from_) if from_ is not None else nullcontext() as file:
         datagrams = _parsed(file) if topic is None else _single(topic, *given[0])
         with _named(f"{server.host}:{server.port}"):
             async with open_publisher(server.host, server.port) as publisher:
@@ -232,12 +232,6 @@ def open_file(path: Path) -> Any:
         return open(0, "rb", closefd=False) if str(path) == "-" else path.open("rb")
     except FileNotFoundError as error:
         raise NotThere(f"{path}: {error.strerror}") from None
-
-
-def _nothing() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 def _single(topic: str, kind: Kind, text: str) -> Iterator[bytes]:

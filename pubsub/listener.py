@@ -69,7 +69,8 @@ async def _restore_kept(sessions: Sessions, kept: Log, context: Context) -> None
     if reader.lost:
         sessions.counts.kept_lost += sum(each.records for each in reader.lost)
         context.log.error(
-            "pubsub has lost messages to damage that it kept for clients that are away",
+            "messages that were kept for clients that are away are lost to damage: these clients do not get "
+            "them; look at the disk",
             path=kept.file.path,
             **describe_lost(reader.lost),
         )

@@ -264,7 +264,12 @@ class Acceptor:
         if now >= self._logged_at.get(reason, -LOG_SECONDS) + LOG_SECONDS:
             self._logged_at[reason] = now
             count = self._refusals_unlogged.pop(reason)
-            self._log.warning("connections refused", reason=reason, detail=detail, count=count)
+            self._log.warning(
+                "connections refused: there are too many; raise the limit in reason, or look at who connects",
+                reason=reason,
+                detail=detail,
+                count=count,
+            )
 
 
 def _open_spare() -> int | None:

@@ -116,14 +116,18 @@ class DrivenConnection(Connection):
 
     def abort(self, reason: str) -> None:
         if not self.closed:
-            self._loop.log.info("connection aborted", peer=self.peer, reason=reason)
+            self._loop.log.info(
+                "connection aborted: what it was not sent is lost", peer=self.peer, reason=reason
+            )
             self.close(reason)
 
     def crashed(self, error: Exception) -> None:
         """The peer's fault is answered; a bug of the session costs its connection, and no other."""
         loop = self._loop
         if isinstance(error, RemoteProtocolError):
-            loop.log.info("protocol error", peer=self.peer, error=error.text)
+            loop.log.info(
+                "protocol error: the connection is closed; mend the client", peer=self.peer, error=error.text
+            )
             self.write(error.reply)
             self._reason = "protocol error"
             self.finish()
@@ -238,7 +242,9 @@ class DrivenConnection(Connection):
         """It has said nothing in its time."""
         if not self._mute:
             self._loop.counters.deadlines += 1
-            self._loop.log.info("no whole request came in time; the connection was closed", peer=self.peer)
+            self._loop.log.info(
+                "no whole request in net.first_request_seconds: the connection is closed", peer=self.peer
+            )
             self.write(farewell)
             self._reason = "silent"
             self.finish()

@@ -2,10 +2,9 @@
 
 All sockets are registered once, edge-triggered, with an epoll descriptor of the driver's own. Such a
 descriptor can itself be waited for: trio waits for it, and one wake-up brings every socket that is ready.
-Between two
-waits nothing is awaited: read, apply, next. Registering once means no epoll_ctl afterwards, not even while a
-socket is blocked or a session has paused. The price: the driver remembers what an edge told it (`_unread`)
-until the socket has said that it has no more.
+Between two waits nothing is awaited: read, apply, next. Registering once means no epoll_ctl afterwards, not
+even while a socket is blocked or a session has paused. The price: the driver remembers what an edge told it
+(`_unread`) until the socket has said that it has no more.
 
 All that one look at epoll brings is one turn of the loop (`LoopTurn`), so that one commit is for many
 connections. It is served in slices, between which other tasks run. What a turn leaves undone (a socket with
@@ -418,7 +417,7 @@ class PollDriver:
             os.close(self._wake_fd)
 
     async def run(self) -> None:
-        """Serve until cancelled. Connections outlive it; `Rounds.close_all` ends them."""
+        """Serve until cancelled. Connections outlive it; `LoopTurn.close_all` ends them."""
         loop = self.loop
         rested = False
         slice_ends = perf_counter() + SLICE_SECONDS

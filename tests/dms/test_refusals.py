@@ -64,7 +64,8 @@ def test_what_closes_a_connection_is_told_with_its_peer() -> None:
         world.connect(handshake=False).send(b"GET / HTTP/1.1\r\n\r\n")
         world.connect(handshake=False).send(wire.pack(Type.LIST_QUEUES, 1))
         world.connect().send(wire.pack(Type.ACK, 1, version=9))
-    assert [entry["event"] for entry in logged] == ["protocol error"] * 3
+    told = "protocol error: the connection is closed; mend the client"
+    assert [entry["event"] for entry in logged] == [told] * 3
     assert [entry["status"] for entry in logged] == ["BAD_MAGIC", "PROTOCOL_ERROR", "VERSION_MISMATCH"]
     assert all(entry["peer"] == "127.0.0.1:1" for entry in logged)
     assert sum(world.engine.counts.refusals.values()) == 3

@@ -171,4 +171,4 @@ async def test_a_damaged_log_of_what_is_kept_costs_what_stood_there_and_is_told(
     messages, _ = service.sessions.kept.held(b"A")
     assert 0 < messages < 100
     assert messages + service.sessions.counts.kept_lost == 100
-    assert "pubsub has lost messages to damage" in capsys.readouterr().out
+    assert "messages that were kept for clients that are away are lost to damage" in capsys.readouterr().out
