@@ -18,6 +18,7 @@ from pathlib import Path
 
 from brokers.errors import Refusal
 from brokers.pipeline import archive
+from tests.support.spark_cluster import QUICK_JVM
 from tests.trials import outcomes
 from tests.trials.archive_judge import Row, judge, rows, visible
 from tests.trials.archive_load import ArchiveLoad
@@ -26,9 +27,6 @@ from tests.trials.serving import TrialServer
 
 PATIENCE_SECONDS = 300.0
 """More than a start of Spark takes on a busy machine."""
-
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""It lives for seconds: compiling well would cost more than it saves."""
 
 KINDS = ("driver", "jvm", "both", "worker")
 

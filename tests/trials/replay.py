@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.server import speak
+from tests.support.spark_cluster import QUICK_JVM
 from tests.trials import outcomes
-from tests.trials.archive import PATIENCE_SECONDS, QUICK_JVM, ArchiverProcess
+from tests.trials.archive import PATIENCE_SECONDS, ArchiverProcess
 from tests.trials.plain_reader import log_bytes
 from tests.trials.serving import TrialServer
 

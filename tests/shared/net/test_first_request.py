@@ -79,6 +79,7 @@ async def test_silence_ends_over_every_transport(serve: Serve) -> None:
         assert await read_all(speaker, 1) == b"x"
         silent, session = await sessions.join(served)
         assert await read_all(silent) == b"say something"
+        await silent.aclose()  # or the server lingers for a second, in case more comes
         await session.lost.wait()
         await speaker.send_all(b"y")
         assert await read_all(speaker, 1) == b"y"
