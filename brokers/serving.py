@@ -26,9 +26,22 @@ from brokers.flags import ServeCommand
 from brokers.host import Host
 from shared.errors import BrokerError
 from shared.plugin import Plugin
-from shared.process_limits import FILES_FEW, FILES_LEAST, connections_within, raise_file_limit
+from shared.process_limits import (
+    FILES_FEW,
+    FILES_LEAST,
+    connections_within,
+    keep_freed_memory,
+    raise_file_limit,
+)
+from shared.units import MIB
 
 HEARD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+KEPT_BYTES = 32 * MIB
+"""Freed memory that malloc keeps for the next read, and for what is made of it. Processor time a message, one
+producer to one consumer, before and after: kqmsgq with 1 kB 1.74 and 0.57 us, with 64 kB 126 and 66; DMP
+direct with 100 B 0.28 and 0.13, with 10 kB 21 and 9.5; basic.publish with 10 kB 18.2 and 9.5."""
+KEPT_BLOCK_BYTES_MAX = 1 * MIB
+"""Larger blocks go back as they come: what is left of these in the heap would be in the way of others."""
 
 
 def serve(command: ServeCommand) -> int:
@@ -48,6 +61,7 @@ def serve(command: ServeCommand) -> int:
     require_startable(config, [plugin.name for plugin in chosen])
     log = logs.configure(config.serve.log_level, config.serve.log_format)
     _require_files(log)
+    keep_freed_memory(KEPT_BYTES, KEPT_BLOCK_BYTES_MAX)
     trio.run(_serve, chosen, config, command, log)
     return ExitCode.OK
 

@@ -16,6 +16,8 @@ FILES_LEAST = 256
 FILES_FEW = 4096
 """Below it an operator is told: so many clients are soon there, and each holds one."""
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
 _KEPT_BACK = 500
 _REST = 100
 _LOG_FILES_MAX = 8192
@@ -50,6 +52,20 @@ def log_files_beside(connections: int) -> int:
     limit = file_limit()
     least = min(_LOG_FILES_LEAST, max(limit // 2 - _REST, 1))
     return min(max(least, limit - _KEPT_BACK - _REST - connections), limit // 2, _LOG_FILES_MAX)
+
+
+def keep_freed_memory(kept_bytes: int, block_bytes_max: int) -> None:
+    """Have malloc keep so much of what is freed, of blocks up to that size. Does nothing but with glibc.
+
+    By default glibc gives the memory of each read back to the system, and every page of the next one is
+    faulted in anew.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, block_bytes_max)
+        mallopt(_M_TRIM_THRESHOLD, kept_bytes)
 
 
 def memory_bytes() -> int:

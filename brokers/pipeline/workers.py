@@ -29,8 +29,7 @@ def hush() -> None:
         traceback.print_exc = print_exc  # type: ignore[assignment]
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_MAPPED_BYTES = 32 << 20
+_BLOCK_BYTES_MAX = 32 << 20
 """The most that glibc takes. Chunks are smaller, and so come from the heap."""
 _KEPT_BYTES = 64 << 20
 """What the heap keeps when it is free: a task's chunks, as bytes and as rows."""
@@ -42,13 +41,9 @@ def prepare() -> None:
     hush()
     # Spark has a worker collect garbage after each task, and what was imported is never that.
     gc.freeze()
-    # Else each chunk's memory is given back to the system, and every page of the next one is faulted in anew.
-    import ctypes
+    from shared.process_limits import keep_freed_memory
 
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # glibc
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    keep_freed_memory(_KEPT_BYTES, _BLOCK_BYTES_MAX)
 
 
 if __name__ == "__main__":
