@@ -45,6 +45,10 @@ FAREWELLS_SECONDS = 2e-3
 """The same for sessions whose connections are gone: one may have ten thousand subscriptions to take back."""
 SILENT_AT_ONCE = 32
 """Connections that are closed in one turn because they said nothing: about a millisecond."""
+SENDS_SECONDS = 4e-3
+"""Work on sending at a time: a message for 5,000 consumers is 5,000 system calls, which took 45 ms."""
+SENDS_LOOK = 32
+"""So many are sent to between two looks at the clock."""
 HOLD_LEAST = 4
 """Fewer connections than this are sent at once what `after_round` brought them: they have it soonest so."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -431,19 +435,21 @@ class LoopTurn:
             self._end_inputs()
         expecting = self._send_others() if self.to_send else ()
         yield_now = self._after_round()
-        for connection in expecting:
-            connection.send()
+        if expecting:
+            self.to_send[:0] = self._send_some(expecting)
         hold = hold and len(self.to_send) >= HOLD_LEAST
         farewells_end = perf_counter() + FAREWELLS_SECONDS
-        while (self.to_send and not hold) or self._lost or self._ending:
+        behind = False
+        while not behind and ((self.to_send and not hold) or self._lost or self._ending):
             self._end_inputs()
             if not hold:
-                self.send()
+                behind = not self.send()
             if not self.say_farewell(farewells_end):
-                self.request()
-                break
+                behind = True
+        if behind:
+            self.request()
         self.in_turn = False
-        return bool(yield_now)
+        return bool(yield_now) or behind
 
     def _run_deadlines(self) -> None:
         """Some, where those that have come up are many: the rest follow in the next turn."""
@@ -473,26 +479,42 @@ class LoopTurn:
         for connection in ending:
             connection.end_input()
 
-    def send(self, but: Container[DrivenConnection | None] = ()) -> None:
-        """Send what was written. `but`: these are to be served soon, and wait until then."""
+    def send(self, but: Container[DrivenConnection | None] = ()) -> bool:
+        """Send what was written. `but`: these are to be served soon, and wait until then.
+
+        False: sending would take long, and the rest stays in `to_send`.
+        """
         to_send, self.to_send = self.to_send, []
-        for connection in to_send:
-            if connection in but:
-                if not connection.closed:
-                    self.to_send.append(connection)
-            else:
-                connection.send()
+        if but:
+            self.to_send = [each for each in to_send if each in but and not each.closed]
+            to_send = [each for each in to_send if each not in but]
+        left = self._send_some(to_send)
+        if left:
+            self.to_send[:0] = left
+        return not left
 
     def _send_others(self) -> list[DrivenConnection]:
         """Send what was written to those that expect no more; returns the others, for the caller to send."""
         to_send, self.to_send = self.to_send, []
-        expecting = []
-        for connection in to_send:
-            if connection.expects:
-                expecting.append(connection)
-            else:
-                connection.send()
+        expecting = [each for each in to_send if each.expects]
+        if expecting:
+            to_send = [each for each in to_send if not each.expects]
+        self.to_send[:0] = self._send_some(to_send)
         return expecting
+
+    def _send_some(self, connections: list[DrivenConnection]) -> list[DrivenConnection]:
+        """Send to these for `SENDS_SECONDS`; returns those that are left."""
+        if len(connections) <= SENDS_LOOK:
+            for connection in connections:
+                connection.send()
+            return []
+        ends = perf_counter() + SENDS_SECONDS
+        for at in range(0, len(connections), SENDS_LOOK):
+            if at and perf_counter() > ends:
+                return connections[at:]
+            for connection in connections[at : at + SENDS_LOOK]:
+                connection.send()
+        return []
 
     def say_farewell(self, until: float = math.inf) -> bool:
         """Tell sessions whose connections are gone. False: not all, for `until` (`perf_counter`) has come."""

@@ -431,7 +431,7 @@ class PollDriver:
                         continue
                     if loop.to_send:
                         self._look()
-                elif rested:
+                elif rested and not loop.to_send:
                     loop.awake = False
                     self._parked = True
                     try:

@@ -29,6 +29,18 @@ class Gone:
         self.told.append(self)
 
 
+class Speaker:
+    """One that has something to say. `told` gets it each time that it is sent to."""
+
+    expects = closed = False
+
+    def __init__(self, told: list[object]) -> None:
+        self.told = told
+
+    def send(self) -> None:
+        self.told.append(self)
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> LoopTurn:
     """Its clock says that every look at it is a millisecond later."""
@@ -75,3 +87,31 @@ async def test_many_sessions_whose_connections_are_gone_are_told_in_several_roun
             await made.wait_no_connections()
             nursery.cancel_scope.cancel()
     assert told == gone
+
+
+@pytest.mark.parametrize("expects", [False, True])
+async def test_many_are_sent_to_in_several_rounds_and_in_order(
+    expects: bool, made: LoopTurn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_turn, "SENDS_LOOK", 2)
+    told: list[object] = []
+    speakers = [Speaker(told) for _ in range(60)]
+    for each in speakers:
+        each.expects = expects
+    made.to_send += speakers  # type: ignore[arg-type]
+    counts = []
+    while made.to_send:
+        made.begin()
+        assert made.end() is bool(made.to_send), "others run while there is more"
+        counts.append(len(told))
+    assert told == speakers
+    assert len(counts) > 2
+    made.to_send += speakers  # type: ignore[arg-type]
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.watch_deadlines)
+            made.begin()
+            made.end()
+            while made.to_send:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
