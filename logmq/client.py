@@ -5,14 +5,14 @@
         async for record in client.records("orders", offset):
             ...
 
-Any number of tasks may use one client at once: what they ask for while a send is under way goes out
-together, and answers are handed out as they come. One that is cancelled stops waiting, nothing more; the
-connection stays good. What is unanswered is bounded in bytes; beyond that, asking waits.
+Any number of tasks may use one client at once. Requests that are made while a send is under way go out
+together, and each task gets its own answers. A cancelled task stops waiting, and the connection stays good.
+Unanswered requests are bounded in bytes; above the bound a request waits.
 
-A lost connection is made again, with growing pauses, for `retry_seconds`. What may be asked twice without
-harm (all reads, COMMIT, BATCH) is asked again. A PRODUCE or APPEND whose answer was lost may or may not have
-been written: that raises `Disconnected`. For writes that survive lost connections, exactly once, use a
-`producer`, which numbers its batches.
+A lost connection is made again, with growing pauses, for `retry_seconds`. Requests that do no harm twice (all
+reads, COMMIT, BATCH) are sent again. A PRODUCE or APPEND whose answer is lost may or may not have been
+written: it raises `Disconnected`. A `producer` numbers its batches, so its writes survive lost connections
+exactly once.
 """
 
 import secrets
@@ -66,12 +66,12 @@ __all__ = [
 PORT = 8080
 FETCH_BYTES = 1024 * 1024
 PIECE_BYTES = 256 * 1024
-"""Of requests that are queued at once: many messages are sent in pieces of this size."""
+"""Many messages are sent in pieces of this size."""
 FOLLOW_WAIT_MS = 20_000
-"""Of one FETCH that follows a topic's end: below the half minute after which middleboxes forget the idle."""
+"""Of one FETCH at a topic's end. Middleboxes forget idle connections after half a minute."""
 BATCH_BYTES_MAX = 256 * 1024
 BATCHES_UNANSWERED_MAX = 32
-"""Of one producer: well below what the server remembers of each writer (128)."""
+"""Of one producer; well below the batches that the server remembers of each writer (128)."""
 
 _Answer = TypeVar("_Answer", bound=Answer)
 
@@ -87,9 +87,9 @@ async def connect(
 ) -> AsyncIterator["Client"]:
     """A client, connected; closed at the end of the block.
 
-    `retry_seconds`: how long a lost connection is tried again before what waits for it fails; the first
-    attempt is made once. `ssl_context`: TLS, for `host` unless `server_hostname` says otherwise. Raises
-    ConnectionRefusedError where nobody answers, ssl.SSLError.
+    `retry_seconds`: a lost connection is tried again for so long, then requests that wait for it fail. The
+    first connection is tried once. `ssl_context`: TLS; the certificate is for `host` or `server_hostname`.
+    Raises ConnectionRefusedError where nobody listens, and ssl.SSLError.
     """
     address = Address(host, port, ssl_context, server_hostname, kind="LogMQ")
     stream = await address.open()
@@ -102,7 +102,7 @@ async def connect(
 
 
 class Client:
-    """A server, as seen from here; made by `connect`. Topics and groups are text, messages bytes.
+    """A connection to a server; made by `connect`. Topics and groups are text, messages bytes.
 
     Every method raises LogmqError where the server refuses, `Unreachable` where it cannot be reached any
     more, and Refusal for a name that no server would take.
@@ -135,7 +135,7 @@ class Client:
         awaited: list[OffsetsAnswer] = []
         for requests, count in _write_requests(name, messages):
             answer = OffsetsAnswer(count)
-            # All over one connection: if that is lost, none is to be written behind a gap.
+            # All over one connection: over two, a lost one would leave a gap in the order.
             await link.ask(requests, answer)
             awaited.append(answer)
         offsets: list[int] = []
@@ -152,7 +152,7 @@ class Client:
         return offsets
 
     async def append(self, topic: str, message: bytes) -> int:
-        """Write a message by APPEND; `produce` does that by itself for those that no line can hold."""
+        """Write a message by APPEND. `produce` uses it by itself for a message that no line can hold."""
         request = b"APPEND %b %d\n%b" % (checked_name(topic).encode(), len(message), message)
         (offset,) = await answered(await self._send(request, LineAnswer(b"OK", 1)))
         return cast(int, offset)
@@ -160,8 +160,8 @@ class Client:
     async def batch(self, topic: str, writer: str, seq: int, messages: Sequence[bytes]) -> int:
         """Write messages in one piece, all or nothing; returns the offset of the first.
 
-        The same writer and seq again give the same answer and write nothing, so it is asked again where a
-        connection is lost. Seqs of a writer rise by one.
+        The same writer and seq again give the same answer and write nothing, so the request is sent again
+        where a connection is lost. A writer's seqs rise by one.
         """
         records, _ = encode(messages)
         (offset,) = await self._again(lambda: self.send_batch(topic, writer, seq, records))
@@ -177,9 +177,9 @@ class Client:
     ) -> AsyncIterator["Producer"]:
         """A stream of writes to one topic, in order, each made exactly once also over lost connections.
 
-        `writer`: its name, random unless given; a name must be used by one producer at a time, once.
-        `on_written` is called with each batch's offset and those of its messages, in order, once it is
-        written. The end of the block waits for all of them; errors are raised by the next `send`, or there.
+        `writer`: its name, random unless given. A name is for one producer, once. `on_written` is called in
+        order with each written batch's offset and those of its messages. The end of the block waits for all
+        batches. An error is raised by the next `send`, or at the end.
         """
         name = name_untrusted((writer or secrets.token_hex(8)).encode(), "writer")
         checked_name(topic)
@@ -192,7 +192,7 @@ class Client:
     # Reading.
 
     async def consume(self, topic: str, offset: int) -> Record | None:
-        """The record at `offset`; None at or past the end."""
+        """The record at `offset`; None at the end or beyond it."""
         return cast(Record | None, await self._ask(connector.consume(topic, offset)))
 
     async def fetch(
@@ -200,7 +200,7 @@ class Client:
     ) -> list[Record]:
         """Records from `offset` on, at least one and up to about `bytes_max`; none at the end.
 
-        While it waits (`wait_ms`) everything else that is asked of this client waits too.
+        While it waits (`wait_ms`) all later requests of this client wait, too.
         """
         at, data = await self._again(lambda: self.send_fetch(topic, offset, bytes_max, wait_ms))
         return records_of(data, at)
@@ -208,19 +208,19 @@ class Client:
     def records(
         self, topic: str, offset: int = 0, *, follow: bool = False, bytes_max: int = FETCH_BYTES
     ) -> "Records":
-        """An async iterator over records from `offset` on, in order: to the end, or with `follow` for ever.
+        """An async iterator over records from `offset` on, in order, to the end; with `follow` it has no end.
 
-        The next chunk is fetched while one is gone through. With `follow` let the client do nothing else: a
-        waiting FETCH holds up all other answers.
+        The next chunk is fetched while the last is handed out. With `follow` use the client for nothing else:
+        a waiting FETCH holds up all other answers.
         """
         return Records(self, topic, offset, follow, bytes_max)
 
     @asynccontextmanager
     async def tail(self, topic: str, offset: int = 0) -> AsyncIterator["Tail"]:
-        """An async iterator over records from `offset` on, pushed by the server as they come.
+        """An async iterator over records from `offset` on, which the server pushes as they are written.
 
-        It has a connection of its own, made again where it is lost, and ends only by an error: LogmqError
-        (NO_TOPIC when the topic is deleted), or Unreachable.
+        It has a connection of its own, which is made again where it is lost. It ends only by an error:
+        LogmqError (NO_TOPIC when the topic is deleted), or Unreachable.
         """
         name = checked_name(topic).encode()
         stream = await keep_trying(self._address, Retry(self._retry_seconds), self._address.open)
@@ -232,12 +232,12 @@ class Client:
             await tail.aclose()
 
     async def offsets(self, topic: str) -> Topic:
-        """The first kept offset and the end."""
+        """A topic's first kept offset and its end."""
         first, end = await self._ask(connector.offsets(topic))
         return Topic(topic, first, end)
 
     async def seek(self, topic: str, unix_ms: int) -> int:
-        """The offset of the first record at or after that time, at the index's grain."""
+        """The offset of the first record at or after that time, as exact as the index."""
         (offset,) = await self._ask(connector.seek(topic, unix_ms))
         return cast(int, offset)
 
@@ -252,11 +252,11 @@ class Client:
     # Groups and the rest.
 
     async def commit(self, group: str, topic: str, offset: int) -> None:
-        """The group has dealt with everything before `offset`, which is a record's start or the end."""
+        """Commit: the group is done with all before `offset`, which is a record's start or the end."""
         await self._ask(connector.commit(group, topic, offset))
 
     async def committed(self, group: str, topic: str) -> int | None:
-        """What the group has committed last; None if nothing."""
+        """The group's last committed offset; None: it has committed nothing."""
         try:
             (offset,) = await self._ask(connector.committed(group, topic))
         except LogmqError as error:
@@ -266,7 +266,7 @@ class Client:
         return cast(int, offset)
 
     async def delete(self, topic: str) -> None:
-        """End a topic. Not asked again where the answer is lost (Disconnected): it may be new by then."""
+        """Delete a topic. Not sent again where the answer is lost (Disconnected): the topic may be new."""
         await answered(await self._send(b"DELETE %b\n" % checked_name(topic).encode(), LineAnswer(b"OK", 0)))
 
     async def ping(self) -> None:
@@ -274,8 +274,8 @@ class Client:
         await self._ask(connector.ping())
 
     async def check_answers(self, seconds: float) -> None:
-        """The same over the connection that there is, once: whoever does not answer in that time, or not as
-        LogMQ does, is no such server. Raises Unreachable."""
+        """Send one PING over the connection that exists. Raises Unreachable where the answer is late, or not
+        LogMQ's."""
         answer = LineAnswer(b"PONG", 0)
         try:
             with trio.fail_after(seconds):
@@ -283,13 +283,13 @@ class Client:
                 await self._reconnecting.link.ask(b"PING\n", answer)
                 await answered(answer)
         except LogmqError:
-            pass  # one that knows no more than the specification has
+            pass  # a server that knows only the specification
         except trio.TooSlowError:
             raise self._address.not_answered(f"it says nothing in {seconds:g} s") from None
         except Disconnected as error:
             raise self._address.not_answered(error) from None
 
-    # What `Records` and `Producer` use: a request on its way, whose answer is waited for later.
+    # For `Records` and `Producer`: requests whose answers are waited for later.
 
     async def send_fetch(self, topic: str, offset: int, bytes_max: int, wait_ms: int) -> ChunkAnswer:
         request, _ = connector.fetch(topic, offset, bytes_max, wait_ms)
@@ -300,7 +300,7 @@ class Client:
         return await self._send(head + records, LineAnswer(b"OK", 1))
 
     async def _ask(self, ask: Ask) -> Any:
-        """The result of what may be asked twice."""
+        """The result of a request that does no harm twice."""
         return await self._again(lambda: self._send(ask.request, ask.answer()))
 
     async def _again(self, send: Callable[[], Any]) -> Any:
@@ -377,7 +377,7 @@ class Records:
         return record
 
     async def chunk(self) -> list[Record]:
-        """Several at once: what has been fetched, at least one; none at the end."""
+        """All records that are fetched, at least one; none at the end."""
         if not self._ready:
             try:
                 self._ready.appendleft(await anext(self))
@@ -396,11 +396,11 @@ class Records:
         except Unreachable:
             raise
         except Disconnected:
-            return  # the same again, over a new connection
+            return  # the caller asks again, over a new connection
         if data:
             self._ready.extend(records_of(data, at))
             self._answer_offset = at + len(data)
-            self._answer = await self._ask()  # while these are gone through
+            self._answer = await self._ask()  # while these are handed out
         elif not self._wait_ms:
             raise StopAsyncIteration
 
@@ -437,7 +437,7 @@ class Tail(Receiver[Record]):
             records.append(record)
             self._received = record.next_offset
         if not records and data.startswith((b"OK ", b"ERR "), at):
-            # OK: the server drains and closes next; we go on when it is back.
+            # OK: the server drains and closes next. The tail goes on when it is back.
             last = LineAnswer(b"OK", 1)
             end = last.take(data, at)
             if last.error is not None:
@@ -459,8 +459,8 @@ class _Batch:
 class Producer:
     """Writes to one topic, each made once, in order; see `Client.producer`.
 
-    What is sent while earlier batches are unanswered is gathered into the next one. `written`: messages that
-    the server has confirmed.
+    Messages that are sent while earlier batches are unanswered are gathered into the next batch. `written`:
+    messages that the server has confirmed.
     """
 
     def __init__(
@@ -480,7 +480,7 @@ class Producer:
         self.written = 0
 
     async def send(self, message: bytes) -> None:
-        """Hand a message over; waits only while too much is unanswered. Raises what went wrong before."""
+        """Queue a message. Waits only while too much is unanswered. Raises an earlier batch's error."""
         self._raise_failure()
         size = HEADER_BYTES + len(message)
         while self._filling and self._filling_bytes + size > BATCH_BYTES_MAX:
@@ -494,7 +494,7 @@ class Producer:
         self._moved.set()
 
     async def flush(self) -> None:
-        """Wait until everything is written. Raises what went wrong."""
+        """Wait until everything is written. Raises an earlier batch's error."""
         self._moved.set()
         while self._filling or self._batches:
             self._raise_failure()
@@ -502,7 +502,7 @@ class Producer:
         self._raise_failure()
 
     async def run(self) -> None:
-        """Send batches and take their answers, until cancelled or something goes wrong."""
+        """Send batches and take their answers, until cancelled or until one fails."""
         try:
             while True:
                 await self._moved.wait()
@@ -558,7 +558,7 @@ class Producer:
         self._moved.set()
 
     def _wake_waiting(self) -> None:
-        """Those who wait in `send` or `flush`."""
+        """Wake tasks that wait in `send` or `flush`."""
         self._answered.set()
         self._answered = trio.Event()
 
@@ -572,7 +572,7 @@ def _offsets(records: bytes, offset: int) -> list[int]:
 
 
 def _write_requests(topic: bytes, messages: Iterable[bytes]) -> Iterable[tuple[bytes, int]]:
-    """PRODUCE lines, and APPEND for what no line can hold, in pieces; and how many there are in each."""
+    """PRODUCE lines, and APPEND for what no line can hold, in pieces; each with its number of requests."""
     requests: list[bytes] = []
     size = 0
     for message in messages:

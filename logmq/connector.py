@@ -1,9 +1,9 @@
-"""LogMQ's wire for programs that are no server: requests as bytes, and what takes their answers. No I/O.
+"""LogMQ's wire for clients: requests as bytes, and objects that take their answers. No I/O.
 
-This is what other packages speak LogMQ by: Spark's data source imports this module and no other of LogMQ's.
+Other packages use this module alone of LogMQ's: so does Spark's data source.
 
-Each request that was sent has an `Answer` that knows its shape. `take` gets the bytes received so far and
-where the answer begins; it returns where it ends, or -1 while it is not all there.
+Each request has an `Answer` that knows the shape of its answer. `take` gets the bytes received so far, and
+where the answer begins. It returns where the answer ends, or -1 while it is not whole.
 
 Source: PROTOCOL.md, "Requests" and "Replies".
 """
@@ -49,7 +49,7 @@ class NoTopic(LogmqError):
 
 @attrs.frozen
 class Record:
-    """One message and its place; `next_offset` is the place of the one after it."""
+    """One message and its offset. `next_offset`: that of the next message."""
 
     offset: int
     payload: bytes = attrs.field(repr=lambda payload: f"<{len(payload)} bytes>")
@@ -61,7 +61,7 @@ class Record:
 
 @attrs.frozen
 class Topic:
-    """A row of TOPICS, or the answer to OFFSETS: first kept offset, end of what is visible."""
+    """A row of TOPICS, or the answer to OFFSETS: the first kept offset, and the visible end."""
 
     name: str
     first: int
@@ -80,13 +80,13 @@ class Mark:
 
 
 class Ask(NamedTuple):
-    """A request, and what makes the answer that it should get."""
+    """A request, and what makes the object for its answer."""
 
     request: bytes
     answer: "Callable[[], Answer]"
 
 
-# Each raises Refusal for a name that no server takes.
+# These raise Refusal for a name that no server takes.
 
 
 def offsets(topic: str) -> Ask:
@@ -115,13 +115,13 @@ def consume(topic: str, offset: int) -> Ask:
 
 
 def fetch(topic: str, offset: int, bytes_max: int, wait_ms: int | None = None) -> Ask:
-    """The result: where the bytes begin, and the bytes; none at the end."""
+    """The result: the offset of the bytes, and the bytes; none at the end."""
     wait = () if wait_ms is None else (wait_ms,)
     return Ask(_line_of("FETCH", checked_name(topic), offset, bytes_max, *wait), lambda: ChunkAnswer(offset))
 
 
 def batch(topic: str, writer: str, seq: int, length: int) -> Ask:
-    """What stands before `length` bytes of records. The result: the offset of the first, in a tuple."""
+    """The line before `length` bytes of records. The result: the offset of the first, in a tuple."""
     return Ask(_line_of("BATCH", checked_name(topic), checked_name(writer), seq, length), _ok)
 
 
@@ -155,7 +155,7 @@ def _ok() -> "LineAnswer":
 
 
 class Answer:
-    """Awaited. `on_done` is called once it is complete: `error` is set, or `result`."""
+    """An answer to come. `on_done` is called once `error` or `result` is set."""
 
     __slots__ = ("done", "error", "on_done", "result")
 
@@ -311,7 +311,7 @@ def mark_row(line: bytes) -> Mark:
 
 
 def take_message(data: Buffer, at: int) -> tuple[Record | None, int]:
-    """A MESSAGE line at `at` and the position behind it; None while it is not all there."""
+    """The MESSAGE line at `at`, and the position behind it; None while it is not whole."""
     line_end = data.find(b"\n", at, at + LINE_BYTES_MAX)
     second = data.find(b" ", at + len("MESSAGE "), at + LINE_BYTES_MAX)
     head_end = data.find(b" ", second + 1, at + LINE_BYTES_MAX) if second >= 0 else -1

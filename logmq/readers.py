@@ -1,10 +1,10 @@
 """Readers that wait for records: TAIL, and a FETCH that waits; and what wakes them.
 
-All readers of a topic wait in its `LogWatch`. What a commit makes visible is read once, encoded once, and the
+All readers of a topic wait in its `LogWatch`. Newly visible records are read once and encoded once, and the
 same bytes go to every tail that has caught up.
 
-A tail whose peer reads slowly leaves the feed when its outbox is above its bound. Once that has drained it
-reads the log by itself until it has caught up again. It costs its own outbox, loses nothing, slows nobody.
+A tail whose peer reads slowly leaves the feed when its outbox is above its bound. Once the outbox has
+drained, the tail reads the log by itself until it has caught up. So it loses nothing and slows nobody.
 
 Source: PROTOCOL.md, "Readers that wait".
 """
@@ -39,7 +39,7 @@ class ReaderOwner(Protocol):
         """Call in the driver's next round: other connections come first."""
 
     def reader_ended(self, reader: "Tail | Fetch") -> None:
-        """It has answered, of its own accord."""
+        """`reader` has answered by itself."""
 
 
 class Feeds:
@@ -51,7 +51,7 @@ class Feeds:
         self._awaited: dict[str, dict[_Reader, None]] = {}
 
     def __len__(self) -> int:
-        """Logs and topics for which somebody waits."""
+        """Logs and topics that readers wait for."""
         return len(self._by_log) + len(self._awaited)
 
     def enter(self, reader: "_Reader") -> None:
@@ -63,7 +63,7 @@ class Feeds:
             self._awaited.setdefault(reader.topic, {})[reader] = None
 
     def leave(self, reader: "_Reader") -> None:
-        """It does not wait for its topic any more; harmless where it does not."""
+        """`reader` does not wait for its topic any more. Harmless where it does not wait."""
         awaited = self._awaited.get(reader.topic)
         if awaited is not None:
             awaited.pop(reader, None)
@@ -82,7 +82,7 @@ class Feeds:
 
 
 class LogWatch:
-    """Who waits for news of one log. It watches the log for as long as anybody does."""
+    """The readers that wait for records of one log. It watches the log while there are any."""
 
     __slots__ = ("_closed", "_fetches", "_on_idle", "_position", "_reading", "_tails", "log")
 
@@ -110,7 +110,7 @@ class LogWatch:
         self._close_if_idle()
 
     def join(self, reader: "_Reader") -> None:
-        """A fetch; or a tail that has had everything visible, or waits for an offset beyond that."""
+        """Add a fetch, or a tail that has all visible records or waits for a later offset."""
         if isinstance(reader, Fetch):
             self._fetches[reader] = None
         elif isinstance(reader, Tail):
@@ -124,7 +124,7 @@ class LogWatch:
         elif isinstance(reader, Tail) and reader in self._tails:
             del self._tails[reader]
             if self._position < self.log.visible and not self._reading:
-                self._push_soon()  # it may have been the one whose turn would have gone on
+                self._push_soon()  # the next push may have been up to this tail
         self._close_if_idle()
 
     def _push(self) -> None:
@@ -169,7 +169,7 @@ class LogWatch:
 
 
 class _Reader:
-    """What both kinds are: somebody who waits at a place of a topic that may not be there yet.
+    """A reader that waits at an offset of a topic, which may not exist yet.
 
     `next`: the offset of the next record to send.
     """
@@ -186,11 +186,11 @@ class _Reader:
         self._feed: LogWatch | None = None
 
     def found(self, log: "Log") -> None:
-        """The topic is there."""
+        """The topic exists."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """End without an answer: the connection is gone, or somebody else answers. Once is enough."""
+        """End without an answer: the connection is lost, or another call answers. Harmless twice."""
         if not self.ended:
             self.ended = True
             self._feeds.leave(self)
@@ -218,7 +218,7 @@ class Tail(_Reader):
         owner.counts.tails += 1
 
     def start(self, slot: ReplySlot) -> None:
-        """Everything before it is answered."""
+        """All earlier requests are answered."""
         self._slot = slot
         if self.ended:
             slot.resolve(b"OK %d\n" % self.next)
@@ -230,7 +230,7 @@ class Tail(_Reader):
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Read the log by itself until it may share the feed, as fast as its peer takes it."""
+        """Read the log alone, as fast as the peer takes it, until the tail may share the feed."""
         log = self._log
         if log is None or self.ended or self._feed is not None or self._reading or self.crowded:
             return
@@ -252,18 +252,18 @@ class Tail(_Reader):
             self._leave_feed()
 
     def fell_out(self) -> None:
-        """The feed has moved past `next` without it."""
+        """The feed has moved past `next` without this tail."""
         self._feed = None
         self.catch_up()
 
     @property
     def crowded(self) -> bool:
-        """More waits for the peer than its outbox should hold; `catch_up` is called once it has drained."""
+        """The outbox is above its bound. `catch_up` is called once it has drained."""
         outbox = self.owner.connection.outbox
         return outbox.size > outbox.bound
 
     def end(self) -> None:
-        """A line came, or the end of input, or of the server."""
+        """A line ends it, or the end of input, or a drain."""
         if not self.ended:
             self.abandon()
             if self._slot is not None:
@@ -326,7 +326,7 @@ class Fetch(_Reader):
             self._join_feed(log)
 
     def read(self) -> None:
-        """There is something to read."""
+        """Records are visible: read them."""
         assert self._log is not None
         self.deadline = math.inf  # it was in time, whatever the disk takes
         self._overdue = False
@@ -345,11 +345,11 @@ class Fetch(_Reader):
             self._end([chunk_line(self.next, chunk.length), chunk])
 
     def expire(self) -> None:
-        """Its time is over, or the server's. A read under way is let finish."""
+        """Its time is over, or the server drains. A read under way is finished."""
         if self.deadline == math.inf:
             return
         if self._log is not None and self.next < self._log.end and not self._slot.in_turn:
-            # Its own connection may have written that before it: it is to see it, once the disk has it.
+            # Its own connection may have written those records before it: they belong to its answer.
             self.deadline = math.inf
             self._overdue = True
         else:

@@ -1,4 +1,4 @@
-"""Topics: logs of the namespace `logmq`, made at their first write."""
+"""Topics: logs of the namespace `logmq`. The first write makes a topic."""
 
 from logmq.readers import Feeds
 from logmq.settings import LogmqSettings
@@ -14,7 +14,7 @@ class Topics:
         self._namespace = namespace
         self._settings = settings
         self.known: dict[bytes, Log] = {}
-        """Names as they come from the wire, once they have been checked; some of those may be deleted."""
+        """By names as they stand in requests, checked. Some of these logs may be deleted."""
         self.feeds = Feeds(namespace.logs)
         for name, log in namespace.logs.items():
             log.retention = settings.retention(name)
@@ -43,14 +43,14 @@ class Topics:
         return log
 
     def existing_untrusted(self, topic: bytes) -> Log:
-        """The same, for requests that need one. Raises Refusal (BAD_TOPIC, NO_TOPIC)."""
+        """The topic that a request needs. Raises Refusal (BAD_TOPIC, NO_TOPIC)."""
         log = self.find_untrusted(topic)
         if log is None:
             raise no_topic(topic.decode())
         return log
 
     def writable_untrusted(self, topic: bytes) -> Log:
-        """The same, made if it is not there. Raises Refusal (BAD_TOPIC, LIMIT, STORAGE)."""
+        """The topic that a request writes to; a missing one is made. Raises Refusal."""
         log = self.known.get(topic)
         if log is not None and not log.deleted:
             return log
@@ -61,8 +61,7 @@ class Topics:
         return log
 
     def delete(self, log: Log, grave: tuple[Log, bytes, int]) -> Ticket:
-        """End a topic: its readers get NO_TOPIC, its name is free. `grave`: `Groups.grave`. Raises
-        StoreError."""
+        """Delete a topic: readers get NO_TOPIC, the name is free. `grave`: of `Groups`. Raises StoreError."""
         self.known.pop(log.name.encode(), None)
         return self._namespace.delete(log.name, [grave])
 

@@ -1,8 +1,8 @@
-"""Windows: what a sequential CONSUME reader was read ahead.
+"""Windows: records that are read ahead for CONSUME.
 
-A reader that asks for one record after the other would cost a read of the log each; instead the store is
-asked for some more, and what the next requests ask for is taken from there. Records never change, so
-a window never goes stale; it is given up with its log, its connection, or when many others were opened since.
+A client that asks for one record after the other would cost a read of the log for each. So the first read
+brings some more, and the next requests are answered from there. Records never change, so a window never goes
+stale. It ends with its log or its connection, or when many others are opened.
 """
 
 from collections.abc import Hashable
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 FIRST_READ_BYTES = 8 * 1024
 NEXT_READ_BYTES = 64 * 1024
-"""A reader that has used its window up is sequential: it gets a larger one."""
+"""A reader that has used up its window is sequential, and gets a larger one."""
 WINDOWS_MAX = 128
 """Of all connections: 8 MiB in the ordinary case."""
 KEPT_BYTES_MAX = 128 * 1024
-"""A record may be larger than a window should be; such a one is not kept."""
+"""A window of one very large record is not kept."""
 
 
 class Window:
@@ -36,7 +36,7 @@ class Window:
         """Of each record, header included, or 0 where they differ."""
 
     def advance(self, at: int) -> None:
-        """The records before `at` are used up; when all are, only the offset of the next is kept."""
+        """The records before `at` are used up. Where all are, only the offset of the next is kept."""
         self.offset += at - self.at
         self.at = at
         if at == len(self.records):
@@ -45,7 +45,7 @@ class Window:
 
 
 class Windows:
-    """The window of each connection that has one; the one opened longest ago goes for a new one."""
+    """The windows, one for a connection at most. A new one replaces the one that was opened longest ago."""
 
     __slots__ = ("_by_owner",)
 

@@ -1,17 +1,18 @@
 """From datagrams to subscribers: each batch is looked at once, and each subscriber gets one write for it.
 
 Datagrams arrive as the frames that subscribers get (`shared.net.slots`): the system has put their bytes in
-place, with the sender's address before and the padding behind. What is left is to find what is no message,
-and whom each message is for:
+place, with the sender's address before and the padding behind. What is left is to find datagrams that are no
+message, and the receivers of each message:
 
-- The topic and type of a frame are looked up as they stand (`Routes.known`). A hit says at once that they are
-  well-formed and who gets the message. A miss is read with care and, where it may come again, remembered.
+- The topic and type of a frame are looked up as they stand (`Routes.known`). A hit says that they are
+  well-formed, and who gets the message. After a miss they are checked, and remembered where the result
+  holds for the next message, too.
 - A run of frames for the same clients is one slice of the batch, gathered in bundles (`shared.fanout`).
 
-All of it has a bound in each turn, however many clients get a message and whatever patterns are made for its
-topic. What is left is for the next turn (`_Sending`, `RoutingIndex.match_within`), and what is behind it
-waits: so order is kept. Clients may come and go between two turns. One that has come back is sent what was to
-be kept for it; one that has gone gets nothing more of what was on its way, as if that had been sent.
+The work of a turn is bounded, however many clients get a message and whatever patterns match its topic. The
+rest is for the next turn (`_Sending`, `RoutingIndex.match_within`), and later frames wait, so order is kept.
+Clients may connect and leave between two turns. One that is back is sent the messages that were to be kept
+for it. One that has left gets nothing more of what was on its way, as if that had been sent.
 """
 
 from collections import deque
@@ -53,7 +54,7 @@ SURELY_LONG_ENOUGH = DATAGRAM_BYTES_MIN + max(PAYLOAD_BYTES_MIN.values())
 
 
 class _Looking:
-    """A topic that is looked up for longer than a turn. `away`: once it is known; `epoch`: when it began."""
+    """A topic whose lookup takes several turns. `away`: set once known. `epoch`: of routes, at its start."""
 
     __slots__ = ("away", "epoch", "topic")
 
@@ -64,7 +65,7 @@ class _Looking:
 
 
 class _Sending:
-    """Frames for clients: to be written to them, or to be kept for who is away. `done`: of the clients."""
+    """Frames to be written to clients, or to be kept for them. `done`: how many clients have them."""
 
     __slots__ = ("clients", "done", "frames")
 
@@ -74,7 +75,7 @@ class _Sending:
         self.done = 0
 
     def next(self, most: int) -> tuple[ClientSession, ...]:
-        """Some more of the clients."""
+        """The next clients, `most` at the most."""
         before = self.done
         self.done = min(len(self.clients), before + most)
         return self.clients[before : self.done]
@@ -101,7 +102,7 @@ class Fanout:
         sessions.on_change = self.routes.forget
 
     def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
-        """Hand on what is in these frames; what is left for another turn, if anything is."""
+        """Hand on the messages in these frames. Returns what is left for another turn, or None."""
         if (self._writing or self._keeping) and not self._send(WRITES_MAX):
             return frames, lengths
         if not lengths:
@@ -125,7 +126,7 @@ class Fanout:
                     frames, lengths = frames[:at], lengths[:place]
                     break
                 route, clean = looked
-                if clean is not head:  # it goes out otherwise than it came, so by itself
+                if clean is not head:  # it is sent in another form than received, so by itself
                     self._put(last, frames[start:at])
                     self._put(
                         route, frames[at : at + TOPIC_AT] + clean + frames[at + DATA_AT : at + FRAME_BYTES]
@@ -148,7 +149,7 @@ class Fanout:
         return left
 
     def _put(self, route: Route[ClientSession], frames: bytes) -> None:
-        """`frames`, one or more, are for `route`."""
+        """Put `frames`, one or more, into the bundles of `route`."""
         if route is self._no_message or not frames:
             return
         count = len(frames) // FRAME_BYTES
@@ -164,7 +165,7 @@ class Fanout:
                 self._keeping.append(_Sending(frames[at : at + FRAME_BYTES], route.away))
 
     def _deliver(self) -> int:
-        """Write what is in bundles, or have it written later; returns the room for writes that is left."""
+        """Write the bundles now, or in later turns. Returns the room for writes that is left."""
         room = WRITES_MAX
         for clients, frames in self.routes.gathered():
             cost = _write_cost(frames) * len(clients)
@@ -178,7 +179,7 @@ class Fanout:
         return room
 
     def _send(self, room: int) -> bool:
-        """Write what this turn has `room` for, and keep what it may; whether that is all."""
+        """Write what this turn has `room` for, and keep some messages. Returns whether all is done."""
         writing, keeping = self._writing, self._keeping
         while writing and room > 0:
             sending = writing[0]
@@ -200,9 +201,9 @@ class Fanout:
         return not (writing or keeping)
 
     def _look(self, head: bytes) -> tuple[Route[ClientSession], bytes] | None:
-        """The route of a topic and type, and `head` as it goes out: itself, or tidied behind a NUL.
+        """The route of a topic and type, and the `head` to send: without the bytes behind the topic's NUL.
 
-        None where that is more work than this turn has room for: it goes on in the next.
+        None: this turn has no room for the work, which goes on in the next.
         """
         kind = head[-1]
         if kind not in PAYLOAD_BYTES_MIN:
@@ -229,9 +230,10 @@ class Fanout:
     def _match(
         self, topic: bytes
     ) -> tuple[tuple[ClientSession, ...], tuple[ClientSession, ...], bool] | None:
-        """Who is to get a topic now, who later, and whether that holds for the next message too.
+        """Who gets a topic now, who later, and whether that holds for the next message, too.
 
-        None: that is not known yet. Away comes first: so who comes back meanwhile is in one of the two.
+        None: not known yet. `away` is matched first, so that a client that is back meanwhile is in one of
+        both.
         """
         sessions = self._sessions
         room = VISITS_MAX - self._visits
@@ -248,7 +250,7 @@ class Fanout:
         return live, away, looking is None or looking.epoch == self.routes.epoch
 
     def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
-        """Both without what belongs to datagrams that are too short or too long, which are counted."""
+        """Frames and lengths without datagrams that are too short or too long. Those are counted."""
         counts = self._counts
         good: list[bytes] = []
         kept: list[int] = []

@@ -1,11 +1,11 @@
 """Store and forward: what is kept for clients that are away, within bounds, oldest dropped first.
 
-A client that is at its own bound loses its oldest. Where all together are above theirs, or the
-budget has no room, one of those pays that have the most: else a few who never return would take from all
-others whatever is to be kept for them.
+A client that is at its own bound loses its oldest messages. Where all together are above their bound, or the
+budget has no room, a client with the most loses some. Else a few clients that never return would use up the
+room for all others.
 
-Kept in memory, a frame without its padding. At a clean stop it goes into a log, from which the next start
-takes it back; a crash loses it (PROTOCOL.md, "Away"). Each message is sent at most once.
+A frame is kept in memory, without its padding. A clean stop writes all into a log, and the next start takes
+them back. A crash loses them (PROTOCOL.md, "Away"). Each message is sent at most once.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ FRAME_OVERHEAD_BYTES = 56
 
 
 class Kept:
-    """Frames by client. A client that has none is not in here."""
+    """Frames by client. A client without frames is not in here."""
 
     def __init__(self, settings: PubsubSettings, counts: Counts, memory: Account | None = None) -> None:
         self._memory = memory or unbounded()
@@ -39,11 +39,11 @@ class Kept:
         return client_id in self._frames
 
     def __len__(self) -> int:
-        """Clients that something is kept for."""
+        """Clients that have kept messages."""
         return len(self._frames)
 
     def add(self, client_ids: Iterable[bytes], frame: bytes) -> None:
-        """Keep a frame for each; what is above a bound then goes, which may be this one."""
+        """Keep a frame for each client. Above a bound the oldest are dropped, or this one."""
         short = frame.rstrip(b"\0")  # once: all keep the same bytes
         for client_id in client_ids:
             self._add(client_id, short)
@@ -73,7 +73,7 @@ class Kept:
             self.forget(client_id)
 
     def _weigh(self, client_id: bytes, more: int) -> None:
-        """So many bytes more, or fewer, are kept for a client."""
+        """Count the bytes kept for a client: `more`, or fewer."""
         self._bytes[client_id] += more
         self._memory.charge(more)
 

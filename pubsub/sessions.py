@@ -1,13 +1,13 @@
-"""Sessions: client ids, their subscriptions, and who of them is connected.
+"""Sessions: client ids, their subscriptions, and whether they are connected.
 
-A session outlives its connection, and with its subscriptions the process: each change goes into a table of
+A session outlives its connection, and with subscriptions the process, too: each change goes into a table of
 the store at once, one small record a subscription. Nothing on the wire waits for it.
 
-Two indexes say who wants a topic: `live` holds the subscriptions of connected clients, `away` those of
-clients that are not and want messages kept. So the cost of a match follows those who get something, not the
-sessions that are remembered. A client moves from one to the other as it comes and goes.
+Two indexes say who wants a topic. `live` holds the subscriptions of connected clients, `away` those of other
+clients that have messages kept. So a match costs by its receivers, not by the sessions that are remembered. A
+client moves between the two as it connects and leaves.
 
-A session without subscriptions has nothing to come back to, and ends with its connection.
+A session without subscriptions ends with its connection.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +42,7 @@ _PLAIN, _KEEPS = b"", b"\1"
 
 
 class ClientSession:
-    """A session. `topics`: by pattern, whether it keeps what comes while the client is away.
+    """A session. `topics`: by pattern, whether messages are kept while the client is away.
 
     `wild`: how many of the patterns are (`shared.routing.syntax`).
     """
@@ -56,12 +56,12 @@ class ClientSession:
         self.wild = 0
         self.connection: Connection | None = None
         self.dropped = 0
-        """Frames that its connection lost because it did not read."""
+        """Frames that its connection lost because the client did not read."""
 
 
 @attrs.frozen
 class Changed:
-    """A subscription as the table has it; `keeps` None: it has ended."""
+    """A row of the table: a subscription. `keeps` None: it has ended."""
 
     client_id: bytes
     topic: bytes
@@ -71,9 +71,9 @@ class Changed:
 class Sessions:
     """All clients, by id.
 
-    `save`: called with every change of a subscription. `say`: the lines of a server's standard output; None:
-    they are logged. `budget`: what sessions take of memory is taken from here. `on_change`: who gets what is
-    different now.
+    `save`: called with every change of a subscription. `say`: gets the lines for a server's standard output;
+    None: they are logged. `budget`: sessions are charged to it. `on_change`: called when a topic's receivers
+    change.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Sessions:
         self._say: Callable[[str], None] = say or log.info
 
     def restore(self, client_id: bytes, topic: bytes, keeps: bool) -> None:
-        """A subscription that was saved; before anybody connects."""
+        """Take back a saved subscription. Before any client connects."""
         client = self.clients.get(client_id) or self.adopt(client_id)
         client.topics[topic] = keeps
         self._count(client, topic, 1)
@@ -111,7 +111,7 @@ class Sessions:
             self.away.subscribe(client, topic)
 
     def adopt(self, client_id: bytes) -> ClientSession:
-        """Make a session: of a new client, or of one that is away and that something is kept for."""
+        """Make a session: of a new client, or of one that is away and has kept messages."""
         self._memory.charge(SESSION_BYTES)
         client = self.clients[client_id] = ClientSession(client_id)
         return client
@@ -124,7 +124,7 @@ class Sessions:
     # Connections.
 
     def join(self, client_id: bytes, connection: Connection) -> ClientSession:
-        """The client has come (back): what was kept is written first. Raises WireError."""
+        """The client connects: kept messages are written first. Raises WireError."""
         client = self.clients.get(client_id)
         if client is None:
             if len(self.clients) >= self.settings.sessions_max:
@@ -172,7 +172,7 @@ class Sessions:
         self.on_change()
 
     def dropped(self, client: ClientSession, frames: int) -> None:
-        """Its connection lost so many frames because it does not read."""
+        """The connection lost `frames` frames because the client does not read."""
         counts = self.counts
         if not client.dropped:
             counts.subscribers_dropped_from += 1
@@ -185,7 +185,7 @@ class Sessions:
         counts.frames_dropped += frames
 
     def keep(self, clients: Iterable[ClientSession], frame: bytes) -> None:
-        """A message for clients that were away when it came; who has come back since is sent it."""
+        """Keep a message for clients that were away. Those that are back by now are sent it."""
         away = []
         for client in clients:
             if client.connection is not None:
@@ -198,7 +198,7 @@ class Sessions:
     # Subscriptions.
 
     def subscribe(self, client: ClientSession, topic: bytes, *, keeps: bool) -> None:
-        """Of a connected client. Raises WireError where it has too many."""
+        """Add a connected client's subscription. Raises WireError where there are too many."""
         before = client.topics.get(topic)
         if before is keeps:
             return
@@ -230,7 +230,7 @@ class Sessions:
         self._save(Changed(client.id, topic, keeps))
 
     def unsubscribe(self, client: ClientSession, topic: bytes) -> None:
-        """Of a connected client; a topic that it is not subscribed to is no matter."""
+        """End a connected client's subscription. Harmless where there is none."""
         if client.topics.pop(topic, None) is not None:
             self._count(client, topic, -1)
             self.live.unsubscribe(client, topic)
@@ -238,7 +238,7 @@ class Sessions:
             self._save(Changed(client.id, topic, None))
 
     def forget(self, client_id: bytes) -> bool:
-        """End the session of a client that is away, as if it never was. False where there is none such."""
+        """End the session of a client that is away, without a trace. False: no such client is away."""
         client = self.clients.get(client_id)
         if client is None or client.connection is not None:
             return False
@@ -262,7 +262,7 @@ class Sessions:
             raise WireError(str(error), fault=fault) from None
 
     def _count(self, client: ClientSession, topic: bytes, count: int) -> None:
-        """`client` has so many more, or fewer, subscriptions to `topic`."""
+        """Count `client`'s subscriptions to `topic`: `count` more, or fewer."""
         self._memory.charge(count * SUBSCRIPTION_BYTES)
         self.subscriptions += count
         if WILDCARDS.wild_levels(topic):
@@ -276,7 +276,7 @@ class Sessions:
 def saver(
     table: "Table", counts: Counts, on_failure: Callable[[StoreError], None]
 ) -> Callable[[Changed], None]:
-    """Saves changes in `table`. What it does not take is served all the same, until a restart."""
+    """Saves changes in `table`. A change that the store refuses is served until a restart."""
 
     def save(change: Changed) -> None:
         key = change.client_id + b"\0" + change.topic
@@ -293,7 +293,7 @@ def saver(
 
 
 def saved(table: "Table") -> Iterator[Changed]:
-    """The subscriptions in `table`; what cannot be one is left out."""
+    """The subscriptions in `table`. Rows that cannot be one are left out."""
     for key, value in table.items():
         client_id, nul, topic = key.partition(b"\0")
         if nul and 1 <= len(client_id) <= ID_CHARACTERS_MAX and len(topic) <= TOPIC_BYTES_MAX:

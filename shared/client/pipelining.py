@@ -1,8 +1,8 @@
-"""A client's connection on which requests are answered in order: any number of tasks share one stream.
+"""A client's connection on which requests are answered in order, and what makes it again once it is lost.
 
-What tasks ask while a send is under way goes out together, in one piece. Who waits for an answer is told when
-the connection is lost: what was asked then may or may not have been done. Where nothing is answered there is
-`Sender`.
+Any number of tasks share one stream. Requests that are made while a send is under way go out in one piece.
+Where the connection is lost, tasks that wait for an answer are told: their requests may or may not have been
+done. `Sender` is for protocols without answers.
 """
 
 from abc import ABC, abstractmethod
@@ -18,14 +18,14 @@ from shared.errors import RemoteProtocolError
 
 RECEIVE_BYTES = 256 * 1024
 UNANSWERED_BYTES_MAX = 4 * 1024 * 1024
-"""Of requests: what waits to be sent, and what waits for its answer."""
+"""Requests that wait to be sent or for their answers."""
 
 A = TypeVar("A")
-"""What a protocol has for an answer to come."""
+"""A protocol's object for an answer to come."""
 
 
 class PipelinedConnection(ABC, Generic[A]):
-    """One connection's life. `rest`: what came behind a greeting. `lost`: why it ended, once it has.
+    """One connection. `rest`: bytes that were read behind a greeting. `lost`: why it ended; None: it has not.
 
     `heard`: the server has answered something.
     """
@@ -46,19 +46,19 @@ class PipelinedConnection(ABC, Generic[A]):
 
     @abstractmethod
     def receive(self, data: bytearray) -> int:
-        """Take what is whole in `data`; returns how many bytes that was.
+        """Take what is whole in `data`. Returns the number of bytes taken.
 
         Raises RemoteProtocolError, and Disconnected where the server says that this is the end.
         """
 
     @abstractmethod
     def fail(self, answer: A, error: Disconnected) -> None:
-        """It will not come."""
+        """The answer will not come."""
 
     # -- what it may use
 
     async def ask(self, requests: bytes, answer: A) -> None:
-        """Queue requests; their answer is told. Waits while too much is unanswered. Raises Disconnected."""
+        """Queue requests, for one `answer`. Waits while too much is unanswered. Raises Disconnected."""
         while self._unanswered_bytes > UNANSWERED_BYTES_MAX and self.lost is None:
             await self._room.wait()
         if self.lost is not None:
@@ -68,7 +68,7 @@ class PipelinedConnection(ABC, Generic[A]):
         self.say(requests)
 
     def say(self, data: bytes) -> None:
-        """Queue what has no answer in turn. Only on a connection that is not lost."""
+        """Queue bytes that have no answer in turn. Only on a connection that is not lost."""
         self._outgoing.append(data)
         self._something.set()
 
@@ -78,7 +78,7 @@ class PipelinedConnection(ABC, Generic[A]):
         return self._awaited[0][0] if self._awaited else None
 
     def answered(self) -> None:
-        """It has come."""
+        """The next answer is whole."""
         self.heard = True
         self._unanswered_bytes -= self._awaited.popleft()[1]
         if self._unanswered_bytes <= UNANSWERED_BYTES_MAX // 2:
@@ -86,7 +86,7 @@ class PipelinedConnection(ABC, Generic[A]):
             self._room = trio.Event()
 
     def lose(self, error: Disconnected) -> None:
-        """Whatever waits fails."""
+        """End the connection: all that wait are told."""
         if self.lost is None:
             self.lost = error
             self._scope.cancel()
@@ -140,10 +140,10 @@ Result = TypeVar("Result")
 
 
 class Reconnecting(Generic[Link]):
-    """A connection that is made again when it was lost and somebody needs it.
+    """A connection that is made when it is needed, and again where it was lost.
 
-    `open_link` makes one over which nothing was asked yet; where it raises OSError or Disconnected it is
-    called again, for `retry_seconds`. `link`: the newest, None until one is needed. `closed`: it is the last.
+    `open_link` makes a new one. Where it raises OSError or Disconnected it is called again, for
+    `retry_seconds`. `link`: the newest, None until one is needed. `closed`: no other is made.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Reconnecting(Generic[Link]):
             nursery.start_soon(link.run)
 
     async def connected(self) -> Link:
-        """The link, made again if it was lost. Raises Unreachable, and whatever else `open_link` raises."""
+        """The link, made again where it was lost. Raises Unreachable, and what else `open_link` raises."""
         if self.link is not None and self.link.lost is None:
             return self.link
         async with self._connecting:  # the first makes it, the others find it made
@@ -181,7 +181,7 @@ class Reconnecting(Generic[Link]):
 
     async def _dial(self) -> Link:
         if self.closed:
-            raise trio.ClosedResourceError  # nothing that is tried again
+            raise trio.ClosedResourceError  # which is not tried again
         link = await self._open_link()
         self._nursery.start_soon(link.run)
         if self.closed:
@@ -202,7 +202,7 @@ class Reconnecting(Generic[Link]):
                 continue
 
     def close(self) -> None:
-        """Without a word; whoever waits is told."""
+        """Close at once. Tasks that wait are told."""
         self.closed = True
         if self.link is not None:
             self.link.lose(Unreachable(_CLOSED))

@@ -1,4 +1,4 @@
-"""A client's end of a connection on which the server pushes: an async iterator over what comes."""
+"""A client's connection on which the server pushes: an async iterator over what arrives."""
 
 from collections.abc import Awaitable, Callable
 from typing import Generic, Self, TypeVar
@@ -13,15 +13,16 @@ RECEIVE_BYTES = 256 * 1024
 
 Item = TypeVar("Item")
 Connect = Callable[[], Awaitable[tuple[trio.abc.Stream, bytes]]]
-"""Connects once: the stream, and what has come on it already. Raises OSError and Disconnected."""
+"""Connects once: the stream, and bytes that were read from it already. Raises OSError and Disconnected."""
 
 
 class Receiver(Generic[Item]):
-    """What the server pushes, whole items, one by one or in batches; `_say` is the other direction.
+    """Whole items that the server pushes, one by one or in batches. `_say` is the other direction.
 
-    A lost connection raises Disconnected. With `retry_seconds`, whoever reads makes it again instead. It
-    begins with `_first_words`; what the server had sent meanwhile is lost. Unreachable ends that, also where
-    servers take connections and close them at once without a word. `connect`: how, unless by `address` alone.
+    A lost connection raises Disconnected. With `retry_seconds` the task that reads makes it again instead,
+    and begins it with `_first_words`. What the server sends meanwhile is lost. Raises Unreachable after that
+    time, also where servers accept connections and close them at once. `connect`: for more than
+    `Address.open`.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Receiver(Generic[Item]):
         raise NotImplementedError
 
     def _first_words(self) -> bytes:
-        """What a new connection begins with: who we are, and what we are subscribed to."""
+        """The first bytes of a new connection: who the client is, and its subscriptions."""
         raise NotImplementedError
 
     async def begin(self) -> None:
@@ -53,7 +54,7 @@ class Receiver(Generic[Item]):
         await self._say(self._first_words())
 
     async def batch(self) -> list[Item]:
-        """All that is here; waits for one. Raises Disconnected, RemoteProtocolError."""
+        """All items that have arrived; waits for one. Raises Disconnected, RemoteProtocolError."""
         if self._items:
             found = self._items[::-1]
             self._items = []
@@ -87,12 +88,12 @@ class Receiver(Generic[Item]):
         return self._items.pop()
 
     async def aclose(self) -> None:
-        """Close the connection, without a word."""
+        """Close the connection at once."""
         self._retry = None
         await trio.aclose_forcefully(self._stream)
 
     async def _say(self, data: bytes) -> None:
-        """Send. Raises Disconnected, but where the connection is made again, which says it anew."""
+        """Send. Raises Disconnected, unless the connection is made again: then `_first_words` say it."""
         try:
             await self._sender.send(data)
         except Disconnected:

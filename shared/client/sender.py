@@ -1,7 +1,7 @@
-"""A client's writing side, where nothing is answered: any number of tasks share one stream.
+"""A client's writing side in protocols without answers: any number of tasks share one stream.
 
-What tasks give while a send is under way goes out together, in one piece. A failed or cancelled send may have
-left half of something behind, and so is the end of the connection.
+What tasks send while a send is under way goes out in one piece. A failed or cancelled send may have left half
+a message behind, so it is the end of the connection.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,17 +14,17 @@ from shared.errors import BrokerError
 CLOSING_SECONDS = 30.0
 """For the server to read what was sent at the end."""
 LOOK_SECONDS = 0.001
-"""For a server that has closed, or said something, before our end: it has refused something, or goes away."""
+"""For finding that the server has closed or said something before our end: it refuses something, or stops."""
 _PIECE_BYTES = 256 * 1024
-"""What is sent at once goes in pieces of this size."""
+"""`send_many` sends pieces of this size."""
 _RECEIVE_BYTES = 64 * 1024
 
 
 class Sender:
-    """Writes to `stream`, which stays the caller's to close.
+    """Writes to `stream`, which the caller closes.
 
-    `last_words`: what an error is made of that the server has said before it closed; None for nothing said.
-    Without it there is nothing that the server could say.
+    `last_words`: makes an error of what the server said before it closed; None for nothing. Without it the
+    protocol has nothing that a server could say.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Sender:
         try:
             if self._lost is not None:
                 raise self._lost
-            if not self._pending:  # the one before us took it along
+            if not self._pending:  # the task before this one has sent it
                 return
             pending, self._pending = self._pending, []
             try:
@@ -72,7 +72,7 @@ class Sender:
             self._sending.release()
 
     async def send_many(self, parts: Iterable[bytes]) -> None:
-        """The same for as many as there are, some hundred KiB at a time."""
+        """Send many parts, some hundred KiB at a time."""
         piece: list[bytes] = []
         size = 0
         for part in parts:
