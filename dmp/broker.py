@@ -25,7 +25,7 @@ from dmp.queues import Owner, Queue
 from dmp.refusals import Code, not_found, shown
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
-from shared.budget import Account, unbounded
+from shared.budget import Account
 from shared.errors import StoreError
 from shared.net.connection import Connection
 from shared.queues.background import Background
@@ -67,10 +67,10 @@ class Broker:
         now: Callable[[], float],
         wall_seconds: Callable[[], float],
         new_name: Callable[[], str],
-        recorder: Recorder | None = None,
-        budget: Account | None = None,
+        recorder: Recorder | None,
+        budget: Account,
     ) -> None:
-        self.accounts = Accounts(budget or unbounded())
+        self.accounts = Accounts(budget)
         self.recorder = recorder
         self.store = store
         self.settings = settings
@@ -112,16 +112,13 @@ class Broker:
         been put into a queue meanwhile. Raises Refusal: no such exchange, malformed headers.
         """
         if exchange == DEFAULT:
-            found = [self._by_name(key) for key in dict.fromkeys((head.key, *head.more_keys))]
+            keys = dict.fromkeys((head.key, *head.more_keys))
+            found = [self.queues.get(key) or self.reply_queues.get(key) for key in keys]
             return tuple([queue for queue in found if queue is not None]), 0
         source = self.exchanges.get(exchange)
         if source is None:
             raise not_found("exchange", exchange)
         return route(source, head, self.exchanges.get)
-
-    def _by_name(self, key: bytes) -> Queue | None:
-        """The binding that the default exchange has to every queue."""
-        return self.queues.get(key) or self.reply_queues.get(key)
 
     def publish(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
         """Put a run into its queues. A confirm waits for the ticket; None: for nothing.
@@ -303,15 +300,12 @@ class Broker:
     def crashed(self, error: Exception) -> None:
         """A queue's own code has failed: a bug, which must hurt nobody but that queue."""
         self.counts.crashes += 1
-        self.log.error("a bug in the code of queues; other queues go on", exc_info=error)
+        self.log.error("a bug in the code of queues; other queues go on; report this bug", exc_info=error)
 
     # -- applications
 
     def new_owner(self, user: str) -> Owner:
-        return Owner(user, self._owner_ended)
-
-    def _owner_ended(self, owner: Owner) -> None:
-        self.background.add(self._queues_go([*owner.queues]))
+        return Owner(user, lambda owner: self.background.add(self._queues_go([*owner.queues])))
 
     def _queues_go(self, queues: list[Queue]) -> Iterator[None]:
         while queues:

@@ -21,7 +21,7 @@ from dmp.memory import check
 from dmp.message import Head
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
-from shared.budget import Account, unbounded
+from shared.budget import Account
 
 if TYPE_CHECKING:
     from dmp.metrics import Counts
@@ -59,22 +59,19 @@ class Lease:
 
 
 class LeaseBook:
-    """Every lease that is not used yet. `new_word`: a word that nobody can guess."""
+    """Every lease that is not used yet."""
 
     def __init__(
         self,
         counts: Counts,
         timers: Timers,
         leases_max: int,
-        memory: Account | None = None,
-        *,
-        new_word: Callable[[], str] = lambda: secrets.token_urlsafe(RANDOM_BYTES),
+        memory: Account,
     ) -> None:
         self._counts = counts
         self._timers = timers
         self._leases_max = leases_max
-        self._memory = memory or unbounded()
-        self._new_word = new_word
+        self._memory = memory
         self._key = secrets.token_bytes(RANDOM_BYTES)
         self._by_digest: dict[bytes, Lease] = {}
 
@@ -91,7 +88,7 @@ class LeaseBook:
             text = f"there are leases_max = {self._leases_max} unused leases already"
             raise Refusal(Code.PRECONDITION_FAILED, text)
         check(self._memory, LEASE_BYTES)
-        word = self._new_word()
+        word = secrets.token_urlsafe(RANDOM_BYTES)
         now = self._timers.now()
         lease = Lease(self._digest(word.encode()), owner, target, send_return, now, self._expired)
         self._by_digest[lease.digest] = lease

@@ -56,7 +56,8 @@ def put(head: Head, messages: Sequence[Message]) -> bytes:
     """PUT (or PAGED, LARGE, LARGE_PAGED) records of a run."""
     common = head.record
     if common is None:
-        common = head.record = _common(head)
+        names = short(head.exchange) + short(head.key)
+        common = head.record = b"".join((names, _LENGTH.pack(len(head.properties)), head.properties))
     size = _HEAD.size - LENGTH_BYTES + len(common) + head.stored_bytes
     if head.large:
         op = int(Op.LARGE if head.persistent else Op.LARGE_PAGED)
@@ -147,9 +148,3 @@ class MessageReader:
         message = Message(head, data[body_at:end], number_in(data, start))
         message.offset = offset
         return message
-
-
-def _common(head: Head) -> bytes:
-    """What is the same in the records of all messages with one head: names and properties."""
-    names = short(head.exchange) + short(head.key)
-    return b"".join((names, _LENGTH.pack(len(head.properties)), head.properties))

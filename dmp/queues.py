@@ -634,13 +634,13 @@ class Queue:
         self.unacked -= len(messages)
         self._context.dead_letter(self, messages, "rejected")
 
-    def requeue(self, messages: list[Message], *, given: bool = True) -> None:
-        """They come back to their old places; `given`: somebody may have seen them. You `deal`."""
+    def requeue(self, messages: list[Message]) -> None:
+        """They come back to their old places; somebody may have seen them. You `deal`."""
         if self.deleted:
             self.forget(messages)
             return
         self.unacked -= len(messages)
-        self._put_back(messages, given=given)
+        self._put_back(messages, given=True)
 
     def take_back(self, head: Head, bodies: Sequence[bytes]) -> None:
         """The last that the feed was given comes back, unwritten, before all that is ready. You `deal`."""

@@ -17,7 +17,7 @@ is not there waits until that is declared.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -167,13 +167,10 @@ class Topology:
         return self._without_bindings(exchange, ticket)
 
     def _same_exchange(self, name: bytes, kind: ExchangeKind, now: ExchangeKind) -> None:
-        if kind.type != now.type:
-            raise inequivalent("type", "exchange", name, kind.type, now.type)
+        _same("exchange", name, kind, now, ("type",))
         if name in PREDECLARED:
             return  # whatever its flags: WireAPI, DMP's best-known client, declares them by its own
-        for what in ("durable", "auto_delete", "internal"):
-            if getattr(kind, what) != getattr(now, what):
-                raise inequivalent(what, "exchange", name, getattr(kind, what), getattr(now, what))
+        _same("exchange", name, kind, now, ("durable", "auto_delete", "internal"))
         if kind.alternate != now.alternate:
             raise inequivalent("alternate-exchange", "exchange", name, kind.alternate, now.alternate)
 
@@ -311,9 +308,7 @@ class Topology:
 
     def _same_queue(self, queue: Queue, kind: QueueKind) -> None:
         now = queue.kind
-        for what in ("durable", "exclusive", "auto_delete"):
-            if getattr(kind, what) != getattr(now, what):
-                raise inequivalent(what, "queue", queue.name, getattr(kind, what), getattr(now, what))
+        _same("queue", queue.name, kind, now, ("durable", "exclusive", "auto_delete"))
         if kind.arguments != now.arguments:
             raise inequivalent("arguments", "queue", queue.name, *_difference(kind.arguments, now.arguments))
 
@@ -642,15 +637,19 @@ def _log_name(queue: bytes) -> str:
     return queue.decode()  # names of queues come through pamqp, which takes nothing but UTF-8
 
 
-def _difference(one: QueueArguments, other: QueueArguments) -> tuple[str, str]:
+def _difference(*both: QueueArguments) -> list[str]:
     """Of two that differ: what each says of what differs."""
-    first, second = attrs.asdict(one), attrs.asdict(other)
-    differ = [name for name in first if first[name] != second[name]]
-    return _fields(first, differ), _fields(second, differ)
+    said = [attrs.asdict(each) for each in both]
+    differ = [name for name in said[0] if said[0][name] != said[1][name]]
+    return [", ".join(f"{name}={each[name]}" for name in differ) for each in said]
 
 
-def _fields(said: Mapping[str, Any], names: list[str]) -> str:
-    return ", ".join(f"{name}={said[name]}" for name in names)
+def _same(kind: str, name: bytes, asked: object, now: object, fields: Iterable[str]) -> None:
+    """Raises Refusal for the first field that differs."""
+    for what in fields:
+        one, other = getattr(asked, what), getattr(now, what)
+        if one != other:
+            raise inequivalent(what, kind, name, one, other)
 
 
 def _reserved(kind: str, name: bytes) -> Refusal:

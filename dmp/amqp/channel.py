@@ -1,8 +1,5 @@
 """The channels of a connection: contents on their way in, deliveries, acknowledgements, consumers, confirms.
 
-`Mux` is what the channels of one connection share, `Channel` one of them. A `Consumer` takes messages from
-its queue and packs them for its channel. `Confirms` numbers a channel's publishes and answers for them.
-
 *Acknowledgements* are gathered over a stretch of input. At its end, or before the next method that could
 notice, the queues hear of them and deal. Confirms go out once a stretch, too.
 

@@ -3,8 +3,7 @@
 Theory of operation. A read often brings hundreds of frames, and `apply` goes through all that is whole in
 one stretch. Two kinds have a fast path: publishes are taken as runs (`publishing`), and of acknowledgements
 only the tag is unpacked (`Mux.take_acks`). Every other method is decoded, and answered by its function in
-`methods`. What acknowledgements free is settled and dealt once, at the end of the stretch or before the next
-method that could notice. Confirms, too, are sent once a stretch.
+`methods`.
 
 *Faults.* A `Refusal` closes its channel or the connection, as its code says, by the specification's dialog.
 What cannot be framed at all gets no answer: the connection closes.

@@ -8,8 +8,7 @@ from pamqp.encode import field_table
 
 from dmp.amqp.wire import Direct, encode
 from dmp.refusals import Code
-from dmp.settings import DmpSettings
-from dmp.users import Users
+from dmp.settings import DmpSettings, Users
 from dmp.wire import AMQP_HEADER
 from shared.errors import ConfigError
 from shared.net.listeners import check_exposure
