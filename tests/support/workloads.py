@@ -3,12 +3,13 @@
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
+import trio
 from trio.testing import wait_all_tasks_blocked
 
 from shared.storage.log import Log
 from shared.storage.store import Namespace
 from shared.storage.table import Table
-from tests.support.crashes import open_store
+from tests.support.crashes import Tally, check_cuts, check_kills, open_store, record
 from tests.support.promises import Witness
 from tests.support.stores import ALWAYS, INTERVAL, running
 
@@ -218,3 +219,18 @@ async def _draw(worker: Worker, source: random.Random, names: list[str]) -> None
         await worker.close_and_open()
     else:
         await worker.restart()
+
+
+def check_short(operations: Sequence[str], runs_max: int = 5000) -> Tally:
+    """The cuts in the last operation: those before it are another workload's. Raises BrokenPromiseError.
+
+    `runs_max`: of one cut that leaves states for more recoveries than this, so many are drawn.
+    """
+    return trio.run(_check_short, operations, runs_max)
+
+
+async def _check_short(operations: Sequence[str], runs_max: int) -> Tally:
+    history = await record(sequence(operations[-1:]), something(operations[:-1]))
+    tally = await check_cuts(history.cuts, history.witness, runs_max, seed=0)
+    tally.add(await check_kills(history))
+    return tally

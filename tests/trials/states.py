@@ -12,9 +12,8 @@ from functools import partial
 
 from tests.support.crashes import Tally
 from tests.support.promises import BrokenPromiseError
-from tests.support.short_workloads import check_short
 from tests.support.workers import worker_processes
-from tests.support.workloads import SMALL
+from tests.support.workloads import SMALL, check_short
 
 RUNS_MAX = 50_000
 """Of one cut: half a minute of work. Cuts that leave states for more are drawn from, and counted."""

@@ -15,9 +15,8 @@ import trio
 from tests.support.crashes import Tally, check_cuts, check_kills, check_recovery, record, varied
 from tests.support.fake_disk import FakeDisk
 from tests.support.promises import BrokenPromiseError
-from tests.support.short_workloads import check_short
 from tests.support.workers import worker_processes
-from tests.support.workloads import SMALL, drawn, sequence, something
+from tests.support.workloads import SMALL, check_short, drawn, sequence, something
 
 # Of these all triples are run, of all operations all pairs (`make trial-states` runs all triples). The last
 # ones reuse segments of the journal.

@@ -22,12 +22,11 @@ from shared.storage.store import Store
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import FakeDisk
 from tests.trials.sim.disk import Faults, FaultyDisk, PowerCut
-from tests.trials.sim.locks import turn_locks
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.plans import Life
 from tests.trials.sim.probe_client import Gone
 from tests.trials.sim.served import Served
-from tests.trials.sim.threads import Threads
+from tests.trials.sim.threads import Threads, turn_locks
 from tests.trials.sim.world import BrokenPromise, World
 
 DRAIN_SECONDS = 10.0

@@ -12,11 +12,15 @@ trio thread instead, and takes its time afterwards.
 
 import _thread
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import trio
 
+from shared.storage.files import OpenFiles
+from shared.storage.journal import Journal
 from tests.trials.sim.world import World
 
 Result = TypeVar("Result")
@@ -71,7 +75,7 @@ class Worker(Pausing):
         if not self.finished:
             self._go.release()
             if not self._back.acquire(timeout=TURN_SECONDS_MAX):
-                raise RuntimeError("a worker keeps its turn: it waits for a lock that locks.py does not know")
+                raise RuntimeError("a worker keeps its turn: it waits for a lock that LOCKS does not name")
 
     def pause(self, seconds: float) -> None:
         """Called in this thread: the turn goes back to trio's, for so much virtual time."""
@@ -213,3 +217,28 @@ class TurnLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+# -- the product's locks, exchanged for ones that hand on the turn
+
+LOCKS = ((Journal, "_ready"), (OpenFiles, "_names"))
+"""Every lock that the store's threads share. One that is missing here shows as a run that hangs."""
+
+
+@contextmanager
+def turn_locks(threads: Threads) -> Iterator[None]:
+    """Objects of these classes that are made within get `TurnLock`s."""
+    with ExitStack() as stack:
+        for owner, attribute in LOCKS:
+            stack.enter_context(patch.object(owner, "__init__", _with_lock(owner, attribute, threads)))
+        yield
+
+
+def _with_lock(owner: Any, attribute: str, threads: Threads) -> Any:
+    init = owner.__init__
+
+    def init_with_lock(self: Any, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        setattr(self, attribute, TurnLock(threads))
+
+    return init_with_lock
