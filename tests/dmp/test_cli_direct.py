@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from brokers import cli
 from dmp.data_types import short
 from dmp.principal import open_principal
 from dmp.wire import DMP_HEADER
 from shared.client.dial import Address
-from tests.support.server import Server, run, run_here, speak, until
+from tests.support.server import Command, Server, run, run_here, speak, until
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +22,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def here(
-    server: Server, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str, str]]:
-    """`here("put", ...)`: exit code, standard output, standard error; in this process."""
-    monkeypatch.setenv("BROKERS_DMP_PORT", str(server.address("dmp")[1]))
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run(["dmp", *arguments])
-        out, err = capfdbinary.readouterr()
-        return code, out.decode(), err.decode()
-
-    return command
-
-
-Command = Callable[..., tuple[int, str, str]]
+def here(server: Server, commands: Callable[[Server, str], Command]) -> Command:
+    return commands(server, "dmp")
 
 
 class Getting:

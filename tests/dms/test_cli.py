@@ -14,13 +14,12 @@ from brokers.cli import run as run_here
 from brokers.errors import ExitCode
 from tests.support.dms_spec import Refused, SpecClient
 from tests.support.leaving import run_and_leave
-from tests.support.server import Server, run, until
+from tests.support.server import Command, Server, run, until
 
 VERBS = (
     *("serve", "produce", "consume", "create", "delete", "list", "stress"),
     *("queues", "peek", "purge", "redrive", "export", "import"),
 )
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +31,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def dms(
-    server: Server, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
-) -> Command:
-    """`dms("list", "--json")`: exit code, standard output, standard error."""
-    monkeypatch.setenv("BROKERS_DMS_PORT", str(server.address("dms")[1]))
-    monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", str(server.data))
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = run_here(["dms", *arguments])
-        out, err = capfdbinary.readouterr()
-        return code, out.decode("utf-8", "surrogateescape"), err.decode()
-
-    return command
+def dms(server: Server, commands: Callable[[Server, str], Command]) -> Command:
+    return commands(server, "dms")
 
 
 def rows(text: str) -> list[dict[str, object]]:

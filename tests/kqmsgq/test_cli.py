@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from brokers import cli
 from brokers.errors import ExitCode
 from kqmsgq.wire import message, subscribe
-from tests.support.server import Server, run, run_here, speak, until
+from tests.support.server import Command, Server, run, run_here, speak, until
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +22,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def kqmsgq(
-    server: Server, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str, str]]:
-    """`kqmsgq("produce", ...)`: exit code, standard output, standard error."""
-    monkeypatch.setenv("BROKERS_KQMSGQ_PORT", str(server.address("kqmsgq")[1]))
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run(["kqmsgq", *arguments])
-        out, err = capfdbinary.readouterr()
-        return code, out.decode("utf-8", "surrogateescape"), err.decode()
-
-    return command
-
-
-Command = Callable[..., tuple[int, str, str]]
+def kqmsgq(server: Server, commands: Callable[[Server, str], Command]) -> Command:
+    return commands(server, "kqmsgq")
 
 
 class Consuming:

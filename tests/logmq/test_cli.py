@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from brokers import cli
 from brokers.errors import ExitCode
 from tests.support.leaving import run_and_leave
-from tests.support.server import Server, run, run_here, speak
+from tests.support.server import Command, Server, run, run_here, speak
 
 
 @pytest.fixture(scope="module")
@@ -21,22 +20,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-Command = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def logmq(
-    server: Server, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
-) -> Command:
-    """`logmq("topics", "--json")`: exit code, standard output, standard error."""
-    monkeypatch.setenv("BROKERS_LOGMQ_PORT", str(server.address("logmq")[1]))
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run(["logmq", *arguments])
-        out, err = capfdbinary.readouterr()
-        return code, out.decode("utf-8", "surrogateescape"), err.decode()
-
-    return command
+def logmq(server: Server, commands: Callable[[Server, str], Command]) -> Command:
+    return commands(server, "logmq")
 
 
 def rows(text: str) -> list[dict[str, object]]:

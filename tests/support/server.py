@@ -212,6 +212,30 @@ def run_here(*arguments: str) -> Any:
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
+Command = Callable[..., tuple[int, str, str]]
+"""What `commands` makes: it takes arguments, and returns exit code, standard output and standard error."""
+
+
+@pytest.fixture
+def commands(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Server, str], Command]:
+    """`commands(server, "dms")("list", "--json")` runs `brokers dms list --json` for that server, here."""
+
+    def of(server: Server, protocol: str) -> Command:
+        monkeypatch.setenv(f"BROKERS_{protocol.upper()}_PORT", str(server.address(protocol)[1]))
+        monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", str(server.data))
+
+        def command(*arguments: str) -> tuple[int, str, str]:
+            code = cli.run([protocol, *arguments])
+            out, err = capfdbinary.readouterr()
+            return code, out.decode("utf-8", "surrogateescape"), err.decode()
+
+        return command
+
+    return of
+
+
 @pytest.fixture
 def new_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Makes servers, not yet started, each on a data folder of its own; ends them after the test."""
