@@ -1,8 +1,8 @@
 """One budget for the memory that grows because of what clients do.
 
 The process has one `Account`; each protocol opens accounts in it for what it keeps (subscriptions, sessions,
-bindings, unacknowledged deliveries), and a connection may have one in its protocol's. What is taken from an
-account counts in all that it is part of, and each of them may refuse it.
+bindings, unacknowledged deliveries). What is taken from an account counts in all that it is part of, and each
+of them may refuse it.
 
 `take` is for what can be refused; its caller answers in its protocol's words. `charge` always fits: it is for
 what is durable, which has to be there at the next start whatever else is, and for what gives memory back by
@@ -33,8 +33,7 @@ class OverBudget(BrokerError):
 class Account:
     """`used_bytes` of `limit_bytes`, of which those of the accounts in it are a part.
 
-    `refused`: how often it was this one that had no room. An account without a name counts that in the one
-    that it is part of.
+    `refused`: how often it was this one that had no room.
     """
 
     __slots__ = ("_accounts", "_within", "limit_bytes", "name", "refused", "used_bytes")
@@ -58,10 +57,6 @@ class Account:
             full_name = name if self._within is None else f"{self.name}/{name}"
             found = self._accounts[name] = Account(full_name, limit, self)
         return found
-
-    def share(self, limit_bytes: int) -> "Account":
-        """An account for one client, without a name; `close` it when the client has gone."""
-        return Account("", limit_bytes, self)
 
     def fits(self, size: int) -> bool:
         """Whether `take` would."""
@@ -102,7 +97,7 @@ class Account:
             within._accounts.pop(self.name.rpartition("/")[2], None)
 
     def samples(self) -> Iterator[Sample]:
-        """Metrics of this account and of those with a name in it."""
+        """Metrics of this account and of those in it."""
         labels = (("account", self.name),)
         yield Sample("budget_bytes", self.used_bytes, "Memory that clients made grow.", "gauge", labels)
         yield Sample("budget_bytes_max", self.limit_bytes, "Its bound.", "gauge", labels)
@@ -111,11 +106,8 @@ class Account:
             yield from account.samples()
 
     def _refusal(self, size: int) -> OverBudget:
-        if self.name or self._within is None:
-            self.refused += 1
-            return OverBudget(self.name, size, self.limit_bytes)
-        self._within.refused += 1
-        return OverBudget(f"one client of {self._within.name}", size, self.limit_bytes)
+        self.refused += 1
+        return OverBudget(self.name, size, self.limit_bytes)
 
     def _full(self, size: int) -> "Account | None":
         account: Account | None = self

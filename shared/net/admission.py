@@ -1,18 +1,27 @@
-"""Who may connect: the process's caps, and the descriptors kept back."""
+"""Who may connect: the process's caps, the memory that a connection takes, and the descriptors kept back."""
 
 import ipaddress
 from collections.abc import Callable
 
+from shared.budget import Account, OverBudget, unbounded
 from shared.net.settings import NetSettings
 from shared.process_limits import connections_within, raise_file_limit
 
+CONNECTION_BYTES = 4 << 10
+"""What a connection takes that says nothing, with its session: about 4 KB."""
+TLS_BYTES = 64 << 10
+"""More for one with TLS: a task, OpenSSL's state, and buffers for a record each way."""
 _TELL_EVERY = 16
 
 
 class Admission:
-    """Counts open connections, in all and by address, against the caps. Loopback has no cap of its own."""
+    """Counts open connections, in all and by address, against the caps. Loopback has no cap of its own.
 
-    def __init__(self, settings: NetSettings) -> None:
+    `memory`: the account that each is taken from.
+    """
+
+    def __init__(self, settings: NetSettings, memory: Account | None = None) -> None:
+        self.memory = memory or unbounded()
         self.connections_max = min(settings.connections_max, connections_within(raise_file_limit()))
         self.per_address_max = settings.connections_per_address_max
         self.connections = 0
@@ -28,6 +37,11 @@ class Admission:
             open_now = self._by_address.get(key, 0)
             if open_now >= self.per_address_max:
                 return "connections_per_address_max"
+        try:
+            self.memory.take(CONNECTION_BYTES)
+        except OverBudget:
+            return "memory"
+        if key:
             self._by_address[key] = open_now + 1
         self.connections += 1
         self._tell()
@@ -39,6 +53,7 @@ class Admission:
 
     def leave(self, host: str) -> None:
         """A connection that was admitted has closed."""
+        self.memory.give(CONNECTION_BYTES)
         self.connections -= 1
         self._tell()
         if key := _address_key(host):

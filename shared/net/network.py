@@ -52,9 +52,10 @@ class Network:
         """`certificate_user`: where a client certificate has the name of its user."""
         self.settings = settings
         self.certificate_user = certificate_user
-        self.admission = Admission(settings)
+        budget = budget or unbounded()
+        self.admission = Admission(settings, budget.account("connections"))
         limit = int(memory_bytes() * settings.outboxes_memory_percent / 100)
-        self.backlogs = Backlogs((budget or unbounded()).account("backlogs", limit))
+        self.backlogs = Backlogs(budget.account("backlogs", limit))
 
     def group(
         self,

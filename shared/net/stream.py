@@ -10,6 +10,7 @@ import socket
 import trio
 
 from shared.net import liveness
+from shared.net.admission import TLS_BYTES
 from shared.net.listeners import acknowledge_now
 from shared.net.loop_turn import RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
 from shared.net.settings import CertificateUser
@@ -201,6 +202,9 @@ class StreamDriver:
     ) -> None:
         """Serve one admitted stream to its end, and close it."""
         connection = None
+        memory = self.loop.admission.memory
+        tls_bytes = TLS_BYTES if isinstance(stream, TlsStream) else 0
+        memory.charge(tls_bytes)
         try:
             if not isinstance(stream, TlsStream) or await self._shake_hands(stream, peer):
                 connection = StreamConnection(self.loop, stream, peer, host)
@@ -208,6 +212,7 @@ class StreamDriver:
                     connection.certificate_user = stream.certificate_name(self.certificate_user)
                 await connection.serve(open_session, pushes=pushes)
         finally:
+            memory.give(tls_bytes)
             if connection is None:
                 self.loop.admission.leave(host)
             await trio.aclose_forcefully(stream)

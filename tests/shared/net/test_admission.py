@@ -2,7 +2,8 @@ import resource
 
 import pytest
 
-from shared.net.admission import Admission
+from shared.budget import Account
+from shared.net.admission import CONNECTION_BYTES, Admission
 from shared.net.settings import NetSettings
 from tests.support.memory import growth_bytes
 
@@ -62,6 +63,19 @@ def test_others_are_told_how_many_there_are_and_not_at_each_one() -> None:
     for _ in range(40):
         door.leave("127.0.0.1")
     assert told == [16, 32, 32, 16, 0]
+
+
+def test_a_connection_that_there_is_no_memory_for_is_refused_and_counted() -> None:
+    process = Account("process", 10_000)
+    memory = process.account("connections")
+    door = Admission(NetSettings(connections_per_address_max=3), memory)
+    assert [door.admit("192.0.2.1") for _ in range(3)] == [None, None, "memory"]
+    assert (process.refused + memory.refused, memory.used_bytes) == (1, 2 * CONNECTION_BYTES)
+    door.leave("192.0.2.1")
+    assert [door.admit("192.0.2.1") for _ in range(2)] == [None, "memory"]
+    for _ in range(2):
+        door.leave("192.0.2.1")
+    assert process.used_bytes == door.connections == 0
 
 
 @pytest.mark.parametrize(

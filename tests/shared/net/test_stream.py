@@ -9,6 +9,7 @@ import trio.testing
 from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair
 
 from shared.checks import StreamServer
+from shared.net.admission import CONNECTION_BYTES, TLS_BYTES
 from shared.net.outbox import Policy
 from shared.net.settings import NetSettings
 from shared.net.tls import TlsStream, server_context
@@ -155,11 +156,14 @@ async def test_a_tls_handshake_that_takes_too_long_is_ended(
         start = trio.current_time()
         nursery.start_soon(server.serve, TlsStream(far, context), sessions)
         await near.send_all(b"\x16\x03\x01")  # how a handshake begins
+        await trio.testing.wait_all_tasks_blocked()
+        memory = server.loop.admission.memory
+        assert memory.used_bytes == CONNECTION_BYTES + TLS_BYTES
         assert await read_all(near) == b""
         assert trio.current_time() == pytest.approx(start + 5)
         assert server.counters.handshakes_failed == 1
         assert server.counters.accepted == 0
-        assert server.loop.admission.connections == 0
+        assert server.loop.admission.connections == memory.used_bytes == 0
 
 
 async def test_what_is_no_tls_at_all_gets_the_end(certificates: Certificates) -> None:

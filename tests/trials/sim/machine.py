@@ -8,7 +8,7 @@ import attrs
 import structlog
 import trio
 
-from shared.budget import Account
+from shared.budget import Account, unbounded
 from shared.errors import StoreError
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
@@ -231,6 +231,7 @@ class _OpenDoor(Admission):
 
     def __init__(self, settings: NetSettings) -> None:
         self.connections = 0
+        self.memory = unbounded()
 
     def leave(self, host: str) -> None:
         self.connections -= 1
