@@ -32,7 +32,7 @@ if sys.platform != "linux":
 
 from shared.net import loop_turn, poll
 from shared.net.liveness import TCP_INFO, UNACKED
-from shared.net.poll import EVENTS_MAX, SLICE_SECONDS, SLICES_MAX
+from shared.net.poll import EVENTS_MAX, READ_BYTES, SLICE_SECONDS, SLICES_MAX
 
 
 async def test_a_flood_on_one_connection_does_not_starve_another_nor_other_tasks() -> None:
@@ -90,6 +90,36 @@ async def test_what_stands_behind_an_urgent_byte_is_read_too() -> None:
             while len(session.data) < len(b"beforebehind"):
                 await trio.lowlevel.checkpoint()
             assert session.data == b"beforebehind"
+
+
+async def test_reads_are_as_large_as_what_comes_and_nothing_of_it_is_lost() -> None:
+    sessions = Sessions()
+    sent = os.urandom(3_000_000)
+    async with serving("poll", sessions, read_bytes_max=READ_BYTES * 4) as served:
+        stream, session = await sessions.join(served)
+        read = session.connection.recv_some
+        asked: list[int] = []
+
+        def recv_some(size: int) -> bytes:
+            asked.append(size)
+            data: bytes = read(size)
+            return data
+
+        session.connection.recv_some = recv_some
+        before = len(session.data)
+        await stream.send_all(sent)
+        while len(session.data) < before + len(sent):
+            await trio.lowlevel.checkpoint()
+        await stream.send_all(b"little")
+        while not session.data.endswith(b"little"):
+            await trio.lowlevel.checkpoint()
+        await stream.send_all(b"less")
+        while not session.data.endswith(b"less"):
+            await trio.lowlevel.checkpoint()
+        assert session.data[before:] == sent + b"littleless"
+        assert asked[0] == READ_BYTES
+        assert set(asked) == {READ_BYTES, READ_BYTES * 4}
+        assert asked[-1] == READ_BYTES, "no more than comes is asked for"
 
 
 async def test_a_slow_session_leaves_others_to_the_next_round_and_forgets_none() -> None:
