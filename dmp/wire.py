@@ -86,6 +86,7 @@ class Message:
 
 
 def refusal(code: Reply, text: str) -> WireError:
+    """The error for what a peer did wrong: its connection is told this reply, and closed."""
     return WireError(text, reply(code, text), code=code)
 
 

@@ -70,11 +70,7 @@ async def test_confirms_come_after_the_sync_and_a_failed_one_is_a_nack(world: Wo
     ((_, ack),) = peer.frames()
     assert (ack.name, ack.delivery_tag, ack.multiple) == ("Basic.Ack", 3, True)
     peer.publish("", "q", b"4", properties=PERSISTENT)
-
-    def fail(operation: object) -> None:
-        raise OSError(5, "disk")
-
-    world.disk.before = fail
+    world.break_disk()
     world.settle()
     ((_, nack),) = peer.frames()
     assert (nack.name, nack.delivery_tag) == ("Basic.Nack", 4)
@@ -95,7 +91,7 @@ async def test_without_confirms_a_publish_that_cannot_be_stored_ends_the_connect
 ) -> None:
     peer.ask(C.Queue.Declare(0, "q", durable=True))
     peer.ask(C.Basic.Consume(0, "q", "t"))
-    world.disk.before = lambda _: (_ for _ in ()).throw(OSError(5, "disk"))
+    world.break_disk()
     peer.publish("", "q", b"1", properties=PERSISTENT)
     world.settle()
     peer.publish("", "q", b"2", properties=PERSISTENT, immediate=immediate)

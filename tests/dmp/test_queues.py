@@ -199,11 +199,7 @@ async def test_a_dead_letter_that_cannot_be_written_is_there_after_a_restart(wor
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
     queue.deal()
-
-    def fail(operation: object) -> None:
-        raise OSError(5, "disk")
-
-    world.disk.before = fail
+    world.break_disk()
     world.publish(b"", b"q", b"lost", properties=PERSISTENT)
     world.settle()
     queue.reject(taker.messages)

@@ -241,11 +241,7 @@ async def test_a_commit_that_the_disk_does_not_take_changes_nothing_and_is_not_a
     consume(peer, "a")
     peer.publish("", "b", b"x", properties=PERSISTENT)
     peer.method(C.Basic.Ack(1))
-
-    def fail(operation: Operation) -> None:
-        raise OSError(5, "disk")
-
-    world.disk.before = fail
+    world.break_disk()
     other = Peer(world).login()
     other.publish("", "b", b"y", properties=PERSISTENT)
     world.settle()
@@ -260,11 +256,7 @@ async def test_a_commit_whose_sync_fails_is_not_answered() -> None:
     world, peer = await in_transaction("a")
     peer.publish("", "a", b"x", properties=PERSISTENT)
     peer.method(C.Tx.Commit())
-
-    def fail(operation: Operation) -> None:
-        raise OSError(5, "disk")
-
-    world.disk.before = fail
+    world.break_disk()
     world.settle()
     assert closed(peer) == ("Connection.Close", 541)
 

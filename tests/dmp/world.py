@@ -18,7 +18,7 @@ from shared.budget import Account, unbounded
 from shared.errors import StoreError
 from shared.plugin import Context
 from shared.storage.store import Store
-from tests.support.fake_disk import FakeDisk
+from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import open_store
 
 LOG = structlog.stdlib.get_logger("test")
@@ -106,6 +106,14 @@ class World:
     def body_logs(self) -> list[str]:
         """Of large bodies."""
         return sorted(self.store.namespace(BODIES, self.broker.settings.durability).logs)
+
+    def break_disk(self) -> None:
+        """It takes nothing more, until `disk.before` is None again."""
+
+        def fail(operation: Operation) -> None:
+            raise OSError(5, "disk")
+
+        self.disk.before = fail
 
     def settle(self) -> None:
         self.broker.flush()
