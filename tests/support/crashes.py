@@ -14,9 +14,9 @@ import attrs
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from tests.support.explore import TooManyStatesError, every_state, sampled_states
-from tests.support.fake_clock import FakeClock
 from tests.support.fake_disk import Crash, FakeDisk, Operation
 from tests.support.promises import BrokenPromiseError, Seen, Witness
+from tests.support.stores import FakeClock
 
 SETTINGS = StorageSettings(
     segment_bytes=4096,

@@ -16,8 +16,8 @@ from shared.storage.log import Log, Ticket
 from shared.storage.settings import Durability, StorageSettings
 from shared.storage.store import Namespace, Store
 from shared.storage.table import Table
-from tests.support.fake_clock import FakeClock
 from tests.support.fake_disk import FakeDisk
+from tests.support.stores import FakeClock
 
 NEVER = math.inf
 Key = tuple[str, str]

@@ -33,8 +33,8 @@ SMALL = StorageSettings(
 )
 
 
-class HandClock:
-    """Time that moves when told; `monotonic` follows trio's clock inside of a run."""
+class FakeClock:
+    """The `Clock` of shared/storage/clock.py: it stands still until it is told."""
 
     def __init__(self, wall_ms: int = 1_700_000_000_000) -> None:
         self.wall = wall_ms
@@ -44,14 +44,21 @@ class HandClock:
         return self.wall
 
     def monotonic(self) -> float:
+        return self.steady
+
+    def advance(self, seconds: float) -> None:
+        self.wall += round(seconds * 1000)
+        self.steady += seconds
+
+
+class HandClock(FakeClock):
+    """`monotonic` follows trio's clock inside of a run."""
+
+    def monotonic(self) -> float:
         try:
             return trio.current_time() + self.steady
         except RuntimeError:
             return self.steady
-
-    def advance(self, seconds: float) -> None:
-        self.wall += int(seconds * 1000)
-        self.steady += seconds
 
 
 async def inline(work: Callable[..., Any], *args: Any, **_: Any) -> Any:

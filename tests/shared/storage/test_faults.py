@@ -19,9 +19,9 @@ from shared.errors import StoreError
 from shared.storage.journal import Journal
 from tests.support.crashes import SETTINGS, open_store, recover
 from tests.support.explore import sampled_states
-from tests.support.fake_clock import FakeClock
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.promises import BrokenPromiseError, Witness
+from tests.support.stores import FakeClock
 from tests.support.workers import worker_processes
 from tests.support.workloads import Worker
 
