@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = "offset bigint, timestamp timestamp, value binary, log string, topic string, date date"
-"""As readers see it. The last two are in the paths: given here, or a topic `123` would be a number."""
+"""The columns for readers. The last two are in the paths; untyped, a topic `123` would be a number."""
 
 
 @attrs.frozen
 class CommittedFiles:
-    """Paths below the folder. `settled` and `fresh` together are every record of the manifest, once."""
+    """Paths below the folder. `settled` and `fresh` together have every record of the manifest, once."""
 
     manifest: Manifest
     settled: Sequence[str]
@@ -40,7 +40,7 @@ class CommittedFiles:
 
 
 def committed(files: Files) -> CommittedFiles:
-    """The committed files as of one manifest. Raises Refusal where nothing was archived yet."""
+    """Return the committed files as of one manifest. Raises Refusal if nothing was archived yet."""
     manifest = newest(files)
     if manifest is None:
         raise Refusal("nothing was archived here yet", ExitCode.MISSING)
@@ -48,12 +48,12 @@ def committed(files: Files) -> CommittedFiles:
     settled = []
     for path, name in final_files(files):
         log = manifest.logs.get(name.key)
-        # What lies behind is a later commit's, and its records may be among this one's fresh files.
+        # A file that ends later is a later commit's, and its records may be in this commit's fresh files.
         if log is not None and name.end <= log.settled:
             settled.append(path)
             moving.pop(path, None)
     fresh = [part.fresh_path for part in manifest.hot]
-    for path, part in moving.items():  # by an archiver at this moment, or by one that died over it
+    for path, part in moving.items():  # an archiver moves them at this moment, or died before
         if _exists(files, part.fresh_path):
             fresh.append(part.fresh_path)
         elif _exists(files, path):
@@ -67,21 +67,21 @@ def _exists(files: Files, path: str) -> bool:
 
 
 def paths(folder: str | Path) -> list[str]:
-    """Every committed Parquet file, in full, for whatever reads Parquet."""
+    """Return the path of every committed Parquet file, for any reader of Parquet."""
     folder = local_path(folder)
     found = committed(LocalFiles(folder))
     return [str(folder / path) for path in (*found.settled, *found.fresh)]
 
 
 def position(folder: str | Path) -> Sequence[LogState]:
-    """Up to where which log is in the archive."""
+    """Return up to where each log is in the archive."""
     return list(committed(LocalFiles(local_path(folder))).manifest.logs.values())
 
 
 def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":
-    """The archive as a DataFrame: every committed record, once, as of now.
+    """Return the archive as a DataFrame: every committed record, once, as of now.
 
-    Columns: offset, timestamp, value, log (which log, where one topic had several), topic, date (UTC).
+    Columns: offset, timestamp, value, log (tells several logs of a topic apart), topic, date (UTC).
     """
     folder = local_path(folder)
     found = committed(LocalFiles(folder))
@@ -97,7 +97,7 @@ def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":
 
 @attrs.frozen
 class ArchiveFault:
-    """What is wrong with a log's files: `what` is missing or double, `range` says where."""
+    """A fault in a log's files: the records of `range` are missing or double."""
 
     topic: str
     what: str
@@ -105,9 +105,9 @@ class ArchiveFault:
 
 
 def faults(files: Files) -> list[ArchiveFault]:
-    """Hold the names of all committed files against the manifest: each log's range is tiled, but for gaps.
+    """Compare the names of all committed files with the manifest: they must cover each log except its gaps.
 
-    A name says which records its file has, and a commit has checked that it does, so nothing is opened.
+    A name says which records its file has. The commit has checked that, so no file is opened.
     """
     found = committed(files)
     ranges: dict[str, list[ByteRange]] = {key: list(log.gaps) for key, log in found.manifest.logs.items()}

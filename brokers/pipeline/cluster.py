@@ -1,8 +1,8 @@
 """`brokers pipeline master` and `worker`: Spark's own standalone cluster, from the pip package.
 
-Each becomes Spark's process (its JVM, by Spark's own scripts), so signals and exit codes are Spark's. What is
-set here is what Spark leaves open: the REST port, over which anybody may submit programs, stays shut, nothing
-listens beyond the host that was given, and who knocks must know the secret.
+Each becomes Spark's process (its JVM, by Spark's own scripts), so signals and exit codes are Spark's. The
+settings here close what Spark leaves open. The REST port, over which anybody may submit programs, stays shut.
+Nothing listens beyond the given host. Whoever connects must know the secret.
 """
 
 import os
@@ -36,7 +36,7 @@ _URL = re.compile(r"spark://\S+:\d+")
 _MEMORY = re.compile(r"[1-9]\d*[mgt]b?", re.IGNORECASE)
 
 _DAEMON_MEMORY = "256m"
-"""Of a master or a worker itself, which only keep accounts: Spark's own 1 GiB would be idle memory."""
+"""The memory of a master or a worker itself, which does little. Spark's default is 1 GiB."""
 
 
 def master(
@@ -78,7 +78,7 @@ def worker(
     insecure: Insecure = False,
 ) -> None:
     """Be a worker of a Spark cluster, until told to stop."""
-    # Spark itself says these with a stack trace, or never.
+    # For these mistakes Spark prints a stack trace, or nothing.
     for name, given, pattern, text in (
         ("URL", url, _URL, "not spark://host:port"),
         ("--memory", memory, _MEMORY, "not an amount of memory, such as 600m or 4g"),
@@ -100,7 +100,7 @@ def worker(
 
 
 def become(name: str, arguments: Sequence[str], more: Mapping[str, str]) -> None:
-    """Replace this process by one of Spark's; `more`: of its environment. Raises NoSpark, NoJava, OSError."""
+    """Replace this process by one of Spark's. `more`: variables for it. Raises NoSpark, NoJava, OSError."""
     from brokers.pipeline import java
     from brokers.pipeline.session import require_spark
 
@@ -115,13 +115,13 @@ def become(name: str, arguments: Sequence[str], more: Mapping[str, str]) -> None
 
 
 def environ(given: Mapping[str, str], home: Path, more: Mapping[str, str]) -> dict[str, str]:
-    """What Spark's scripts go by; what is given wins, but for the REST port and the secret."""
+    """Return the environment for Spark's scripts. `given` wins, except for the REST port and the secret."""
     found = {"SPARK_DAEMON_MEMORY": _DAEMON_MEMORY, **more, **given, "SPARK_HOME": str(home)}
     if secret.VARIABLE in more:
         found[secret.VARIABLE] = more[secret.VARIABLE]
         asked = "-Dspark.authenticate=true"
         found["SPARK_DAEMON_JAVA_OPTS"] = f"{given.get('SPARK_DAEMON_JAVA_OPTS', '')} {asked}".strip()
-    # The page of a master asks nobody for a password: it shows, and ends nothing.
+    # The page of a master has no password, so it shows jobs and cannot end any.
     shut = "-Dspark.master.rest.enabled=false"
     shows = "-Dspark.ui.killEnabled=false"
     options = (shows, given.get("SPARK_MASTER_OPTS", ""), shut)
@@ -132,12 +132,12 @@ def environ(given: Mapping[str, str], home: Path, more: Mapping[str, str]) -> di
 
 
 def _surroundings(host: str, known: str | None) -> dict[str, str]:
-    """Of a daemon on that host, where there may be a secret. (Its page listens where SPARK_LOCAL_IP says.)"""
+    """Return the variables of a daemon on that host. Its page listens on SPARK_LOCAL_IP."""
     return {"SPARK_LOCAL_IP": _bare(host), **({secret.VARIABLE: known} if known is not None else {})}
 
 
 def _facing(url: str) -> str:
-    """This machine's address from which the master is reached. Raises Refusal where its host is not known."""
+    """Return this machine's address towards the master. Raises Refusal if the master's host is unknown."""
     fault: OSError | None = None
     for place in url.removeprefix("spark://").split(","):
         name, _, port = place.rpartition(":")
@@ -156,7 +156,7 @@ def _bare(host: str) -> str:
 
 
 def _host(host: str) -> list[str]:
-    """As Spark's argument. Raises Refusal where nothing can listen, for which Spark has a stack trace."""
+    """Return Spark's argument. Raises Refusal if nothing can listen there; Spark prints a stack trace."""
     name = _bare(host)
     error = _fault(name)
     if error is not None:
@@ -165,14 +165,14 @@ def _host(host: str) -> list[str]:
 
 
 def _fault(host: str) -> OSError | None:
-    """Why nothing can listen on any of a host's addresses; None where something can."""
+    """Return why nothing can listen on a host; None if one of its addresses works."""
     fault = None
     try:
         for family, address in resolve(host, 0, socket.SOCK_STREAM):
             try:
                 socket.create_server((address, 0), family=family).close()
                 return None
-            except OSError as error:  # the next may do: `localhost` has an address that not every machine has
+            except OSError as error:  # the next address may work: not every machine has all of `localhost`
                 fault = error
     except OSError as error:
         return error

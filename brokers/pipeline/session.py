@@ -1,8 +1,8 @@
-"""A Spark session that knows the source `logmq`, and making one that is there already know it.
+"""Makes a Spark session that knows the source `logmq`, with settings for its log lines and for little data.
 
 Spark's workers are other processes, on a cluster on other machines. On this machine they import this package
-from where we have it; to a cluster it is shipped as a zip file, so that it need not be installed there. What
-must be there is what Spark's own Arrow functions need (pyarrow, numpy), and crc32c and attrs.
+from here. A cluster gets it as a zip file, so that it need not be installed there. A cluster needs only what
+Spark's own Arrow functions need (pyarrow, numpy), and crc32c and attrs.
 """
 
 import atexit
@@ -29,7 +29,7 @@ _ROOT = Path(__file__).parent.parent.parent
 """The folder that holds our packages."""
 
 _LOOKUP = Path(__file__).parent / "lookup"
-"""What a worker that looks for data sources imports; on this machine also its folder `local`."""
+"""The modules that Spark's lookup worker imports. On this machine it also has the folder `local`."""
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",  # it would open a port
@@ -56,12 +56,12 @@ class NoSpark(BrokerError):
 def session(
     master: str = "local[*]", *, name: str = "brokers", config: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """A session with the source `logmq` registered; the one that runs already, where there is one.
+    """Return a session with the source `logmq` registered: the one that runs already, if there is one.
 
-    `config`: Spark's own settings, over ours. In a process's first session those of the driver count too
-    (`spark.driver.memory`). A cluster's secret is given by its file, `spark.authenticate.secret.file`. With
-    no Java on the machine the extra's own is used. `sc://host:port` is a server of Spark Connect, whose
-    settings are its own but for `spark.sql...`. Raises NoSpark, NoJava and Refusal.
+    `config`: Spark's own settings, over ours. A process's first session also takes the driver's
+    (`spark.driver.memory`). `spark.authenticate.secret.file` names the file of a cluster's secret. Without a
+    Java on the machine, the extra's is used. `sc://host:port` is a server of Spark Connect; of settings it
+    takes only `spark.sql...`. Raises NoSpark, NoJava and Refusal.
     """
     require_spark()
     from pyspark.sql import SparkSession
@@ -94,14 +94,14 @@ def session(
 
 
 def register(spark: "SparkSession") -> None:
-    """Make the format `logmq` known to a session, and ship to its executors what they need for it.
+    """Register the format `logmq` in a session, and ship to its executors what they need for it.
 
-    Also where a lookup has found it (`lookup/local`): for what it finds Spark starts Python workers of their
-    own, beside those that it has for all else.
+    A format that Spark's lookup found (`lookup/local`) is registered, too, because Spark would start separate
+    Python workers for it.
     """
     from brokers.pipeline.source.data_source import LogmqDataSource
 
-    # Shipped before the source is registered: which files its workers need is noted with it.
+    # Shipped first: a registered source keeps the list of files that its workers need.
     if _is_remote(spark):
         spark.addArtifacts(str(zip_of_ours()), pyfile=True)
         spark.dataSource.register(LogmqDataSource)
@@ -114,7 +114,7 @@ def register(spark: "SparkSession") -> None:
 
 
 def require_spark(*more: str) -> None:
-    """Raises NoSpark where the extra, or a part of it that is needed, is missing."""
+    """Raise NoSpark if the extra, or a needed part of it, is missing."""
     for module in ("pyspark", "pyarrow", "numpy", *more):
         if importlib.util.find_spec(module) is None:
             raise NoSpark(f"{module} is not installed: pip install 'brokers[spark]' brings it")
@@ -122,7 +122,7 @@ def require_spark(*more: str) -> None:
 
 @contextmanager
 def _active(spark: "SparkSession") -> Iterator[None]:
-    """Spark refuses a source whose name the active session knows, whichever session is to have it."""
+    """Make a session the active one. Spark refuses a source whose name the active session knows."""
     sessions = spark._get_j_spark_session_class(spark._jvm)
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
@@ -136,12 +136,12 @@ def _active(spark: "SparkSession") -> Iterator[None]:
 
 
 def _is_remote(spark: "SparkSession") -> bool:
-    """Whether it is one of Spark Connect: a client's, which has no JVM and no context here."""
+    """Whether it is a client of Spark Connect, which has no JVM and no context here."""
     return not hasattr(spark, "sparkContext")
 
 
 def _workers_find_us(master: str) -> None:
-    """What must stand in the environment before the JVM starts, since workers inherit it from there."""
+    """Set the environment before the JVM starts, from which workers inherit it."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     ours = [str(_LOOKUP), *([str(_LOOKUP / "local"), str(_ROOT)] if is_local(master) else [])]
@@ -164,7 +164,7 @@ def _is_installed() -> bool:
 
 @functools.cache
 def zip_of_ours() -> Path:
-    """Our packages and every protocol's as a zip file, made once a process and removed at its end."""
+    """Make a zip file of our packages and every protocol's, once a process, and remove it at its end."""
     folder = Path(tempfile.mkdtemp(prefix="brokers-pipeline-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = folder / "brokers_pipeline.zip"
@@ -189,10 +189,11 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 def with_logging(
     config: Mapping[str, str], level: str = "warn", environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Spark's settings with the logging put in; of Java's options given in `config` none is lost.
+    """Return Spark's settings with our logging, and with all of Java's options in `config`.
 
-    `level`: the least that is said, `warn` with stack traces or `error` without. Who has a log4j2
-    file of his own keeps it: his option comes behind ours, and a SPARK_CONF_DIR is left alone.
+    Our `log4j2.properties` leaves out greetings about which a user can do nothing. `level`: the least that is
+    logged, `warn` with stack traces or `error` without. A user's own log4j2 file wins: its option comes
+    behind ours, and with a SPARK_CONF_DIR nothing is changed.
     """
     given = config.get(_JAVA_OPTIONS, "")
     if "SPARK_CONF_DIR" in environ or LOGGING.as_uri() in given:
@@ -204,17 +205,17 @@ def with_logging(
 
 
 def of_a_command(config: Mapping[str, str], master: str = "local[*]") -> dict[str, str]:
-    """For a verb, which says itself, in one line, what went wrong."""
+    """Return the settings for a command, which says in one line itself what went wrong."""
     ours = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    if master.startswith("local"):  # elsewhere workers begin before anything is shipped to them
+    if master.startswith("local"):  # on a cluster, workers start before anything is shipped
         ours["spark.python.daemon.module"] = "brokers.pipeline.workers"
     return with_logging({**ours, **config}, "error")
 
 
 def little(given: Mapping[str, str], master: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """For little data, most of whose time is the JVM's start: `given`, and what goes with it.
+    """Return the settings for little data, whose time is mostly the JVM's start.
 
-    Java's first compiler and a collector without threads; the better ones are not worth waiting for.
+    Java takes its first compiler and a collector without threads, because the better ones start later.
     """
     java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     return _with({_PARTITIONS: "2", _JAVA_OPTIONS: java}, given, master, environ)
@@ -223,7 +224,7 @@ def little(given: Mapping[str, str], master: str, environ: Mapping[str, str] = o
 def bit_by_bit(
     given: Mapping[str, str], master: str, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """For a stream, each of whose batches runs as many tasks as there are partitions, rows or not."""
+    """Return the settings for a stream. Each batch runs a task for each partition, with or without rows."""
     return _with({_PARTITIONS: str(os.cpu_count() or 2)}, given, master, environ)
 
 

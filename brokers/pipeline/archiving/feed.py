@@ -1,7 +1,7 @@
-"""Where the archive takes its records from: the source of `brokers.pipeline`, asked without Spark.
+"""Where the archive takes its records from: the pipeline's source, asked without Spark.
 
-The driver asks which logs there are and how far they go, executors for their records. What travels between
-them is an `ArchiveInput`: options, and nothing open.
+The driver asks which logs there are and how far they go. Executors ask for their records. An `ArchiveInput`
+travels between them: it has options, and nothing open.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class ArchiveInput:
-    """`options`: the source's own, but for where to begin and to end, which is the archive's business."""
+    """`options`: the source's own, without a begin and an end, which the manifest knows."""
 
     options: Options
 
     @property
     def origin(self) -> str:
-        """The kind of place, in words, for the manifest."""
+        """The kind of source, in words, for the manifest."""
         return "servers" if self.options.servers else f"a data folder's {self.options.namespace}"
 
     @contextmanager
     def look(self) -> Iterator["Look"]:
-        """Look at the places as they are now, in the driver."""
+        """Open the sources as they are now, in the driver."""
         with ExitStack() as opened:
             places = {
                 source: opened.enter_context(closing(open_place(self.options, source)))
@@ -46,7 +46,7 @@ class ArchiveInput:
             yield Look(self, places)
 
     def batches(self, log: Extent, start: int, stop: int) -> Iterator["pa.RecordBatch"]:
-        """The records of [start, stop), in an executor. Raises DataLoss."""
+        """Read the records of [start, stop), in an executor. Raises DataLoss."""
         from brokers.pipeline.source import rows
 
         return rows.read(self.options, [_span(log, start, stop)])
@@ -54,16 +54,16 @@ class ArchiveInput:
 
 @attrs.frozen
 class Look:
-    """The places of a feed, open. Its methods raise OSError where one cannot be reached."""
+    """The open sources of an input. Its methods raise OSError if one cannot be reached."""
 
     feed: ArchiveInput
     places: Mapping[str, Origin]
 
     def extents(self, known: Manifest) -> list[Extent]:
-        """Every log that is wanted and there, as of now.
+        """Return every wanted log that is there now.
 
-        A data folder is known by its journal's id, wherever it is moved to, and a server by its address; but
-        where one server is read and one was (so says `known`), it is the same.
+        A data folder is known by its journal's id, so it may be moved. A server is known by its address. If
+        one server is read, and `known` has one, it is the same one: it may get a new address.
         """
         options = self.feed.options
         found = []
@@ -78,11 +78,11 @@ class Look:
         return sorted(found, key=lambda extent: extent.name)
 
     def is_another(self, log: LogState, extent: Extent) -> bool:
-        """Whether the log was made again since it was archived."""
+        """Whether the log was deleted and made again after it was archived."""
         return self.places[extent.spot.source].is_other(extent.spot, int(log.seen), log.end)
 
     def cuts(self, log: Extent, start: int, stop: int, bytes_each: int) -> Sequence[int]:
-        """Records' offsets that cut [start, stop) into pieces of that size, about."""
+        """Return offsets of records that cut [start, stop) into pieces of about `bytes_each`."""
         found: list[int] = []
         span = _span(log, start, stop)
         for at in range(start + bytes_each, stop, bytes_each):
@@ -98,10 +98,7 @@ def _span(log: Extent, start: int, stop: int) -> Span:
 
 
 def _journal_id(folder: str) -> str:
-    """Which data folder it is. Raises OSError and ValueError."""
-    disk = OsDisk(Path(folder), create=False, read_only=True)
-    try:
+    """Return the journal's id of a data folder. Raises OSError and ValueError."""
+    with OsDisk(Path(folder), create=False, read_only=True) as disk:
         found = catalog.read(disk)
-    finally:
-        disk.release()
     return f"{found.journal_id:016x}" if found is not None else "new"

@@ -1,7 +1,7 @@
-"""An archive's files as the driver touches them: few calls, so that tests can cut between any two.
+"""The few file operations of the driver. Tests cut between any two of them, on the storage tests' fake disk.
 
-The fake disk of the storage tests is one of these too. Unlike a data folder's, an archive's files are for
-others to read: they get the rights that the umask leaves.
+Unlike a data folder, an archive is for others to read, so its files get the rights that the umask leaves. It
+has a folder for each topic and day, too many for handles that stay open, as `OsDisk` keeps them.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Files(Protocol):
-    """Files below one folder; paths are relative to it. Errors are OSError. See shared/storage/disk.py."""
+    """Files below one folder; paths are relative to it. Raises OSError. See `Disk` in the storage."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int: ...
     def close(self, fd: int) -> None: ...
@@ -87,7 +87,7 @@ def read_whole(files: Files, path: str) -> bytes:
 
 
 def write_new(files: Files, path: str, data: bytes) -> None:
-    """Make a file that is not there and sync it. Its name is durable once the folder is synced."""
+    """Create a file and sync it. Its name is durable once the folder is synced. Raises FileExistsError."""
     fd = files.open(path, create=True, exclusive=True)
     try:
         at = 0

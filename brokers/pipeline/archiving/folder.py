@@ -1,20 +1,19 @@
-"""The archive's folder: the one place that commits, publishes, recovers and cleans.
+"""The archive's folder. Only this module commits, publishes, recovers and cleans.
 
     1  executors write fresh files and sync them                     (writer.py)
     2  their folders are synced
-    3  the manifest of the next version is made, exclusively, and synced: this is the commit
+    3  the manifest of the next version is created, exclusively, and synced: this is the commit
     4  the files that it moves are renamed to their final places, and their folders synced
 
-A crash before 3 leaves fresh files that no manifest names: recovery removes them, and the same records are
-read again. A crash after 3 leaves renames undone: recovery does them. So at a final place there is never a
-file that is not committed, whole and synced; and what is committed is never taken back.
+A crash before 3 leaves fresh files that no manifest names. Recovery removes them, and the same records are
+read again. A crash after 3 leaves renames undone, and recovery does them. So every file at a final place is
+committed, whole and synced, and no commit is taken back.
 
-A newest manifest that is damaged is not a crash before 3: recovery goes on from the one before, and the same
-records are read again, but the manifest and the fresh files that may be its own are set aside, and nothing is
-removed.
+If the newest manifest is damaged, recovery goes on from the one before, and the same records are read again.
+The damaged manifest, and the fresh files that it may have named, are set aside. Nothing is removed.
 
-One process commits: it holds a lock on the folder. Where the file system's locks do not reach from machine to
-machine, the exclusive creation of each version does: the slower of two finds its version there and stops.
+One process commits: it holds a lock on the folder. On file systems whose locks do not reach other machines,
+the exclusive creation of each version stops the slower of two archivers.
 """
 
 import sys
@@ -53,10 +52,10 @@ class ArchiveInUse(Refusal):
 
 @contextmanager
 def opened(path: Path, origin: str) -> Iterator["ArchiveFolder"]:
-    """The archive in a folder, recovered, for the one process that may write it; it is made if missing.
+    """Lock, recover and open the archive in a folder, which is made if missing.
 
-    `origin`: the kind of place that logs are taken from. Raises ArchiveInUse, ArchiveDamaged, and Refusal for
-    an archive of another kind.
+    `origin`: the kind of source that logs are taken from. Raises ArchiveInUse, ArchiveDamaged, and Refusal
+    for an archive of another kind.
     """
     hidden = path / names.HIDDEN
     hidden.mkdir(parents=True, exist_ok=True)
@@ -72,11 +71,11 @@ def opened(path: Path, origin: str) -> Iterator["ArchiveFolder"]:
 
 
 def newest(files: Files) -> Manifest | None:
-    """The newest manifest that is whole; None where nothing was committed. Raises ArchiveDamaged."""
+    """Return the newest whole manifest; None if nothing was committed. Raises ArchiveDamaged."""
     while True:
         try:
             return _newest(files)
-        except FileNotFoundError:  # commits were made meanwhile, and old versions removed
+        except FileNotFoundError:  # commits came meanwhile, and removed old versions
             continue
 
 
@@ -92,7 +91,7 @@ def _newest(files: Files) -> Manifest | None:
 
 @attrs.define(eq=False)
 class ArchiveFolder:
-    """See the module. Its methods raise OSError; after one, only a new object on the folder goes on."""
+    """An open archive. After an OSError of a method only a new object on the folder can go on."""
 
     files: Files
     origin: str
@@ -101,7 +100,7 @@ class ArchiveFolder:
     """Folders whose own names are synced."""
 
     def recover(self) -> None:
-        """Finish what the last commit began, and remove what was not committed. Raises ArchiveDamaged."""
+        """Finish the last commit, and remove what was not committed. Raises ArchiveDamaged."""
         for path in (names.HIDDEN, names.FRESH, names.MANIFESTS):
             self._make(path)
         found = newest(self.files)
@@ -116,14 +115,14 @@ class ArchiveFolder:
             if version > self.manifest.version:
                 if manifests.was_whole(read_whole(self.files, names.manifest(version))):
                     self._set_aside(version)
-                else:  # its writer died over it
+                else:  # its writer died while it wrote it
                     self.files.unlink(names.manifest(version))
         self._move()
         self._prune()
         self.sweep()
 
     def commit(self, following: Manifest) -> None:
-        """Make `following` the manifest, and do its moves. Raises ArchiveInUse where another committed."""
+        """Commit `following`, and do its moves. Raises ArchiveInUse if another archiver committed."""
         if following.version != self.manifest.version + 1:
             raise ValueError(f"version {following.version} after {self.manifest.version}")
         known = {part.fresh_path for part in self.manifest.hot}
@@ -143,19 +142,19 @@ class ArchiveFolder:
         self._remove(gone)
 
     def sweep(self) -> int:
-        """Remove fresh files that the manifest does not name: of tasks and of writers that died. How many."""
+        """Remove fresh files that the manifest does not name, left by dead tasks. Returns how many."""
         lost = self._unnamed()
         self._remove(lost)
         return len(lost)
 
     def _unnamed(self) -> list[str]:
-        """Fresh files that the manifest does not name."""
+        """Return the fresh files that the manifest does not name."""
         kept = {part.fresh_path for part in (*self.manifest.hot, *self.manifest.moves)}
         kept |= {each.path for each in self.manifest.retired}
         return [path for path in _below(self.files, names.FRESH) if path not in kept]
 
     def _set_aside(self, version: int) -> None:
-        """A damaged manifest, and what it may have named: that first, or another recovery would sweep it."""
+        """Set aside a damaged manifest. Its files go first, or another recovery would sweep them."""
         folder = names.damaged(version)
         self._make(folder)
         for path in (*self._unnamed(), names.manifest(version)):
@@ -168,7 +167,7 @@ class ArchiveFolder:
         )
 
     def _refuse_unknown(self) -> None:
-        """A file at a final place that the manifest does not cover: then the manifest is an old one."""
+        """Raise ArchiveDamaged for a final file behind the manifest's end: then the manifest is old."""
         moved = {part.path for part in self.manifest.moves}
         for path, name in final_files(self.files):
             log = self.manifest.logs.get(name.key)
@@ -179,7 +178,7 @@ class ArchiveFolder:
                 )
 
     def _move(self) -> None:
-        """Take what the manifest moves to its final place; what is there already stays."""
+        """Rename the files that the manifest moves to their final places, unless they are there already."""
         fresh = {
             path
             for folder in {_parent(part.fresh_path) for part in self.manifest.moves}
@@ -194,7 +193,7 @@ class ArchiveFolder:
                 raise ArchiveDamaged(f"{part.path} was committed, and is not there")
         for folder in {_parent(part.path) for part in self.manifest.moves}:
             self.files.sync_folder(folder)
-        # And that they left: or a power cut might show them in both places.
+        # Sync where they left, too: after a power cut they might be in both places.
         for folder in {_parent(part.fresh_path) for part in self.manifest.moves}:
             self.files.sync_folder(folder)
 
@@ -217,7 +216,7 @@ class ArchiveFolder:
             self._durable.add(folder)
 
     def _sync_folders(self, folders: Iterable[str]) -> None:
-        """The names in these folders, and the folders' own, which executors may have made."""
+        """Sync these folders, and the folders above them, which executors may have made."""
         for folder in sorted(folders):
             for above in _folders(folder + "/"):
                 if above not in self._durable:
@@ -227,7 +226,7 @@ class ArchiveFolder:
 
 
 def final_files(files: Files) -> Iterator[tuple[str, names.FileName]]:
-    """Every file at a final place, with what its name says."""
+    """Yield every file at a final place, with what its name says."""
     for topic in files.names(""):
         if not topic.startswith("topic="):
             continue
@@ -243,7 +242,7 @@ def _versions(files: Files) -> list[int]:
 
 
 def _check_format(data: bytes) -> None:
-    """Raises ArchiveDamaged for a manifest that is whole, but of a later format."""
+    """Raise ArchiveDamaged for a whole manifest of a later format."""
     lines: list[dict[str, Any]] = format.unpack_lines(data) or [{}]
     number = lines[0].get("archive", manifests.FORMAT_NUMBER)
     if number != manifests.FORMAT_NUMBER:
@@ -267,8 +266,6 @@ def _parent(path: str) -> str:
 
 
 def _folders(path: str) -> list[str]:
-    """Every folder above a path, the highest first."""
-    found = []
-    while path := _parent(path):
-        found.append(path)
-    return found[::-1]
+    """Return every folder above a path, the highest first."""
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[: number + 1]) for number in range(len(parts))]

@@ -1,8 +1,8 @@
-"""Rounds of work by Spark's executors, until all is archived or for ever.
+"""Rounds of work by Spark's executors, until all is archived, or for ever.
 
-Why plain jobs, and not a streaming query with a sink: a query keeps its own record of what is done, beside
-ours, and its batches carry rows through the JVM and back to Python (measured: README.md). Here the rows of a
-job are the ranges to archive and what became of them, and the manifest is the only record.
+Rounds are plain jobs, not a streaming query with a sink. A query keeps its own record of what is done, beside
+the manifest, and carries rows through the JVM and back to Python (measured: README.md). The rows of these
+jobs are the ranges to archive and the files made of them.
 """
 
 import secrets
@@ -26,17 +26,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LARGE_BYTES = 512 << 20
-"""Of a log: a Parquet file of a hundred megabytes or more, and some seconds of work."""
+"""So much of a log makes a Parquet file of 100 MB or more, and some seconds of work."""
 
 
 @attrs.frozen
 class Settings:
     """How rounds are made.
 
-    `round_bytes`: what a round reads at most; where it is not set, enough for a large file from every task at
-    once. `task_bytes`: less is not worth a task of its own. `ripe`: when fresh files are settled;
-    `kept_seconds`: how long they stay for readers that began before. `patience_seconds`: so long an archive
-    that follows goes on asking where rounds fail.
+    `round_bytes`: the most that a round reads; None: enough for a large file from each task. `task_bytes`:
+    the least that is worth a task. `ripe`: when fresh files are settled. `kept_seconds`: how long they then
+    stay for readers that began before. `patience_seconds`: how long an archive that follows tries again.
     """
 
     trigger_seconds: float = 1.0
@@ -51,7 +50,7 @@ class Settings:
 
 @attrs.frozen
 class Round:
-    """What a round did. `behind_bytes`: of the logs, what was there at its beginning and is not archived.
+    """What a round did. `behind_bytes`: bytes of logs that were there when it began, and are not archived.
 
     `settled`: files written anew at their final places. `events`: what happened to logs, in words.
     """
@@ -68,7 +67,7 @@ class Round:
 
 @attrs.define(eq=False)
 class Archiver:
-    """One archive, being written. `folder` is open, and at `root` here and for every executor."""
+    """Writes one archive. `folder` is open; its path is `root`, here and for every executor."""
 
     spark: "SparkSession"
     feed: ArchiveInput
@@ -76,13 +75,13 @@ class Archiver:
     root: Path
     settings: Settings = attrs.field(factory=Settings)
     stop: threading.Event = attrs.field(factory=threading.Event)
-    """Set it, from a signal's handler too, and the round under way is the last."""
+    """When it is set, the round under way is the last. A signal handler may set it."""
     warn: Callable[[str], None] = lambda text: None
-    """Is told why a round failed that is tried again."""
+    """Gets the reason of a failed round that is tried again."""
     _run: str = attrs.field(factory=lambda: secrets.token_hex(4), init=False)
 
     def once(self) -> Iterator[Round]:
-        """Archive all that is there now. At the end everything is at its final place."""
+        """Archive all that is there now. In the end everything is at its final place."""
         yield from self._settled(everything=True)  # what a continuous archive left
         with self.feed.look() as look:
             ends = {log.name: log.end for log in look.extents(self.folder.manifest)}
@@ -93,7 +92,7 @@ class Archiver:
             yield done
 
     def follow(self) -> Iterator[Round]:
-        """Archive what comes, until told to stop."""
+        """Archive what comes, until `stop` is set."""
         failing_since: float | None = None
         while not self.stop.is_set():
             begun = time.monotonic()
@@ -105,7 +104,7 @@ class Archiver:
             except Refusal:
                 raise
             except Exception as error:
-                # The place cannot be reached, or retention overtook a task: a later round asks anew.
+                # A source cannot be reached, or retention overtook a task. A later round may succeed.
                 failing_since = failing_since or begun
                 if begun - failing_since > self.settings.patience_seconds or not self._spark_lives():
                     raise
@@ -166,7 +165,7 @@ class Archiver:
         return {key: written for each in self._each(write, shares) for key, written in each.items()}
 
     def _settled(self, *, everything: bool = False) -> Iterator[Round]:
-        """Settle what is ripe, and let go of what nobody reads any more."""
+        """Settle the logs that are ripe, and forget settled fresh files whose time is over."""
         begun, now = time.monotonic(), self.folder.manifest
         now_ms = _now_ms()
         ripe = plan.ripe(now, self.settings.ripe, now_ms, everything=everything)
@@ -191,7 +190,7 @@ class Archiver:
         yield Round(following.version, 0, 0, 0, len(following.moves), 0, seconds)
 
     def _commit(self, following: Manifest) -> None:
-        """Raises Refusal: what became of a commit that failed only the next start can tell."""
+        """Raises Refusal: only recovery can tell what became of a failed commit."""
         try:
             self.folder.commit(following)
         except OSError as error:
@@ -205,7 +204,7 @@ class Archiver:
         return True
 
     def _each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """`function` of each, in the executors, a task each, in order."""
+        """Apply `function` to each item in the executors, a task each. Results are in order."""
         items = list(items)
         if not items:
             return []
@@ -213,7 +212,7 @@ class Archiver:
 
 
 def _attempt(work: Work) -> Work:
-    """With a token that no other attempt at the same task has."""
+    """Return the work with a token that no other attempt at the same task has."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -1,11 +1,11 @@
-"""What is in an archive: a value, made anew for each commit, and its bytes. No files here.
+"""The manifest says what is in an archive. It is a value, made anew for each commit. No files here.
 
-A manifest names, for each log, up to which offset its records are in the archive, and every file that is not
-at its final place yet; files at their final places need no mention, since only a commit brings them there
-(`folder.py`). So it stays small however large the archive grows.
+It has, for each log, the offset up to which the archive has its records, and every file that is not at its
+final place yet. Files at their final places are not in it, since only a commit brings them there. So the
+manifest stays small however large the archive grows.
 
-Every commit is checked: what it adds begins where the log's records in the archive end, and tiles the bytes
-up to the new end exactly, by files and by gaps that were allowed. Two commits can not hold a record twice.
+Every commit is checked: it begins where the log's records end in the archive, and its files and allowed gaps
+cover the bytes up to the new end exactly. So no two commits have the same record.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,11 +22,11 @@ FORMAT_NUMBER = 1
 
 
 class NotContinuous(BrokerError):
-    """A commit would leave out records or hold some twice. A bug, or a log that is not the one it says."""
+    """A commit would leave out records or have some twice: a bug, or another log under the same name."""
 
 
 class ByteRange(NamedTuple):
-    """Bytes of a log, [start, end), both at a record's start."""
+    """Bytes [start, end) of a log. Both are starts of records."""
 
     start: int
     end: int
@@ -34,9 +34,9 @@ class ByteRange(NamedTuple):
 
 @attrs.frozen
 class Part:
-    """One Parquet file: records [start, end) of a log, all of one day (UTC).
+    """One Parquet file with the records [start, end) of a log, all of one day (UTC).
 
-    `token`: of its fresh name. `made_ms`: when it was committed.
+    `token`: a part of its fresh name. `made_ms`: when it was committed.
     """
 
     key: str
@@ -62,7 +62,7 @@ class Part:
 
 @attrs.frozen
 class ArchivedSpan:
-    """A piece of a log that was read and written: `parts` and `gaps` tile `range`. See LogState."""
+    """A range of a log that was read and written. `parts` and `gaps` cover it. See LogState."""
 
     identity: str
     name: str
@@ -75,11 +75,11 @@ class ArchivedSpan:
 
 @attrs.frozen
 class LogState:
-    """A log's records [start, end) are in the archive but for `gaps`; [start, settled) at their final places.
+    """A log's records [start, end) are in the archive except `gaps`; [start, settled) at final places.
 
-    `name`: of the log among all places that this archive takes from; `topic`: what readers know it by, which
-    logs of several brokers may share. `identity`: no other log's, also not of one made again by its name.
-    `seen`: what the source told the log by when it was last read.
+    `name`: the log's name among all sources of the archive. `topic`: the name for readers, which logs of
+    several brokers may share. `identity`: unique, even if a log is deleted and made again by its name.
+    `seen`: the id by which the source knew the log at the last read.
     """
 
     identity: str
@@ -103,7 +103,7 @@ class LogState:
 
 @attrs.frozen
 class Retired:
-    """A fresh file whose records stand in a settled one since; who began to read it before may until then."""
+    """A fresh file whose records are in a settled file now. Earlier readers may read it until then."""
 
     path: str
     until_ms: int
@@ -111,7 +111,7 @@ class Retired:
 
 @attrs.frozen
 class Settlement:
-    """`replaced`, the oldest fresh parts of a log, were written anew as `parts`."""
+    """`replaced`, a log's oldest fresh parts, were written anew as `parts`."""
 
     parts: Sequence[Part]
     replaced: Sequence[Part]
@@ -121,8 +121,8 @@ class Settlement:
 class Manifest:
     """One commit.
 
-    `origin`: the kind of place that its logs are in. `logs`: by their keys. `hot`: the fresh files, each
-    log's in the order of its records. `moves`: those that this commit takes to their final places.
+    `origin`: the kind of source of its logs. `logs`: by key. `hot`: the fresh files, for each log in the
+    order of its records. `moves`: files that this commit takes to their final places.
     """
 
     version: int = 0
@@ -138,17 +138,17 @@ class Manifest:
         return sum(log.records for log in self.logs.values())
 
     def current(self) -> Mapping[str, LogState]:
-        """By name: its log, the newest where it was made again."""
+        """Return each name's log: the newest one, if it was made again."""
         return {log.name: log for log in self.logs.values()}
 
     def hot_of(self, key: str) -> list[Part]:
         return [part for part in self.hot if part.key == key]
 
     def advance(self, spans: Iterable[ArchivedSpan], now_ms: int, direct_bytes: int) -> "Manifest":
-        """The next commit, after one with these spans (one for a log at most).
+        """Return the next commit, with these spans added, at most one for a log. Raises NotContinuous.
 
-        A log's files go to their final places at once where they have so many bytes together and nothing
-        older of that log is still fresh. Raises NotContinuous.
+        A log's files go to their final places at once if they have `direct_bytes` together, and no older file
+        of the log is still fresh.
         """
         logs, hot = dict(self.logs), list(self.hot)
         moves: list[Part] = []
@@ -173,7 +173,7 @@ class Manifest:
         return self._next(now_ms, logs, hot, self.retired, moves)
 
     def settle(self, settlements: Iterable[Settlement], now_ms: int, kept_ms: int) -> "Manifest":
-        """The next commit, after one in which fresh files were written anew. Raises NotContinuous."""
+        """Return the next commit, with fresh files replaced by settled ones. Raises NotContinuous."""
         logs, hot = dict(self.logs), list(self.hot)
         moves: list[Part] = []
         retired = [each for each in self.retired if each.until_ms > now_ms]
@@ -193,7 +193,7 @@ class Manifest:
         return self._next(now_ms, logs, hot, retired, moves)
 
     def without_retired(self, now_ms: int) -> "Manifest":
-        """The next commit, without what nobody has to find any more; itself where there is nothing of it."""
+        """Return the next commit, without retired files whose time is over; itself if there are none."""
         left = [each for each in self.retired if each.until_ms > now_ms]
         if len(left) == len(self.retired):
             return self
@@ -218,7 +218,7 @@ class Manifest:
         )
 
     def pack(self) -> bytes:
-        """UTF-8 lines of JSON: the head, then a line for each log, file and move, then the CRC of all."""
+        """Return UTF-8 lines of JSON: a head, a line for each log, file and move, and the CRC of all."""
         head = {
             "archive": FORMAT_NUMBER,
             "version": self.version,
@@ -234,12 +234,12 @@ class Manifest:
 
 
 def was_whole(data: bytes) -> bool:
-    """Whether bytes that are no manifest end as one does: not torn off, it seems, but damaged."""
+    """Whether bytes that are no manifest end as one does: they are damaged then, not torn off."""
     return data.rpartition(b"\n{")[2].startswith(b'"crc32c"') and data.endswith(b"}\n")
 
 
 def unpack(data: bytes) -> Manifest | None:
-    """The manifest, or None for bytes that are not a whole one."""
+    """Return the manifest, or None for bytes that are not a whole one."""
     lines = format.unpack_lines(data)
     try:
         if not lines or lines[0]["archive"] != FORMAT_NUMBER:
@@ -274,7 +274,7 @@ def _check_tiles(log: LogState, key: str, span: ArchivedSpan) -> None:
 
 
 def _same_records(old: Sequence[Part], new: Sequence[Part], gaps: Sequence[ByteRange]) -> bool:
-    """The new files hold as many records of the same range, without holes but for the gaps."""
+    """Whether the new files have as many records of the same range, without holes except the gaps."""
     holes = set(gaps)
     follows = all(
         before.end == after.start or ByteRange(before.end, after.start) in holes

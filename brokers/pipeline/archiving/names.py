@@ -1,11 +1,11 @@
-"""The names of an archive's folders and files, and nothing else (see the package for what they mean).
+"""The names of an archive's folders and files. The package says what they mean.
 
     topic=orders/date=2026-11-21/0000000000000000000-0000000000000052000-3f9a0c51d2e4.parquet
     _archive/fresh/topic=orders/date=2026-11-21/<the same>.<token>.parquet
     _archive/manifest/000000000042.json
 
-A partition's value is escaped as Spark and Hive do it, so that they read it back: ASCII that a path or a glob
-would take for something else, and control characters, as %XX; all else as it is.
+A partition's value is escaped as Spark and Hive do it, so that they read it back. Control characters, and
+ASCII that means something in a path or a glob, become %XX.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from brokers.errors import ExitCode, Refusal
 
 HIDDEN = "_archive"
-"""Readers of Parquet folders (Spark, pyarrow, DuckDB's and the shell's globs) pass by what begins so."""
+"""Readers of Parquet folders (Spark, pyarrow, globs of DuckDB and the shell) ignore names that begin so."""
 FRESH = f"{HIDDEN}/fresh"
 MANIFESTS = f"{HIDDEN}/manifest"
 LOCK = f"{HIDDEN}/LOCK"
@@ -27,7 +27,7 @@ _MANIFEST = re.compile(r"(\d{12})\.json")
 
 
 class FileName(NamedTuple):
-    """What a file's name says: records [start, end) of the log with that key. `token`: of a fresh file."""
+    """What a file's name says: it has the records [start, end) of that log. Only a fresh file has a token."""
 
     start: int
     end: int
@@ -40,12 +40,12 @@ class FileName(NamedTuple):
 
 
 def log_key(identity: str) -> str:
-    """Twelve hexadecimal digits for a log's identity, which may be of any length and letters."""
+    """Return twelve hexadecimal digits for a log's identity, which may have any length and letters."""
     return hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
 
 
 def folder(topic: str, date: str) -> str:
-    """Where a topic's records of a day are. Raises Refusal where no file system has so long a name."""
+    """Return the folder of a topic's records of a day. Raises Refusal if the name is too long for one."""
     name = f"topic={escape(topic)}"
     if len(name.encode()) > _NAME_BYTES_MAX:
         raise Refusal(f"{topic[:60]}...: too long a name for a folder", ExitCode.CONFIGURATION)
@@ -62,7 +62,7 @@ def manifest(version: int) -> str:
 
 
 def damaged(version: int) -> str:
-    """The folder where a manifest goes that is damaged, with the fresh files that it may have named."""
+    """Return the folder for a damaged manifest and the fresh files that it may have named."""
     return f"{HIDDEN}/damaged-{version:012d}"
 
 

@@ -1,4 +1,4 @@
-"""What a round is to do: from where the logs are, and where the archive is, to ranges. No files here."""
+"""Plans a round: from where the logs end, and where the archive ends, to ranges to read. No files here."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -13,9 +13,9 @@ from brokers.pipeline.archiving.writer import Work, Written
 
 @attrs.frozen
 class Extent:
-    """A log that is there: its records from `first` to `end` can be read. See LogState for the other fields.
+    """A log whose records from `first` to `end` can be read. LogState explains the other fields.
 
-    `spot`: what the feed finds it by again, in an executor.
+    `spot`: by it an executor finds the log again.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Extent:
 
 
 class Overtaken(Refusal):
-    """Records that are not in the archive are gone, and loss was not allowed."""
+    """Records are gone before they were archived, and loss was not allowed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"{text} (--allow-loss goes on, and keeps account of it)", ExitCode.FAILED)
@@ -35,9 +35,9 @@ class Overtaken(Refusal):
 
 @attrs.frozen
 class RoundTarget:
-    """One log's part of a round: `range` to be read, and a gap before it where there is one.
+    """One log's part of a round: the `range` to read, and the gap before it, if there is one.
 
-    `event`: what is worth telling of it; `loss`: whether it is one.
+    `event`: what happened to the log, in words. `loss`: whether records are lost by that.
     """
 
     identity: str
@@ -49,15 +49,15 @@ class RoundTarget:
 
 
 IsAnother = Callable[[LogState, Extent], bool]
-"""Whether the log that is there is another one than that which the archive has under its name."""
+"""Whether a log is not the one that the archive has under its name."""
 
 
 def targets(
     manifest: Manifest, extents: Sequence[Extent], is_another: IsAnother, *, allow_loss: bool
 ) -> list[RoundTarget]:
-    """For each log, what is not in the archive of it; those with nothing new are left out.
+    """Return what is new in each log. Logs with nothing new are left out.
 
-    Raises Overtaken where records are gone that the archive has not, unless that is allowed.
+    Raises Overtaken if records are gone before they were archived, unless loss is allowed.
     """
     current = manifest.current()
     found = (_target(current.get(extent.name), extent, is_another) for extent in extents)
@@ -76,8 +76,8 @@ def _target(log: LogState | None, extent: Extent, is_another: IsAnother) -> Roun
         event = f"made again since it was archived up to {log.end}: another log from here on"
         return RoundTarget(_following(log), extent, here, event=event)
     if extent.end < log.end:
-        # Records that the archive has are gone from the log's end (a power cut, in modes other than
-        # always). What comes there now has their offsets and is not the same, so it is another log.
+        # The log has lost records at its end that the archive has (a power cut, in a mode other than
+        # always). New records get the same offsets and are not the same, so it counts as another log.
         event = f"it ends at {extent.end}, and was archived up to {log.end}: another log from here on"
         return RoundTarget(_following(log), extent, ByteRange(extent.end, extent.end), event=event, loss=True)
     if extent.first > log.end:
@@ -97,12 +97,14 @@ def _following(log: LogState) -> str:
 TaskPiece = tuple[Extent, Work]
 """Which log a part of a task reads, and what it writes."""
 Cuts = Callable[[Extent, int, int, int], Sequence[int]]
-"""`cuts(log, start, stop, bytes_each)`: records' offsets in between that cut it into such pieces, about."""
+"""`cuts(log, start, stop, bytes_each)` returns offsets of records that cut a range into such pieces."""
 
 
 def limited(wanted: Sequence[RoundTarget], bytes_max: int, cuts: Cuts) -> list[RoundTarget]:
-    """So much of it as a round may read: the same share of bytes for each log, what small ones leave for the
-    others, cut at records' boundaries; of each something."""
+    """Cut the work to what a round may read, at records' boundaries.
+
+    Each log has the same share of bytes, and at least a piece. Large logs get what small ones leave.
+    """
     left = bytes_max
     found = {}
     by_size = sorted(wanted, key=lambda target: target.range.end - target.range.start)
@@ -120,7 +122,7 @@ def limited(wanted: Sequence[RoundTarget], bytes_max: int, cuts: Cuts) -> list[R
 def shares(
     wanted: Sequence[RoundTarget], tasks: int, token: str, cuts: Cuts, *, gaps_allowed: bool, bytes_least: int
 ) -> list[list[TaskPiece]]:
-    """The work cut into about so many shares of about the same size, in order; small logs share one."""
+    """Cut the work into about `tasks` shares of about the same size, in order. Small logs share one."""
     total = sum(target.range.end - target.range.start for target in wanted)
     size = max(-(-total // tasks), bytes_least, 1)
     found: list[list[TaskPiece]] = []
@@ -144,7 +146,7 @@ def shares(
 def spans(
     wanted: Sequence[RoundTarget], written: Mapping[tuple[str, ByteRange], Written]
 ) -> list[ArchivedSpan]:
-    """What became of each log's part, from that of its pieces (by identity and range)."""
+    """Put together what was written of each log. `written`: by identity and range of the pieces."""
     found = []
     for target in wanted:
         pieces = sorted(
@@ -172,7 +174,7 @@ class Ripe:
 
 
 def ripe(manifest: Manifest, rule: Ripe, now_ms: int, *, everything: bool = False) -> list[list[Part]]:
-    """For each log whose fresh files are to be settled now: these files, in order."""
+    """Return, for each log that is ripe, its fresh files in order."""
     by_log: dict[str, list[Part]] = {}
     for part in manifest.hot:
         by_log.setdefault(part.key, []).append(part)

@@ -1,8 +1,8 @@
-"""A range of a log as Parquet files: what an executor does. Needs pyarrow, not Spark.
+"""Writes a range of a log as Parquet files, in an executor. Needs pyarrow, not Spark.
 
 The records must follow each other byte by byte from the range's start to its end: an offset is a position,
-so each says where the next must be. Anything else is an error, or, where loss is allowed, told as a gap. So
-whatever a source may do wrong, no record is in a file twice and none is left out in silence.
+so each record says where the next one is. Anything else is an error, or a gap if loss is allowed. So whatever
+a source does wrong, no record is in a file twice, and none is left out in silence.
 """
 
 import os
@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
     ]
 )
 ROW_GROUP_BYTES = 64 << 20
-"""Records' bytes in a row group: what a reader takes at once, and what is held here until it is written."""
+"""The bytes of records in a row group. The writer holds it until it is full."""
 
 _DAY_US = 86_400_000_000
 _DAY_ZERO = np.datetime64("1970-01-01", "D")
@@ -37,7 +37,7 @@ _DAY_ZERO = np.datetime64("1970-01-01", "D")
 
 @attrs.frozen
 class Work:
-    """Write the records of `range` of a log. `token`: no other writer's, ever; lower case, digits and -."""
+    """A range of a log to write. `token`: no other writer ever has it; lower case, digits and -."""
 
     identity: str
     topic: str
@@ -48,17 +48,18 @@ class Work:
 
 @attrs.frozen
 class Written:
-    """What became of it: `parts` and `gaps` tile the range."""
+    """What was written. `parts` and `gaps` cover the range."""
 
     parts: Sequence[Part]
     gaps: Sequence[ByteRange]
 
 
 def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression: str = "zstd") -> Written:
-    """Write the records at their fresh paths below `root`, synced: a file for each day, and behind each gap.
+    """Write the records to fresh files below `root`, and sync them: one for each day, and one behind each
+    gap.
 
-    `batches`: columns offset, timestamp, value. Raises NotContinuous, and whatever `batches` raises; files
-    that were begun are left to the next sweep then.
+    `batches` have the columns offset, timestamp, value. Raises NotContinuous, and whatever `batches` raises.
+    The next sweep then removes the files that were begun.
     """
     parts: list[Part] = []
     gaps: list[ByteRange] = []
@@ -88,7 +89,7 @@ def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression
 
 
 def merge(root: Path, work: Work, parts: Sequence[Part], compression: str = "zstd") -> Written:
-    """Write the records of several fresh files of a log anew: one file for each day, unless gaps part it."""
+    """Write the records of several fresh files of a log anew: a file for each day, and behind each gap."""
     return write(root, attrs.evolve(work, gaps_allowed=True), _records(root, parts), compression)
 
 
@@ -102,7 +103,7 @@ def _records(root: Path, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
 
 @attrs.frozen
 class _Run:
-    """Records of one day that follow each other."""
+    """Records of one day that follow each other byte by byte."""
 
     batch: pa.RecordBatch
     date: str
@@ -111,7 +112,7 @@ class _Run:
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[_Run]:
-    """Cut a batch wherever a record does not follow the one before, or is of another day."""
+    """Cut a batch where a record does not follow the one before, or is of another day."""
     count = batch.num_rows
     if not count:
         return
@@ -134,7 +135,7 @@ def _gap(work: Work, gap: ByteRange) -> ByteRange:
 
 
 class _File:
-    """One Parquet file that is being written, under a name that nobody looks for."""
+    """A Parquet file that is being written, under a name that no reader knows."""
 
     def __init__(self, root: Path, work: Work, date: str, start: int, compression: str) -> None:
         self.date = date
@@ -160,7 +161,7 @@ class _File:
             self._flush()
 
     def close(self, end: int) -> Part:
-        """The file is whole, synced, and has its fresh name."""
+        """Finish the file: sync it, and give it its fresh name."""
         self._flush()
         self._writer.add_key_value_metadata(
             {
@@ -190,7 +191,7 @@ class _File:
 
 
 def _options(compression: str) -> Mapping[str, Any]:
-    """What made small files in little time: values hardly ever repeat, so they get no dictionary."""
+    """Return what measured as small and quick. Values hardly ever repeat, so they have no dictionary."""
     return {
         "compression": compression,
         "compression_level": 1 if compression == "zstd" else None,

@@ -1,17 +1,16 @@
-"""What leaves its usual band: rates by name, and values that were read.
+"""Finds rates by name, and measured values, that leave their usual band.
 
-A series is one measure of one name, a point for each window of time. The usual value at a point is the
-median of the `history` points before it, and their spread the median of the distances from that (times
-1.4826: for normal noise that is the standard deviation). The band is the usual value plus and minus
-`tolerance` spreads. Medians do not mind a few wild points, so an outbreak neither hides the next nor widens
-the band for long.
+A series is one measure of one name, with a point for each window of time. The usual value at a point is the
+median of the `history` points before it. Their spread is the median of the distances from that (times 1.4826,
+which is the standard deviation of normal noise). The band is the usual value plus and minus `tolerance`
+spreads. A few wild points hardly change medians, so an outbreak does not hide the next one.
 
-A new level is told of until most of the newest `LEVEL` points lie outside on the same side. Then the band of
-these counts too, and a point is outside where it is outside of both.
+A new level is reported until most of the newest `LEVEL` points lie outside on one side. From then on the band
+of these points counts, too: a point is outside if it is outside of both bands.
 
-Two things keep quiet series quiet: a count is given the spread that chance alone gives it (its square root),
-and a value that hardly moves a hundredth of itself. With `by_hour` a point is compared with the same hour of
-the days before instead, for series that have a daily course.
+Two rules keep quiet series quiet. The spread of a count is at least its square root, which chance alone gives
+it. The spread of a value is at least a hundredth of it. With `by_hour` a point is compared with the same hour
+of earlier days, for series with a daily course.
 """
 
 from functools import partial
@@ -45,22 +44,22 @@ if TYPE_CHECKING:
 
 HISTORY = 60
 LEAST = 20
-"""With fewer points before it nothing is said of a point."""
+"""A point needs so many points before it to be judged."""
 TOLERANCE = 6.0
 LEVEL = 10
-"""Points of which a new level takes up eight before it is usual: all but a quarter, rounded down."""
+"""The newest points. A new level is usual once it has eight of them: all but a quarter, rounded down."""
 _NARROW = 4.0
-"""So many times narrower is what the newest points say more than all before."""
+"""If the newest points spread so many times less than all before, their band counts."""
 _DEVIATION = 1.4826
 _VALUE_SPREAD_LEAST = 0.01
 _NAMES = ("protocol", "name")
 
 
 def rates(volumes: Frame, window: str = "1 minute") -> Frame:
-    """The series of messages by window, from the decoded rows of the table `volumes`.
+    """Return the series of messages by window, from decoded rows of `volumes`.
 
-    A window without messages is a zero, from a name's first message to the last of any; the window in which
-    that one came is not over, and is left out.
+    A window without messages is a zero, from the name's first message to the last message of any name. The
+    last window is not over, and is left out.
     """
     of, step = by(volumes, *_NAMES), microseconds(window)
     by_window = with_start(readable(volumes), "time", window)
@@ -79,7 +78,7 @@ def rates(volumes: Frame, window: str = "1 minute") -> Frame:
 
 
 def _without_gaps(counted: pa.Table, step: int) -> pa.Table:
-    """A name's points for every window from its first on, but for the `last`, which is not over."""
+    """Return a name's points for every window from its first on, except the `last`, which is not over."""
     times = _micros(counted["start"])
     first = times.min()
     values = np.zeros(max((_micros(counted["last"])[0] - first) // step, 0))
@@ -95,9 +94,9 @@ def _points_schema(of: list[str]) -> pa.Schema:
 
 
 def values(readings: Frame, window: str = "1 minute") -> Frame:
-    """The series of the mean of what was read by window; `readings` has `time`, `protocol`, `name`, `value`.
+    """Return the series of mean values by window. `readings`: `time`, `protocol`, `name`, `value`.
 
-    A window without readings is no point.
+    A window without readings has no point.
     """
     of = by(readings, *_NAMES)
     by_window = with_start(with_value(readable(readings), "value"), "time", window)
@@ -113,8 +112,7 @@ def bands(
     tolerance: float = TOLERANCE,
     by_hour: bool = False,
 ) -> Frame:
-    """Every point with its band: `usual`, `low`, `high` (null: too little history), and whether it is
-    outside.
+    """Add to every point its band (`usual`, `low`, `high`; null: too little history), and `outside`.
 
     `distance`: from the usual value, in spreads.
     """
@@ -134,7 +132,7 @@ def bands(
 
 
 def _banded(rows: pa.Table, columns: list[str], history: int, least: int, tolerance: float) -> pa.Table:
-    """One series with its bands."""
+    """Return one series with its bands."""
     rows = rows.sort_by("start")
     is_count = rows["measure"][0].as_py() != "value"
     values = np.asarray(rows["value"])
@@ -163,7 +161,7 @@ def _banded(rows: pa.Table, columns: list[str], history: int, least: int, tolera
 
 
 def _usual(values: "Numbers", history: int, is_count: bool) -> "tuple[Numbers, Numbers]":
-    """At each point the median of those before it, and the spread; NaN at the first."""
+    """Return, at each point, the median of those before it and their spread; NaN at the first point."""
     before = _before(values, history)
     counts = np.minimum(np.arange(len(values)), history)
     usual = _medians(before, counts)
@@ -174,13 +172,13 @@ def _usual(values: "Numbers", history: int, is_count: bool) -> "tuple[Numbers, N
 
 
 def _before(values: "Numbers", history: int) -> "Numbers":
-    """A row for each point: so many values before it; NaN where there are fewer."""
+    """Return a row for each point: the `history` values before it, filled with NaN."""
     padded = np.concatenate([np.full(history, np.nan), values])
     return np.lib.stride_tricks.sliding_window_view(padded, history)[: len(values)]
 
 
 def _medians(rows: "Numbers", counts: Any) -> "Numbers":
-    """Of the numbers in each row, of which there are `counts`."""
+    """Return the median of each row, which has `counts` numbers."""
     ascending = np.sort(rows, axis=1)  # NaN last
     at = np.arange(len(rows))
     lower, upper = ascending[at, np.maximum(counts - 1, 0) // 2], ascending[at, counts // 2]
@@ -189,7 +187,7 @@ def _medians(rows: "Numbers", counts: Any) -> "Numbers":
 
 
 def anomalies(banded: Frame) -> Frame:
-    """The points outside of their bands, in order."""
+    """Return the points outside of their bands, in order."""
     found = banded.filter(banded["outside"])
     return ordered(
         found.select([name for name in columns_of(found) if name != "outside"]),

@@ -1,7 +1,7 @@
-"""Rows that a job works on: Spark's DataFrames, or Arrow tables that are in this process.
+"""The rows that a job works on: Spark's DataFrames, or Arrow tables in this process.
 
-A job is a function from frames to a frame of the same kind. The functions below do the same to both, so a job
-is written once. Spark is imported only where a DataFrame is met.
+A job is a function from frames to a frame of the same kind. The functions here do the same with both kinds,
+so a job is written once. Spark is imported only for a DataFrame.
 """
 
 import re
@@ -27,7 +27,7 @@ _Some = TypeVar("_Some")
 Row = Mapping[str, Any]
 
 BROKER = "broker"
-"""The column that says which folder or server a row is of, where there are several."""
+"""The column that names a row's folder or server, if there are several."""
 
 
 def columns_of(frame: Frame) -> Sequence[str]:
@@ -36,19 +36,19 @@ def columns_of(frame: Frame) -> Sequence[str]:
 
 
 def by(frame: Frame, *columns: str) -> list[str]:
-    """Columns to group by: these, and in front of them which broker's, where rows say it."""
+    """Return the columns to group by: these, with the broker in front if rows have it."""
     return [BROKER, *columns] if BROKER in columns_of(frame) else list(columns)
 
 
 def rows_of(frame: Frame) -> list[dict[str, Any]]:
-    """All rows of a frame; times have their zone."""
+    """Return all rows of a frame. Times have their zone."""
     table = frame if isinstance(frame, pa.Table) else frame.toArrow()
     found: list[dict[str, Any]] = table.to_pylist()
     return found
 
 
 def union(frames: Iterable[_Some]) -> _Some:
-    """All rows of several frames of one kind, which may differ in their other columns."""
+    """Return all rows of several frames of one kind. A column that one does not have is null there."""
     first: Any
     first, *others = frames
     if isinstance(first, pa.Table):
@@ -61,7 +61,7 @@ def union(frames: Iterable[_Some]) -> _Some:
 
 
 def told_apart(frames: Mapping[str, _Some]) -> _Some:
-    """The rows of each broker as one frame; with its name in front, where there are several."""
+    """Return the rows of all brokers as one frame. If there are several, their names are a column."""
     if len(frames) == 1:
         (frame,) = frames.values()
         return frame
@@ -71,7 +71,7 @@ def told_apart(frames: Mapping[str, _Some]) -> _Some:
 
 
 def with_text(frame: Frame, column: str, text: str) -> Frame:
-    """With a column more, the same in every row."""
+    """Add a column with the same text in every row."""
     if isinstance(frame, pa.Table):
         return frame.append_column(column, pa.repeat(pa.scalar(text), len(frame)))
     from pyspark.sql import functions as fn
@@ -80,7 +80,7 @@ def with_text(frame: Frame, column: str, text: str) -> Frame:
 
 
 def with_start(frame: Frame, time: str, window: str) -> Frame:
-    """With a column `start` more: when the window begins in which the row's time is."""
+    """Add a column `start`: when the window of the row's time begins."""
     if isinstance(frame, pa.Table):
         step = microseconds(window)
         times = np.asarray(frame[time].cast(pa.int64()).combine_chunks())
@@ -91,19 +91,19 @@ def with_start(frame: Frame, time: str, window: str) -> Frame:
 
 
 def with_value(frame: Frame, column: str) -> Frame:
-    """The rows in which a column is not null."""
+    """Return the rows in which a column is not null."""
     return frame.filter(
         frame[column].is_valid() if isinstance(frame, pa.Table) else frame[column].isNotNull()
     )
 
 
 def readable(frame: Frame) -> Frame:
-    """The rows without a fault."""
+    """Return the rows without a fault."""
     return frame.filter(frame["fault"].is_null() if isinstance(frame, pa.Table) else frame["fault"].isNull())
 
 
 def ordered(frame: Frame, *columns: str) -> Frame:
-    """By these columns: ascending, nulls first; those with a `-` before their name descending, nulls last."""
+    """Sort by these columns: ascending, nulls first. A `-` before a name: descending, nulls last."""
     names = [(name.removeprefix("-"), name.startswith("-")) for name in columns]
     if isinstance(frame, pa.Table):
         ways = {False: ("ascending", "at_start"), True: ("descending", "at_end")}
@@ -112,16 +112,16 @@ def ordered(frame: Frame, *columns: str) -> Frame:
 
 
 def limited(frame: Frame, most: int) -> Frame:
-    """The first so many rows; 0: all."""
+    """Return the first `most` rows; 0: all."""
     if not most:
         return frame
     return frame.slice(0, most) if isinstance(frame, pa.Table) else frame.limit(most)
 
 
 def grouped(frame: Frame, names: Sequence[str], **aggregates: tuple[str, str]) -> Frame:
-    """A row for each group; of tables in order of its first row.
+    """Return a row for each group. A table's groups are in the order of their first rows.
 
-    `aggregates`: the new column, and of which column what (`sum`, `min`, `max`, `mean`, `count`).
+    `aggregates`: by new column, the column and the function (`sum`, `min`, `max`, `mean`, `count`).
     """
     if isinstance(frame, pa.Table):
         found = frame.group_by(list(names), use_threads=False).aggregate(list(aggregates.values()))
@@ -138,7 +138,7 @@ def grouped(frame: Frame, names: Sequence[str], **aggregates: tuple[str, str]) -
 def by_group(
     frame: Frame, names: Sequence[str], function: Callable[[pa.Table], pa.Table], schema: pa.Schema
 ) -> Frame:
-    """What `function` makes of each group's rows, together. It gets a table of them, and gives `schema`.
+    """Apply `function` to the table of each group's rows. It returns rows of `schema`.
 
     Spark runs it in its workers, each group in the memory of one. So it must pickle: a function or a partial.
     """
@@ -157,21 +157,21 @@ def by_group(
         every = pa.concat_tables([schema.empty_table(), *found]).to_struct_array().combine_chunks()
         return pa.ListArray.from_arrays(pa.array(ends), every)
 
-    make: Any = arrow_udf  # its types know no arrays; not applyInArrow, which asks for pandas
+    make: Any = arrow_udf  # its types do not know arrays; applyInArrow would need pandas
     apply = make(run, returnType=ArrayType(from_arrow_schema(schema)))
     lists = frame.groupBy(*names).agg(fn.collect_list(fn.struct("*")).alias("rows"))
     return lists.select(fn.explode(apply("rows")).alias("row")).select("row.*")
 
 
 def _groups(table: pa.Table, names: Sequence[str]) -> Iterator[pa.Table]:
-    """Each group's rows, which stay in order."""
+    """Yield each group's rows, in order."""
     numbered = table.append_column("row", pa.array(np.arange(len(table))))
     for rows in grouped(numbered, names, rows=("row", "list"))["rows"]:
         yield table.take(rows.values).combine_chunks()
 
 
 def is_one_of(frame: Frame, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A column of the frame: whether a row has all that one of these few has; a null is equal to a null."""
+    """Return a column that is true for rows equal to one of these few. A null equals a null."""
     if isinstance(frame, pa.Table):
         nothing: Any = pa.chunked_array([pa.repeat(pa.scalar(False), len(frame))])
 
@@ -193,7 +193,7 @@ def is_one_of(frame: Frame, rows: Sequence[Mapping[str, Any]]) -> Any:
 
 @contextmanager
 def kept(frame: Frame) -> Iterator[Frame]:
-    """A frame that is looked at more than once: Spark does not make it anew each time."""
+    """Keep a frame that is used more than once, so that Spark does not compute it each time."""
     if isinstance(frame, pa.Table):
         yield frame
         return
@@ -204,14 +204,14 @@ def kept(frame: Frame) -> Iterator[Frame]:
         frame.unpersist()
 
 
-# -- windows of time: lengths that Spark understands, checked before it is asked
+# -- windows of time: lengths as Spark writes them, checked before Spark starts
 
 _LENGTH = re.compile(r"([1-9]\d{0,5}) ?(second|minute|hour|day)s?")
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 
 
 def length(text: str, option: str) -> str:
-    """`1 minute`, `30 seconds`, as Spark has it. Raises UsageError, which names the option."""
+    """Return a length as Spark writes it: `1 minute`. Raises UsageError, which names the option."""
     found = _LENGTH.fullmatch(text.strip().lower())
     if found is None:
         raise UsageError(option, f"not a length of time, such as '1 minute' or '30 seconds': {text!r}")
@@ -219,17 +219,17 @@ def length(text: str, option: str) -> str:
 
 
 def in_words(window: str) -> str:
-    """For readers: `1 minute`, `30 seconds`."""
+    """Return a length for readers: `1 minute`, `30 seconds`."""
     count, _, unit = length(window, "window").partition(" ")
     return f"{count} {unit}{'' if count == '1' else 's'}"
 
 
 def microseconds(window: str) -> int:
-    """How long it is."""
+    """Return a length in microseconds."""
     count, _, unit = length(window, "window").partition(" ")
     return int(count) * _SECONDS[unit] * 1_000_000
 
 
 def starts(microseconds_: "NDArray[np.int64]") -> pa.Array:
-    """Microseconds as times."""
+    """Return times from microseconds."""
     return pa.array(microseconds_, pa.int64()).cast(time_type())

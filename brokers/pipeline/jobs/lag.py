@@ -1,10 +1,10 @@
-"""How far readers are behind: groups that have a place in a log, and sessions that messages are kept for.
+"""How far readers are behind: groups with a position in a log, and sessions that messages are kept for.
 
-Where everybody is, the tables in the data folder say; how far that is from the end, the logs' indexes, so
-that a reader that is a terabyte behind costs no terabyte to tell. Of a running broker the newest 200 ms may
-be missing, and what is kept for sessions is in its memory: the folder has it after a clean stop.
+The tables in a data folder say where each reader is. The logs' indexes say how far that is from the end, so
+no records are read. Of a running broker the newest 200 ms may be missing. What it keeps for sessions is in
+its memory; the folder has that after a clean stop.
 
-Servers are asked for the places of groups that are named, and for marks; of sessions the wire says nothing.
+A server is asked for the positions of the named groups, and for marks. The wire knows no sessions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +36,12 @@ Rows = list[dict[str, Any]]
 
 @attrs.frozen
 class Lag:
-    """One reader, and what it has before it. `name`: a log, or what a session is subscribed to.
+    """A reader, and what it has not read. `name`: a log, or what a session is subscribed to.
 
-    `bytes`: of the messages themselves, as everywhere. `lost_bytes`: of the log, from what it has not read,
-    retention has dropped so much. `seconds`: from the oldest message that it has not read to the newest.
-    None: it has no place, or what is kept does not tell; of `messages` and `bytes`: its place lies in a
-    damaged range, which hides how many there are.
+    `bytes`: of the messages themselves. `lost_bytes`: unread bytes of the log that retention has dropped.
+    `seconds`: from the oldest unread message to the newest. None: the reader has no position, or it is not
+    known. `messages` and `bytes` are None if the position is in a damaged range, which hides how many there
+    are.
     """
 
     protocol: str
@@ -56,12 +56,12 @@ class Lag:
 
 
 def tables() -> Sequence[Offered]:
-    """What folders are asked for."""
+    """Return the tables that folders are asked for."""
     return [*offers.offered(PLACES), *offers.offered_if_any(KEPT)]
 
 
 def of_folders(spark: "SparkSession | None", where: Where) -> Rows:
-    """Everybody that the folders tell of. Raises StoreFormat, OSError."""
+    """Return every reader that the folders know. Raises StoreFormat, OSError."""
     found = {}
     for folder in where.folders:
         only = Where((folder,), None, where.options)
@@ -72,7 +72,7 @@ def of_folders(spark: "SparkSession | None", where: Where) -> Rows:
 
 
 def of_servers(where: Where, groups: Sequence[str]) -> Rows:
-    """Those groups. Raises OSError that names a server which does not answer."""
+    """Return these groups. Raises OSError that names a server which does not answer."""
     options = where.parsed()
     return _told_apart(
         {
@@ -83,7 +83,7 @@ def of_servers(where: Where, groups: Sequence[str]) -> Rows:
 
 
 def uncounted(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is to be said of rows whose messages damage hides."""
+    """Return a text for each row whose messages damage hides."""
     return [
         f"{row['name']}: the place of {row['reader']}, {row['position']}, is in a damaged range: how many "
         "messages are behind it cannot be counted; `brokers fsck` names what is damaged"
@@ -93,7 +93,7 @@ def uncounted(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _told_apart(found: Mapping[str, list[Lag]]) -> Rows:
-    """The rows of each broker; with its name, where there are several."""
+    """Return the rows of all brokers, with their names if there are several."""
     apart = len(found) > 1
     return [
         ({BROKER: source} if apart else {}) | attrs.asdict(row)
@@ -126,7 +126,7 @@ def _in_a_log(
 
 
 def newest(places: Frame) -> Frame:
-    """The rows of `places` that still hold: the last of each reader and what it reads, if it did not end."""
+    """Return the last row of `places` for each reader and what it reads, unless the reader has ended."""
     by = ("protocol", "reader", "read_namespace", "log_id", "name")
     if isinstance(places, pa.Table):
         found = readable(places).sort_by("offset").to_pylist()
@@ -147,13 +147,13 @@ def newest(places: Frame) -> Frame:
 
 
 def waiting(kept: Frame) -> Frame:
-    """What is kept for each reader, added up: `protocol`, `reader`, `messages`, `bytes`."""
+    """Add up what is kept for each reader: `protocol`, `reader`, `messages`, `bytes`."""
     sums = {name: (name, "sum") for name in ("messages", "bytes")}
     return grouped(readable(kept), ("protocol", "reader"), **sums)
 
 
 def lag(path: Path, places: Sequence[Any], kept: Sequence[Any]) -> list[Lag]:
-    """Rows of `newest` and `waiting` against the logs of a data folder. Raises StoreFormat, OSError."""
+    """Compare rows of `newest` and `waiting` with the logs of a folder. Raises StoreFormat, OSError."""
     found = list(_places(path, [row for row in places if row["position"] is not None]))
     found += _sessions([row for row in places if row["position"] is None], kept)
     return sorted(found, key=lambda row: (row.protocol, row.reader, row.name))
@@ -165,7 +165,7 @@ def _places(path: Path, rows: Sequence[Any]) -> Iterator[Lag]:
             logs = {spot.id: spot for spot in folder.spots(TopicChoice(pattern=".*")).values()}
             for row in rows:
                 spot = logs.get(row["log_id"])
-                # Of a log that is deleted: the broker forgets it at its next start.
+                # The log of a row may be deleted. The broker forgets the row at its next start.
                 if row["read_namespace"] == namespace and spot is not None:
                     yield _behind(folder, spot, row)
 

@@ -1,6 +1,7 @@
-"""How much went through: messages and bytes by protocol, name and window of time."""
+"""How much went through, by protocol, name and window; and how long messages stay in a queue."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,6 @@ from brokers.pipeline.jobs.frames import (
     with_text,
     with_value,
 )
-from brokers.pipeline.jobs.frames import by as names_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,9 +28,9 @@ _RATES = {"messages_per_second": "messages", "bytes_per_second": "bytes"}
 
 
 def throughput(volumes: Frame, window: str = "1 minute") -> Frame:
-    """`start`, `broker` (of several), `protocol`, `name`, `messages`, `bytes`, and both by the second.
+    """Return a row for each window with traffic, in order. `volumes`: decoded rows of that table.
 
-    A row for each window with traffic, in order. `volumes`: rows of that table as they are decoded.
+    Columns: `start`, `broker` (if several), `protocol`, `name`, `messages`, `bytes`, and both by the second.
     """
     names = by(volumes, "protocol", "name")
     if not isinstance(volumes, pa.Table):
@@ -48,10 +48,9 @@ def throughput(volumes: Frame, window: str = "1 minute") -> Frame:
 
 
 def following(volumes: "DataFrame", window: str = "1 minute", watermark: str | None = None) -> "DataFrame":
-    """The same with Spark, in no order, and of a stream too.
+    """Return the same with Spark, in no order, and of a stream, too.
 
-    `watermark`, for a stream: how late a message may be; a window is complete, and given, once that time has
-    passed behind its end.
+    `watermark`, for a stream: how late a message may be. A window's row comes that long after its end.
     """
     from pyspark.sql import functions as fn
 
@@ -75,22 +74,23 @@ def following(volumes: "DataFrame", window: str = "1 minute", watermark: str | N
 
 
 MEASURES = ("until_delivered_ms", "in_queue_ms")
-"""Of a life: from when it came to the first delivery, and to its end."""
+"""From a message's arrival to its first delivery, and to its end."""
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _ACCURACY = 10_000
-"""Of Spark's: a rank is off by one in so many at most; up to so many messages percentiles are exact."""
+"""A rank of Spark's is wrong by one in so many at most. Up to so many messages it is exact."""
 
 
 def latency(lives: Frame, window: str | None = None) -> Frame:
-    """`protocol`, `name`, `measure`, `messages`, `p50_ms` and so on, `max_ms`: a row a queue and measure.
+    """Return a row for each queue and measure: `protocol`, `name`, `measure`, `messages`, `p50_ms` ...
+    `max_ms`.
 
-    A message counts once it was delivered, or has left. `window`: by when it came, too, as `start`.
+    A message counts once it was delivered, or has left. `window`: group by arrival, too, as `start`.
     """
-    keys = [*(["start"] if window is not None else []), *names_of(lives, "protocol", "name"), "measure"]
-    if not isinstance(lives, pa.Table):
-        return ordered(_with_spark(lives, window), *keys)
+    keys = [*(["start"] if window is not None else []), *by(lives, "protocol", "name"), "measure"]
     if window is not None:
         lives = with_start(with_value(lives, "produced"), "produced", window)
+    if not isinstance(lives, pa.Table):
+        return ordered(_with_spark(lives, keys), *keys)
     measured = union(
         with_text(lives.select([*keys[:-1], name]).rename_columns([*keys[:-1], "ms"]), "measure", name)
         for name in MEASURES
@@ -105,31 +105,23 @@ def latency(lives: Frame, window: str | None = None) -> Frame:
     return ordered(found.append_column("max_ms", most), *keys)
 
 
-def _with_spark(lives: "DataFrame", window: str | None) -> "DataFrame":
+def _with_spark(lives: "DataFrame", keys: Sequence[str]) -> "DataFrame":
     from pyspark.sql import functions as fn
 
-    by = [fn.window("produced", window).alias("window")] if window is not None else []
-    start = [fn.col("window.start").alias("start")] if window is not None else []
-    measures = fn.explode(
-        fn.array(*(fn.struct(fn.lit(name).alias("measure"), fn.col(name).alias("ms")) for name in MEASURES))
-    )
-    names = names_of(lives, "protocol", "name")
-    ranks = [each / 100 for each in PERCENTILES]
+    each = (fn.struct(fn.lit(name).alias("measure"), fn.col(name).alias("ms")) for name in MEASURES)
+    ranks = [percent / 100 for percent in PERCENTILES]
     return (
-        lives.select(*(["produced"] if by else []), *names, measures.alias("life"))
-        .select("*", "life.*")
+        lives.select(*keys[:-1], fn.explode(fn.array(*each)).alias("life"))
+        .select(*keys[:-1], "life.*")
         .where(fn.col("ms").isNotNull())
-        .groupBy(*by, *names, "measure")
+        .groupBy(*keys)
         .agg(
             fn.count("ms").alias("messages"),
             fn.percentile_approx("ms", ranks, _ACCURACY).alias("ranks"),
             fn.max("ms").alias("max_ms"),
         )
         .select(
-            *start,
-            *names,
-            "measure",
-            "messages",
+            *(*keys, "messages"),
             *(fn.col("ranks")[place].alias(f"p{each:g}_ms") for place, each in enumerate(PERCENTILES)),
             "max_ms",
         )

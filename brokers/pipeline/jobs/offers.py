@@ -20,14 +20,14 @@ class NoTable(BrokerError):
 
 @attrs.frozen
 class Offered:
-    """A table, and the protocol whose it is."""
+    """A table, and the name of its protocol."""
 
     protocol: str
     table: LogTable
 
 
 def logs_of(found: Offered, *, served: bool) -> dict[str, str]:
-    """The source's options that say which logs a table is made of. Raises ConfigError."""
+    """Return the source's options for the logs of a table. Raises ConfigError."""
     table = found.table
     if not served:
         return {"subscribepattern": table.logs, "namespace": table.namespace}
@@ -38,7 +38,7 @@ def logs_of(found: Offered, *, served: bool) -> dict[str, str]:
 
 
 def offered(name: str | None = None, protocol: str | None = None) -> Sequence[Offered]:
-    """The tables of that name, of that protocol; None: of any. Raises NoTable, which says what there is."""
+    """Return the tables of that name and protocol; None: of any. Raises NoTable, which lists all tables."""
     every = [Offered(plugin.name, table) for plugin in plugins.load_all()[0] for table in tables_of(plugin)]
     found = [each for each in every if name in (None, each.table.name) and protocol in (None, each.protocol)]
     if not found:
@@ -49,7 +49,7 @@ def offered(name: str | None = None, protocol: str | None = None) -> Sequence[Of
 
 
 def offered_if_any(name: str | None = None, protocol: str | None = None) -> Sequence[Offered]:
-    """The same, where it is no mistake that there is none."""
+    """As `offered`, but without an error if there is none."""
     try:
         return offered(name, protocol)
     except NoTable:
@@ -57,12 +57,12 @@ def offered_if_any(name: str | None = None, protocol: str | None = None) -> Sequ
 
 
 def with_column(column: str, protocol: str | None = None) -> Sequence[Offered]:
-    """The tables that have a column, before they are gathered."""
+    """Return the tables whose decoded rows have a column."""
     return [each for each in offered_if_any(None, protocol) if column in each.table.schema.names]
 
 
 def present(chosen: Sequence[Offered], where: Where) -> Sequence[Offered]:
-    """Those whose namespace a folder has, so that there may be logs; one at least, for its columns."""
+    """Return the tables whose namespace a folder has. Returns at least one, for its columns."""
     if where.servers is not None:
         return chosen
     spaces = {each.table.namespace for each in chosen}
@@ -71,7 +71,7 @@ def present(chosen: Sequence[Offered], where: Where) -> Sequence[Offered]:
 
 
 def only_served(chosen: Sequence[Offered], where: Where) -> Sequence[Offered]:
-    """Those that can be read there: of servers, what is made of topics. Raises NoTable where none is left."""
+    """Return the tables that can be read there: a server gives only topics. Raises NoTable if none can."""
     if where.servers is None:
         return chosen
     found = [each for each in chosen if each.table.namespace == SERVED]

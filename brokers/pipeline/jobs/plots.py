@@ -1,8 +1,7 @@
-"""The report's pictures: rows in, SVG bytes out. Drawn without a display, in one style.
+"""Draws the report's pictures as SVG, without a display, in one style.
 
-Names come from whoever sent messages. In a picture they are cut, and what does not print, or matplotlib would
-take for mathematics, is written so that it shows. They stay text, so a browser draws them with the fonts that
-it has.
+Names come from clients. A picture cuts long names, and escapes what does not print or what matplotlib takes
+for mathematics. Names stay text, so a browser draws them with its own fonts.
 """
 
 import io
@@ -26,11 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 LINES_MAX = 7
-"""Names with a line of their own; the rest are one line together."""
+"""Names with a line of their own. All other names are one line."""
 NAME_MAX = 32
 LOG_FROM = 20
-"""Where the largest is so many times the smallest, the scale is one of powers of ten: else the small ones
-lie on the floor."""
+"""If the largest is so many times the smallest, the scale has powers of ten, so that small ones are seen."""
 _INCHES_WIDE = 10.0
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -45,7 +43,7 @@ _STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 9,
 }
-# Told apart also by those who see red and green alike (Okabe and Ito's colours).
+# Okabe and Ito's colours, which people who do not tell red from green can tell apart.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
 OUTCOMES = {
     "acknowledged": "#009e73",
@@ -58,21 +56,21 @@ OUTCOMES = {
     "exhausted": "#8c510a",
     "purged": "#666666",
 }
-"""How lives end or stand, in the order in which bars are stacked."""
+"""How messages ended or stand, in the order in which bars are stacked."""
 
 
 def shown(name: str | None) -> str:
-    """A name as it may stand in a picture."""
+    """Return a name as a picture may have it."""
     text = name or "-"
     if sum(map(_cells, text)) > NAME_MAX:
         while sum(map(_cells, text)) >= NAME_MAX:
             text = text[:-1]
         text += "…"
-    # Room for what is wider than the font takes it for, which does not have it.
+    # Wide characters are not in the font, which takes them for narrow ones. Spaces make up for that.
     room = "\u00a0" * sum(_cells(each) - 1 for each in text)
     text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     text = text.replace("$", r"\$") + room
-    return " " + text if text.startswith("_") else text  # a legend leaves such out
+    return " " + text if text.startswith("_") else text  # a legend leaves out names with `_` in front
 
 
 def _cells(character: str) -> int:
@@ -80,7 +78,7 @@ def _cells(character: str) -> int:
 
 
 def is_steep(rows: Sequence[Row]) -> bool:
-    """Whether a protocol's names differ so much that small ones would lie on the floor."""
+    """Whether the names of a protocol need a scale of powers of ten."""
     protocols = {row["protocol"] for row in rows}
     return any(_steep(_lines([row for row in rows if row["protocol"] == each])) for each in protocols)
 
@@ -90,13 +88,13 @@ def _steep(lines: Mapping[str, Mapping[datetime, float]]) -> bool:
 
 
 def _is_wide(values: Iterable[float]) -> bool:
-    """Whether they are to be on a scale of powers of ten."""
+    """Whether values need a scale of powers of ten."""
     some = [value for value in values if value > 0]
     return bool(some) and max(some) >= LOG_FROM * min(some)
 
 
 def throughput(rows: Sequence[Row]) -> bytes:
-    """Lines of messages a second by name, a panel a protocol; rows as `jobs.throughput` has them."""
+    """Draw messages a second: a line for each name, a panel for each protocol. Rows of `measures`."""
     protocols = sorted({row["protocol"] for row in rows})
     starts: list[Any] = with_silences([row["start"] for row in rows], _window(rows))
     with matplotlib.rc_context(_STYLE):
@@ -121,9 +119,9 @@ def throughput(rows: Sequence[Row]) -> bytes:
 
 
 def with_silences(starts: Iterable[datetime], window: timedelta) -> list[datetime]:
-    """When windows begin; of those between them, in which nothing came, the first and the last.
+    """Return the starts of windows, with the first and the last window of each silence between them.
 
-    A line drawn without these would slope through all of a silence, as if something had come.
+    Without these a line would slope through a silence as if something had come.
     """
     found = set(starts)
     for before, after in pairwise(sorted(found)):
@@ -133,13 +131,13 @@ def with_silences(starts: Iterable[datetime], window: timedelta) -> list[datetim
 
 
 def _window(rows: Sequence[Row]) -> timedelta:
-    """How long each of them is: what came in it over its rate."""
+    """Return the windows' length: messages divided by their rate."""
     lengths = (row["messages"] / row["messages_per_second"] for row in rows if row["messages"])
     return timedelta(seconds=next(lengths, 0))
 
 
 def latency(rows: Sequence[Row]) -> bytes:
-    """For each queue its percentiles on a line; rows as `jobs.latency` has them, of one measure."""
+    """Draw each queue's percentiles on a line; rows of `measures.latency`, of one measure."""
     with matplotlib.rc_context(_STYLE):
         figure, (axes,) = _panels(1, 0.9 + 0.45 * len(rows))
         for place, row in enumerate(reversed(rows)):
@@ -180,7 +178,7 @@ TICKS_MAX = 8
 
 
 def ticks_ms(low: float, high: float) -> list[float]:
-    """Lengths of time for an axis: the one below all, those between, and the one above; two at least."""
+    """Return lengths of time for an axis: one below all, those between, one above; at least two."""
     for ticks in (_TICKS_MS, sorted({_TICKS_MS[0], *_TENS_MS, _TICKS_MS[-1]})):
         first = max(number for number, each in enumerate(ticks) if each <= low or not number)
         last = next((number for number, each in enumerate(ticks) if each >= high), len(ticks) - 1)
@@ -199,7 +197,7 @@ _RANKS = (
 
 
 def outcomes(counts: Mapping[str, Mapping[str, int]]) -> bytes:
-    """A bar for each queue, divided by how its messages' lives ended or stand."""
+    """Draw a bar for each queue, divided by how its messages ended or stand."""
     with matplotlib.rc_context(_STYLE):
         figure, (axes,) = _panels(1, 0.9 + 0.42 * len(counts))
         names = sorted(counts, reverse=True)
@@ -219,7 +217,7 @@ def outcomes(counts: Mapping[str, Mapping[str, int]]) -> bytes:
 
 
 def lag(rows: Sequence[Row]) -> bytes:
-    """A bar for each reader: the messages that it has before it."""
+    """Draw a bar for each reader: the messages that it has not read."""
     with matplotlib.rc_context(_STYLE):
         figure, (axes,) = _panels(1, 0.9 + 0.42 * len(rows))
         places = range(len(rows))
@@ -244,7 +242,7 @@ def lag(rows: Sequence[Row]) -> bytes:
 
 
 def anomalies(series: Sequence[tuple[str, Sequence[Row]]]) -> bytes:
-    """A panel for each series: its points, its band, and what is outside; rows as `anomaly.bands` gives."""
+    """Draw a panel for each series: its points, its band, and what is outside; rows of `anomaly.bands`."""
     with matplotlib.rc_context(_STYLE):
         figure, panels = _panels(len(series), 2.2)
         for axes, (title, rows) in zip(panels, series, strict=True):
@@ -276,7 +274,7 @@ def anomalies(series: Sequence[tuple[str, Sequence[Row]]]) -> bytes:
 
 
 def span(ms: float) -> str:
-    """A length of time in the unit that people would use."""
+    """Return a length of time in a readable unit."""
     for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
         if ms >= size:
             return f"{ms / size:.3g} {unit}"
@@ -284,7 +282,7 @@ def span(ms: float) -> str:
 
 
 def _lines(rows: Sequence[Row]) -> dict[str, dict[datetime, float]]:
-    """Points of the names with most messages, and of all others together."""
+    """Return the points of the names with most messages, and of all others together."""
     sums: dict[str, int] = {}
     for row in rows:
         sums[row["name"] or "-"] = sums.get(row["name"] or "-", 0) + row["messages"]
@@ -305,7 +303,7 @@ def _panels(count: int, inches_high: float) -> "tuple[Figure, list[Axes]]":
 
 
 def _by_tens(set_scale: Callable[..., None], axis: "Axis", floor: float) -> None:
-    """A scale of powers of ten that has a zero: below that of `floor` it is as any other."""
+    """Set a scale of powers of ten that has a zero. Below the power of `floor` it is linear."""
     set_scale("symlog", linthresh=10 ** math.ceil(math.log10(floor)), linscale=1)
     axis.set_minor_locator(ticker.NullLocator())
 
@@ -321,12 +319,12 @@ def _by_time(axes: "Axes", starts: Sequence[datetime]) -> None:
 
 
 def _day(when: datetime) -> float:
-    """As matplotlib counts time."""
+    """Return a time as matplotlib counts it."""
     return float(dates.date2num(when))  # type: ignore[no-untyped-call]
 
 
 def _marker(starts: Sequence[datetime]) -> str | None:
-    """Points for themselves where there are few of them."""
+    """Return a marker for points if there are few of them."""
     return "o" if len(starts) < 12 else None
 
 

@@ -1,12 +1,15 @@
-"""Back into a broker: the records of topics, each topic's in their order, from logs or an archive.
+"""Sends the records of topics to a broker again, each topic's in order, from logs or an archive.
 
-Theory of operation. Records go out in batches, one at a time. Before a batch is sent, a small file says which
-one it is: its number, where each log stood before it, and how many of each log's records it has. A replay
-that was killed begins with that batch again, the same records under the same number. A target that knows
-batches again (`once_each`) then has each record once; any other has those of one batch twice at most, and
-none is missing. That they are the same records is checked (CRC): retention may have taken some meanwhile.
+Records go out in batches, one at a time. Before a batch is sent, a small file notes its number, where each
+log stood before it, and how many of each log's records it has. A replay that was killed begins with that
+batch again: the same records under the same number. A target that knows batches again (`once_each`) then has
+each record once. Another target has the records of one batch twice at most, and none is missing. A CRC checks
+that they are the same records, because retention may drop some meanwhile.
 
-What there is to replay is fixed when a replay begins: a log may grow meanwhile, even by what is replayed.
+What there is to replay is fixed when a replay begins: a log may grow meanwhile, even by the replay itself.
+
+A log's name here is `<place> <topic>`, because a topic may have several logs: on several brokers, or made
+again after it was deleted.
 """
 
 import json
@@ -37,11 +40,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Extents = dict[str, tuple[int, int]]
-"""By log: from where up to where it is there, offsets of records and of an end."""
+"""By log: its first offset and its end."""
 
 
 class SourcedRecord(NamedTuple):
-    """A record to send: its log and its place there, when it was written (seconds), and itself."""
+    """A record to send: its log, its offset there, when it was written (seconds), and its value."""
 
     log: str
     offset: int
@@ -54,24 +57,24 @@ class SourcedRecord(NamedTuple):
 
 
 class NotMessages(BrokerError):
-    """An archive of logs whose records are not what somebody sent."""
+    """The records of an archive are not messages that somebody sent."""
 
 
 class From(Protocol):
     """Where a replay takes its records."""
 
     def extents(self, topics: TopicChoice) -> Extents:
-        """The logs of topics as they are now. Raises UsageError where one that is named is not there."""
+        """Return the logs of topics as they are now. Raises Refusal if a named topic is not there."""
 
     def is_at(self, host: str, port: int | None) -> bool:
-        """Whether they are that server's, as far as its address tells."""
+        """Whether the records are that server's, by its address."""
 
     def frame(self, spark: "SparkSession", ranges: Mapping[str, tuple[int, int]]) -> "DataFrame":
-        """The records of these ranges: columns log, offset, timestamp, value, in any order of logs."""
+        """Return the records of these ranges: columns log, offset, timestamp, value. Logs have any order."""
 
 
 def opened(words: Sequence[str], reading: Reading) -> tuple[From, Sequence[str]]:
-    """From where, and the words that are left, topics. Raises UsageError, ConfigError, OSError."""
+    """Return the source, and the words that are left: topics. Raises UsageError, ConfigError, OSError."""
     if reading.servers is not None:
         return FromLogs(where((), reading, bounded=False)), words
     if not words:
@@ -173,9 +176,9 @@ def topics_of(names: Sequence[str], pattern: str | None) -> TopicChoice:
 
 
 def records_of(frame: "DataFrame", *, one_log: bool) -> Iterator[SourcedRecord]:
-    """The rows of a frame in the order in which they go out: by time, in a log as they stand there.
+    """Yield the rows of a frame in the order to send them: by time, and in each log's own order.
 
-    Within a log times never go back. `one_log`: there is only one, and so there is less to sort.
+    Within a log times never go back. `one_log`: there is only one log, so there is less to sort.
     """
     ordered = frame.orderBy("offset") if one_log else frame.orderBy("timestamp", "log", "offset")
     columns = ordered.selectExpr("log", "offset", "unix_micros(timestamp) AS us", "value")
@@ -194,24 +197,24 @@ def _require(topics: TopicChoice, found: Extents, there: str) -> None:
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 512 << 10
 BATCH_TOPICS = 100
-"""Each is a writer to a server that remembers the 1024 that have spoken last."""
+"""Each topic of a batch is a writer, and a server remembers the newest 1024 writers."""
 BATCHES_A_SECOND = 20
-"""At a rate batches are so small that there are about so many."""
+"""With a rate, batches are so small that about this many go out."""
 
 
 class OutOfOrder(BrokerError):
-    """Records do not come as they stand in the log: nothing more is sent."""
+    """Records come in another order than in the log. Nothing more is sent."""
 
 
 class OtherRecords(BrokerError):
-    """The batch that was begun cannot be sent again: its records are not there any more."""
+    """The batch that was begun cannot be sent again, because its records are gone."""
 
 
 @attrs.frozen
 class ReplayBatch:
-    """A batch: its number, where each log stood before it, and what it has of which log (count, CRC).
+    """A batch: its number, where each log stood before it, and what it has of each log (count, CRC).
 
-    `of`: which replay. `until`: up to where each log is replayed.
+    `of`: the replay. `until`: up to where each log is replayed.
     """
 
     of: Mapping[str, Any]
@@ -224,13 +227,13 @@ class ReplayBatch:
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """What is left of each log."""
+        """Return what is left of each log."""
         return {log: (at, self.until[log]) for log, at in self.at.items() if at < self.until[log]}
 
 
 @attrs.frozen
 class Replayed:
-    """What was sent, by this run."""
+    """What this run has sent."""
 
     topics: int
     messages: int
@@ -239,14 +242,14 @@ class Replayed:
 
 
 class Progress:
-    """The small file, replaced whole. `of` says what is replayed where: another replay's file is refused."""
+    """The small file, which is replaced whole. `of`: what is replayed where; another replay is refused."""
 
     def __init__(self, file: Path, of: Mapping[str, Any]) -> None:
         self._file = file
         self._of = json.loads(json.dumps(of))
 
     def load(self) -> ReplayBatch | None:
-        """Where to go on; None for a replay that has not begun. Raises UsageError for another's file."""
+        """Return where to go on; None if it has not begun. Raises UsageError for another replay's file."""
         try:
             found = ReplayBatch(**json.loads(self._file.read_bytes()))
         except FileNotFoundError:
@@ -260,7 +263,7 @@ class Progress:
         return found
 
     def begin(self, extents: Extents) -> ReplayBatch:
-        """Note what a new replay is to send."""
+        """Note what a new replay sends."""
         place = ReplayBatch(
             self._of,
             f"replay-{secrets.token_hex(8)}",
@@ -271,7 +274,7 @@ class Progress:
         return place
 
     def save(self, place: ReplayBatch) -> None:
-        """Durable when it returns."""
+        """Replace the file. It is durable when this returns."""
         new = self._file.with_name(self._file.name + ".new")
         with new.open("w") as file:
             json.dump(attrs.asdict(place), file)
@@ -287,9 +290,9 @@ class Progress:
 
 @attrs.frozen
 class Pace:
-    """When records go out. `rate`: so many a second; `speed`: so many times as fast as they came.
+    """When records go out: at a `rate` a second, or at the `speed` at which they came, times a factor.
 
-    Neither: as fast as the target takes them.
+    By default they go out as fast as the target takes them.
     """
 
     rate: float = math.inf
@@ -300,7 +303,7 @@ class Pace:
         return max(1, min(BATCH_MESSAGES, math.ceil(min(self.rate, 1e9) / BATCHES_A_SECOND)))
 
     def due(self, number: int, since_first: float) -> float:
-        """Seconds after the begin at which record `number` goes out, which came that long after the first."""
+        """Return when record `number` goes out, in seconds. It came `since_first` after the first record."""
         return max(number / self.rate, since_first / self.speed)
 
 
@@ -314,9 +317,9 @@ async def replay(
     named: Callable[[str], str] = lambda topic: topic,
     told: Callable[[int, int], None] = lambda messages, size: None,
 ) -> Replayed:
-    """Send the records that are left at `place`, noting how far it is. `told`: how much so far.
+    """Send the records that are left at `place`, and note the progress.
 
-    `named`: what a topic is called at the target.
+    `named` returns a topic's name at the target. `told` gets the messages and bytes sent so far.
     """
     topics = len({topic_of(log) for log in place.until})
     if place.done:
@@ -351,7 +354,7 @@ async def replay(
 
 
 def next_offsets(batch: Sequence[SourcedRecord]) -> dict[str, int]:
-    """Where each of its logs goes on."""
+    """Return where each log of a batch goes on."""
     return {record.log: record.offset + LENGTH_BYTES + len(record.value) for record in batch}
 
 
@@ -366,12 +369,10 @@ def contents_of(batch: Sequence[SourcedRecord]) -> dict[str, list[int]]:
 def begun_batch(
     records: Iterator[SourcedRecord], place: ReplayBatch
 ) -> tuple[Sequence[SourcedRecord], Iterator[SourcedRecord]]:
-    """The records of the batch that was begun, and the others. Raises OtherRecords."""
+    """Return the records of the batch that was begun, and all others. Raises OtherRecords."""
     left = {log: count for log, (count, _) in place.batch.items()}
     batch: list[SourcedRecord] = []
-    others: list[
-        SourcedRecord
-    ] = []  # where a crash of the server moved its newest index entries, and so times
+    others: list[SourcedRecord] = []  # come first if a server's crash changed its newest entries' times
     while any(left.values()):
         record = next(records, None)
         if record is None:
@@ -390,7 +391,7 @@ def begun_batch(
 
 
 async def due_batches(records: Iterator[SourcedRecord], pace: Pace) -> AsyncGenerator[list[SourcedRecord]]:
-    """Records that are due, a batch at a time."""
+    """Yield the records that are due, a batch at a time."""
     begin = trio.current_time()
     first = None
     batch: list[SourcedRecord] = []

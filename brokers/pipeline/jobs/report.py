@@ -1,7 +1,7 @@
-"""A report: one HTML page that needs nothing else, and its pictures as SVG files beside it.
+"""Makes a report: one HTML page that needs no other file, and its pictures as SVG files beside it.
 
-It is for readers who know their messages and not Spark. So each picture comes with what it shows, how to read
-it, and what stands out in it, in words.
+It is for readers who know their messages and not Spark. So each picture comes with words: what it shows, how
+to read it, and what stands out. `figures` computes small rows, with Spark or here; `write` makes the page.
 """
 
 import base64
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 OTHERS = "(all others)"
 _NAMES = ["protocol", "name"]
 NAMES_MAX = 6
-"""Names of a protocol that are told apart over time."""
+"""Names of a protocol with rows of their own over time."""
 BARS_MAX = 20
 SERIES_MAX = 6
 _TOTALS_MAX = 1000
@@ -61,7 +61,7 @@ _WINDOWS = (
 
 @attrs.frozen
 class Figures:
-    """All of it. `window`: of the rows by time. `totals`: by protocol and name, most messages first."""
+    """All rows. `window`: of the rows by time. `totals`: by protocol and name, most messages first."""
 
     window: str
     totals: Sequence[Row]
@@ -75,7 +75,7 @@ class Figures:
 
 
 def sources() -> Sequence[Offered]:
-    """The tables that it takes."""
+    """Return the tables that a report reads."""
     return [
         *offers.offered(VOLUMES),
         *offers.with_column(VALUE),
@@ -85,7 +85,7 @@ def sources() -> Sequence[Offered]:
 
 
 def figures(spark: "SparkSession | None", where: Where, window: str | None = None) -> Figures:
-    """Read one data folder. `window`: None to choose one in which all of the time is a few hundred points."""
+    """Read one data folder. `window`: None takes one of which the whole time has a few hundred."""
     with kept(tables.volumes(spark, where, offers.offered(VOLUMES))) as volumes:
         totals = rows_of(_totals(volumes))
         window = window or window_for(totals)
@@ -119,7 +119,7 @@ def figures(spark: "SparkSession | None", where: Where, window: str | None = Non
 
 
 def window_for(totals: Sequence[Row]) -> str:
-    """A length of which the whole time has a few hundred at most."""
+    """Return a length of which the whole time has a few hundred at most."""
     if not totals:
         return _WINDOWS[0][0]
     seconds = (max(row["last"] for row in totals) - min(row["first"] for row in totals)).total_seconds()
@@ -142,7 +142,7 @@ def _totals(volumes: Frame) -> Frame:
 
 
 def _by_rank(volumes: Frame) -> Frame:
-    """The same rows, with the smaller names of each protocol as one."""
+    """Return the rows with the smaller names of each protocol as one name."""
     sums = grouped(readable(volumes), _NAMES, sum=("messages", "sum"))
     schema = pa.schema([(name, pa.string()) for name in _NAMES])
     own = is_one_of(volumes, rows_of(by_group(sums, ["protocol"], _largest, schema)))
@@ -155,12 +155,12 @@ def _by_rank(volumes: Frame) -> Frame:
 
 
 def _largest(sums: pa.Table) -> pa.Table:
-    """Which of a protocol's names have most messages."""
+    """Return a protocol's names with most messages."""
     return with_value(ordered(sums, "-sum", "name").slice(0, NAMES_MAX), "name").select(_NAMES)
 
 
 def _worst(banded: Frame, outside: Sequence[Row]) -> Frame:
-    """All points of the series that are farthest outside."""
+    """Return all points of the series that are farthest outside."""
     far: dict[tuple[Any, ...], float] = {}
     names = (*_NAMES, "measure")
     for row in outside:
@@ -183,13 +183,13 @@ def _fault_counts(volumes: Frame) -> Frame:
 PAGE = "report.html"
 TABLE_MAX = 15
 LONG = 24
-"""Characters of a cell that may be broken, anywhere."""
+"""A cell with more characters may be broken anywhere."""
 
 
 @attrs.frozen
 class Section:
-    """`picture`: SVG, and its file's name without the ending. `rows`: a table below it, of which page has the
-    first; `order` says by what they are the first."""
+    """`picture`: SVG, and its file's name without the ending. `rows`: a table, of which the page has the
+    first rows; `order` says which these are."""
 
     title: str
     shows: str
@@ -201,7 +201,7 @@ class Section:
 
 
 def write(figures: Figures, of: str, to: Path, now: datetime) -> list[Path]:
-    """Write the page and its pictures into the folder `to`; returns the files. `of`: what was read."""
+    """Write the page and its pictures into the folder `to`, and return the files. `of`: what was read."""
     to.mkdir(parents=True, exist_ok=True)
     found = sections(figures)
     files = []
@@ -424,9 +424,9 @@ def _anomalies(figures: Figures) -> Section:
 
 
 def stretches(anomalies: Sequence[Row], window: str) -> list[tuple[Row, list[Row]]]:
-    """Points that follow each other, of one name and to one side; before each row its farthest.
+    """Put points together that follow each other, of one name and on one side, with the farthest of them.
 
-    The row that goes farthest is the first.
+    The stretch that goes farthest comes first.
     """
     step = timedelta(microseconds=microseconds(window))
     found: list[list[Row]] = []
@@ -495,7 +495,7 @@ def _part(number: int, section: Section) -> str:
     if section.picture is not None:
         name, svg = section.picture
         source = base64.b64encode(svg).decode()
-        alt = html.escape(f"{section.title}: {_plain(section.found)}")
+        alt = html.escape(f"{section.title}: {escape(section.found)}")
         image = f'<img id="{name}" alt="{alt}" src="data:image/svg+xml;base64,{source}">'
         parts.append(f'<div class="wide">{image}</div>')
     if section.reading:
@@ -537,16 +537,12 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _plain(text: str) -> str:
-    return escape(text)
-
-
 def _text(text: str) -> str:
-    return html.escape(_plain(text))
+    return html.escape(escape(text))
 
 
 def _size(count: int) -> str:
-    """Bytes as people say them."""
+    """Return bytes in a readable unit."""
     for size, unit in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= size:
             return f"{count / size:.3g} {unit}"

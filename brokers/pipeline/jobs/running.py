@@ -1,4 +1,7 @@
-"""What every job's verb needs: a quiet session, and a progress bar on a terminal while Spark works."""
+"""Runs a job: in this process if there is little to read, else with Spark, and a progress bar meanwhile.
+
+A JVM takes ten seconds or more to start. In that time this process reads and adds up a gigabyte.
+"""
 
 import errno
 import logging
@@ -36,16 +39,16 @@ _CLASS = re.compile(r"^(?:\w+\.)*[A-Z]\w*: ")
 
 
 class JobFailed(BrokerError):
-    """Spark could not do it; the text is what the innermost error said."""
+    """Spark failed. The text is that of the innermost error."""
 
 
 @contextmanager
 def spark_for(
     what: str, master: str, config: Mapping[str, str] | None = None, *, bar: bool = True
 ) -> Iterator["SparkSession"]:
-    """A session for one verb, ended behind it; on a terminal a bar shows how far its tasks are (`bar`).
+    """Start a session for one command, and end it. `bar`: show the progress of its tasks on a terminal.
 
-    One that was there before stays. Raises UsageError for a master that is none, NoSpark, NoJava, and
+    A session that was there before stays. Raises UsageError for a wrong master, NoSpark, NoJava, and
     JobFailed for whatever Spark raises.
     """
     check_master(master)
@@ -63,7 +66,7 @@ def spark_for(
 
 @contextmanager
 def started(what: str, master: str, config: Mapping[str, str]) -> Iterator["SparkSession"]:
-    """A session, ended behind the block, and to be interrupted meanwhile; one that was there before stays."""
+    """Start a session, which ctrl-C interrupts, and end it. A session that was there before stays."""
     from pyspark.sql import SparkSession
 
     from brokers.pipeline import java
@@ -84,20 +87,20 @@ def started(what: str, master: str, config: Mapping[str, str]) -> Iterator["Spar
         except KeyboardInterrupt as interrupt:
             end_awaited(interrupt)
             raise
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark has put its own meanwhile
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark has set its own meanwhile
         try:
             yield spark
         finally:
-            with suppress(Exception):  # its JVM may be what has ended
+            with suppress(Exception):  # its JVM may have ended
                 spark.stop()
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let ctrl-C be a KeyboardInterrupt and nothing else, whatever fails for it on the way out.
+    """Turn ctrl-C into one KeyboardInterrupt, whatever errors it causes on the way.
 
-    PySpark's own handler asks the JVM to cancel its jobs, in the midst of what else is being asked of it, and
-    Py4J logs at length whatever is cut off. (Python's own handler is one that trio knows what to do with.)
+    PySpark's own handler asks the JVM to cancel its jobs amid other calls, and Py4J logs each broken call at
+    length. trio works with Python's own handler.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.disable()
@@ -113,10 +116,10 @@ def interruptible() -> Iterator[None]:
 
 
 def end_awaited(interrupt: KeyboardInterrupt) -> None:
-    """Kill the JVM for which PySpark was waiting when it was interrupted.
+    """Kill the JVM for which PySpark waited when it was interrupted.
 
-    It would find the folder gone that PySpark wanted its answer in, say so at length, and stay for ever. The
-    process is a local of PySpark's `launch_gateway`, and nobody else knows it.
+    The JVM would miss PySpark's folder for its answer, print a long error, and stay for ever. Its process is
+    known only to a local variable of PySpark's `launch_gateway`.
     """
     for frame, _ in traceback.walk_tb(interrupt.__traceback__):
         process = frame.f_locals.get("proc")
@@ -126,22 +129,22 @@ def end_awaited(interrupt: KeyboardInterrupt) -> None:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether it was raised while a KeyboardInterrupt was on its way."""
+    """Whether the error was raised while a KeyboardInterrupt was handled."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
 
 
 def check_master(master: str) -> None:
-    """Raises UsageError. Spark would end with two stack traces."""
+    """Raise UsageError for a wrong master. Spark would print two stack traces."""
     if not _MASTER.fullmatch(master):
         raise UsageError("--master", f"not local, local[4], local[*] or spark://host:port: {master!r}")
 
 
 def require_master(master: str, seconds: float = MASTER_SECONDS) -> None:
-    """Wait for a standalone master to answer, for a while. Raises ConnectionRefusedError.
+    """Wait a while for a standalone master to answer. Raises ConnectionRefusedError.
 
-    Spark would try for a minute, and then fail over a session that it has ended itself.
+    Spark would try for a minute, and then report that its session has ended.
     """
     if not master.startswith("spark://"):
         return
@@ -158,16 +161,18 @@ def require_master(master: str, seconds: float = MASTER_SECONDS) -> None:
 
 
 def said(text: str) -> str:
-    """One line of an error of Spark's, whose text may be two stack traces long.
+    """Return the line that matters of Spark's error text, which may be two stack traces long.
 
-    Where Python in an executor raised something, that is the line behind its traceback's frames; else the
-    first line says it, behind the name of an error class.
+    An error of Python in an executor is the line behind its traceback's frames. Any other error is the first
+    line, behind the name of its class.
     """
     _, found, rest = text.rpartition(_TRACEBACK)
     lines = [line for line in (rest if found else text).splitlines() if line.strip()]
     if found:
         lines = [line for line in lines if not line[0].isspace()]
-    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):  # Py4J's: the next says why
+    if len(lines) > 1 and lines[0].startswith(
+        "An error occurred while calling"
+    ):  # Py4J's first line; the next says why
         found, lines = ":", [lines[1].removeprefix(": ")]
     line = lines[0].strip() if lines else "Spark's JVM has ended"
     return _CLASS.sub("", line) if found else line
@@ -175,7 +180,7 @@ def said(text: str) -> str:
 
 @contextmanager
 def watched(spark: "SparkSession", what: str) -> Iterator[None]:
-    """Show how many tasks are done, on a terminal's standard error, as long as the block runs."""
+    """Show how many tasks are done on a terminal's standard error, while the block runs."""
     if not sys.stderr.isatty():
         yield
         return
@@ -223,9 +228,9 @@ def answered(
     chosen: "Iterable[Offered]",
     answer: "Callable[[SparkSession | None], _T]",
 ) -> _T:
-    """What `answer` says, given a session, or None to do without. `chosen`: what it reads.
+    """Call `answer` with a session, or with None to work in this process. `chosen`: the tables that it reads.
 
-    Raises UsageError, and what `spark_for` does.
+    Raises UsageError, and what `spark_for` raises.
     """
     little = is_little(where, chosen)
     if is_local(asking, little):
@@ -241,7 +246,11 @@ def answered(
 
 
 def is_local(asking: FewRows, little: bool) -> bool:
-    """What is asked for, or what fits: no settings of Spark's, and little to read. Raises UsageError."""
+    """Whether to work without Spark: as asked for; else if there is little to read, and no setting of
+    Spark's.
+
+    Raises UsageError.
+    """
     is_sparks = bool(asking.conf) or asking.master != FewRows().master
     if asking.engine == "local" and is_sparks:
         raise UsageError("--engine", "--master and --conf are Spark's, and local is without it")
@@ -251,7 +260,7 @@ def is_local(asking: FewRows, little: bool) -> bool:
 
 
 def is_little(where: Where, chosen: "Iterable[Offered]") -> bool:
-    """Whether there is little to read for these tables. Raises as reading them does."""
+    """Whether there is little to read for these tables. Raises what reading them raises."""
     from brokers.pipeline.jobs import tables
 
     return tables.size(where, chosen) <= tables.BYTES_MAX

@@ -1,10 +1,9 @@
-"""The format `logmq-table`: the rows that a protocol's records are, decoded where they are read.
+"""The format `logmq-table`: a protocol's records as rows of a table.
 
     spark.read.format("logmq-table").option("table", "dms.events").load("data")
 
-Records are decoded in the process that reads them, so their bytes never reach the JVM. All options of `logmq`
-hold, but for those that say which logs, which are the table's, and how much of a record. A stream follows a
-table as it does logs.
+Records are decoded in the process that reads them, so their bytes never reach the JVM. It has all options of
+`logmq`, except those that choose logs, which the table does, or a part of a record.
 """
 
 from collections.abc import Callable, Iterator, MutableMapping
@@ -38,7 +37,7 @@ class TableDataSource(LogmqDataSource):
     """Logs as rows of a table's columns."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        workers.prepare()  # a worker that tells a mistake lives on
+        workers.prepare()  # a worker that raises for a mistake lives on
         given = {key.lower(): value for key, value in options.items()}
         for key, why in _NOT_OURS.items():
             if key in given:
@@ -55,7 +54,7 @@ class TableDataSource(LogmqDataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        super().schema()  # the options' mistakes
+        super().schema()  # reports mistakes in the options
         return from_arrow_schema(self._table.schema)
 
     def reader(self, schema: StructType) -> BatchReader:
@@ -69,7 +68,7 @@ class TableDataSource(LogmqDataSource):
 
 
 class DecodingReader(BatchReader):
-    """Reads and decodes. It travels to the executors, and `decode` with it, by its name."""
+    """Reads and decodes records, in executors. `decode` is pickled by its name."""
 
     def __init__(self, options: Options, decode: Decode) -> None:
         super().__init__(options)
@@ -80,7 +79,7 @@ class DecodingReader(BatchReader):
 
 
 class MeasuringReader(BatchReader):
-    """The same of what the logs' indexes say."""
+    """Reads and decodes what the logs' indexes say."""
 
     def __init__(self, options: Options, measure: Decode) -> None:
         super().__init__(options, IN_INDEX)
@@ -91,7 +90,7 @@ class MeasuringReader(BatchReader):
 
 
 class DecodingStreamReader(StreamReader):
-    """The same, batch by batch."""
+    """Reads and decodes the batches of a stream."""
 
     def __init__(self, options: Options, decode: Decode) -> None:
         super().__init__(options)

@@ -1,7 +1,6 @@
-"""Reading tables: in this process or with Spark, whole or decoded, once or as records come; writing them.
+"""Reads and writes tables: in this process or with Spark, whole or decoded, once or as records come.
 
-`spark`: a session, or None for this process. The frames are of the kind that jobs go on with. Each broker's
-rows are gathered by themselves.
+`spark`: a session, or None for this process. Each broker's rows are gathered by themselves.
 """
 
 import queue
@@ -25,18 +24,18 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 BYTES_MAX = 2 << 30
-"""More than that to read is for Spark, which reads it side by side and needs no room for all of it."""
+"""Spark reads more than that: on all cores, and without all of it in memory."""
 INDEX_SHARE = 100
-"""Where a log's index is enough, one of so many of its bytes is counted."""
+"""If a log's index is enough, the log's bytes count divided by this."""
 CHECKPOINT = "_checkpoint"
-"""In the folder that a continuous decode writes to; Spark's readers pass over names that begin like that."""
+"""A subfolder of what a continuous decode writes. Spark's readers ignore names that begin so."""
 WAITING_MAX = 8
-"""Batches that wait to be taken: the stream waits where whoever shows its rows is slower."""
+"""Batches that wait to be shown. Beyond them the stream waits."""
 LOOK_SECONDS = 0.5
 
 
 def size(where: Where, chosen: Iterable[Offered]) -> int:
-    """How much there is to read for these tables, as bytes of logs. Raises as the reading does."""
+    """Return how much there is to read for these tables, in bytes of logs. Raises what reading raises."""
     return sum(_size(where, source, each) for each in chosen for source in where.sources)
 
 
@@ -46,28 +45,28 @@ def _size(where: Where, source: str, each: Offered) -> int:
 
 
 def read(spark: "SparkSession | None", where: Where, chosen: Sequence[Offered]) -> Frame:
-    """The rows of tables of one name, gathered where they have to be. Raises TooMany without Spark."""
+    """Return the rows of tables of one name, gathered if the table needs it. Raises TooMany without Spark."""
     return union([_read(spark, where, each, whole=True) for each in offers.present(chosen, where)])
 
 
 def volumes(spark: "SparkSession | None", where: Where, chosen: Sequence[Offered]) -> Frame:
-    """What is decoded of tables of that kind, of several protocols: rows to be added up."""
+    """Return the decoded rows of `volumes` of several protocols, which still have to be added up."""
     return union([decoded(spark, where, each) for each in offers.present(chosen, where)])
 
 
 def decoded(spark: "SparkSession | None", where: Where, each: Offered) -> Frame:
-    """What the records are as rows, one by one; here in the order of each log."""
+    """Return the decoded records, one row each. Without Spark they are in the order of each log."""
     return _read(spark, where, each, whole=False)
 
 
 def following(spark: "SparkSession", where: Where, chosen: Sequence[Offered]) -> "DataFrame":
-    """What is decoded of tables, as it comes."""
+    """Return the decoded rows of tables as a stream."""
     reader = spark.readStream.option("startingOffsets", "earliest")
     return union([told_apart(_loaded(spark, reader, where, each)) for each in chosen])
 
 
 def check_followed(chosen: Sequence[Offered]) -> None:
-    """Raises NoTable for one that is gathered from rows which are never all there."""
+    """Raise NoTable for a table that is gathered from all rows, which a stream never has."""
     for each in chosen:
         if each.table.gather is not None:
             others = offers.offered(protocol=each.protocol)
@@ -100,7 +99,7 @@ def _loaded(spark: "SparkSession", reader: Any, where: Where, each: Offered) -> 
 
 
 def _batches(where: Where, source: str, each: Offered) -> Iterator[pa.RecordBatch]:
-    """What is decoded of one of the places."""
+    """Yield the decoded rows of one source."""
     workers.prepare()
     options = _options(where, source, each)
     spans, table = planned(options), each.table
@@ -125,7 +124,7 @@ def write(rows: "DataFrame", to: Path, *, overwrite: bool = False) -> None:
 def write_on(
     rows: "DataFrame", to: Path, *, every: str = "2 seconds", once: bool = False
 ) -> "StreamingQuery":
-    """Go on writing a stream's rows as Parquet, each once, over restarts too. `once`: only what is there."""
+    """Write a stream's rows as Parquet, each once, over restarts, too. `once`: only what is there now."""
     writer = rows.writeStream.format("parquet").option("checkpointLocation", str(to / CHECKPOINT))
     trigger = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)
     return trigger.start(str(to))
@@ -134,7 +133,7 @@ def write_on(
 def rows_as_they_come(
     stream: "DataFrame", *, every: str = "2 seconds", once: bool = False, mode: str = "append"
 ) -> Generator[dict[str, Any]]:
-    """A stream's rows until it ends or is left. `once`: only what is there now. Raises what ended it."""
+    """Yield a stream's rows until it ends or the caller leaves. `once`: only what is there now."""
     batches: queue.Queue[list[dict[str, Any]]] = queue.Queue(WAITING_MAX)
     left = False
 
@@ -142,7 +141,7 @@ def rows_as_they_come(
         try:
             rows = rows_of(batch)
         except Exception:
-            if left:  # stopped in the midst of it: Spark would take that for a failure, and say so
+            if left:  # the stop interrupted it, which Spark would report as a failure
                 return
             raise
         while rows and not left:
@@ -156,7 +155,7 @@ def rows_as_they_come(
     query = (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)).start()
     try:
         while True:
-            ended = not query.isActive  # before the last look: it may have put rows until then
+            ended = not query.isActive  # asked before the last look, because it may put rows until it ends
             try:
                 yield from batches.get(timeout=0 if ended else LOOK_SECONDS)
             except queue.Empty:

@@ -1,8 +1,7 @@
-"""What a job reads: data folders, or LogMQ servers, one or several, each looked at before Spark is started.
+"""What a job reads: data folders or LogMQ servers, each checked before Spark starts.
 
-Over the wire there are the records of LogMQ's topics and nothing else: other protocols' logs, and what a
-broker keeps about its readers, are in its data folder alone. Rows of several places are told apart by a
-column `broker` in front, which rows of one place do not have.
+A server gives the records of LogMQ's topics only. Other protocols' logs, and what a broker keeps about its
+readers, are in its data folder alone. If there are several sources, rows have a column `broker` in front.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
     from brokers.pipeline.source.options import Options
 
 SERVED = "logmq"
-"""The namespace whose logs a server gives: the source's own, unless an option says another."""
+"""The namespace whose logs a server gives, which is the source's default."""
 
 _OURS = (
     *("path", "paths", "servers", "namespace", "subscribe", "subscribepattern", "assign"),
-    "maxvaluebytes",  # every verb looks at whole records
+    "maxvaluebytes",  # every job reads whole records
 )
 _BOUNDS = ("starting", "ending", "max")
 
@@ -49,7 +48,7 @@ Conf = Annotated[
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Reading:
-    """The options of every verb that reads: where from, and with which Spark."""
+    """The options of every command that reads: where from, and with which Spark."""
 
     servers: Annotated[
         str | None,
@@ -61,17 +60,17 @@ class Reading:
 
     @property
     def config(self) -> Mapping[str, str]:
-        """Spark's settings. Raises UsageError."""
+        """Return Spark's settings. Raises UsageError."""
         return of_a_command(self._given, self.master)
 
     @property
     def lean(self) -> Mapping[str, str]:
-        """The same for little data."""
+        """Return the settings for little data."""
         return of_a_command(little(self._given, self.master), self.master)
 
     @property
     def following(self) -> Mapping[str, str]:
-        """The same for a stream."""
+        """Return the settings for a stream."""
         return of_a_command(bit_by_bit(self._given, self.master), self.master)
 
     @property
@@ -81,7 +80,7 @@ class Reading:
 
 @attrs.frozen
 class Where:
-    """Folders, or servers; `options` are the source's others."""
+    """Folders, or servers; and the other options of the source."""
 
     folders: tuple[Path, ...] = ()
     servers: str | None = None
@@ -94,7 +93,7 @@ class Where:
         return tuple(map(str, self.folders))
 
     def parsed(self, **more: str) -> "Options":
-        """The source's options for all of it; `more` in its spelling. Raises ConfigError."""
+        """Return the source's options for all sources. Raises ConfigError."""
         import json
 
         from brokers.pipeline.source.options import parse
@@ -104,16 +103,15 @@ class Where:
         return parse({"subscribePattern": ".*", **self.options, **place, **more})
 
     def options_of(self, source: str) -> dict[str, str]:
-        """The source's options for one of `sources`."""
+        """Return the source's options for one of `sources`."""
         return {**self.options, "servers" if self.servers is not None else "path": source}
 
 
 def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool = True) -> Where:
-    """What is to be read, and it is there.
+    """Check what is to be read, before Spark starts: Spark's own messages come later and are long.
 
-    `bounded`: options that say from where to where are taken. Raises UsageError, ConfigError, StoreFormat
-    where something is no data folder that we can read, Refusal where it is none at all, and OSError where no
-    server answers. Spark would say so too, later and at length.
+    `bounded`: options may say from where to where. Raises UsageError, ConfigError, StoreFormat for a folder
+    of another format, Refusal for a folder that is not there, and OSError if a server does not answer.
     """
     if bool(paths) == (reading.servers is not None):
         raise UsageError("PATH", "give either data folders or --servers")
@@ -138,25 +136,22 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
 
         for source in parsed.sources:
             with closing(open_place(parsed, source)) as place:
-                place.spots(TopicChoice(names=("any",)))  # one small question, whatever the answer
+                place.spots(TopicChoice(names=("any",)))  # asks one small question; any answer is fine
     return found
 
 
 def check_folder(path: Path) -> None:
-    """Raises StoreFormat, Refusal where it is not there, OSError."""
+    """Raise StoreFormat if it is not a data folder, Refusal if it is not there, or OSError."""
     from brokers.server_cli import existing
     from shared.storage.os_disk import OsDisk
     from shared.storage.tools.view import check_format
 
-    disk = OsDisk(existing(path), create=False, read_only=True)
-    try:
+    with OsDisk(existing(path), create=False, read_only=True) as disk:
         check_format(disk, path)
-    finally:
-        disk.release()
 
 
 def a_folder(text: str, place: str = "PATH") -> Path:
-    """Of a word that stands among others, or `place`. Raises UsageError."""
+    """Return the path that a word names. `place`: what the error calls the word. Raises UsageError."""
     try:
         return local_path(text)
     except ValueError as error:
@@ -164,7 +159,7 @@ def a_folder(text: str, place: str = "PATH") -> Path:
 
 
 def pair(flag: str, text: str) -> tuple[str, str]:
-    """KEY=VALUE. Raises UsageError, which repeats nothing: it may be a secret of Spark's."""
+    """Parse KEY=VALUE. Raises UsageError, which does not repeat the text, because it may be a secret."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise UsageError(flag, "what is given is not KEY=VALUE")

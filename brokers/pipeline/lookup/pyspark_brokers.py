@@ -1,11 +1,11 @@
-"""What the worker of Spark's that looks for data sources imports: modules whose name begins with `pyspark_`.
+"""Keeps Spark's lookup worker quiet, which imports every module whose name begins with `pyspark_`.
 
-This one has no data source, and keeps that worker quiet.
+It has no data source.
 """
 
 from contextlib import suppress
 
-with suppress(ImportError):  # on a driver that has our packages in no place that other Pythons know
+with suppress(ImportError):  # the driver's packages may be where this Python does not look
     from brokers.pipeline import workers
 
     workers.hush()

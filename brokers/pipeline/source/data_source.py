@@ -62,10 +62,10 @@ class LogmqDataSource(DataSource):
 
     def schema(self) -> StructType:
         if "provider" in self._given:
-            # CREATE TABLE adds it, and a SELECT from that table has no options at all.
+            # CREATE TABLE adds this option. A SELECT from that table has no options at all.
             text = "a source in Python is not told a table's options, but those of a temporary view"
             raise ConfigError("CREATE TABLE", f"{text}: CREATE TEMPORARY VIEW ... USING logmq OPTIONS (...)")
-        parse(self._given)  # a mistake is told where the user makes it, not in a task
+        parse(self._given)  # reports a mistake where the user makes it, not in a task
         return COLUMNS
 
     def reader(self, schema: StructType) -> "BatchReader":
@@ -95,7 +95,7 @@ class BatchReader(DataSourceReader):
     """One read of what is there now."""
 
     def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
-        workers.prepare()  # the worker that plans got its data source pickled, and has made none
+        workers.prepare()  # a worker that plans gets its data source pickled, without __init__
         self._options = options
         self._columns = columns
         self._wanted = Wanted()
@@ -108,10 +108,10 @@ class BatchReader(DataSourceReader):
 
 
 class PruningReader(BatchReader):
-    """The same, told of the query's filters.
+    """A batch read that uses the query's filters, only if the option asks for it.
 
-    Only where that is asked for: Spark (4.3) keeps what is planned with the DataFrame, not with the query, so
-    that one with other filters, or the other side of a union, gets this one's rows.
+    Spark (4.3) keeps a plan with the DataFrame, not with the query. So another query on the same DataFrame,
+    or the other side of a union, gets the rows of the first query's filters.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
@@ -120,7 +120,7 @@ class PruningReader(BatchReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream of batches, each from where the last one ended. See `stream.py` for its offsets."""
+    """A stream of batches, each from where the last one ended. `stream.py` explains its offsets."""
 
     def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
         workers.prepare()
@@ -162,18 +162,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan.end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """What there was behind the batch that was planned last; shown with the query's progress."""
+        """Return what is behind the last planned batch. Spark shows it with the query's progress."""
         return self._behind
 
     def _has_waited(self) -> bool:
-        """Whether so long no batch has begun that the next one is not waited for; the first one is not."""
+        """Whether the last batch began longer ago than `maxTriggerDelay`. The first batch never waits."""
         return self._began_at is None or monotonic() - self._began_at > self._options.max_delay_seconds
 
     def _commit(self, offset: stream.Offset) -> None:
-        """Everything before it has been processed: tell the servers how far the group is.
+        """Tell the servers how far the group is: everything before `offset` has been processed.
 
-        Here, since Spark's own word for it comes with the next batch. Nothing depends on it, so nothing fails
-        for it.
+        It is done here because Spark's own `commit` comes with the next batch. A failure is only a warning,
+        since nothing depends on it.
         """
         options = self._options
         if options.group is None:
@@ -199,7 +199,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:
-    """Spans divided into tasks."""
+    """Divide spans into tasks."""
     if options.max_records is not None:
         found = _of_records(options, found, options.max_records)
     sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
@@ -219,7 +219,7 @@ def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> l
 
 
 def _of_records(options: Options, found: Sequence[Span], most: int) -> list[Span]:
-    """The same, cut so that none has more records."""
+    """Cut spans so that none has more than `most` records."""
     pieces: list[Span] = []
     for source, those in groupby(found, attrgetter("source")):
         with closing(open_place(options, source)) as place:
@@ -237,19 +237,19 @@ def _of_records(options: Options, found: Sequence[Span], most: int) -> list[Span
 
 
 def read(options: Options, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """In the executor: the rows of a task."""
+    """Read the rows of a task, in an executor."""
     return rows.read(options, spans_of(partition), columns)
 
 
 def spans_of(partition: InputPartition) -> Sequence[Span]:
-    """In the executor: what a task reads. A read of nothing has one task all the same, which is no Share."""
+    """Return what a task reads, in an executor. Spark makes one task, without a Share, of an empty read."""
     workers.prepare()
     return partition.spans if isinstance(partition, Share) else ()
 
 
 def _columns(schema: StructType) -> list[str]:
-    """The columns that are read: all, or those of a schema that the user gave, which may be fewer."""
-    known = list(COLUMNS)  # and so each may be null, which Spark holds against what is read
+    """Return the columns to read: all, or those of a schema that the user gave."""
+    known = list(COLUMNS)  # nullable, because Spark compares the rows with the schema
     if not schema.names or len(set(schema.names)) < len(schema.names) or any(f not in known for f in schema):
         text = "the source has these columns, or some of them, without NOT NULL"
         raise ConfigError("schema", f"{text}: {COLUMNS.simpleString()}")

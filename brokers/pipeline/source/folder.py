@@ -1,9 +1,10 @@
-"""The logs of a data folder as a process may see them that only reads: no lock is taken, nothing is written,
-and a broker that runs on the folder does not notice.
+"""Reading the logs of a data folder. It takes no lock and writes nothing; a running broker does not notice.
 
-Which logs there are is in the catalog, and for those made since its last writing in the names of their files;
-how far each goes is in its index (STORAGE.md: readers of the files stop behind its last good entry). The
-journal is read in doubtful cases only: it moves on under a reader, and may be long.
+The catalog says which logs there are. Logs that are newer than the catalog are known by their files' names.
+A log's index says how far it goes (STORAGE.md: readers of the files stop behind its last good entry). The
+journal is read in doubtful cases only, because it may be long and changes under a reader.
+
+`Folder` finds the logs, `LogIndex` reads an index, and `SpanReader` reads the records.
 """
 
 import errno
@@ -29,18 +30,18 @@ from shared.storage.os_disk import OsDisk
 from shared.storage.tools.view import LogView, check_format, look
 
 _CUT = "%-"
-"""In a file's name: the log's name was too long to be one, and only catalog and journal know it."""
+"""In a file's name: the log's name was too long for one. Only the catalog and the journal know it."""
 
 
 class Folder:
-    """A data folder, open for reading. Raises StoreFormat where it is none, and OSError."""
+    """A data folder, open for reading. Raises OSError, and StoreFormat if it is not a data folder."""
 
     def __init__(self, path: str, namespace: str) -> None:
         self.source = path
         self.namespace = namespace
         self._found: dict[str, LogLine] = {}
         self._journal: Mapping[int, LogView] = {}
-        """What the journal said of each log when it was last asked, since the logs were looked for."""
+        """What the journal says of each log. `spots` empties it; `_kept_first` fills it when needed."""
         try:
             self.disk = OsDisk(Path(path), create=False, read_only=True)
         except OSError as error:
@@ -60,7 +61,7 @@ class Folder:
         try:
             file = self._file(span.topic)
             with self._index(file, span.log_id) as index, self._log(file) as log_fd:
-                # Both are the same log's: its index was there before its log file was opened, and still is.
+                # The id is the same before and after the log file was opened, so the file is this log's.
                 if index.log_id == span.log_id and self._id(file, span.log_id) == span.log_id:
                     read, first = partial(self.disk.read, log_fd), partial(self.first_kept, span.log_id)
                     reader = SpanReader(span, read, first, policy, bare)
@@ -76,7 +77,7 @@ class Folder:
         return self.chunks(span, policy, bare=True)
 
     def _open(self, path: str) -> int:
-        """Raises OSError that names the whole path: several folders may be read."""
+        """Raises OSError with the whole path, because several folders may be read."""
         try:
             return self.disk.open(path)
         except OSError as error:
@@ -98,7 +99,7 @@ class Folder:
             return False
 
     def _is_hole(self, file: str, offset: int) -> bool:
-        """Whether space was given back there; False where the file system does not tell."""
+        """Whether the file has a hole there; False where the file system does not tell."""
         try:
             with self._log(file) as fd:
                 return os.lseek(fd, offset, os.SEEK_DATA) > offset
@@ -128,7 +129,7 @@ class Folder:
         return {name: spot for name, spot in spots.items() if spot is not None}
 
     def _names(self) -> dict[str, LogLine]:
-        """Every log, and what catalog or file name say of it (id 0: only the file does)."""
+        """Return every log, and what the catalog or the file's name says of it. Id 0: not in the catalog."""
         lines = self._lines()
         found = {line.name: line for line in lines}
         files = {line.file for line in lines}
@@ -144,28 +145,28 @@ class Folder:
         return found
 
     def _spot(self, line: LogLine) -> LogSpot | None:
-        """Where a log begins and ends; None where it is gone."""
+        """Find where a log begins and ends; None if it is gone."""
         log_id, oldest, newest, is_cut = line.id, None, None, False
         try:
             with self._index(line.file, line.id) as index:
                 log_id = index.log_id
                 oldest, newest, is_cut = index.first(), index.last(), index.begins_damaged()
-        except FileNotFoundError:  # gone, or not a record of it is durable yet, or lost
+        except FileNotFoundError:  # the log is gone, or its index is lost, or no record is durable yet
             if not line.id:
                 return None
             if not self._has_log(line.file):
                 return LogSpot(self.source, line.name, line.id, line.first, line.first, line.file)
         first = line.first if line.id == log_id else 0
         if oldest is not None and not is_cut and oldest.offset > first:
-            # Retention zeroes entries once there is a hole; else they are damaged.
+            # Retention makes a hole, then zeroes the entries. Without a hole the entries are damaged.
             is_cut = not self._is_hole(line.file, first)
             first = first if is_cut else oldest.offset
         end = max(newest.end if newest else 0, first)
-        # Up to the catalog's end the index was synced: what it does not have any more, its reader misses.
+        # The index was synced up to the catalog's end, so an index that ends earlier is damaged.
         if line.id == log_id and line.end > end:
             end, is_cut = line.end, True
         if is_cut or (first < end and self._is_hole(line.file, first)):
-            # Retention may have been here since the catalog was written: the journal knows.
+            # Retention may have dropped records since the catalog was written. The journal knows.
             kept = self._kept_first(log_id, line.file, end)
             if is_cut and line.id and kept is None:
                 return None
@@ -173,7 +174,7 @@ class Folder:
         return LogSpot(self.source, line.name, log_id, first, end, line.file)
 
     def _kept_first(self, log_id: int, file: str, end: int) -> int | None:
-        """`first_kept`, the journal read once for all logs unless it has moved on meanwhile."""
+        """As `first_kept`, but the journal is read once for all logs, and again if it has changed."""
         log = self._journal.get(log_id)
         if log is None or (log.first < end and self._is_hole(file, log.first)):
             self._journal = look(self.disk, live=True).logs
@@ -191,13 +192,13 @@ class Folder:
         return None if mark is None else min(max(mark.offset, spot.first), spot.end)
 
     def written_ms(self, spot: LogSpot, offset: int) -> int | None:
-        """When the record at `offset` was written, at the index's grain; None where it does not tell."""
+        """When the record at `offset` was written, as exactly as the index tells; None if it does not."""
         with self._index_of(spot) as index:
             mark = index.at_or_before(offset)
         return None if mark is None or mark.end <= offset else mark.first_ms
 
     def last_ms(self, spot: LogSpot) -> int | None:
-        """When the newest record was written; None where the index has none."""
+        """When the newest record was written; None if the index has no entry."""
         with self._index_of(spot) as index:
             mark = index.last()
         return None if mark is None else mark.last_ms
@@ -208,11 +209,11 @@ class Folder:
         with self._index_of(spot) as index:
             mark = index.at_or_before(offset)
         if mark is None or mark.end <= offset:
-            return offset  # a gap: whoever reads there meets it
+            return offset  # a gap, which the reader reports
         return mark.offset + self._skip(spot.file, mark, offset)[0]
 
     def _skip(self, file: str, mark: IndexEntry, stop: int) -> tuple[int, int]:
-        """Walk a mark's records while they end at or below `stop`: how many bytes and records that is."""
+        """Count the bytes and the records of a mark that end at or below `stop`."""
         with self._log(file) as fd:
             data = self.disk.read(fd, mark.length, mark.offset)
         return format.skip_records(data, 0, min(stop - mark.offset, len(data)))
@@ -246,13 +247,13 @@ class Folder:
         try:
             with self._index(self._file(span.topic), span.log_id) as index:
                 mark = index.at_or_before(offset)
-        except FileNotFoundError:  # whoever reads there meets it
+        except FileNotFoundError:  # the reader reports it
             return span.start
         return span.start if mark is None else mark.offset
 
     @contextmanager
     def _index(self, file: str, log_id: int = 0) -> Iterator["LogIndex"]:
-        """An index, open. `log_id`: whose it is taken for where its header is damaged."""
+        """Open an index. `log_id`: the log that it is taken for if its header is damaged."""
         fd = self._open(f"{self.namespace}/{file}.idx")
         try:
             header = format.unpack_index_header(self.disk.read(fd, INDEX_HEADER_BYTES, 0))
@@ -262,7 +263,7 @@ class Folder:
 
     @contextmanager
     def _index_of(self, spot: LogSpot) -> Iterator["LogIndex"]:
-        """Its index; one without entries where there is none: whoever reads there meets what is missing."""
+        """Open the log's index, or an empty one if the file is missing, which the reader reports."""
         with ExitStack() as stack:
             try:
                 index = stack.enter_context(self._index(self._file_of(spot), spot.id))
@@ -271,7 +272,7 @@ class Folder:
             yield index
 
     def first_kept(self, log_id: int) -> int | None:
-        """The first kept offset as of now, the journal asked too; None where the log is gone."""
+        """Ask the journal, too, for the first kept offset as of now; None if the log is gone."""
         log = look(self.disk, live=True).logs.get(log_id)
         return None if log is None else log.first
 
@@ -295,9 +296,11 @@ _NEAR_MARKS = 256
 
 
 class LogIndex:
-    """An open index file and the log that it is of. `count`: entries when it was opened, good or not.
+    """The index file of a log, read where it is needed: the index of a terabyte is a gigabyte.
 
-    Without a file it has none.
+    Entries are in offset order, so bisection finds them. An entry that does not parse is passed over: what it
+    covered is a gap, which the reader of the records reports. `count`: all entries when the file was opened,
+    good or not. Without a file there are none.
     """
 
     def __init__(self, disk: Disk, fd: int | None, log_id: int) -> None:
@@ -308,32 +311,28 @@ class LogIndex:
         self.count = max(size - entry_position(0), 0) // INDEX_ENTRY_BYTES
 
     def last(self) -> IndexEntry | None:
-        """The last good entry: what is durable ends with it."""
+        """Return the last good entry, at which durable records end."""
         stop = self.count
         while stop > 0:
             start = max(stop - _NEAR_MARKS, 0)
             block = self._block(start, stop - start)
-            for at in range(len(block) // INDEX_ENTRY_BYTES - 1, -1, -1):
-                if (
-                    mark := format.unpack_index_entry(block, self.log_id, at * INDEX_ENTRY_BYTES)
-                ) is not None:
+            for at in reversed(range(0, len(block), INDEX_ENTRY_BYTES)):
+                if (mark := format.unpack_index_entry(block, self.log_id, at)) is not None:
                     return mark
             stop = start
         return None
 
     def first(self) -> IndexEntry | None:
-        """The first good entry: those that retention gave back are zeros at the front."""
-        for _, mark in self._good(self._bisect(lambda mark: False), _NEAR_MARKS):
-            return mark
-        return None
+        """Return the first good entry. Retention turns the entries before it into zeros."""
+        return next((mark for _, mark in self._good(self._bisect(lambda mark: False), _NEAR_MARKS)), None)
 
     def begins_damaged(self) -> bool:
-        """Whether the entry is bad from which on retention has left them."""
+        """Whether the first entry that retention has left is bad."""
         block = self._block(self._bisect(lambda mark: False), 1)
         return bool(block) and format.unpack_index_entry(block, self.log_id) is None
 
     def marks(self, start: int, stop: int) -> Iterator[IndexEntry]:
-        """The good entries that touch the offsets [start, stop), in order."""
+        """Yield the good entries that touch the offsets [start, stop), in order."""
         number = max(self._bisect(lambda mark: mark.end <= start), 0)
         for _, mark in self._good(number, _BLOCK_MARKS):
             if mark.offset >= stop:
@@ -342,19 +341,18 @@ class LogIndex:
                 yield mark
 
     def at_or_before(self, offset: int) -> IndexEntry | None:
-        """The last good entry that begins at or below an offset."""
+        """Return the last good entry that begins at or below an offset."""
         return self._at(self._bisect(lambda mark: mark.offset <= offset) - 1)
 
     def at_time(self, unix_ms: int) -> IndexEntry | None:
-        """The first good entry whose last record is of that time or later."""
-        return next(
-            (m for _, m in self._good(self._bisect(lambda mark: mark.last_ms < unix_ms), _NEAR_MARKS)), None
-        )
+        """Return the first good entry whose last record is of that time or later."""
+        number = self._bisect(lambda mark: mark.last_ms < unix_ms)
+        return next((mark for _, mark in self._good(number, _NEAR_MARKS)), None)
 
     def _bisect(self, below: Callable[[IndexEntry], bool]) -> int:
-        """The number of the first entry for which `below` does not hold; it holds for those before it.
+        """Return the number of the first entry for which `below` does not hold.
 
-        Zeroed entries are below everything where the file begins with such; other bad ones are passed over.
+        If the file begins with zeroed entries, these count as below. Other bad entries are passed over.
         """
         low, high = 0, self.count
         trimmed = self._is_zero(0)
@@ -371,7 +369,7 @@ class LogIndex:
         return low
 
     def _good(self, number: int, ahead: int, stop: int | None = None) -> Iterator[tuple[int, IndexEntry]]:
-        """Good entries from `number` on, read `ahead` at a time (more where they turn out to be bad)."""
+        """Yield good entries from `number` on. `ahead`: how many are read at once; more if they are bad."""
         stop = self.count if stop is None else stop
         while number < stop:
             block = self._block(number, min(ahead, stop - number))
@@ -384,7 +382,7 @@ class LogIndex:
             ahead = max(ahead, _NEAR_MARKS)
 
     def _at(self, number: int) -> IndexEntry | None:
-        """The good entry `number`, or the nearest good one before it."""
+        """Return the good entry `number`, or the nearest good one before it."""
         while number >= 0:
             if (mark := format.unpack_index_entry(self._block(number, 1), self.log_id)) is not None:
                 return mark
@@ -396,7 +394,7 @@ class LogIndex:
         return bool(block) and not any(block)
 
     def _block(self, number: int, count: int) -> bytes:
-        """Whole entries: fewer at the file's end."""
+        """Read whole entries; fewer than `count` at the file's end."""
         if self._fd is None:
             return b""
         data = self._disk.read(self._fd, count * INDEX_ENTRY_BYTES, entry_position(number))
@@ -404,15 +402,20 @@ class LogIndex:
 
 
 FirstKept = Callable[[], int | None]
-"""A log's first offset as of now, the journal asked too; None where the log is gone."""
+"""Returns a log's first kept offset as of now, by the journal; None if the log is gone."""
 
 _ZERO = bytes(format.LENGTH_BYTES)
 
 
 class SpanReader:
-    """Reads one span, of a log's file that its caller has opened, who knows that it is this log's.
+    """Reads one span of a log's open file: whole index entries, each checked, in chunks of some megabytes.
 
-    `bare`: the bytes are of no interest where all of a chunk lies in the span.
+    A running broker may drop old records meanwhile. It makes a hole at the file's head, which reads as zeros,
+    and then zeroes the index entries. So wrong bytes are not damage yet: the journal is asked first.
+
+    An index is derived from its log. Where an entry is bad, the records there are read as unverified ones, if
+    they lead from the good entry before to the one behind. `bare`: chunks that lie wholly in the span need no
+    bytes.
     """
 
     def __init__(
@@ -424,7 +427,7 @@ class SpanReader:
         self._policy = policy
         self._bare = bare
         self._lost: tuple[int, int, str] | None = None
-        """From where to where, and why: told when it is known how far it goes."""
+        """Start, end and reason of a loss. It is reported once its end is known."""
 
     def chunks(self, marks: Iterator[IndexEntry]) -> Iterator[Chunk]:
         """`marks`: the index's entries that touch the span, in order."""
@@ -445,7 +448,7 @@ class SpanReader:
             self._gap(position, self._span.stop)
 
     def _whole(self, marks: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
-        """The entries, and new ones where one is not good."""
+        """Yield the entries, and rebuilt ones where one is bad."""
         position, time_ms = self._span.start, 0
         for mark in marks:
             if mark.offset > position:
@@ -456,12 +459,12 @@ class SpanReader:
             yield from self._made_anew(position, self._span.stop, time_ms)
 
     def _made_anew(self, start: int, stop: int, time_ms: int) -> list[IndexEntry]:
-        """Entries for the records from `start` to `stop`; none where the length fields do not lead there."""
+        """Rebuild the entries from `start` to `stop`; none if the length fields do not lead there."""
         first = self._first_kept()
         while first is not None and first < stop:
             begin = max(start, first)
             found, end = index.rebuild(self._bytes, begin, stop, time_ms)
-            first = self._first_kept()  # what was dropped meanwhile may have been read as a hole
+            first = self._first_kept()  # records that were dropped meanwhile may have been read as zeros
             if first is not None and first <= begin:
                 return found if end == stop else []
         return []
@@ -505,7 +508,7 @@ class SpanReader:
         self._lose(start, stop, "the index says nothing of what stands here")
 
     def _lose(self, start: int, stop: int, text: str) -> None:
-        """Note what is lost: a range is told once, and the journal asked once, however many its entries."""
+        """Note a loss. Losses that follow each other are reported as one, so the journal is asked once."""
         if self._lost is not None:
             before, end, why = self._lost
             if (end, why) == (start, text):
@@ -515,7 +518,7 @@ class SpanReader:
         self._lost = start, stop, text
 
     def _tell(self) -> None:
-        """Say what is lost and why: most often it was dropped by retention since the read was planned."""
+        """Report the noted loss. Most often retention dropped the records after the read was planned."""
         if self._lost is None:
             return
         (start, stop, text), self._lost = self._lost, None

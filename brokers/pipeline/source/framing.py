@@ -1,8 +1,8 @@
-"""Records as a log has them, turned into Arrow: no Python object is made for a record.
+"""Turns a log's records into Arrow without a Python object for each record.
 
-A chunk is bytes of whole records, `[length u32][payload]` one after the other. Where the records begin is
-found first; laid over the chunk as one binary array with the boundaries `header, payload, header, payload,
-...` every second value is a payload, and Arrow copies those out in one go (numpy, where all are of one size).
+A chunk has whole records, `[length u32][payload]`, one after the other. First it is found where the records
+begin. Then the chunk is taken as one binary array with the boundaries `header, payload, header, payload,
+...`. Every second value is a payload, and Arrow copies these out in one call (numpy, if all have one size).
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from shared.storage.format import LENGTH_BYTES, length_at
 from shared.tables.table import entries_schema
 
 Starts = npt.NDArray[np.int32]
-"""Where each record of a chunk begins, and at last where the chunk ends."""
+"""Where each record of a chunk begins, and behind these where the chunk ends."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -34,26 +34,26 @@ SCHEMA = pa.schema(
 """Exactly what Spark makes of the source's columns."""
 
 IN_INDEX = ("topic", "timestamp")
-"""The columns of `SCHEMA` that need none of the records' bytes."""
+"""The columns of `SCHEMA` that need no bytes of the records."""
 
 _TOGETHER_LEAST = 0.03
-"""Parts for each record of the longest one, from which on stepping through all at once is the faster way."""
+"""`_stepped` is faster than `_walked` from so many parts for each record of the longest part."""
 
 
 class NotRecords(BrokerError):
-    """The bytes are not so many whole records."""
+    """The bytes are not as many whole records as the index says."""
 
 
 def are_in_index(columns: Sequence[str]) -> bool:
-    """Whether an index tells all of these columns of `SCHEMA`."""
+    """Whether an index tells all of these columns."""
     return set(columns) <= set(IN_INDEX)
 
 
 def starts(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> Starts:
-    """Where the records of a chunk begin.
+    """Find where the records of a chunk begin.
 
-    It is made of parts (index entries) of these lengths, `counts` records each, whole ones. Raises NotRecords
-    where it is not.
+    The chunk has parts (index entries) of these `lengths`, with `counts` whole records each. Raises
+    NotRecords if it has not.
     """
     found = _equal_sized(chunk)
     if found is None:
@@ -65,7 +65,7 @@ def starts(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> Star
 
 
 def _equal_sized(chunk: Buffer) -> Starts | None:
-    """For records of one size, which every length field proves; None where they are not."""
+    """Find the starts of records that all have one size; None if a length field says otherwise."""
     if len(chunk) < LENGTH_BYTES:
         return None
     size = LENGTH_BYTES + length_at(chunk, 0)[0]
@@ -78,7 +78,7 @@ def _equal_sized(chunk: Buffer) -> Starts | None:
 
 
 def _walked(chunk: Buffer) -> Starts:
-    """One record after the other: a tenth of a microsecond each."""
+    """Find the starts of one record after the other: 0.1 us each."""
     found = [0]
     add, position, stop = found.append, 0, len(chunk) - LENGTH_BYTES
     while position <= stop:
@@ -88,11 +88,11 @@ def _walked(chunk: Buffer) -> Starts:
 
 
 def _stepped(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> Starts:
-    """All parts at once, a record of each at a time: half of that with a hundred parts, less with more."""
+    """Find the starts in all parts at once, one record of each at a time: 0.05 us with a hundred parts."""
     number = np.array(counts, np.int64)
     begins = np.cumsum(np.array([0, *lengths], np.int64))
     first = np.cumsum(number) - number
-    longest = np.argsort(-number, kind="stable")  # so that those not yet at their end are at the front
+    longest = np.argsort(-number, kind="stable")  # parts that are not at their end yet come first
     at, row = begins[:-1][longest], first[longest]
     going = np.searchsorted(-number[longest], -np.arange(number.max(initial=0)), side="left")
     field = np.ndarray((len(chunk) - LENGTH_BYTES + 1,), ">u4", chunk, strides=(1,))
@@ -112,16 +112,16 @@ def _stepped(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> St
 
 
 def payloads(chunk: Buffer, begins: Starts, most: int | None = None) -> pa.BinaryArray:
-    """The payloads of a chunk's records, or the first `most` bytes of each."""
+    """Return the payloads of a chunk's records, or the first `most` bytes of each."""
     records = len(begins) - 1
     step = int(begins[1] - begins[0]) if records else 0
-    if step > LENGTH_BYTES and (np.diff(begins) == step).all():  # a fifth of the time, where they are short
+    if step > LENGTH_BYTES and (np.diff(begins) == step).all():  # takes a fifth of the time for short records
         size, first = step - LENGTH_BYTES, int(begins[0]) + LENGTH_BYTES
         size = size if most is None else min(size, most)
         found = np.ndarray((records,), np.dtype((np.void, size)), chunk, first, (step,)).copy()
         ends = np.arange(0, (records + 1) * size, size, dtype=np.int32)
         return pa.Array.from_buffers(pa.binary(), records, [None, pa.py_buffer(ends), pa.py_buffer(found)])
-    parts = 2 if most is None else 3  # of a record: its header, its payload, what is left of that
+    parts = 2 if most is None else 3  # of a record: header, payload, and the rest of a cut payload
     bounds = np.empty(parts * records + 1, np.int32)
     bounds[0::parts] = begins
     bounds[1::parts] = begins[:-1] + LENGTH_BYTES
@@ -136,15 +136,15 @@ def payloads(chunk: Buffer, begins: Starts, most: int | None = None) -> pa.Binar
 def rows(
     span: Span, chunk: Chunk, columns: Sequence[str] = SCHEMA.names, value_bytes: int | None = None
 ) -> pa.RecordBatch:
-    """A chunk's records that are in the span, as rows of some columns of `SCHEMA`. Raises NotRecords.
+    """Return a chunk's records that are in the span, as rows of some columns. Raises NotRecords.
 
-    `value_bytes`: of each value so many bytes at most, the first. A record's time is its index entry's: when
-    the first record of some 200 ms or 64 KiB was written.
+    `value_bytes`: the most bytes of each value. A record's time is that of its index entry: when the first
+    record of some 200 ms or 64 KiB was written.
     """
     counts = [mark.records for mark in chunk.marks]
     low, high = span.start - chunk.offset, span.stop - chunk.offset
     whole = low <= 0 and high >= chunk.end - chunk.offset
-    if whole and are_in_index(columns):  # where each record stands is of no interest then
+    if whole and are_in_index(columns):  # the columns do not need the records' places
         begins = np.zeros(sum(counts) + 1, np.int32)
     else:
         begins = starts(chunk.data, [mark.length for mark in chunk.marks], counts)
@@ -170,7 +170,7 @@ def rows(
 
 
 def entries(span: Span, chunk: Chunk) -> pa.RecordBatch:
-    """What a chunk's index entries say, a row an entry of `entries_schema`."""
+    """Return a chunk's index entries as rows of `entries_schema`."""
     marks = chunk.marks
     columns = {
         "topic": pa.repeat(pa.scalar(span.topic), len(marks)),
@@ -183,7 +183,7 @@ def entries(span: Span, chunk: Chunk) -> pa.RecordBatch:
 
 
 def measured(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Records, rows of all columns of `SCHEMA`, as rows of `entries_schema`."""
+    """Return rows of all columns of `SCHEMA` as rows of `entries_schema`."""
     sizes = pc.binary_length(rows.column("value")).cast(pa.int64())
     return pa.RecordBatch.from_arrays(
         [*rows.columns[:3], pa.repeat(pa.scalar(1, pa.int64()), len(rows)), sizes], schema=entries_schema()

@@ -1,9 +1,8 @@
 """A blocking connection to one LogMQ server, for Spark's Python workers: no loop, no threads.
 
-Requests and answers are those of `logmq.connector`, which does no I/O. What is asked here may be
-asked twice without harm, so a connection that breaks, or over which nothing comes for `reply_seconds`, is
-made again and the unanswered is asked again, with growing pauses, until `retry_seconds` have gone by without
-any answer.
+Requests and answers are those of `logmq.connector`, which does no I/O. Every request here may be sent twice
+without harm. So a connection that breaks, or is silent for `reply_seconds`, is made again, and unanswered
+requests are sent again, with growing pauses. After `retry_seconds` without an answer it gives up.
 
 Source: logmq/PROTOCOL.md.
 """
@@ -23,12 +22,12 @@ from shared.errors import RemoteProtocolError
 
 RECEIVE_BYTES = 256 * 1024
 PIPELINED = 256
-"""Requests on their way at once: their answers are small, and so the two sides cannot block each other."""
+"""Requests on their way at once. Their answers are small, so the two sides cannot block each other."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
 
 class Link:
-    """One server, connected when something is asked. An OSError where it cannot be reached names it."""
+    """One server, connected when it is first asked. Raises OSError that names a server out of reach."""
 
     def __init__(self, server: Server, reach: Reach) -> None:
         self.server = server
@@ -40,14 +39,14 @@ class Link:
         self._at = 0
 
     def ask(self, ask: Ask) -> Any:
-        """The result. Raises LogmqError where the server refuses."""
+        """Return the result of one request. Raises LogmqError if the server refuses."""
         (result,) = self.ask_all([ask])
         if isinstance(result, LogmqError):
             raise result
         return result
 
     def ask_all(self, asks: Sequence[Ask]) -> list[Any]:
-        """All results in order, pipelined; a LogmqError in the place of what was refused."""
+        """Return all results in order; a refused request has its LogmqError there. Requests are pipelined."""
         results: list[Any] = []
         retry = Retry(self._reach.retry_seconds)
         while len(results) < len(asks):
@@ -61,16 +60,17 @@ class Link:
                 self.failed(error, retry)
         return results
 
-    # Step by step, for who keeps requests on their way. Each raises OSError; then `failed`, and all again.
+    # Single steps, for callers that keep requests on their way. After an OSError they call `failed`, and
+    # send everything again.
 
     def send(self, *data: bytes | bytearray | memoryview) -> None:
-        """Send a request, on a new connection if there is none."""
+        """Send a request. Connects first if there is no connection."""
         sock = self._connected()
         for piece in data:
             sock.sendall(piece)
 
     def receive(self, answer: Answer) -> Any:
-        """The next answer's result, or its LogmqError."""
+        """Return the next answer's result, or its LogmqError."""
         while not answer.done:
             end = answer.take(self._data, self._at) if self._at < len(self._data) else -1
             if end >= 0:
@@ -82,7 +82,7 @@ class Link:
     def receive_chunk(
         self, allocate: Callable[[int], memoryview]
     ) -> tuple[int, memoryview] | LogmqError | None:
-        """The answer to a FETCH: where it begins, and its bytes in what `allocate` gave. None: EOF."""
+        """Return a FETCH's answer: its offset, and its bytes in memory from `allocate`. None means EOF."""
         while (end := self._data.find(b"\n", self._at)) < 0:
             self._more()
         if self._data.startswith(b"EOF", self._at):
@@ -111,7 +111,7 @@ class Link:
         return offset, body
 
     def failed(self, error: OSError, retry: Retry) -> None:
-        """Close, and pause before another attempt. Raises OSError where there is to be none."""
+        """Close, and pause before another attempt. Raises OSError if another attempt is useless."""
         other_side = self._other_side(error)
         self.close()
         hopeless = other_side or isinstance(error, ssl.SSLCertVerificationError)
@@ -123,7 +123,7 @@ class Link:
         sleep(pause)
 
     def close(self) -> None:
-        """Nothing is on its way any more; the next request connects again."""
+        """Close the connection. The next request connects again."""
         sock, self._socket = self._socket, None
         self._data.clear()
         self._at = 0
@@ -131,7 +131,7 @@ class Link:
             sock.close()
 
     def _other_side(self, error: OSError) -> str:
-        """What is to be said where only one side speaks TLS; else nothing."""
+        """Say that only one side speaks TLS, if that is the reason; else an empty text."""
         if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
             return "it does not speak TLS, as the options tls, tlsCa and tlsCertificate have it"
         if self._context is None and isinstance(error, ConnectionError) and self._is_unheard():
@@ -139,7 +139,7 @@ class Link:
         return ""
 
     def _is_unheard(self) -> bool:
-        """Whether there was a connection, and nothing came over it but, at most, a TLS alert."""
+        """Whether there was a connection, and nothing but perhaps a TLS alert came over it."""
         return self._socket is not None and (not self._heard or self._data.startswith(TLS_ALERT))
 
     def _speaks_tls(self) -> bool:

@@ -1,6 +1,9 @@
-"""The options of the source and of the sink, parsed and checked: no file, socket or Spark here.
+"""The options of the source and of the sink: how each is declared, parsed and checked.
 
-They are those of Spark's own Kafka source where it has one for the purpose, with the same meaning.
+An option is called as in Spark's own Kafka source where that has one for the purpose, and means the same. A
+class of options declares each with `option`, at the field that holds it. A wrong one is a ConfigError that
+names it. Keys are compared without regard to case, as Spark does it. Only `Reach.context` and `folder_id`
+touch files.
 """
 
 import difflib
@@ -25,7 +28,7 @@ _D = TypeVar("_D")
 
 NUMBER_MAX = (1 << 63) - 1
 _TIMEOUT_MS_MAX = (1 << 31) - 1
-"""What poll(2) takes: 24 days."""
+"""The most that poll(2) takes: 24 days."""
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _UNITS |= {_letter: 1 << 10 * _power, f"{_letter}b": 1 << 10 * _power, f"{_letter}ib": 1 << 10 * _power}
@@ -42,19 +45,19 @@ class Option:
 
 
 def option(name: str, parse: Callable[[str], Any], default: Any = None, **not_of: str) -> Any:
-    """A field that the option `name` gives, or `default`."""
+    """Declare a field that the option `name` sets."""
     return attrs.field(default=default, metadata={"option": Option(name, parse, not_of)})
 
 
 def declared(kind: type[attrs.AttrsInstance]) -> dict[str, Option]:
-    """The options of a class, by field."""
+    """Return the options of a class, by field."""
     return {
         field.name: field.metadata["option"] for field in attrs.fields(kind) if "option" in field.metadata
     }
 
 
 class GivenOptions:
-    """The options as given, each under its own spelling. `options`: those that `what` has."""
+    """The options that a user gave, under their declared names. `options`: all that `what` knows."""
 
     def __init__(self, given: Mapping[str, str], options: Iterable[Option], what: str) -> None:
         self._values: dict[str, str] = {}
@@ -72,7 +75,7 @@ class GivenOptions:
         return name in self._values
 
     def refuse(self, place: str) -> None:
-        """Raises ConfigError where one is given that is a mistake there."""
+        """Raise ConfigError if an option was given that is a mistake in that `place`."""
         for each in self._known.values():
             if self.has(each.name) and place in each.not_of:
                 raise ConfigError(each.name, each.not_of[place])
@@ -86,7 +89,7 @@ class GivenOptions:
             raise ConfigError(name, str(error)) from None
 
     def fields(self, kind: type[attrs.AttrsInstance]) -> dict[str, Any]:
-        """What is given of a class's options, by field."""
+        """Return what was given of a class's options, by field."""
         found = declared(kind).items()
         return {field: self.take(each.name, each.parse, None) for field, each in found if self.has(each.name)}
 
@@ -119,7 +122,7 @@ def count(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Bytes: `1048576`, `1m`, `1MiB`; all units are powers of 1024, as Spark has it."""
+    """Parse bytes: `1048576`, `1m`, `1MiB`. All units are powers of 1024, as in Spark."""
     found = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", text)
     unit = _UNITS.get(found[2].lower()) if found else None
     if found is None or unit is None or not 0 < int(found[1]) * unit <= NUMBER_MAX:
@@ -128,7 +131,7 @@ def size(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """Seconds: `90s`, `15m`, `500ms`; a number alone is milliseconds, as Spark has it."""
+    """Parse seconds: `90s`, `15m`, `500ms`. A number alone is milliseconds, as in Spark."""
     found = re.fullmatch(r"\s*(\d+)\s*(ms|s|m|min|h|d|)\s*", text.lower())
     if found is None or int(found[1]) > NUMBER_MAX:
         raise ValueError(f"not a length of time (90s, 15m): {text!r}")
@@ -136,7 +139,7 @@ def duration(text: str) -> float:
 
 
 def timeout(text: str) -> float:
-    """Seconds, of milliseconds."""
+    """Parse milliseconds, and return seconds."""
     number = count(text)
     if number > _TIMEOUT_MS_MAX:
         raise ValueError(f"above {_TIMEOUT_MS_MAX}: {text!r}")
@@ -154,14 +157,14 @@ PORT = 8080
 
 @attrs.frozen
 class Server:
-    """Where a server is."""
+    """The address of a server."""
 
     host: str
     port: int = PORT
 
     @classmethod
     def parse(cls, text: str) -> "Server":
-        """`host`, `host:port`, `[v6]` or `[v6]:port`. Raises ValueError."""
+        """Parse `host`, `host:port`, `[v6]` or `[v6]:port`. Raises ValueError."""
         host, colon, port = text.strip(), "", ""
         if host.startswith("["):
             host, bracket, port = host[1:].partition("]")
@@ -190,7 +193,7 @@ class Server:
 
 @attrs.frozen
 class Reach:
-    """How servers are reached: TLS, and how patiently. Files are read where the connection is made."""
+    """How servers are reached: TLS and timeouts. The process that connects reads the certificate files."""
 
     tls: bool = option("tls", flag, False)
     ca: str | None = option("tlsCa", path)
@@ -198,12 +201,12 @@ class Reach:
     key: str | None = option("tlsKey", path)
     connect_seconds: float = option("connectTimeoutMs", timeout, 10.0)
     reply_seconds: float = option("replyTimeoutMs", timeout, 60.0)
-    """Without a single byte of an answer."""
+    """The longest wait without a single byte of an answer."""
     retry_seconds: float = option("retryTimeoutMs", timeout, 20.0)
-    """Long enough for a server to be started again."""
+    """The default leaves time for a server to restart."""
 
     def context(self) -> ssl.SSLContext | None:
-        """None: no TLS. Raises ConfigError for files that cannot be used."""
+        """Return a TLS context, or None without TLS. Raises ConfigError for files that cannot be used."""
         if not (self.tls or self.ca or self.certificate):
             return None
         option, file = "tlsCa", self.ca
@@ -218,7 +221,7 @@ class Reach:
 
 
 def parse_servers(text: str) -> tuple[Server, ...]:
-    """`host:port,host:port`. Raises ValueError."""
+    """Parse `host:port,host:port`. Raises ValueError."""
     servers = tuple(Server.parse(each) for each in text.split(",") if each.strip())
     if not servers:
         raise ValueError("names no server; host:port,host:port is expected")
@@ -229,7 +232,7 @@ def parse_servers(text: str) -> tuple[Server, ...]:
 
 
 def folder_id(path: str) -> Hashable:
-    """What all names of a folder have in common; where there is none, of the name alone."""
+    """Return an id that is the same for every path of a folder. A path that does not exist is its own id."""
     try:
         found = os.stat(path)
     except OSError:  # whoever opens it says so
@@ -238,7 +241,7 @@ def folder_id(path: str) -> Hashable:
 
 
 def once_each(paths: Iterable[str]) -> tuple[str, ...]:
-    """Each data folder once, by the first of the names that are given for it."""
+    """Return each data folder once, under the first of its given paths."""
     found: dict[Hashable, str] = {}
     for each in paths:
         found.setdefault(folder_id(each), each)
@@ -246,20 +249,20 @@ def once_each(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 NAMESPACE = "logmq"
-"""Unless the option says another."""
+"""The default of the option `namespace`."""
 BATCH_BYTES = 1024 * 1024
-"""What a server with the usual settings takes at once."""
+"""The largest batch that a server with default settings takes."""
 _WRITER_BYTES_MAX = NAME_BYTES_MAX - 40
-"""Room for the numbers of a partition and a group that are put behind it."""
+"""The sink appends the numbers of a partition and a group of pieces, which need room."""
 _EPOCH_MAX = (1 << 55) - 1
-"""So that its batches' seqs, 128 for each epoch, are numbers for the wire."""
+"""Each epoch takes 128 seqs, and the wire carries a seq in 63 bits."""
 
 _OF_SPARK = ("checkpointlocation", "queryname")
-"""Options of any stream, which Spark hands on."""
+"""Options of every stream, which Spark passes to the sink, too."""
 
 
 class PositionKind(Enum):
-    """What a position in a log says."""
+    """The kinds of positions in a log."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -283,8 +286,8 @@ LATEST = At(PositionKind.LATEST)
 class ReadBound:
     """Where reading begins or ends: `default`, but for the topics named in `topics`.
 
-    `option`: which one says so; empty where none does.
-    `past_end_is_latest`: a time after a log's newest record means its end; otherwise it is an error.
+    `option`: the option that says so; empty for a default.
+    `past_end_is_latest`: a time after a log's newest record means the log's end; else it is an error.
     """
 
     default: At
@@ -298,21 +301,21 @@ class ReadBound:
 
 @attrs.frozen
 class TopicChoice:
-    """Which topics: those named, or those whose whole name matches `pattern`. `option`: which one says so."""
+    """Topics by name, or those whose whole name matches `pattern`. `option`: the option that says so."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
     option: str = "subscribe"
 
     def matching(self, found: Mapping[str, Any]) -> list[str]:
-        """Those of `found`, sorted, and every one that is named whether it is there or not."""
+        """Return all topics that are named, there or not; or those of `found` that match, sorted."""
         if self.pattern is None:
             return list(self.names)
         return sorted(name for name in found if re.fullmatch(self.pattern, name))
 
 
 class Unverified(Enum):
-    """What becomes of ranges whose CRC was made after the fact, when a lost index was rebuilt."""
+    """What to do with ranges whose CRC was computed later, when a lost index was rebuilt."""
 
     READ = "read"
     SKIP = "skip"
@@ -349,27 +352,24 @@ def _servers(text: str) -> tuple[str, ...]:
     return tuple(map(str, parse_servers(text)))
 
 
-def _group(text: str) -> str:
-    return _name(text, "group")
-
-
-def _name(text: str, what: str) -> str:
+def _named(check: Callable[..., str], text: str, *what: str) -> str:
     try:
-        return name_untrusted(text.encode(), what)
+        return check(text.encode(), *what)
     except Refusal as error:
         raise ValueError(error.text) from None
+
+
+def _group(text: str) -> str:
+    return _named(name_untrusted, text, "group")
 
 
 def served_name(name: str) -> str:
-    """The same. Raises ValueError for what no topic of a server can be called."""
-    try:
-        return topic_untrusted(name.encode())
-    except Refusal as error:
-        raise ValueError(error.text) from None
+    """The name of a topic, as given. Raises ValueError for a name that no topic of a server can have."""
+    return _named(topic_untrusted, name)
 
 
 def _writer(text: str) -> str:
-    name = _name(text, "writer")
+    name = _named(name_untrusted, text, "writer")
     if len(name) > _WRITER_BYTES_MAX:
         raise ValueError(f"longer than {_WRITER_BYTES_MAX} letters")
     return name
@@ -397,7 +397,7 @@ _NO_END = "a stream has no end; only a batch takes this"
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """What to read, from where to where, and how. `None`: no limit."""
+    """What to read, from where to where, and how. None means no limit."""
 
     paths: tuple[str, ...] = ()
     servers: tuple[str, ...] = option("servers", _servers, ())
@@ -413,7 +413,7 @@ class Options:
     max_bytes: int | None = option("maxBytesPerTrigger", size, batch=_NO_TRIGGERS)
     min_offsets: int | None = option("minOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
     max_delay_seconds: float = option("maxTriggerDelay", duration, 15 * 60.0, batch=_NO_TRIGGERS)
-    """As Spark's source for Kafka has it."""
+    """The default of Spark's source for Kafka."""
     max_value_bytes: int | None = option("maxValueBytes", size)
     max_records: int | None = option("maxRecordsPerPartition", count)
     min_partitions: int | None = option("minPartitions", count)
@@ -440,7 +440,7 @@ class Options:
 
 @attrs.frozen(kw_only=True)
 class SinkOptions:
-    """Where rows go, and under which name they are written once (`writer`; None: the query's own)."""
+    """Where rows go. `writer`: the name under which they are written once; None: the query's own."""
 
     server: Server
     reach: Reach
@@ -470,16 +470,16 @@ NAMES = tuple(each.name for each in _SOURCE)
 
 
 def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
-    """Check everything. `streaming`: None where that is not known yet. Raises ConfigError.
+    """Parse and check all options of a read. `streaming`: None if that is not known yet. Raises ConfigError.
 
-    A stream without `startingOffsets` begins at the end of what is there, anything else at the beginning.
+    Without `startingOffsets` a stream begins at the end of what is there, and a batch at the beginning.
     """
     options = GivenOptions(given, _SOURCE, "the source")
     paths = options.take("paths", _paths, ())
     one = options.take("path", path, "")
     if one and paths:
         raise ConfigError("path", "load() has paths of its own")
-    # Executors may be elsewhere, and know nothing of what a path is relative to.
+    # A relative path would mean another folder to an executor, which runs elsewhere.
     paths = tuple(os.path.join(os.getcwd(), each) for each in ((one,) if one else paths))
     found = options.fields(Options)
     served = bool(found.get("servers"))
@@ -505,7 +505,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
 
 
 def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Check everything. Raises ConfigError."""
+    """Parse and check all options of a write. Raises ConfigError."""
     if any(name.lower() == "path" for name in given):
         raise ConfigError("path", "a data folder is its broker's to write; give its address (servers)")
     ours = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
@@ -527,7 +527,7 @@ def _reach(options: GivenOptions) -> Reach:
 
 
 def _paths(text: str) -> tuple[str, ...]:
-    """As Spark hands over the arguments of `load` when there are several."""
+    """Parse several arguments of `load`, in the form in which Spark passes them."""
     paths = json_of(text)
     if not (isinstance(paths, list) and paths and all(isinstance(each, str) and each for each in paths)):
         raise ValueError(f"not a JSON list of folders: {text!r}")
@@ -538,7 +538,7 @@ def _paths(text: str) -> tuple[str, ...]:
 
 
 def _topics(options: GivenOptions, name_check: Callable[[str], str]) -> TopicChoice:
-    """`name_check`: raises ValueError for what no topic there can be called."""
+    """`name_check` raises ValueError for a name that no topic of that place can have."""
     given = [name for name in ("subscribe", "subscribePattern", "assign") if options.has(name)]
     if not given:
         raise ConfigError("subscribe", "say which topics: subscribe, subscribePattern or assign")
@@ -559,7 +559,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _assigned(text: str) -> tuple[str, ...]:
-    """`["orders"]`, or as for Kafka `{"orders": [0]}`: a log is one partition, number 0."""
+    """Parse `["orders"]`, or as for Kafka `{"orders": [0]}`. A log has one partition, number 0."""
     found = json_of(text)
     names = list(found) if isinstance(found, dict | list) else []
     if not names or not all(isinstance(name, str) and name for name in names):
@@ -573,12 +573,11 @@ def _assigned(text: str) -> tuple[str, ...]:
 
 
 def _bound(options: GivenOptions, side: str, default: At, topics: TopicChoice) -> ReadBound:
-    """What is given counts in this order: a time for all, else times by topic, else offsets."""
+    """The first of these that is given counts: a time for all topics, times by topic, offsets."""
     strict = False
     if side == "starting":
         strict = options.take("startingOffsetsByTimestampStrategy", _strategy, "error") == "error"
-    if options.has(f"{side}Timestamp"):
-        name = f"{side}Timestamp"
+    if options.has(name := f"{side}Timestamp"):
         return ReadBound(options.take(name, _time, default), {}, not strict, name)
     others = EARLIEST if side == "starting" else LATEST
     if options.has(name := f"{side}OffsetsByTimestamp"):
@@ -600,7 +599,7 @@ def _bound(options: GivenOptions, side: str, default: At, topics: TopicChoice) -
 
 
 def _of(topics: TopicChoice, places: Mapping[str, At]) -> Mapping[str, At]:
-    """The same. Raises ValueError where one is of a topic that is not read."""
+    """Return `places`. Raises ValueError for a topic that is not read."""
     for topic in places:
         if topics.pattern is None and topic not in topics.names:
             raise ValueError(f"{topic} is not among the topics of {topics.option}")
@@ -627,7 +626,7 @@ def _times(text: str) -> dict[str, At]:
 
 
 def _by_topic(text: str) -> list[tuple[str, int]]:
-    """`{"orders": 7}`, or as for Kafka `{"orders": {"0": 7}}`."""
+    """Parse `{"orders": 7}`, or as for Kafka `{"orders": {"0": 7}}`."""
     found = json_of(text)
     if not isinstance(found, dict):
         raise ValueError(f"not a JSON object by topic: {text!r}")
@@ -644,7 +643,7 @@ def _by_topic(text: str) -> list[tuple[str, int]]:
 
 
 def _time(text: str) -> At:
-    """Unix milliseconds as for Kafka, or ISO 8601 with its zone."""
+    """Parse Unix milliseconds, as for Kafka, or ISO 8601 with a time zone."""
     if text.strip().isdecimal():
         number = int(text)
         if number > NUMBER_MAX:

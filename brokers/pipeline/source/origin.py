@@ -1,4 +1,4 @@
-"""What a read needs of the place that the logs are at: a data folder, or a broker."""
+"""What a read asks of a data folder or a broker (`Origin`), and what it does about losses."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,14 +13,14 @@ from shared.errors import BrokerError
 
 
 class DataLoss(BrokerError):
-    """Records that were asked for cannot be had, and `failOnDataLoss` is true."""
+    """Records cannot be read, and `failOnDataLoss` is true."""
 
 
 @attrs.frozen
 class LossPolicy:
-    """How a read meets what is not as it should be.
+    """What a read does about damage and loss.
 
-    `lose(text)` raises DataLoss, or returns: go on behind what is lost.
+    `lose(text)` raises DataLoss, or returns so that reading goes on behind the loss.
     """
 
     verify_crc: bool
@@ -29,50 +29,50 @@ class LossPolicy:
 
 
 class Origin(Protocol):
-    """One place, open for reading."""
+    """A data folder or a broker, open for reading."""
 
     source: str
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close files and connections."""
 
     def spots(self, topics: TopicChoice) -> dict[str, LogSpot]:
-        """The logs that are there, of those asked for."""
+        """Return the logs that are there, of those asked for."""
 
     def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
-        """Whether `spot` is another log than one of its name, seen with that id and read up to `offset`."""
+        """Whether `spot` is not the log that was seen before with that id and read up to `offset`."""
 
     def at_time(self, spot: LogSpot, unix_ms: int) -> int | None:
-        """Where the first record of that time or later is, at most an index entry too early.
+        """Return where the first record of that time or later is, at most an index entry too early.
 
-        None: all are older.
+        None: all records are older.
         """
 
     def start_below(self, spot: LogSpot, offset: int) -> int:
-        """The last record's start, or the end, at or below an offset that lies between first and end."""
+        """Return the last record's start, or the log's end, at or below an offset within the log."""
 
     def cut(self, span: Span, offset: int) -> int:
-        """A place in the span near `offset` where an index entry begins."""
+        """Return where an index entry begins near `offset` in the span."""
 
     def entry_end(self, spot: LogSpot, offset: int) -> int:
-        """Where the index entry ends that has `offset`, or the last before it; else where the log does."""
+        """Return the end of the index entry at or before `offset`; without one, the log's end."""
 
     def advance(self, stretches: Sequence[Stretch]) -> None:
-        """Go on with each, as far as its limits let it."""
+        """Go on with each stretch as far as its limits allow."""
 
     def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
-        """The span's records in chunks of some megabytes; the first may begin before it, the last end behind.
+        """Yield the span's records in chunks of some megabytes, which may begin before it and end behind it.
 
-        `bare`: those that lie wholly in the span may come without their bytes.
-        Raises DataLoss through the policy where a range is gone or damaged, else passes it over.
+        `bare`: chunks that lie wholly in the span may come without their bytes. The policy raises DataLoss
+        for a range that is gone or damaged, or has it passed over.
         """
 
     def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
-        """The same without bytes, as far as index entries tell what is asked for; no damage is looked for."""
+        """As `chunks`, but without bytes where the index entries tell enough. Damage is not looked for."""
 
 
 def rules(options: Options) -> LossPolicy:
-    """The options' policy. What is passed over is told in the log of the process that reads."""
+    """Return the options' policy. What is passed over goes to the log of the process that reads."""
 
     def lose(text: str) -> None:
         if options.fail_on_data_loss:
@@ -83,5 +83,5 @@ def rules(options: Options) -> LossPolicy:
 
 
 def warn(text: str) -> None:
-    """To the log of the process."""
+    """Write a line to the process's log: Spark keeps the standard error of its workers."""
     print(f"brokers: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""From what options say to the places that logs are at, to offsets, and to the spans that a batch reads."""
+"""From options to open folders and servers, to offsets, and to the spans that a batch reads."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def open_place(options: Options, source: str) -> Origin:
-    """`source`: one of the options' own."""
+    """Open one of the options' sources."""
     if options.servers:
         return Served(Server.parse(source), options.reach)
     return Folder(source, options.namespace)
 
 
 def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
-    """Each log's, empty ones too. Raises ConfigError, OSError, and DataLoss by the rules."""
+    """Return the span of each log, empty ones too. Raises ConfigError, OSError, and DataLoss by the rules."""
     topics = options.topics if wanted is None else wanted.among(options.topics)
     policy = rules(options)
     found: list[Span] = []
@@ -49,9 +49,9 @@ def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
 
 
 def check_order(options: Options, topic: str, start: int, end: int) -> None:
-    """Raises ConfigError where reading would end before it begins.
+    """Raise ConfigError if reading would end before it begins.
 
-    Not for times in order: clocks are set back, and then a later one may stand in front.
+    Two times in order are accepted: after a clock was set back, the later one may come first in the log.
     """
     first, last = options.starting.of(topic), options.ending.of(topic)
     in_order = first.kind is last.kind is PositionKind.TIME and first.value <= last.value
@@ -62,7 +62,7 @@ def check_order(options: Options, topic: str, start: int, end: int) -> None:
 def offsets(
     origin: Origin, spots: Mapping[str, LogSpot], bound: ReadBound, policy: LossPolicy
 ) -> dict[str, int]:
-    """Where reading begins or ends in each log. Raises ConfigError."""
+    """Return where reading begins or ends in each log. Raises ConfigError."""
     return {topic: _place(origin, spot, bound, policy) for topic, spot in spots.items()}
 
 

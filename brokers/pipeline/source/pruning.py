@@ -1,8 +1,8 @@
 """What a query's filters leave of the logs: which topics, and from where to where in each.
 
-Whole index entries are left out, never a record that a filter might keep. So Spark still holds the rows
-against all filters but those on the topic, which are exact here. Times never go down from entry to entry
-(STORAGE.md), and a record's `timestamp` is its entry's. What is damaged has no time: it stays in, to be told.
+Only whole index entries are left out, never a record that a filter might keep. So Spark applies all filters
+again, except those on the topic, which are exact here. Times never go down from entry to entry (STORAGE.md),
+and a record's `timestamp` is that of its entry. Damaged ranges have no time: they are read, and reported.
 """
 
 import re
@@ -33,7 +33,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @attrs.frozen
 class NumberRange:
-    """Whole numbers from `low` to `high`, both of them in it; None: no bound."""
+    """Whole numbers from `low` to `high`, both included. None means no bound."""
 
     low: int | None = None
     high: int | None = None
@@ -46,14 +46,14 @@ class NumberRange:
 
 @attrs.frozen
 class Wanted:
-    """The topics of these names (None: all), and of them these offsets, written in these milliseconds."""
+    """What a query wants: topics (None: all), offsets, and times in milliseconds."""
 
     topics: frozenset[str] | None = None
     offsets: NumberRange = NumberRange()
     times: NumberRange = NumberRange()
 
     def among(self, topics: TopicChoice) -> TopicChoice:
-        """Those of `topics` that are wanted."""
+        """Return those of `topics` that are wanted."""
         if self.topics is None:
             return topics
         names = [name for name in sorted(self.topics) if not topics.names or name in topics.names]
@@ -63,7 +63,7 @@ class Wanted:
         return attrs.evolve(topics, pattern="|".join(names) or r"(?!)")
 
     def within(self, place: Origin, spot: LogSpot, span: Span) -> Span:
-        """What is wanted of a log's span, and at most an entry more at each side."""
+        """Return the wanted part of a log's span, with at most one entry more at each side."""
         start, stop = span.start, span.stop
         low, high = self.offsets.low, self.offsets.high
         if low is not None and low > start:
@@ -72,7 +72,7 @@ class Wanted:
             stop = max(place.entry_end(spot, high), high + 1) if high >= start else start
         try:
             start, stop = self._in_time(place, spot, span, start, stop)
-        except BrokerError:  # the place cannot tell: whoever reads there meets why
+        except BrokerError:  # the place cannot tell; the reader reports why
             pass
         return attrs.evolve(span, start=max(start, span.start), stop=min(stop, span.stop))
 
@@ -80,16 +80,16 @@ class Wanted:
         low, high = self.times.low, self.times.high
         if low is not None:
             first = place.at_time(spot, max(low, 0))
-            # The entry before the first one that is late enough: between the two there may be damage.
+            # Begin with the entry before the first one that is late enough: damage may lie between the two.
             start = max(start, place.cut(span, max((spot.end if first is None else first) - 1, span.start)))
         if high is not None:
-            last = place.at_time(spot, max(high + 1, 0))  # the last one that may have begun early enough
+            last = place.at_time(spot, max(high + 1, 0))  # the last entry that may have begun early enough
             stop = stop if last is None else min(stop, place.entry_end(spot, last))
         return start, stop
 
 
 def wanted(filters: Iterable[Filter]) -> tuple[Wanted, list[Filter]]:
-    """What all of the filters together leave, and those that Spark has still to look at."""
+    """Return what all filters together leave, and the filters that Spark still has to apply."""
     found, left = Wanted(), []
     for each in filters:
         name = ".".join(getattr(each, "attribute", ()))
@@ -105,7 +105,7 @@ def wanted(filters: Iterable[Filter]) -> tuple[Wanted, list[Filter]]:
 
 
 def _values(filter_: Filter) -> tuple[Any, ...]:
-    """What the column has to be equal to one of; none where that is not what the filter says."""
+    """Return the values of an equality filter; none for another filter."""
     if isinstance(filter_, EqualTo | EqualNullSafe):
         return (filter_.value,)
     return tuple(filter_.value) if isinstance(filter_, In) else ()
@@ -117,7 +117,7 @@ def _topics(filter_: Filter) -> frozenset[str] | None:
 
 
 def _range(filter_: Filter, number: Any, unit: int) -> NumberRange:
-    """Bounds in units of so many of what `number` makes of a value; none where it makes nothing of it."""
+    """Return a filter's bounds in units of `unit`. `number` converts a value, or returns None: no bounds."""
     if values := [number(value) for value in _values(filter_)]:
         return (
             NumberRange(-(-min(values) // unit), max(values) // unit) if None not in values else NumberRange()

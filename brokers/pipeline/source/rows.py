@@ -18,7 +18,7 @@ from brokers.pipeline.source.spans import Chunk, Span
 def read(
     options: Options, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
 ) -> Iterator[pa.RecordBatch]:
-    """The spans' records, as rows of columns of `framing.SCHEMA`. Raises DataLoss by the rules, OSError."""
+    """Read the spans' records as rows of `columns`. Raises OSError, and DataLoss by the rules."""
     kept, bare = rules(options), framing.are_in_index(columns)
     for place, span in _placed(options, spans):
         for chunk in place.chunks(span, kept, bare=bare):
@@ -26,9 +26,9 @@ def read(
 
 
 def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
-    """What the spans' index entries say of their records, as rows of `entries_schema`. Raises the same.
+    """Read the spans' index entries as rows of `entries_schema`. Raises as `read` does.
 
-    Records are read where a part of an entry is asked for; no others are checked.
+    Records are read, and checked, only where a span has a part of an entry.
     """
     kept = rules(options)
     for place, span in _placed(options, spans):
@@ -40,7 +40,7 @@ def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]
 
 
 def _placed(options: Options, spans: Sequence[Span]) -> Iterator[tuple[Origin, Span]]:
-    """Each span, and its place, which is open for as long."""
+    """Yield each span with its place, which stays open for as long."""
     for source, those in groupby(spans, attrgetter("source")):
         with closing(open_place(options, source)) as place:
             for span in those:

@@ -1,10 +1,9 @@
-"""The logs of a LogMQ server as anybody who may connect sees them: OFFSETS, MARKS, SEEK and FETCH.
+"""Reading the logs of a LogMQ server, by OFFSETS, MARKS, SEEK and FETCH; and its groups, by COMMITTED.
 
-The wire does not say which log a name belongs to. That a topic was deleted and made again is told by its end,
-and by time: a record that was there at our last look cannot be newer than the newest one was then, which is
-what stands for the log's id here. (A topic that is made again and filled beyond our place within a second of
-our last look is taken for the old one, unless that place is no record's start in it.) Nor does the wire say
-which ranges are unverified; what the server knows to be damaged it does not serve.
+The wire does not say which log a name belongs to. So the time of the newest record stands for a log's id. A
+topic was made again if it ends before our position, or if a record before our position is newer than that
+time. One case is missed: a topic that is made again, and filled beyond our position, within a second of our
+last look. The wire does not say either which ranges are unverified. The server does not serve damaged ranges.
 
 Source: logmq/PROTOCOL.md.
 """
@@ -31,15 +30,15 @@ from shared.storage import format
 from shared.storage.format import EntryFlag, IndexEntry
 
 SAME_MS = 1000
-"""A mark's time is that of its first record: the records behind it may be 200 ms younger, and where a server
-has made its newest marks anew after a crash they may begin elsewhere."""
+"""How far a mark's time may be off. It is that of its first record; the others may be 200 ms younger. After a
+crash a server makes its newest marks again, and they may begin elsewhere."""
 _DAMAGE = "STORAGE"
 
 
 class Served:
-    """A server, connected when something is asked.
+    """A server, connected when it is first asked.
 
-    Raises OSError that names it where it does not answer, and Refusal for a name that no topic can have.
+    Methods raise OSError that names a server which does not answer, and Refusal for a name that no topic has.
     """
 
     def __init__(self, server: Server, reach: Reach) -> None:
@@ -48,7 +47,7 @@ class Served:
         self._reach = reach
         self._link = Link(server, reach)
         self._idle: Link | None = None
-        """One over which bytes were fetched before, and nothing is on its way."""
+        """A connection that has fetched bytes before and is free."""
 
     def close(self) -> None:
         self._link.close()
@@ -73,7 +72,7 @@ class Served:
         }
 
     def _newest(self, ends: dict[str, tuple[int, int]]) -> dict[str, int]:
-        """The time of the newest record of each topic that has any."""
+        """Ask for the time of the newest record of each topic that has records."""
         names = [name for name, (first, end) in ends.items() if end > first]
         asks = [connector.marks(name, ends[name][1] - 1, ends[name][1]) for name in names]
         answers = zip(names, self._link.ask_all(asks), strict=True)
@@ -100,7 +99,7 @@ class Served:
             start = max(mark.offset, spot.first)
             data = self._bytes(spot.name, start, mark.end)
             return offset if data is None else start + format.skip_records(data, 0, offset - start)[0]
-        return offset  # a gap, or not to be had: whoever reads there meets it
+        return offset  # a gap or a refusal, which the reader reports
 
     def cut(self, span: Span, offset: int) -> int:
         marks = self._marks_if_any(span.topic, offset, offset + 1)
@@ -133,7 +132,7 @@ class Served:
             return []
 
     def _bytes(self, topic: str, start: int, stop: int) -> bytes | None:
-        """Of a mark or so; None where it cannot be had."""
+        """Fetch a small range; None if the server refuses."""
         with closing(self.fetched(topic, [(start, stop)])) as fetched:
             (found,) = fetched
         return None if isinstance(found, LogmqError) else found
@@ -141,7 +140,7 @@ class Served:
     # -- a group's place
 
     def commit(self, group: str, places: Mapping[str, int]) -> dict[str, LogmqError]:
-        """Say how far a group is in topics; what is refused, by topic."""
+        """Commit the positions of a group. Returns what the server refuses, by topic."""
         asks = [connector.commit(group, name, offset) for name, offset in places.items()]
         answers = zip(places, self._link.ask_all(asks), strict=True)
         return {name: answer for name, answer in answers if isinstance(answer, LogmqError)}
@@ -149,7 +148,7 @@ class Served:
     # -- reading
 
     def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
-        """`bare` or not: of what is damaged a server tells only those who ask for the bytes."""
+        """`bare` changes nothing: a server reports damage only to those who fetch the bytes."""
         yield from self._read(span, policy, list(chunk_groups(self._covered(span, policy))))
 
     def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
@@ -161,7 +160,7 @@ class Served:
                 yield from self._read(span, policy, [marks])
 
     def _covered(self, span: Span, policy: LossPolicy) -> Iterator[IndexEntry]:
-        """Marks for all of the span that is there; what is not is told."""
+        """Yield marks for all of the span that is there, and report the rest as lost."""
         ends, marks = self._link.ask_all(
             [connector.offsets(span.topic), connector.marks(span.topic, span.start, span.stop)]
         )
@@ -192,7 +191,7 @@ class Served:
     def _refused(
         self, span: Span, policy: LossPolicy, marks: list[IndexEntry], error: LogmqError
     ) -> Iterator[Chunk]:
-        """The server did not give the bytes of these marks: find out which of them it has."""
+        """The server refused the bytes of these marks: find out which of them it has."""
         if len(marks) > 1 and error.code in (_DAMAGE, "OUT_OF_RANGE"):
             yield from self._read(span, policy, [[mark] for mark in marks])
             return
@@ -221,9 +220,9 @@ class Served:
     def fetched(
         self, topic: str, ranges: Sequence[tuple[int, int]]
     ) -> Generator[bytes | LogmqError, None, None]:
-        """The bytes of each range, or why not; the next one is on its way while one is used.
+        """Yield the bytes of each range, or the refusal. The next range is on its way while one is used.
 
-        Over a connection of its own, made again where it breaks.
+        It has a connection of its own, which is made again if it breaks.
         """
         link, self._idle = self._idle or Link(self._server, self._reach), None
         retry = Retry(self._reach.retry_seconds)
@@ -259,7 +258,7 @@ class Served:
                         parts.append(found[1])
                         at += len(found[1])
                 yield b"".join(parts) if refused is None else refused
-            if self._idle is None:  # else another has ended meanwhile
+            if self._idle is None:  # another `fetched` may have left its connection meanwhile
                 self._idle = link
         finally:
             if link is not self._idle:
@@ -271,10 +270,10 @@ class Served:
 
 
 def _covering(marks: Sequence[IndexEntry], first: int, span: Span) -> Iterator[IndexEntry]:
-    """Marks for every byte of the span that is there, each wholly there.
+    """Yield marks for every byte of the span that is there.
 
-    Where there is none, or retention has taken a part of one, one is made up, flagged unverified: how many
-    records it covers is still to be found out.
+    Where a mark is missing, or retention has taken a part of it, one is made up and flagged unverified. Its
+    records are counted later.
     """
     at, time = max(span.start, first), span.log_id
     for mark in marks:
@@ -313,15 +312,15 @@ def _dropped(first: int) -> str:
 
 
 def _allocate(length: int) -> memoryview:
-    """Room that is not cleared first: it is overwritten anyway."""
+    """Allocate memory that is not cleared, because it is overwritten."""
     return memoryview(pa.allocate_buffer(length)).cast("B")
 
 
 @attrs.frozen
 class Behind:
-    """A group's place in a topic, and the messages from there to the end; None: damage hides how many.
+    """A group's position in a topic, and the messages from there to the end; None: damage hides how many.
 
-    `oldest_ms`, `newest_ms`: when the first and the last of these were written, at the grain of the marks.
+    `oldest_ms`, `newest_ms`: when the first and the last of these were written, as exactly as marks tell.
     """
 
     group: str
@@ -333,7 +332,7 @@ class Behind:
 
 
 def parse_groups(text: str) -> tuple[str, ...]:
-    """`billing,audit`. Raises ValueError."""
+    """Parse `billing,audit`. Raises ValueError."""
     try:
         return tuple(
             dict.fromkeys(name_untrusted(name.strip().encode(), "group") for name in text.split(","))
@@ -343,7 +342,10 @@ def parse_groups(text: str) -> tuple[str, ...]:
 
 
 def behind(server: Server, reach: Reach, groups: Sequence[str]) -> list[Behind]:
-    """Each topic that one of the groups has a place in. Raises OSError that names a server which is away."""
+    """Return each topic in which one of the groups has a position. The wire has no list of groups.
+
+    Raises OSError that names a server which is away.
+    """
     with closing(Served(server, reach)) as served, closing(Link(server, reach)) as link:
         spots = served.spots(TopicChoice(pattern=".*"))
         pairs = list(product(sorted(spots), groups))
@@ -351,7 +353,7 @@ def behind(server: Server, reach: Reach, groups: Sequence[str]) -> list[Behind]:
         places = [
             (group, spots[topic], cast(tuple[int], answer)[0])
             for (topic, group), answer in zip(pairs, link.ask_all(asks), strict=True)
-            if not isinstance(answer, LogmqError)  # it has no place there
+            if not isinstance(answer, LogmqError)  # the group has no position there
         ]
         ahead = [Stretch(spot, min(max(position, spot.first), spot.end)) for _, spot, position in places]
         served.advance(ahead)

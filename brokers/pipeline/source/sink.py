@@ -1,13 +1,12 @@
 """`write.format("logmq")` and `writeStream.format("logmq")`: rows appended to topics, once each.
 
-A task writes its rows in pieces, by BATCH (see `writing.py`), under names that a task which runs again finds
-again: the write's own random name in a batch query, the query's id and the epoch in a stream, or the options
-`writer` and `epoch`; and the number of the partition. Full pieces are the same whenever the same rows come.
+A task writes its rows in pieces, by BATCH (see `writing.py`), under a name that a repeated task has again.
+The name has the number of the partition, and the write's own random name (a batch), the query's id and the
+epoch (a stream), or the options `writer` and `epoch`. The same rows always make the same full pieces.
 
-The last pieces are not: where what makes the rows fails amid them, Spark ends a Python task's input as if it
-were whole. So a task keeps the last piece of each topic, at most, and hands it to the driver, which writes
-these in `commit`, when all tasks are known to have ended well. Nothing that is written can be taken back;
-`abort` says so.
+The last pieces may differ: if the source of the rows fails, Spark ends a Python task's input as if it were
+whole. So a task passes the last piece of each topic to the driver, which writes these in `commit`, when all
+tasks have ended well. Written pieces cannot be taken back, which `abort` says.
 
 Runs in Spark's Python workers: no trio.
 """
@@ -30,20 +29,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 WRITERS_MAX = 1024
-"""How many a server with the usual settings remembers, all topics' together."""
+"""How many writers a server with default settings remembers, over all topics."""
 HELD_BYTES_MAX = 16 * 1024 * 1024
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 _OURS = ("offset", "timestamp")
-"""Columns of what the source reads, which a record gets anew."""
+"""Columns that the source reads and the sink ignores: the server sets them."""
 
 
 class WrongSchema(BrokerError):
-    """Rows of these columns are no records."""
+    """Rows with these columns cannot become records."""
 
 
 class Done(WriterCommitMessage):
-    """What the task of a partition wrote, under which name: pieces by topic, records; and what is left."""
+    """What a partition's task wrote (its name, pieces by topic, records), and the pieces that are left."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ Messages = list[WriterCommitMessage | None]
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """`df.write`: one write, whose tasks may run again."""
+    """`df.write`: one write. Its tasks may run again."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -84,7 +83,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream`: epochs, each of which may be run again after a crash."""
+    """`df.writeStream`: epochs, each of which may run again after a crash."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -105,7 +104,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool) -> SinkOptions:
-    """What a query asks for. Raises ConfigError, and WrongSchema where its rows are not records."""
+    """Check what a query asks for. Raises ConfigError, and WrongSchema if its rows cannot become records."""
     if overwrite:
         raise ConfigError("mode", "a topic is only ever added to: mode, or a stream's outputMode, append")
     options = parse_sink(given, streaming=streaming)
@@ -142,7 +141,7 @@ def _task() -> TaskContext:
 
 
 def _write(options: SinkOptions, name: str, epoch: int, batches: "Iterable[pa.RecordBatch]") -> Done:
-    """In the executor: all full pieces of a partition."""
+    """Write all full pieces of a partition, in an executor."""
     partition = _task().partitionId()
     packer = Packer(options.batch_bytes, HELD_BYTES_MAX)
     written: dict[str, int] = {}
@@ -164,7 +163,7 @@ def _write(options: SinkOptions, name: str, epoch: int, batches: "Iterable[pa.Re
 
 
 def _commit(options: SinkOptions, epoch: int, messages: Messages) -> None:
-    """In the driver: what the tasks have left."""
+    """Write the pieces that the tasks have left, in the driver."""
     writers = 0
     with closing(Writer(options.server, options.reach, epoch)) as writer:
         for done in _done(messages):

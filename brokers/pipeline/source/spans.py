@@ -1,4 +1,4 @@
-"""Logs as found, spans of them, chunks of records; and how spans are divided into tasks."""
+"""Logs as found, spans of them, and chunks of records; how spans become tasks, and entries become chunks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil
@@ -8,14 +8,14 @@ import attrs
 from shared.storage.format import IndexEntry
 
 SPLIT_BYTES = 128 << 20
-"""A task's share unless `minPartitions` asks for more tasks: as Spark's own sources of files have it."""
+"""A task's share unless `minPartitions` asks for more tasks. Spark's own file sources take the same."""
 SPLIT_BYTES_SPARING = 512 << 20
-"""The same where little of it goes on to Spark: each task costs 10 ms and more before its first row."""
+"""A task's share if few of its bytes go on to Spark: each task costs 10 ms or more before its first row."""
 
 CHUNK_BYTES = 8 << 20
-"""Large enough that what is done once a chunk costs nothing, small enough to stay in the cache a while."""
+"""Large enough that the work done once a chunk costs nothing, small enough for a processor's cache."""
 SPLIT_BYTES_LEAST = 64 << 10
-"""What an index entry covers: nothing is cut finer."""
+"""What an index entry covers. Nothing is cut finer."""
 
 
 @attrs.frozen
@@ -38,9 +38,9 @@ class Span:
 
 @attrs.frozen
 class LogSpot:
-    """A log as found: `first` and `end` are the offsets of what can be read of it now.
+    """A log as found: `first` and `end` are the offsets between which it can be read now.
 
-    `id`: what `is_other` needs to tell it from one made later by its name. `file`: in a folder.
+    `id`: by it `is_other` tells the log from a later one of its name. `file`: its file's name, in a folder.
     """
 
     source: str
@@ -53,9 +53,9 @@ class LogSpot:
 
 @attrs.frozen
 class Chunk:
-    """Whole records of a log from `offset` on, and the index entries that cover them, without gaps.
+    """Whole records of a log from `offset` on, and the index entries that cover them without gaps.
 
-    `data`: empty where what the entries say is enough.
+    `data` is empty if what the entries say is enough.
     """
 
     offset: int
@@ -67,12 +67,12 @@ class Chunk:
         return self.marks[-1].end
 
     def part(self, mark: IndexEntry) -> "Chunk":
-        """What one of its entries covers."""
+        """Return what one of its entries covers."""
         return chunk_of(self.offset, self.data, [mark])
 
 
 def chunk_of(base: int, data: bytes, marks: Sequence[IndexEntry]) -> Chunk:
-    """What entries cover of `data`, which stands at `base`."""
+    """Return what the entries cover of `data`, which begins at the offset `base`."""
     start, stop = marks[0].offset, marks[-1].end
     is_all = start == base and stop - start == len(data)
     return Chunk(start, data if is_all else data[start - base : stop - base], marks)
@@ -115,7 +115,7 @@ def sound_chunks(
 
 
 Cut = Callable[[Span, int], int]
-"""`cut(span, offset)`: a place near `offset` where an index entry begins: the log can be cut there."""
+"""`cut(span, offset)` returns where an index entry begins near `offset`. A log is cut there."""
 
 
 def shares(
@@ -126,11 +126,10 @@ def shares(
     size: int = SPLIT_BYTES,
     alone: bool = False,
 ) -> list[tuple[Span, ...]]:
-    """Divide a read into tasks of about `size` bytes; small logs share one, unless each is to be `alone`.
+    """Divide a read into tasks of about `size` bytes. Small logs share one, unless each is to be `alone`.
 
-    Empty spans are left out.
-
-    Where `min_partitions` asks for tasks there are a multiple of it, so that so many cores end together.
+    Empty spans are left out. With `min_partitions` the number of tasks is a multiple of it, so that all cores
+    end together.
     """
     spans = [span for span in spans if span.length > 0]
     total = sum(span.length for span in spans)
@@ -154,7 +153,7 @@ def _pieces(span: Span, size: int, cut: Cut) -> Iterable[Span]:
 
 
 def _packed(pieces: Iterable[Span], size: int) -> Iterable[tuple[Span, ...]]:
-    """In order, as many as fit `size`, at least one."""
+    """Put pieces together in order, as many as fit `size`, but at least one."""
     taken: list[Span] = []
     length = 0
     for piece in pieces:

@@ -1,9 +1,9 @@
 """Following logs: where a stream stands, and how far its next batch goes.
 
-A stream's offset is `{"logs": {source: {topic: [offset, id]}}}`, and where a batch is the first to have a
-log also `{"began": {source: {topic: offset}}}`: where in it the batch begins. So what `latest` meant on the
-first day is part of the first batch's end, which Spark keeps in its checkpoint; asking for the initial offset
-again, as it does when the first batch is recovered, changes nothing: that is always `{}`.
+A stream's offset is `{"logs": {source: {topic: [offset, id]}}}`. If a batch is the first to have a log, the
+offset also has `{"began": {source: {topic: offset}}}`, where the batch begins in that log. So the end of the
+first batch, which Spark keeps in its checkpoint, says what `latest` meant then. The initial offset is always
+`{}`, so Spark may ask for it again when it recovers the first batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,21 +23,21 @@ from shared.storage.format import LENGTH_BYTES
 
 Offset = dict[str, Any]
 Known = Mapping[str, Mapping[str, tuple[int, int]]]
-"""By source and topic: where a stream stands, and in which log."""
+"""By source and topic: the offset at which a stream stands, and the log's id."""
 
 INITIAL: Offset = {}
 
 
 @attrs.frozen
 class Limit:
-    """Of a batch: how many records, and how many bytes of the logs. None: no limit."""
+    """The most records, and the most bytes of the logs, that a batch has. None means no limit."""
 
     records: int | None = None
     length: int | None = None
 
 
 Target = Mapping[tuple[str, str], LogSpot]
-"""By source and topic: the logs that a stream is to read, and up to where."""
+"""By source and topic: the logs that a stream reads, each up to its `end`."""
 
 
 _Going = tuple[Origin, Stretch]
@@ -45,7 +45,7 @@ _Going = tuple[Origin, Stretch]
 
 @attrs.frozen
 class _Part:
-    """Of one log: where the next batch begins, and where it could end at most."""
+    """A log's part of the next batch: it begins at `start`, and ends at `spot.end` at most."""
 
     place: Origin
     spot: LogSpot
@@ -62,7 +62,7 @@ class _Part:
 
 
 def target(options: Options) -> Target:
-    """What there is now: for a stream that is to read just that."""
+    """Return what there is now, for a stream that ends there (`availableNow`)."""
     found: dict[tuple[str, str], LogSpot] = {}
     for source in options.sources:
         with closing(open_place(options, source)) as place:
@@ -72,7 +72,7 @@ def target(options: Options) -> Target:
 
 @attrs.frozen
 class Plan:
-    """A batch: where it ends, and how many bytes of the logs are there behind it (by source and topic)."""
+    """A batch's end, and the bytes that the logs have behind it, by source and topic."""
 
     end: Offset
     behind: Mapping[str, Mapping[str, int]]
@@ -86,10 +86,10 @@ def planned(
     target: Target | None = None,
     least: int | None = None,
 ) -> Plan:
-    """The batch that begins at `start`; it ends there where there is nothing to read.
+    """Plan the batch that begins at `start`. Without anything to read it ends at `start`, too.
 
-    `target`: go no further. `least`: nor anywhere before there are so many records. Raises DataLoss by the
-    rules, ConfigError, OSError.
+    `target`: go no further. `least`: the batch is empty until so many records are there. Raises DataLoss by
+    the rules, ConfigError, OSError.
     """
     known = _known(options, start)
     parts: list[_Part] = []
@@ -122,7 +122,7 @@ def planned(
 
 
 def places(options: Options, offset: Offset) -> Mapping[str, Mapping[str, int]]:
-    """Up to where a stream has read, by source and topic."""
+    """Return up to where a stream has read, by source and topic."""
     return _offsets(_known(options, offset) or {})
 
 
@@ -135,14 +135,14 @@ def _behind(parts: Sequence[_Part], stops: Mapping[tuple[str, str], int]) -> dic
 
 
 def _are_there(parts: Sequence[_Part], records: int) -> bool:
-    """Whether all logs together have so many that are new."""
+    """Whether all logs together have so many new records."""
     ahead = [(part.place, Stretch(part.spot, part.start, records)) for part in parts if part.length > 0]
     _advance(ahead)
     return sum(stretch.records for _, stretch in ahead) >= records
 
 
 def spans(options: Options, start: Offset, end: Offset) -> list[Span]:
-    """What stands between two offsets."""
+    """Return the spans between two offsets of a stream."""
     known, found = _known(options, start) or {}, []
     for source, logs in (_known(options, end) or {}).items():
         began = _here(options, end, "began").get(source, {})
@@ -153,15 +153,15 @@ def spans(options: Options, start: Offset, end: Offset) -> list[Span]:
 
 
 def _known(options: Options, offset: Offset) -> Known | None:
-    """What an offset says; None for the initial one."""
+    """Return where an offset stands; None for the initial offset."""
     return _here(options, offset, "logs") if offset else None
 
 
 def _here(options: Options, offset: Offset, part: str) -> Any:
-    """A part of an offset by source.
+    """Return a part of an offset, by the options' sources.
 
-    Where one place is read and one was, it is the same place: folders are moved, and brokers get new names.
-    So is a folder that the offset has by another of its names, or by several, as older ones may.
+    If the offset and the options have one source each, it is the same one: folders are moved, and brokers get
+    new names. A folder is also known by its other paths; offsets of older releases may have several of them.
     """
     found = offset.get(part, {})
     if len(offset["logs"]) == 1 and len(options.sources) == 1:
@@ -173,7 +173,7 @@ def _here(options: Options, offset: Offset, part: str) -> Any:
 
 
 def _within(found: Mapping[str, LogSpot], target: Target) -> dict[str, LogSpot]:
-    """The logs of a place that belong to the target, none of them going further."""
+    """Return the logs of a place that belong to the target, each cut at the target's end."""
     spots = {}
     for name, spot in found.items():
         last = target.get((spot.source, name))
@@ -208,16 +208,15 @@ def _next(
             offset = None
         if offset is None:
             parts.append(_Part(place, spot, spot.first, True))
-        else:  # an index entry that is just being written can hide an end that was there
+        else:  # an index entry that is being written can hide an end that was seen before
             parts.append(_Part(place, attrs.evolve(spot, end=max(spot.end, offset)), offset, False))
     return parts
 
 
 def _limited(parts: list[_Part], limit: Limit) -> dict[tuple[str, str], int]:
-    """Where each log's part of the batch ends.
+    """Return where each log's part of the batch ends.
 
-    Logs get equal shares, and what the shorter ones leave goes to the longer: nobody starves, and each gets
-    one record at least.
+    Logs get equal shares. What short logs leave goes to the longer ones. Each gets one record at least.
     """
     stops = {part.key: part.spot.end for part in parts}
     if limit.records is None and limit.length is None:
@@ -239,8 +238,11 @@ def _limited(parts: list[_Part], limit: Limit) -> dict[tuple[str, str], int]:
 
 
 def _advance_together(every: Sequence[_Going], total: int) -> None:
-    """So far that they have so many records together. How many a log has it tells only when it is asked, so
-    what the short ones leave is shared out in further rounds."""
+    """Advance all until they have `total` records together.
+
+    How many records a log has is known only after it was advanced. So what short logs leave is shared out in
+    further rounds.
+    """
     going, records, least = every, total, 1
     while going and records > 0:
         wanted = [ceil((stretch.spot.end - stretch.stop) / LENGTH_BYTES) for _, stretch in going]
@@ -267,7 +269,7 @@ def _advance(going: Sequence[_Going]) -> None:
 
 
 def _shares(total: int, wanted: Sequence[int], *, least: int) -> list[int]:
-    """Of a total the same for each, in the order of what is wanted; what the first leave is the others'."""
+    """Divide a total equally. `wanted` ascends, so what the first leave goes to those behind them."""
     shares = []
     for left, most in zip(range(len(wanted), 0, -1), wanted, strict=True):
         shares.append(max(total // left, least))

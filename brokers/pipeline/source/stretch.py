@@ -1,8 +1,8 @@
-"""How far a stream's batch goes in a log: the same for logs of every place, which only tell what they hold.
+"""How far a stream's batch goes in a log, the same way for folders and servers.
 
-A `Stretch` asks for index entries, and where only a part of one is wanted, for its records. Whoever has the
-log answers, at once or for many stretches in one go. What cannot be had is no end: it is passed over here in
-one piece, and told by whoever reads it. So a stretch with anything before it always moves on.
+A `Stretch` asks for index entries, and for records where it takes only a part of an entry. The folder or the
+server answers, one stretch at a time or many. A range that cannot be read does not end a stretch. It is
+passed over whole, and its reader reports it. So a stretch with anything ahead always moves on.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -14,28 +14,28 @@ from brokers.pipeline.source.spans import LogSpot
 from shared.storage.format import LENGTH_BYTES, IndexEntry, length_at
 
 LOOK_BYTES = 1 << 20
-"""Whose index entries are asked for first: most batches of many logs end there."""
+"""The entries of so many bytes are asked for first. Most batches of many logs end within them."""
 LOOK_BYTES_MAX = 32 << 20
 RECORDS_BYTES = 16 << 10
-"""Of an entry's records at least so much is asked for at once."""
+"""At least so many bytes of an entry's records are asked for at once."""
 
 
 class Entries(NamedTuple):
-    """Which index entries touch [start, stop)? The answer is `FoundEntries`."""
+    """Asks which index entries touch [start, stop). The answer is `FoundEntries`."""
 
     start: int
     stop: int
 
 
 class RecordsAt(NamedTuple):
-    """What stands at `start`, a record's start? The answer: some `size` bytes; b"": they cannot be had."""
+    """Asks for some `size` bytes at `start`, a record's start. The answer b"" means that there are none."""
 
     start: int
     size: int
 
 
 class FoundEntries(NamedTuple):
-    """Entries in order, all there are from where they were asked for up to `stop`."""
+    """All entries, in order, from where they were asked for up to `stop`."""
 
     marks: Iterable[IndexEntry]
     stop: int
@@ -47,7 +47,7 @@ Walk = Generator[Need, Any, None]
 
 @attrs.define(eq=False)
 class Stretch:
-    """A batch's part of one log, from a record's start on: `stop`, and how many `records` that is, so far.
+    """A batch's part of one log, from a record's start to `stop`, so far, and its number of `records`.
 
     It has `records_max` records and `bytes_max` bytes at most (None: no limit), but one record at least. With
     a higher limit it can go on. `is_exact`: whether all its records could be counted.
@@ -61,15 +61,15 @@ class Stretch:
     is_exact: bool = True
     stop: int = attrs.field(init=False)
     _began: int = attrs.field(init=False)
-    """Where bytes are counted from: what is not there any more counts for nothing."""
+    """Where the bytes are counted from: behind what retention has dropped."""
 
     def __attrs_post_init__(self) -> None:
         self.stop = self._began = self.start
 
     def walk(self) -> Walk:
-        """Go on, as far as the limits let it. Each need that it yields is sent its answer."""
+        """Go on as far as the limits allow. The caller sends the answer to each need that is yielded."""
         end, look = self.spot.end, LOOK_BYTES
-        at = max(self.stop, self.spot.first)  # what retention has taken is passed over
+        at = max(self.stop, self.spot.first)  # passes over what retention has dropped
         while at < end:
             found: FoundEntries = yield Entries(at, min(at + look, end))
             for mark in found.marks:
@@ -86,7 +86,7 @@ class Stretch:
         self.stop = max(self.stop, end)
 
     def _take_part(self, mark: IndexEntry, low: int) -> Generator[Need, Any, bool]:
-        """Of a mark the records from `low` on that fit. Whether there is one that does not."""
+        """Take the records of a mark that fit, from `low` on. Returns whether one did not fit."""
         while low < mark.end:
             if self.records and not self._fits(low + LENGTH_BYTES, 1):
                 return True
@@ -101,7 +101,7 @@ class Stretch:
         return False
 
     def _take_unseen(self, mark: IndexEntry, low: int) -> bool:
-        """What is left of a mark whose records cannot be had. Whether it does not fit."""
+        """Take the rest of a mark whose records cannot be read. Returns whether it did not fit."""
         is_whole = low == mark.offset
         count = mark.records if is_whole else 0
         if self.records and not self._fits(mark.end, count):
@@ -111,7 +111,7 @@ class Stretch:
         return False
 
     def _wanted(self, mark: IndexEntry, low: int) -> int:
-        """How many bytes from `low` on are worth looking at."""
+        """Return how many bytes from `low` on are worth reading."""
         size = mark.end - low
         if self.records_max is not None:
             average = mark.length // max(mark.records, 1) + 1
@@ -134,7 +134,7 @@ Asked = tuple[Stretch, Need]
 
 
 def advance_all(stretches: Iterable[Stretch], answers: Callable[[list[Asked]], Iterable[Any]]) -> None:
-    """Go on with all of them side by side. `answers`: to what is asked, in order."""
+    """Go on with all stretches side by side. `answers` returns the answers to all questions, in order."""
     walks = [(stretch, stretch.walk()) for stretch in stretches]
     waiting = [(stretch, walk, need) for stretch, walk in walks if (need := next(walk, None)) is not None]
     while waiting:
@@ -154,7 +154,7 @@ def _sent(walk: Walk, answer: Any) -> Need | None:
 
 
 def _ends(data: bytes, start: int, stop: int) -> Iterator[int]:
-    """Where the records end that begin in `data`, which stands at `start`; garbage ends at `stop`."""
+    """Yield where the records of `data`, which begins at `start`, end. Garbage ends at `stop`."""
     at = 0
     while at + LENGTH_BYTES <= len(data) and start + at < stop:
         at += LENGTH_BYTES + length_at(data, at)[0]

@@ -1,13 +1,11 @@
-"""Pieces to a server, each written once, by BATCH.
+"""Rows to pieces, and pieces to a server, each written once, by BATCH.
 
-The server remembers of each writer and topic the newest 128 batches. So piece n of a topic goes out under the
-writer `<name>-<n // 128>` with the seq `epoch * 128 + n % 128`: all pieces of an epoch are remembered however
-many there are, and the next epoch takes the same writers, so that a query does not push other people's
-writers out of the server's memory.
+The server remembers the newest 128 batches of each writer and topic. So piece n of a topic has the writer
+`<name>-<n // 128>` and the seq `epoch * 128 + n % 128`. So the server remembers all pieces of an epoch. The
+next epoch takes the same writers, so a query does not push other writers out of the server's memory.
 
-What is sent again under the same names and numbers gets the old answers. That it is the same is checked:
-where an answer's offset shows that a piece was written before this writer began, its bytes are read back and
-compared. Rows that came in another order are an error then, not a loss.
+A piece that is sent again gets its old answer. If the answer's offset shows that it was written before this
+writer began, its bytes are read back and compared. So rows in another order are an error, not a loss.
 
 Source: logmq/PROTOCOL.md, "Batches that are sent twice".
 """
@@ -33,12 +31,12 @@ from shared.client.retry import Retry
 from shared.errors import BrokerError
 
 _ROWS = 10_000
-"""Between two looks at how much is held."""
+"""Rows between two checks of how many bytes are held."""
 
 
 @attrs.frozen
 class PackedRecords:
-    """Whole records of one topic, to be written at once."""
+    """Whole records of one topic, written at once."""
 
     topic: str
     records: bytes = attrs.field(repr=lambda records: f"<{len(records)} bytes>")
@@ -46,10 +44,14 @@ class PackedRecords:
 
 
 class Packer:
-    """Gathers rows into pieces of at most `bytes_max`, each topic's apart, in the order of the rows.
+    """Gathers rows into pieces of at most `bytes_max`, for each topic, in the order of the rows.
 
-    `held_bytes_max`: of rows that are held for all topics together. Every so many rows, when there are more,
-    the pieces are given out as they are: a thousand topics must not need a thousand full pieces.
+    No Python object is made for a record: Arrow joins a column of headers with the values, which then lie in
+    memory as in a log. The cuts depend on the rows' order and sizes alone, not on Spark's batches, so a task
+    that runs again makes the same pieces.
+
+    `held_bytes_max`: the most bytes held for all topics. Beyond it all pieces go out as they are, so that a
+    thousand topics do not need a thousand full pieces.
     """
 
     def __init__(self, bytes_max: int, held_bytes_max: int) -> None:
@@ -59,7 +61,7 @@ class Packer:
         self._rows = 0
 
     def add(self, topics: pa.Array | str, values: pa.Array) -> Iterator[PackedRecords]:
-        """The pieces that these rows complete. `values`: binary or text, without nulls, as are `topics`."""
+        """Yield the pieces that these rows complete. There are no nulls. `values`: binary or text."""
         at, count = 0, len(values)
         while at < count:
             some = min(_ROWS - self._rows % _ROWS, count - at)
@@ -73,7 +75,7 @@ class Packer:
                 yield from self.rest()
 
     def rest(self) -> Iterator[PackedRecords]:
-        """What is left, a piece for each topic."""
+        """Yield what is left, a piece for each topic."""
         for topic, filling in self._filling.items():
             if filling.size:
                 yield filling.close(topic)
@@ -83,7 +85,7 @@ class Packer:
             yield from self._add(topics, values)
             return
         encoded = topics.dictionary_encode()
-        order = pc.sort_indices(encoded.indices)  # stable: each topic's rows stay in order
+        order = pc.sort_indices(encoded.indices)  # stable, so each topic's rows stay in order
         values = values.take(order)
         names, at = encoded.dictionary.to_pylist(), 0
         for run in pc.value_counts(encoded.indices.take(order)).to_pylist():
@@ -126,7 +128,7 @@ class _Filling:
 
 
 def framed(values: pa.Array) -> tuple[memoryview, Any]:
-    """The rows as records side by side, and where each begins, with the end of the last one."""
+    """Return the rows as records side by side, where each begins, and where the last one ends."""
     payloads = values.cast(pa.large_binary())
     sizes = pc.binary_length(payloads).cast(pa.uint32())
     words = array("I")
@@ -142,13 +144,13 @@ def framed(values: pa.Array) -> tuple[memoryview, Any]:
 
 
 REMEMBERED = 128
-"""Batches of a writer that the server can tell again."""
+"""Batches of a writer that the server remembers."""
 UNANSWERED_MAX = 16
 UNANSWERED_BYTES_MAX = 8 * 1024 * 1024
 
 
 class NotWritten(BrokerError):
-    """The server refuses a piece, or holds other records in its place."""
+    """The server refuses a piece, or has other records in its place."""
 
 
 @attrs.frozen
@@ -159,7 +161,7 @@ class _Sent:
 
 
 class Writer:
-    """Writes pieces in order, over one connection; what is on its way is bounded."""
+    """Writes pieces in order over one connection. What is on its way is bounded."""
 
     def __init__(self, server: Server, reach: Reach, epoch: int) -> None:
         self._link = Link(server, reach)
@@ -167,7 +169,7 @@ class Writer:
         self._retry = Retry(reach.retry_seconds)
         self._epoch = epoch
         self._ends: dict[str, int] = {}
-        """Where each topic ended before we wrote to it: what is answered with less was written earlier."""
+        """Where each topic ended before we wrote to it. A lower offset in an answer was written earlier."""
         self._unanswered: deque[_Sent] = deque()
         self._unanswered_bytes = 0
         self._on_wire = 0
@@ -175,13 +177,13 @@ class Writer:
     def write(self, piece: PackedRecords, name: str, number: int) -> None:
         """Send piece `number` of its topic, then wait for room.
 
-        `name`: that of nobody else, and the same again. Raises NotWritten, and OSError where the server is
-        away for too long.
+        `name`: no other writer has it, and a repeated task has it again. Raises NotWritten, and OSError if
+        the server is away for too long.
         """
         if len(piece.records) > SKIPPED_BODY_BYTES_MAX:
             raise NotWritten(f"a record of {len(piece.records) - 4} bytes is above what the wire carries")
         if piece.topic not in self._ends:
-            self.finish()  # the next answer is to be that to OFFSETS
+            self.finish()  # the next answer has to be that to OFFSETS
             self._ends[piece.topic] = self._end_of(piece.topic)
         group, place = divmod(number, REMEMBERED)
         self._unanswered.append(_Sent(piece, f"{name}-{group}", self._epoch * REMEMBERED + place))
@@ -199,7 +201,7 @@ class Writer:
         self._link.close()
 
     def _send(self) -> None:
-        """Whatever is not on its way on this connection."""
+        """Send whatever is not on its way on this connection."""
         try:
             while self._on_wire < len(self._unanswered):
                 sent = self._unanswered[self._on_wire]
@@ -211,7 +213,7 @@ class Writer:
             self._lost(error)
 
     def _answer(self) -> None:
-        """The next answer, or a new connection and everything again."""
+        """Take the next answer, or connect again and send everything again."""
         if self._on_wire < len(self._unanswered):
             self._send()
             if not self._on_wire:
@@ -238,7 +240,7 @@ class Writer:
     def _end_of(self, topic: str) -> int:
         try:
             ask = connector.offsets(topic)
-        except Refusal as error:  # rows say what they like
+        except Refusal as error:  # the name comes from a row
             raise NotWritten(f"a row's topic is {error.text}") from None
         (found,) = self._link.ask_all([ask])
         if isinstance(found, LogmqError):

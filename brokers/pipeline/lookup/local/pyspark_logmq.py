@@ -1,7 +1,7 @@
-"""What Spark's worker that looks for data sources finds: the format `logmq`, for all of a JVM's sessions.
+"""The format `logmq` for Spark's lookup worker, and so for all sessions of a JVM.
 
-A source that is registered is one session's, and `newSession()` makes one without. Not for a cluster: what is
-found so goes to executors without the files that it needs.
+A registered source belongs to one session, and `newSession()` makes one without it. A cluster does not get
+this folder, because a source that is found here goes to executors without its files.
 """
 
 from collections.abc import MutableMapping
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from brokers.pipeline.source.data_source import LogmqDataSource
 
 
-class DefaultSource(DataSource):  # the name that Spark asks for
-    """Makes ours, which is imported only then: each JVM looks, and needs no more than the name for that."""
+class DefaultSource(DataSource):  # Spark looks for this name
+    """Makes a `LogmqDataSource`, imported only when needed: the lookup itself needs only the name."""
 
     def __new__(cls, options: MutableMapping[str, str]) -> "LogmqDataSource":  # type: ignore[misc]
         from brokers.pipeline.source.data_source import LogmqDataSource
