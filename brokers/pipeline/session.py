@@ -170,15 +170,11 @@ def zip_of_ours() -> Path:
     file = folder / "brokers_pipeline.zip"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in ("brokers", "shared", *plugins.packages()):
-            for root in _roots(package):
-                for path in sorted(root.rglob("*.py")):
+            spec = importlib.util.find_spec(package)
+            for root in (spec and spec.submodule_search_locations) or ():
+                for path in sorted(Path(root).rglob("*.py")):
                     archive.write(path, Path(package) / path.relative_to(root))
     return file
-
-
-def _roots(package: str) -> list[Path]:
-    spec = importlib.util.find_spec(package)
-    return [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]
 
 
 LOGGING = Path(__file__).parent / "log4j2.properties"

@@ -39,13 +39,6 @@ from tests.pipeline.folders import (
 from tests.support.folders import ALWAYS, add, fill, flip, open_folder
 
 
-def test_other_namespaces_logs_have_their_own_names(tmp_path: Path) -> None:
-    name = "Fürs Büro/1"
-    fill(tmp_path / "data", {("dms", name): [b"job"]})
-    chosen = options(tmp_path / "data", namespace="dms")
-    assert values(chosen, whole(tmp_path / "data", name, "dms")) == [b"job"]
-
-
 def test_each_namespace_has_its_own_logs(tmp_path: Path) -> None:
     fill(tmp_path / "data", {ORDERS: [b"a"], ("dms", "orders"): [b"job"], ("dms", "jobs"): [b"b"]})
     for namespace, there in (("logmq", {"orders": 5}), ("dms", {"orders": 7, "jobs": 5})):
@@ -88,26 +81,12 @@ def test_a_log_that_the_catalog_does_not_have_yet_is_found(tmp_path: Path) -> No
         store = await open_folder(data)
         try:
             long = "ü" * 60  # as a file's name too long, so only the journal knows it
-            for name in ("Neu!", long):
+            names = "Neu!", "Fürs Büro/1", long
+            for name in names:
                 add(store, "dms", name, [b"a", b"b"])
             await store.flush_index()
-            for name in ("Neu!", long):
+            for name in names:
                 assert values(options(data, namespace="dms"), whole(data, name, "dms")) == [b"a", b"b"]
-        finally:
-            store.abandon()
-
-    trio.run(run)
-
-
-def test_a_log_is_found_by_its_file_whatever_its_name_is(tmp_path: Path) -> None:
-    data, name = tmp_path / "data", "Fürs Büro/1"
-
-    async def run() -> None:
-        store = await open_folder(data)
-        try:
-            add(store, "dms", name, [b"job"])
-            await store.flush_index()
-            assert values(options(data, namespace="dms"), whole(data, name, "dms")) == [b"job"]
         finally:
             store.abandon()
 

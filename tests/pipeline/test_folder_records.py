@@ -1,13 +1,12 @@
 """What is read of a data folder's logs, and what of it is told as lost: nothing else is ever left out."""
 
 import os
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import trio
 
-from brokers.pipeline.source import origin, rows, stream
+from brokers.pipeline.source import rows, stream
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
@@ -93,13 +92,6 @@ def test_what_the_index_does_not_vouch_for_is_not_read(tmp_path: Path) -> None:
     assert values(options(folder), shorter) == RECORDS[: len(values(options(folder), shorter))]
 
 
-def test_a_flipped_bit_is_an_error_that_says_where(folder: Path) -> None:
-    second = marks(folder)[1]
-    flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
-    with pytest.raises(DataLoss, match=f"orders in .*: offsets {second.offset} to {second.end} are lost"):
-        values(options(folder), whole(folder))
-
-
 def test_a_loss_is_told_as_far_as_it_was_asked_for(folder: Path) -> None:
     span, second = whole(folder), marks(folder)[1]
     flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
@@ -107,15 +99,6 @@ def test_a_loss_is_told_as_far_as_it_was_asked_for(folder: Path) -> None:
     part = Span(span.source, span.topic, span.log_id, inside[0], inside[-1])
     with pytest.raises(DataLoss, match=f"offsets {inside[0]} to {inside[-1]} are lost"):
         values(options(folder), part)
-
-
-def test_a_log_is_read_in_chunks_of_a_bounded_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    most = 2 * max(mark.length for mark in marks(folder))
-    monkeypatch.setattr("brokers.pipeline.source.spans.CHUNK_BYTES", most)
-    with closing(Folder(str(folder), "logmq")) as place:
-        chunks = list(place.chunks(whole(folder), origin.rules(options(folder))))
-    assert len(chunks) > 2
-    assert max(len(chunk.data) for chunk in chunks) <= most
 
 
 def test_a_damaged_range_is_passed_over_and_told_where_that_is_wanted(
@@ -126,6 +109,8 @@ def test_a_damaged_range_is_passed_over_and_told_where_that_is_wanted(
     got = values(options(folder, failOnDataLoss="false"), whole(folder))
     assert got == RECORDS[: first.records] + RECORDS[first.records + second.records :]
     assert f"offsets {second.offset} to {second.end} are lost" in capfd.readouterr().err
+    with pytest.raises(DataLoss, match=f"orders in .*: offsets {second.offset} to {second.end} are lost"):
+        values(options(folder), whole(folder))
 
 
 def test_a_damaged_range_is_one_loss_however_long_it_is(
@@ -226,19 +211,20 @@ def test_where_index_and_log_are_damaged_only_that_is_lost(folder: Path) -> None
     assert kept == RECORDS[: first.records] + RECORDS[first.records + second.records :]
 
 
-def test_what_the_journal_lost_is_told(folder: Path) -> None:
-    second = marks(folder)[1]
-    changed = second._replace(flags=EntryFlag.DAMAGED, records=0)
-    rewrite_mark(folder, 1, lambda _: format.pack_index_entry(changed, spot(folder).id))
+@pytest.mark.parametrize("unverified", ["read", "skip", "fail"])
+def test_what_the_journal_lost_is_told_and_unverified_ranges_are_read_passed_over_or_refused(
+    folder: Path, unverified: str
+) -> None:
+    first, second = marks(folder)[:2]
+
+    def flag(flags: EntryFlag, **fields: int) -> None:
+        changed = second._replace(flags=flags, **fields)
+        rewrite_mark(folder, 1, lambda _: format.pack_index_entry(changed, spot(folder).id))
+
+    flag(EntryFlag.DAMAGED, records=0)
     with pytest.raises(DataLoss, match="the journal lost what stood here"):
         values(options(folder), whole(folder))
-
-
-@pytest.mark.parametrize("unverified", ["read", "skip", "fail"])
-def test_unverified_ranges_are_read_passed_over_or_refused(folder: Path, unverified: str) -> None:
-    first, second = marks(folder)[:2]
-    changed = second._replace(flags=EntryFlag.UNVERIFIED)
-    rewrite_mark(folder, 1, lambda _: format.pack_index_entry(changed, spot(folder).id))
+    flag(EntryFlag.UNVERIFIED)
     chosen = options(folder, unverified=unverified)
     if unverified == "fail":
         with pytest.raises(DataLoss, match="unverified"):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +73,7 @@ def test_what_is_read_is_the_log_byte_for_byte(
                 assert read(served, span, policy) == LOG[start:stop]
                 for chunk in served.chunks(span, policy):
                     assert sum(mark.length for mark in chunk.marks) == len(chunk.data)
+                    assert len(chunk.data) <= chunk_bytes or len(chunk.marks) == 1
                     assert chunk.marks[0].offset == chunk.offset
 
 
@@ -193,7 +193,9 @@ def test_a_damaged_range_is_told_and_passed_over(new_server: Callable[..., Serve
         assert found == LOG[:start] + LOG[stop:]
 
 
-def test_it_speaks_tls(new_server: Callable[..., Server], tmp_path: Path) -> None:
+def test_it_speaks_tls_and_a_side_that_alone_does_is_told_so_at_once(
+    new_server: Callable[..., Server], tmp_path: Path, one: Server
+) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
@@ -201,20 +203,8 @@ def test_it_speaks_tls(new_server: Callable[..., Server], tmp_path: Path) -> Non
     server = new_server("--enable", "logmq", environ=certificate).start()
     with opened(server, Reach(ca=str(tmp_path / "ca.pem"))) as served:
         assert served.spots(ORDERS) == {}
-    with (
-        opened(server, Reach(tls=True)) as served,
-        pytest.raises(ConnectionRefusedError, match="certificate"),
-    ):
-        served.spots(ORDERS)
-
-
-def test_a_side_that_alone_speaks_tls_is_told_so_at_once(
-    new_server: Callable[..., Server], tmp_path: Path, one: Server
-) -> None:
-    trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
-    certificate = {"BROKERS_TLS_CERTIFICATE": str(tmp_path / "server.pem")}
-    server = new_server("--enable", "logmq", environ=certificate).start()
     for there, reach, text in (
+        (server, Reach(tls=True), "certificate"),
         (server, Reach(retry_seconds=3600), r"it speaks TLS: the option tls=true is missing"),
         (one, Reach(tls=True, retry_seconds=3600), "it does not speak TLS"),
     ):
@@ -289,16 +279,3 @@ def test_several_servers_are_read_together(spark: "SparkSession", one: Server, f
     rows = [(row.topic, row.offset, bytes(row.value)) for row in found.orderBy("topic", "offset").collect()]
     orders = [("orders", sum(LENGTHS[:number]), message) for number, message in enumerate(MESSAGES)]
     assert rows == [("bills", 0, b"bill"), *orders]
-
-
-def test_a_log_is_fetched_in_chunks_of_a_bounded_size(one: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(one) as served:
-        (spot,) = served.spots(TopicChoice(("orders",))).values()
-        ends = [0]
-        while ends[-1] < len(LOG):
-            ends.append(served.entry_end(spot, ends[-1]))
-        most = 2 * max(end - start for start, end in pairwise(ends))
-        monkeypatch.setattr("brokers.pipeline.source.spans.CHUNK_BYTES", most)
-        chunks = list(served.chunks(whole(served), STRICT))
-    assert max(len(chunk.data) for chunk in chunks) <= most
-    assert b"".join(bytes(chunk.data) for chunk in chunks) == LOG

@@ -68,12 +68,6 @@ def test_logs_share_a_batch_and_what_the_short_leave_goes_to_the_long(
     assert [stops[name] // 4 for name in ("b", "a", "c")] == taken
 
 
-def test_a_record_longer_than_the_limit_is_a_batch(folder: Path) -> None:
-    chosen = options(folder, streaming=True, startingOffsets="earliest")
-    end = follow(chosen, stream.INITIAL, stream.Limit(length=1))
-    assert between(chosen, stream.INITIAL, end) == RECORDS[:1]
-
-
 def test_a_topic_that_comes_later_is_read_from_its_first_record(tmp_path: Path) -> None:
     data = tmp_path / "data"
     fill(data, {("logmq", "another"): [b"x"]})

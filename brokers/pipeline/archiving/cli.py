@@ -168,7 +168,11 @@ def _rounds(
         _said_plainly(),
         started(f"archive {folder}", master, config) as spark,
     ):
-        archiver = Archiver(spark, feed, place, folder, settings, warn=_warn)
+
+        def warn(text: str) -> None:
+            print(f"brokers: {said(text)}; trying again", file=sys.stderr, flush=True)
+
+        archiver = Archiver(spark, feed, place, folder, settings, warn=warn)
         with until_told(archiver.stop):
             yield from archiver.once() if once else archiver.follow()
 
@@ -207,10 +211,6 @@ def _said_plainly() -> Iterator[None]:
         raise
     except (Py4JError, PySparkException, OSError) as error:
         raise Refusal(said(str(error))) from error
-
-
-def _warn(text: str) -> None:
-    print(f"brokers: {said(text)}; trying again", file=sys.stderr, flush=True)
 
 
 def _told(rounds: Iterator["Round"]) -> Iterator["Round"]:

@@ -170,7 +170,7 @@ class Manifest:
                 records=log.records + sum(part.records for part in span.parts),
                 gaps=_joined([*log.gaps, *span.gaps]),
             )
-        return self._next(now_ms, logs, hot, self.retired, moves)
+        return self._next(now_ms, logs=logs, hot=tuple(hot), moves=tuple(moves))
 
     def settle(self, settlements: Iterable[Settlement], now_ms: int, kept_ms: int) -> "Manifest":
         """Return the next commit, with fresh files replaced by settled ones. Raises NotContinuous."""
@@ -190,32 +190,16 @@ class Manifest:
             logs[key] = attrs.evolve(
                 log, settled=next((part.start for part in hot if part.key == key), log.end)
             )
-        return self._next(now_ms, logs, hot, retired, moves)
+        return self._next(now_ms, logs=logs, hot=tuple(hot), retired=tuple(retired), moves=tuple(moves))
 
     def without_retired(self, now_ms: int) -> "Manifest":
         """Return the next commit, without retired files whose time is over; itself if there are none."""
-        left = [each for each in self.retired if each.until_ms > now_ms]
-        if len(left) == len(self.retired):
-            return self
-        return self._next(now_ms, self.logs, self.hot, left, ())
+        left = tuple(each for each in self.retired if each.until_ms > now_ms)
+        return self if left == self.retired else self._next(now_ms, retired=left)
 
-    def _next(
-        self,
-        now_ms: int,
-        logs: Mapping[str, LogState],
-        hot: Iterable[Part],
-        retired: Iterable[Retired],
-        moves: Iterable[Part],
-    ) -> "Manifest":
-        return attrs.evolve(
-            self,
-            version=self.version + 1,
-            written_ms=now_ms,
-            logs=logs,
-            hot=tuple(hot),
-            retired=tuple(retired),
-            moves=tuple(moves),
-        )
+    def _next(self, now_ms: int, **changes: Any) -> "Manifest":
+        made: dict[str, Any] = {"version": self.version + 1, "written_ms": now_ms, "moves": ()}
+        return attrs.evolve(self, **made | changes)
 
     def pack(self) -> bytes:
         """Return UTF-8 lines of JSON: a head, a line for each log, file and move, and the CRC of all."""

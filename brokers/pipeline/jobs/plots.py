@@ -104,9 +104,8 @@ def throughput(rows: Sequence[Row]) -> bytes:
             lines = _lines(mine)
             for number, (name, points) in enumerate(lines.items()):
                 values = [points.get(start, 0.0) for start in starts]
-                axes.plot(
-                    starts, values, color=_COLOURS[number], label=name, linewidth=1.6, marker=_marker(starts)
-                )
+                marker = "o" if len(starts) < 12 else None
+                axes.plot(starts, values, color=_COLOURS[number], label=name, linewidth=1.6, marker=marker)
             axes.set_title(protocol, loc="left", fontweight="bold")
             axes.set_ylabel("messages a second")
             if _steep(lines):
@@ -315,17 +314,8 @@ def _by_time(axes: "Axes", starts: Sequence[datetime]) -> None:
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
     if len(starts) == 1:
         minute = timedelta(minutes=1)
-        axes.set_xlim(*map(_day, (starts[0] - minute, starts[0] + minute)))
-
-
-def _day(when: datetime) -> float:
-    """Return a time as matplotlib counts it."""
-    return float(dates.date2num(when))  # type: ignore[no-untyped-call]
-
-
-def _marker(starts: Sequence[datetime]) -> str | None:
-    """Return a marker for points if there are few of them."""
-    return "o" if len(starts) < 12 else None
+        ends = (starts[0] - minute, starts[0] + minute)
+        axes.set_xlim(*(float(dates.date2num(end)) for end in ends))  # type: ignore[no-untyped-call]
 
 
 def _svg(figure: Figure) -> bytes:

@@ -6,19 +6,21 @@ Records are decoded in the process that reads them, so their bytes never reach t
 `logmq`, except those that choose logs, which the table does, or a part of a record.
 """
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from brokers.pipeline import workers
 from brokers.pipeline.jobs.offers import logs_of, offered
 from brokers.pipeline.source import rows
-from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader, spans_of
+from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader
 from brokers.pipeline.source.framing import IN_INDEX
 from brokers.pipeline.source.options import Options, parse
+from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError
 
 FORMAT = "logmq-table"
@@ -58,43 +60,25 @@ class TableDataSource(LogmqDataSource):
         return from_arrow_schema(self._table.schema)
 
     def reader(self, schema: StructType) -> BatchReader:
-        options = parse(self._given, streaming=False)
-        if self._table.measure is not None:
-            return MeasuringReader(options, self._table.measure)
-        return DecodingReader(options, self._table.decode)
+        options, table = parse(self._given, streaming=False), self._table
+        if table.measure is not None:
+            return BatchReader(options, IN_INDEX, partial(_measured, table.measure))
+        return BatchReader(options, read=partial(_decoded, table.decode))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
-        return DecodingStreamReader(parse(self._given, streaming=True), self._table.decode)
+        return StreamReader(parse(self._given, streaming=True), read=partial(_decoded, self._table.decode))
 
 
-class DecodingReader(BatchReader):
-    """Reads and decodes records, in executors. `decode` is pickled by its name."""
-
-    def __init__(self, options: Options, decode: Decode) -> None:
-        super().__init__(options)
-        self._decode = decode
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return map(self._decode, super().read(partition))
+# These travel to the executors by their names, as do the table's functions.
 
 
-class MeasuringReader(BatchReader):
-    """Reads and decodes what the logs' indexes say."""
-
-    def __init__(self, options: Options, measure: Decode) -> None:
-        super().__init__(options, IN_INDEX)
-        self._measure = measure
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return map(self._measure, rows.entries(self._options, spans_of(partition)))
+def _decoded(decode: Decode, *read: Any) -> Iterator[pa.RecordBatch]:
+    """Read records and decode them."""
+    return map(decode, rows.read(*read))
 
 
-class DecodingStreamReader(StreamReader):
-    """Reads and decodes the batches of a stream."""
-
-    def __init__(self, options: Options, decode: Decode) -> None:
-        super().__init__(options)
-        self._decode = decode
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return map(self._decode, super().read(partition))
+def _measured(
+    measure: Decode, options: Options, spans: Sequence[Span], _: object
+) -> Iterator[pa.RecordBatch]:
+    """Read what the logs' indexes say and decode that."""
+    return map(measure, rows.entries(options, spans))

@@ -1,6 +1,6 @@
 """What Spark sees: the format `logmq`, as a batch and as a stream."""
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import groupby
 from operator import attrgetter
@@ -83,6 +83,10 @@ class LogmqDataSource(DataSource):
         return sink.StreamWriter(sink.checked(self._given, schema, overwrite, streaming=True))
 
 
+ReadSpans = Callable[[Options, Sequence[Span], Sequence[str]], Iterator[pa.RecordBatch]]
+"""Reads the rows of spans in an executor: some columns of theirs, or what these columns are decoded to."""
+
+
 class Share(InputPartition):
     """What one task reads."""
 
@@ -94,17 +98,20 @@ class Share(InputPartition):
 class BatchReader(DataSourceReader):
     """One read of what is there now."""
 
-    def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
+    def __init__(
+        self, options: Options, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
+    ) -> None:
         workers.prepare()  # a worker that plans gets its data source pickled, without __init__
         self._options = options
         self._columns = columns
+        self._read = read
         self._wanted = Wanted()
 
     def partitions(self) -> Sequence[InputPartition]:
         return shares(self._options, planning.planned(self._options, self._wanted), self._columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(self._options, partition, self._columns)
+        return self._read(self._options, _spans_of(partition), self._columns)
 
 
 class PruningReader(BatchReader):
@@ -122,10 +129,13 @@ class PruningReader(BatchReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of batches, each from where the last one ended. `stream.py` explains its offsets."""
 
-    def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
+    def __init__(
+        self, options: Options, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
+    ) -> None:
         workers.prepare()
         self._options = options
         self._columns = columns
+        self._read = read
         self._target: stream.Target | None = None
         self._began_at: float | None = None
         self._behind: dict[str, Any] | None = None
@@ -195,7 +205,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return shares(self._options, stream.spans(self._options, start, end), self._columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(self._options, partition, self._columns)
+        return self._read(self._options, _spans_of(partition), self._columns)
 
 
 def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:
@@ -236,12 +246,7 @@ def _of_records(options: Options, found: Sequence[Span], most: int) -> list[Span
     return sorted(pieces, key=attrgetter("source", "topic", "start"))
 
 
-def read(options: Options, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a task, in an executor."""
-    return rows.read(options, spans_of(partition), columns)
-
-
-def spans_of(partition: InputPartition) -> Sequence[Span]:
+def _spans_of(partition: InputPartition) -> Sequence[Span]:
     """Return what a task reads, in an executor. Spark makes one task, without a Share, of an empty read."""
     workers.prepare()
     return partition.spans if isinstance(partition, Share) else ()

@@ -122,12 +122,9 @@ class Served:
                 offset, data = (-1, b"") if isinstance(answer, LogmqError) else answer
                 yield data if offset == need.start else b""
 
-    def _marks(self, topic: str, start: int, stop: int) -> list[IndexEntry]:
-        return _entries(self._link.ask(connector.marks(topic, start, stop)))
-
     def _marks_if_any(self, topic: str, start: int, stop: int) -> list[IndexEntry]:
         try:
-            return self._marks(topic, start, stop)
+            return _entries(self._link.ask(connector.marks(topic, start, stop)))
         except LogmqError:  # damaged, or gone meanwhile
             return []
 
@@ -242,7 +239,8 @@ class Served:
                             ask(at, stop)
                         asked = False
                         found = link.receive_chunk(_allocate)
-                        if number < len(ranges) and _ends(found, stop):
+                        is_last = isinstance(found, tuple) and found[0] + len(found[1]) == stop
+                        if is_last and number < len(ranges):
                             ask(*ranges[number])
                             asked = True
                     except OSError as error:
@@ -288,10 +286,6 @@ def _covering(marks: Sequence[IndexEntry], first: int, span: Span) -> Iterator[I
         at = mark.end
     if at < span.stop:
         yield IndexEntry(at, time, time, span.stop - at, 0, 0, EntryFlag.UNVERIFIED)
-
-
-def _ends(found: tuple[int, memoryview] | LogmqError | None, stop: int) -> bool:
-    return isinstance(found, tuple) and found[0] + len(found[1]) == stop
 
 
 def _ask(topic: str, need: Need) -> connector.Ask:

@@ -108,11 +108,7 @@ def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, *, st
     if overwrite:
         raise ConfigError("mode", "a topic is only ever added to: mode, or a stream's outputMode, append")
     options = parse_sink(given, streaming=streaming)
-    _check(schema, options.topic)
-    return options
-
-
-def _check(schema: StructType, topic: str | None) -> None:
+    topic = options.topic
     fields = {field.name: field.dataType for field in schema.fields}
     value = fields.get("value")
     if value is None:
@@ -132,6 +128,7 @@ def _check(schema: StructType, topic: str | None) -> None:
         raise WrongSchema(
             f"a record has no place for the column {', '.join(more)}; it has value, and topic where it goes"
         )
+    return options
 
 
 def _task() -> TaskContext:

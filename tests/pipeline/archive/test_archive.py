@@ -15,7 +15,7 @@ from brokers.pipeline import archive
 from brokers.pipeline.archive import faults
 from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.files import LocalFiles
-from brokers.pipeline.archiving.folder import ArchiveInUse, opened
+from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.archiving.job import Archiver, Round, Settings
 from brokers.pipeline.archiving.plan import Overtaken, Ripe
 from brokers.pipeline.source.options import parse
@@ -221,22 +221,3 @@ def test_what_retention_dropped_before_it_was_archived_ends_it_or_is_a_gap(
     (log,) = archive.position(folder)
     assert log.gaps == ((end, first),)
     assert faults(LocalFiles(folder)) == []
-
-
-def test_two_archivers_on_one_folder_are_refused(tmp_path: Path) -> None:
-    with (
-        opened(tmp_path, "servers"),
-        pytest.raises(ArchiveInUse, match="another archiver"),
-        opened(tmp_path, "servers"),
-    ):
-        pass
-
-
-def test_a_missing_file_is_found(spark: "SparkSession", tmp_path: Path) -> None:
-    data, folder = tmp_path / "data", tmp_path / "archive"
-    fill(data, {("logmq", "orders"): [b"a", b"b"], ("logmq", "bills"): [b"c"]})
-    once(spark, folder, data)
-    (path,) = folder.glob("topic=orders/*/*.parquet")
-    path.unlink()
-    (fault,) = faults(LocalFiles(folder))
-    assert (fault.topic, fault.what, fault.range) == ("orders", "missing", (0, 10))

@@ -13,30 +13,11 @@ from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.cli import archive, archived, until_told
 from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import ArchiveFolder
-from brokers.pipeline.jobs.running import said
 from brokers.render import CommandResult
 from shared.errors import BrokerError, ConfigError, UsageError
 from tests.pipeline.archive.model import Archiver
 from tests.support.folders import fill
 from tests.support.server import run
-
-SPARK_SAYS = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
-: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed \
-1 times, most recent failure: Lost task 0.0 in stage 3.0 (TID 9) (executor driver): \
-org.apache.spark.api.python.PythonException: Traceback (most recent call last):
-  File "/x/pyspark/worker.py", line 1, in main
-    process()
-    ~~~~~~~^^
-brokers.pipeline.source.origin.DataLoss: orders in /data: offsets 1 to 2 are lost: retention dropped it
-
-	at org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
-"""
-
-
-def test_of_a_failed_task_it_says_the_line_that_matters() -> None:
-    assert said(SPARK_SAYS) == "orders in /data: offsets 1 to 2 are lost: retention dropped it"
-    assert said("[Errno 111] Connection refused") == "[Errno 111] Connection refused"
-    assert said("") == "Spark's JVM has ended"
 
 
 def test_it_wants_one_kind_of_place_and_settings_that_are_some(tmp_path: Path) -> None:

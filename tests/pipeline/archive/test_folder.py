@@ -50,7 +50,8 @@ def test_what_takes_several_reads_and_writes_is_whole(tmp_path: Path) -> None:
     assert read_whole(Halting(tmp_path), "version") == b"0123456789"
 
 
-def test_the_name_of_a_folder_has_no_controls_and_is_as_long_as_a_file_system_takes() -> None:
+def test_a_folder_is_named_as_spark_names_it_and_no_longer_than_a_file_system_takes() -> None:
+    assert names.escape("a/b%ü") == "a%2Fb%25ü"  # as Spark names it
     controls = "".join(map(chr, [*range(0x20), 0x7F]))
     assert names.escape(controls) == "".join(f"%{ord(each):02X}" for each in controls)
     assert names.unescape(names.escape(controls)) == controls

@@ -8,7 +8,6 @@ import pytest
 from brokers.errors import Refusal
 from brokers.pipeline import archive
 from brokers.pipeline.archive import ArchiveFault, committed, faults
-from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.files import Files
 from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest, Settlement
@@ -104,12 +103,3 @@ def test_paths_are_of_all_that_is_committed_fresh_or_settled(tmp_path: Path) -> 
     (settled,), (fresh,) = (tmp_path.glob("topic=*/*/*")), (tmp_path.glob("_archive/fresh/*/*/*"))
     assert archive.paths(tmp_path) == [str(settled), str(fresh)]
     assert [(log.end, log.settled) for log in archive.position(tmp_path)] == [(80, 40)]
-
-
-def test_a_topics_folder_is_named_as_spark_names_it_and_not_longer_than_can_be() -> None:
-    assert names.escape("a/b\n\x7f%ü") == "a%2Fb%0A%7F%25ü"
-    assert names.unescape(names.escape("a/b\n\x7f%ü")) == "a/b\n\x7f%ü"
-    longest = "x" * (255 - len("topic="))
-    assert names.folder(longest, "2026-01-31") == f"topic={longest}/date=2026-01-31"
-    with pytest.raises(Refusal, match="too long a name"):
-        names.folder(longest + "x", "2026-01-31")

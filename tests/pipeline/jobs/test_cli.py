@@ -144,6 +144,7 @@ def test_a_failure_is_what_the_innermost_error_said() -> None:
         "An error occurred while calling None.org.x.\n: java.lang.IllegalStateException: it is over\n\tat x"
     )
     assert said(py4j) == "it is over"
+    assert said("[Errno 111] Connection refused") == "[Errno 111] Connection refused"
     assert said("") == "Spark's JVM has ended"
 
 

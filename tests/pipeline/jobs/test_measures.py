@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pytest
 
 from brokers.pipeline.jobs import lag, measures, tables
-from brokers.pipeline.jobs.frames import Frame, in_words, length, rows_of, union
+from brokers.pipeline.jobs.frames import Frame, rows_of, union
 from brokers.pipeline.jobs.offers import offered
 from brokers.pipeline.jobs.where import Where
-from shared.errors import UsageError
 from shared.storage.tools.logs import RecordRow, log_dump
 from shared.tables.table import LIVES, PLACES, time_type, volumes_schema
 from tests.dms import plain_events
@@ -142,16 +140,6 @@ def test_sessions_have_what_is_kept_for_them_and_groups_what_was_dropped(passed:
     kept = [{"protocol": "pubsub", "reader": "c1", "messages": 3, "bytes": 30}]
     (row,) = lag.lag(passed, places, kept)
     assert (row.reader, row.name, row.messages, row.bytes, row.position) == ("c1", "a/*, b", 3, 30, None)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "minute", "0 minutes", "1 fortnight", "1 day; x", "-1 day", "1.5 hours"]
-)
-def test_a_window_is_a_length_of_time(text: str) -> None:
-    assert length("90 Seconds", "--window") == "90 second"
-    assert (in_words("90 second"), in_words("1 Minutes")) == ("90 seconds", "1 minute")
-    with pytest.raises(UsageError, match="--window"):
-        length(text, "--window")
 
 
 def test_a_window_is_given_once_it_is_over(spark: "SparkSession", tmp_path: Path) -> None:

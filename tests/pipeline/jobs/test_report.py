@@ -218,7 +218,17 @@ def test_what_stands_out_is_the_most_of_all_wherever_it_stands(tmp_path: Path) -
 def test_a_length_of_time_is_read_and_said(text: str, length: str, words: str) -> None:
     assert frames.length(text, "--window") == length
     assert frames.in_words(text) == words
-    for wrong in ("0 minutes", "01 minute", "minute", "1000000 days", "1 week", "-1 day", ""):
+    for wrong in (
+        "0 minutes",
+        "01 minute",
+        "minute",
+        "1000000 days",
+        "1 week",
+        "-1 day",
+        "1.5 hours",
+        "1 day; x",
+        "",
+    ):
         with pytest.raises(UsageError, match="--late"):
             frames.length(wrong, "--late")
 
