@@ -28,7 +28,7 @@ def test_how_servers_are_reached_is_an_option(given: dict[str, str], reach: Reac
     [
         ({"servers": "a:x"}, "servers: 'a:x': 'x' is not a port"),
         ({"servers": "a:65536"}, "servers: 'a:65536': '65536' is not a port"),
-        ({"tlsKey": "k"}, "tlsKey: is the key of a certificate"),
+        ({"tlsKey": "k"}, "tlsKey: needs tlsCertificate"),
         ({"tls": "perhaps"}, "tls: not true or false"),
         ({"retryTimeoutMs": "0"}, "retryTimeoutMs: not a whole number above 0"),
         ({"replyTimeoutMs": str(1 << 31)}, "replyTimeoutMs: above 2147483647"),

@@ -210,11 +210,11 @@ def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> No
     [
         ({}, "servers: one broker's address is needed"),
         ({"servers": "a,b"}, "servers: one broker's address"),
-        ({"servers": "a", "path": "x"}, "path: a data folder is its broker's to write"),
+        ({"servers": "a", "path": "x"}, "path: only its broker writes a data folder"),
         ({"servers": "a", "topik": "x"}, "topik: the sink has no such option; did you mean topic"),
         ({"servers": "a", "topic": ".x"}, "topic: '.x': a name is"),
         ({"servers": "a", "writer": "x" * 161}, "writer: longer than 160"),
-        ({"servers": "a", "epoch": "1"}, "epoch: is a number of the option writer"),
+        ({"servers": "a", "epoch": "1"}, "epoch: needs the option writer"),
         ({"servers": "a", "writer": "w", "epoch": "-1"}, "epoch: not a whole number"),
         ({"servers": "a", "batchBytes": "65m"}, "batchBytes: above 67108864"),
     ],

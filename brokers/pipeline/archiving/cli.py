@@ -96,7 +96,7 @@ def archive(
     options |= {"servers": servers} if servers else {"paths": dumps(path), "namespace": namespace}
     for key, value in (pair("--option", each) for each in option):
         if key.lower().startswith(_OURS):
-            raise UsageError("--option", f"{key} is the archive's own business")
+            raise UsageError("--option", f"{key} is set by the command itself")
         options[key] = value
     feed = ArchiveInput(parse(options))
     for each in path:

@@ -71,7 +71,7 @@ def decode(
     *folders, table = words
     if not folders and reading.servers is None:
         raise UsageError(
-            "TABLE", f"{table!r} is all there is: a data folder (or --servers), and then a table"
+            "TABLE", f"only {table!r} is given: name a data folder (or --servers), and then the table"
         )
     there = where([a_folder(folder) for folder in folders], reading, bounded=not follow)
     chosen = only_served(offered(table, protocol), there)

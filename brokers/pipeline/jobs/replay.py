@@ -255,7 +255,7 @@ class Progress:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
-            raise UsageError("--progress", f"{self._file} is no replay's") from None
+            raise UsageError("--progress", f"{self._file} is not the file of a replay") from None
         if found.of != self._of:
             raise UsageError(
                 "--progress", f"{self._file} is of another replay; give this one a file of its own"

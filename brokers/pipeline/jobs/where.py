@@ -119,7 +119,7 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
     for key in options:
         lower = key.lower()
         if lower in _OURS or (lower.startswith(_BOUNDS) and not bounded):
-            raise UsageError("--option", f"{key} is this command's own business")
+            raise UsageError("--option", f"{key} is set by the command itself")
     from brokers.pipeline.source.options import folder_id
 
     known = [folder_id(str(path)) for path in paths]

@@ -478,7 +478,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     paths = options.take("paths", _paths, ())
     one = options.take("path", path, "")
     if one and paths:
-        raise ConfigError("path", "load() has paths of its own")
+        raise ConfigError("path", "give path or the paths of load(), not both")
     # A relative path would mean another folder to an executor, which runs elsewhere.
     paths = tuple(os.path.join(os.getcwd(), each) for each in ((one,) if one else paths))
     found = options.fields(Options)
@@ -492,7 +492,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     if least is not None and most is not None and least > most:
         raise ConfigError("minOffsetsPerTrigger", f"is above maxOffsetsPerTrigger: {least} > {most}")
     if least is None and options.has("maxTriggerDelay"):
-        raise ConfigError("maxTriggerDelay", "how long minOffsetsPerTrigger is waited for; that is missing")
+        raise ConfigError("maxTriggerDelay", "is for minOffsetsPerTrigger, which is missing")
     topics = _topics(options, name_check=served_name if served else str)
     return Options(
         paths=paths,
@@ -507,7 +507,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
 def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Parse and check all options of a write. Raises ConfigError."""
     if any(name.lower() == "path" for name in given):
-        raise ConfigError("path", "a data folder is its broker's to write; give its address (servers)")
+        raise ConfigError("path", "only its broker writes a data folder; give the broker's address (servers)")
     ours = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
     options = GivenOptions(ours, _SINK, "the sink")
     servers = options.take("servers", parse_servers, ())
@@ -516,13 +516,13 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     if streaming:
         options.refuse("stream")
     if options.has("epoch") and not options.has("writer"):
-        raise ConfigError("epoch", "is a number of the option writer, which is missing")
+        raise ConfigError("epoch", "needs the option writer, which is missing")
     return SinkOptions(server=servers[0], reach=_reach(options), **options.fields(SinkOptions))
 
 
 def _reach(options: GivenOptions) -> Reach:
     if options.has("tlsKey") and not options.has("tlsCertificate"):
-        raise ConfigError("tlsKey", "is the key of a certificate: tlsCertificate")
+        raise ConfigError("tlsKey", "needs tlsCertificate, which is missing")
     return Reach(**options.fields(Reach))
 
 
@@ -543,7 +543,7 @@ def _topics(options: GivenOptions, name_check: Callable[[str], str]) -> TopicCho
     if not given:
         raise ConfigError("subscribe", "say which topics: subscribe, subscribePattern or assign")
     if len(given) > 1:
-        raise ConfigError(given[1], f"there is {given[0]} already, and one of them is enough")
+        raise ConfigError(given[1], f"{given[0]} is given, too; give only one of them")
     if given[0] == "subscribePattern":
         return TopicChoice(pattern=options.take("subscribePattern", _pattern, None), option=given[0])
     parse = _names if given[0] == "subscribe" else _assigned

@@ -25,7 +25,7 @@ def test_it_wants_one_kind_of_place_and_settings_that_are_some(tmp_path: Path) -
         ({}, "either data folders"),
         ({"path": ("x",), "servers": "y"}, "either data folders"),
         ({"path": (str(tmp_path),), "conf": ("spark.executor.memory",)}, "not KEY=VALUE"),
-        ({"path": (str(tmp_path),), "option": ("startingOffsets=latest",)}, "the archive's own business"),
+        ({"path": (str(tmp_path),), "option": ("startingOffsets=latest",)}, "set by the command itself"),
         ({"path": (str(tmp_path),), "trigger": -1.0}, "--trigger: it is 0.01 at least"),
         ({"path": (str(tmp_path),), "master": "spark:7077"}, "--master: not local"),
         ({"path": (str(tmp_path),), "option": ("verifyCrk=true",)}, "did you mean verifyCrc"),

@@ -117,7 +117,7 @@ def test_tables_are_listed_without_spark() -> None:
 def test_what_cannot_be_done_is_one_line_and_a_code(passed: Path, tmp_path: Path) -> None:
     for arguments, code, text in (
         (["throughput", str(tmp_path)], 73, f"{tmp_path} is not a data folder"),
-        (["decode", "lives"], 2, "TABLE: 'lives' is all there is: a data folder"),
+        (["decode", "lives"], 2, "TABLE: only 'lives' is given: name a data folder"),
         (["decode", str(passed), "live"], 66, "no protocol has a table live"),
         (["decode", str(passed), "lives", "--follow"], 66, "of dms these can: events"),
         (["throughput", str(passed), "--master", "spark:7077"], 2, "--master: not local"),

@@ -190,7 +190,7 @@ def test_another_replays_file_is_not_used(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="another replay"):
         Progress(file, {"topic": "bills"}).load()
     file.write_text("[]")
-    with pytest.raises(UsageError, match="is no replay's"):
+    with pytest.raises(UsageError, match="is not the file of a replay"):
         Progress(file, OF).load()
 
 

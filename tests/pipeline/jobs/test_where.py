@@ -139,13 +139,13 @@ def test_what_cannot_be_read_is_said_before_spark_is_started(passed: Path, tmp_p
         where([passed, tmp_path])
     for option, error, text in (
         ("verifyCrc", UsageError, "not KEY=VALUE"),
-        ("namespace=dms", UsageError, "own business"),
-        ("maxValueBytes=7", UsageError, "own business"),
+        ("namespace=dms", UsageError, "set by the command itself"),
+        ("maxValueBytes=7", UsageError, "set by the command itself"),
         ("verifyCrcs=true", ConfigError, "did you mean verifyCrc"),
     ):
         with pytest.raises(error, match=text):
             where([passed], FewRows(option=(option,)))
-    with pytest.raises(UsageError, match="own business"):
+    with pytest.raises(UsageError, match="set by the command itself"):
         where([passed], FewRows(option=("startingOffsets=latest",)), bounded=False)
     away = FewRows(servers="127.0.0.1:1", option=("retryTimeoutMs=1",))
     with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.1:1"):
