@@ -1,18 +1,17 @@
-"""What verbs return, shown: the only formatter.
+"""Shows what verbs return. It is the only formatter.
 
 A verb returns what it found and never prints:
 
 - None: nothing to show; `str`: a line (or several); `bytes`: raw bytes, as they are;
 - one mapping or attrs object: its fields, one a line;
 - a sequence of them: the rows of a table; an iterator or async iterator: rows as they come;
-- `Several` results: one after the other, a blank line between;
-- `CommandResult`: a result, and the exit code to end with.
+- `Several` results: one after the other, with a blank line between;
+- `CommandResult`: a result, and the exit code of the command.
 
-On a terminal a table is drawn to fit it (`layout`), whatever could harm the terminal is escaped, and amounts
-are as people read them: sizes and durations with their units, by the names of their columns, times local,
-large numbers grouped. Elsewhere columns are aligned plain text with plain numbers, for grep and awk; with
-`--json` each row is one JSON object a line, for jq, streams included. Bytes in a row are text where they are
-UTF-8; in JSON others become `{"base64": "..."}`.
+On a terminal a table fits the width, and whatever could harm the terminal is escaped. Sizes and durations get
+their units, by the names of their columns, and large numbers are grouped. Elsewhere columns are aligned plain
+text with plain numbers, for grep and awk. With `--json` each row is a JSON object on a line, for jq, also of
+streams. Bytes in a row are text if they are UTF-8; in JSON others become `{"base64": "..."}`.
 """
 
 import base64
@@ -29,40 +28,39 @@ import attrs
 
 from brokers.errors import nearest
 from brokers.escape import escape
-from brokers.layout import Column, Laid, lay_out
 from shared.errors import UsageError
 from shared.units import named_unit, readable
 
 Row = Mapping[str, Any]
 
 GROUPED_FROM = 10_000
-"""Numbers from this on are written as 10,000."""
+"""From here on numbers are written as 10,000."""
 PLACES = frozenset(
     {"offset", "first", "end", "last", "committed", "seq", "id", "pid", "port", "delivery", "value"}
 )
-"""What such a column has is copied into the next command, or into a file of settings."""
+"""Numbers in these columns are not grouped, because users copy them into commands and settings."""
 
 
 @attrs.frozen
 class Several:
-    """Results to show one after the other; not for JSON, where a verb returns one object."""
+    """Results to show one after the other. For JSON a verb returns one object instead."""
 
     results: tuple[Any, ...]
 
 
 @attrs.frozen
 class CommandResult:
-    """A result that is shown, and the exit code beside it."""
+    """A result to show, and the exit code of the command."""
 
     shown: Any
     code: int
 
 
 class Output:
-    """Where a command's results go. `as_json`: what `--json` asks for.
+    """Shows a command's results. `as_json`: as `--json` asks.
 
-    `wide`: a table may be wider than the terminal. `columns`: show these alone. `listed`: what the rows of a
-    table are, to say on a terminal that there are none.
+    `wide`: a table may be wider than the terminal. `columns`: show only these. `listed`: what the rows of a
+    table are; on a terminal an empty table says that there are none.
     """
 
     def __init__(
@@ -110,13 +108,13 @@ class Output:
         self._stream.flush()
 
     async def stream(self, rows: AsyncIterable[Any]) -> None:
-        """Show rows one by one, each flushed: somebody is watching, or a pipe is waiting."""
+        """Show rows one by one, and flush each, because a person or a program waits for it."""
         async for item in rows:
             self._next(item)
             self._stream.flush()
 
     def _next(self, item: Any) -> None:
-        """One row of many, the number of which nobody knows yet."""
+        """Show one row of many. Their number is not known yet, so columns are not aligned."""
         row = _row(item)
         if self._json:
             self._line(self._json_text(item if row is None else row))
@@ -173,8 +171,8 @@ class Output:
             self._line("")
             self._note(laid)
 
-    def _note(self, laid: Laid) -> None:
-        """What of a table did not fit, and how to see it."""
+    def _note(self, laid: "Laid") -> None:
+        """Say what of a table did not fit, and how to see it."""
         how = "--wide or --columns" if self._listed is not None else "--json"
         said = f"Not shown: {', '.join(laid.left_out)} ({how})." if laid.left_out else f"Cut at … ({how})."
         for line in textwrap.wrap(said, shutil.get_terminal_size().columns, break_long_words=False):
@@ -192,7 +190,7 @@ class Output:
 
 
 def _row(item: Any) -> Row | None:
-    """A mapping or attrs object as a row; None for what is neither."""
+    """Return a mapping or attrs object as a row; None for anything else."""
     if isinstance(item, Mapping):
         return {str(name): value for name, value in item.items()}
     if attrs.has(type(item)):
@@ -205,7 +203,7 @@ def _as_rows(items: Iterable[Any]) -> list[Row]:
 
 
 def _only(columns: Sequence[str], row: Row) -> Row:
-    """Raises UsageError for a column that there is not."""
+    """Return these columns of a row. Raises UsageError for an unknown column."""
     for name in columns:
         if name not in row:
             meant = nearest(name, list(row))
@@ -215,7 +213,7 @@ def _only(columns: Sequence[str], row: Row) -> Row:
 
 
 def cell(value: Any) -> str:
-    """As a table shows it."""
+    """Return a value as a table shows it."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -240,7 +238,7 @@ def _is_number(value: Any) -> bool:
 
 
 def json_value(value: Any) -> Any:
-    """What JSON has instead of a value that it does not have: for `json.dumps(default=...)`."""
+    """Return what JSON shows for a type that it does not know: for `json.dumps(default=...)`."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -254,3 +252,115 @@ def json_value(value: Any) -> Any:
     if isinstance(value, Iterable):
         return list(value)
     return str(value)  # a path, a time
+
+
+# -- a table as lines: columns are chosen and sized to a width, and no word is broken
+#
+# If not all columns fit, those without any value are left out first, then those on the right: a verb puts
+# what matters first. Each column gets what its longest word needs, up to `WORD_MAX`. The rest of the width is
+# shared from the left. Texts are folded between words. A word that is too long is cut and gets an ellipsis.
+
+WORD_MAX = 32
+"""Characters that a column may have before others are left out: more than a time or most names have."""
+TEXT_MIN = 24
+"""The least characters of a column of texts, which else would be a pillar of words."""
+GAP = "  "
+
+
+@attrs.frozen
+class Column:
+    """A column of cells that are safe to show. `right`: it has numbers. `empty`: it has no value."""
+
+    name: str
+    cells: Sequence[str]
+    right: bool = False
+    empty: bool = False
+
+
+@attrs.frozen
+class Laid:
+    """A table as it is shown. `cut`: whether a word was cut."""
+
+    lines: list[str]
+    left_out: list[str]
+    cut: bool
+
+
+def lay_out(columns: Sequence[Column], width: int | None, *, ruled: bool = False) -> Laid:
+    """Lay out a table. `width`: of a line; None: no limit. `ruled`: with a line below the header."""
+    shown = list(columns)
+    if width is None:
+        widths = [_natural(column) for column in shown]
+    else:
+        while len(shown) > 1 and _sum([_needed(column) for column in shown]) > width:
+            empty = [number for number, column in enumerate(shown) if column.empty and number]
+            del shown[empty[-1] if empty else -1]
+        widths = _shared([(min(_needed(column), width), _natural(column)) for column in shown], width)
+    folded = [
+        [_folded(cell, wide) for cell in (column.name, *column.cells)]
+        for column, wide in zip(shown, widths, strict=True)
+    ]
+    lines: list[str] = []
+    for number, row in enumerate(zip(*folded, strict=True)):
+        lines += _lines(row, widths, [column.right for column in shown])
+        if ruled and not number:
+            lines.append("─" * _sum(widths))
+    cut = any(
+        _length(word) > wide
+        for column, wide in zip(shown, widths, strict=True)
+        for cell in column.cells
+        for word in cell.split()
+    )
+    names = {column.name for column in shown}
+    return Laid(lines, [column.name for column in columns if column.name not in names], cut)
+
+
+def _sum(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _natural(column: Column) -> int:
+    return max(map(_length, (column.name, *column.cells)))
+
+
+def _needed(column: Column) -> int:
+    words = (word for cell in column.cells for word in cell.split())
+    word = min(max(map(_length, words), default=0), WORD_MAX)
+    return max(_length(column.name), word, min(_natural(column), TEXT_MIN))
+
+
+def _shared(sizes: Sequence[tuple[int, int]], width: int) -> list[int]:
+    """Give each column what it needs, and share what is left over from the left."""
+    spare = max(width - _sum([needed for needed, _ in sizes]), 0)
+    widths = []
+    for needed, natural in sizes:
+        more = min(natural - needed, spare)
+        spare -= more
+        widths.append(needed + more)
+    return widths
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    if _length(cell) <= width:
+        return [cell]
+    lines = textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+    return [line if len(line) <= width else line[: width - 1] + "…" for line in lines] or [""]
+
+
+def _lines(row: Sequence[list[str]], widths: Sequence[int], right: Sequence[bool]) -> Iterator[str]:
+    for number in range(max(map(len, row))):
+        parts = []
+        for cell, width, is_right in zip(row, widths, right, strict=True):
+            text = cell[number] if number < len(cell) else ""
+            padding = " " * (width - _length(text))
+            parts.append(padding + text if is_right else text + padding)
+        yield GAP.join(parts).rstrip()
+
+
+def _length(text: str) -> int:
+    """Return the columns of a terminal that a text takes: a Chinese letter takes two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
