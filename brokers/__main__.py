@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     _claim_standard_descriptors()
     buffer_standard_output()
-    # In a locale that is not UTF-8 the characters that it lacks are shown by their numbers.
+    # A locale that is not UTF-8 shows the characters that it lacks by their numbers.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     if not os.environ.get("COLUMNS", "").strip("0"):  # a terminal without a size: no width to fold help to
@@ -28,14 +28,14 @@ def main() -> None:
 
 
 def _claim_standard_descriptors() -> None:
-    """Fill closed standard descriptors: else a data file could become number 2, and hear our complaints."""
+    """Open closed standard descriptors, or a data file could become number 2, and get our error lines."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     if sys.stdin is None:
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115  # all three for as long as the process lives
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115  # all three stay open until the end
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
@@ -43,10 +43,10 @@ def _claim_standard_descriptors() -> None:
 
 
 def buffer_standard_output() -> None:
-    """Buffer it also where Python was started not to (PYTHONUNBUFFERED).
+    """Buffer standard output, even if Python was started not to (PYTHONUNBUFFERED).
 
-    Unbuffered, Python drops what a short write did not take: a reader that leaves after half of a large
-    answer, or a full disk, would be no error. Nothing comes later for it: whoever shows something flushes.
+    Without a buffer, Python drops what a short write did not take. Then a reader that leaves after half of a
+    large answer, or a full disk, would be no error. Output is not delayed: whoever shows something flushes.
     """
     out = sys.stdout
     if isinstance(out.buffer, io.RawIOBase):

@@ -1,7 +1,7 @@
 """The HTTP application of operating: health, status, metrics, and verbs that no wire protocol has.
 
-It is served on the control socket. Behind a proxy only what looks may be reached from elsewhere; what changes
-something is refused (403) where a browser says that a web page asks for it (`Origin`).
+It is served on the control socket. A proxy may pass on requests that only look. A request that changes
+something is refused (403) if a browser says that a web page made it (`Origin`).
 
 | request | answer |
 |---|---|
@@ -48,23 +48,23 @@ from shared.metrics import Sample
 from shared.plugin import Verb
 
 BODY_BYTES_MAX = 1 << 20
-"""Arguments are a few words; a body above this is refused before it is held."""
+"""Arguments are a few words. A larger body is refused before all of it is held."""
 
 
 class Operated(Protocol):
-    """What can be operated: the host, as seen from here."""
+    """What can be operated: the host, as this module sees it."""
 
     def unready(self) -> str | None:
-        """Why it should not be sent work now; None where it should."""
+        """Return why it should get no work now; None if it should."""
 
     def status(self) -> Mapping[str, Any]:
-        """What runs, in values that JSON has."""
+        """Return what runs, in values that JSON has."""
 
     def samples(self) -> Sequence[Sample]:
-        """All metrics, read now."""
+        """Read all metrics now."""
 
     def verbs(self) -> Mapping[tuple[str, str], Verb]:
-        """By protocol and name."""
+        """Return all verbs, by protocol and name."""
 
     def reload(self, action: str, name: str) -> Mapping[str, Any]:
         """Take up what changed. Raises BrokerError, and nothing has."""
@@ -87,8 +87,8 @@ def application(host: Operated, log: structlog.stdlib.BoundLogger) -> Starlette:
         return _json(host.status())
 
     async def scrape(_: Request) -> Response:
-        # Read here, where nothing changes meanwhile; written out in a thread of Starlette's, since with many
-        # series that takes longer than any peer should wait.
+        # The samples are read here, where nothing changes meanwhile. The text is made in a thread of
+        # Starlette's: with many series that takes longer than any peer should wait.
         text = await run_in_threadpool(metrics.render, host.samples())
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
@@ -162,8 +162,8 @@ async def serve(
     app = ASGIWrapper(application(host, log))  # type: ignore[arg-type]  # an ASGI application by Starlette's types
 
     async def connection(stream: trio.SocketStream) -> None:
-        # Not hypercorn's own accept loop: in that, an error that a malformed request (an upgrade to HTTP/2
-        # with bad settings) brings out of its parsers ends the server, and here that would be the host.
+        # Not hypercorn's own accept loop: there an error of its parsers ends the server, and so the host. A
+        # malformed request (an upgrade to HTTP/2 with bad settings) causes one.
         try:
             await TCPServer(app, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
         except* Exception as group:

@@ -1,4 +1,4 @@
-"""What a server tells of its own state: the addresses and `ready` in the log, the ready file, systemd."""
+"""Tells a server's state: its addresses and `ready` in the log, the ready file, and systemd."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from brokers.service import Bound
 from shared.local_path import check_replaceable
 
 STILL_STARTING_SECONDS = 5.0
-"""A start that takes longer, as after a crash with much to recover, says so, and again each time."""
+"""A start that takes longer, as after a crash, says so each time that this has passed."""
 STILL_STARTING = (
     "still starting: the data folder is read; after a crash its journal is replayed, which takes long"
 )
@@ -61,7 +61,7 @@ async def feed_watchdog() -> None:
 
 
 def ready(bound: Sequence[Bound], config: Config, ready_file: Path | None) -> None:
-    """Say where we listen, to people and to programs, at any log level."""
+    """Tell people and programs where we listen, at any log level."""
     tell = logs.unfiltered()
     for each in bound:
         tell.info(
@@ -85,7 +85,7 @@ def ready(bound: Sequence[Bound], config: Config, ready_file: Path | None) -> No
 
 
 def notify(state: str) -> None:
-    """Send a state to systemd (sd_notify(3)); nothing where it did not start us as `Type=notify`."""
+    """Send a state to systemd (sd_notify(3)), if it started us as `Type=notify`."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

@@ -1,7 +1,7 @@
-"""What would keep the settings from being served, all of it at once: files, addresses, strangers, ports.
+"""Finds everything that would keep the settings from being served: files, addresses, exposure, ports.
 
-`config check` asks for everything; `serve` asks before it touches the data folder, and finds out by binding
-whether its ports are free.
+`config check` asks for all of it. `serve` asks before it touches the data folder, except for its ports, which
+it binds anyway.
 """
 
 import os
@@ -20,7 +20,7 @@ from shared.net.tls import faults
 
 
 def checked(file: Path | None) -> Config:
-    """The settings as serving would read them. Raises InvalidSettings with all that is wrong with them."""
+    """Return the settings as serving would read them. Raises InvalidSettings with all that is wrong."""
     working, broken = load_working()
     config, found = read(working, file=file, environ=os.environ, broken=broken)
     names = {str(file), os.environ.get(FILE_VARIABLE, "")}
@@ -39,14 +39,14 @@ def checked(file: Path | None) -> Config:
 
 
 def require_startable(config: Config, protocols: Sequence[str]) -> None:
-    """Raises InvalidSettings with all that would keep a start from serving these, but for taken ports."""
+    """Raise InvalidSettings with all that would keep a start from serving these, except taken ports."""
     found = tuple(start_problems(config, protocols))
     if found:
         raise InvalidSettings(found)
 
 
 def start_problems(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
-    """What is wrong with files that the settings name, and with who would be served where."""
+    """Yield what is wrong with files that the settings name, and with addresses that others reach."""
     errors = dict.fromkeys(
         (error.key, error.text) for protocol in protocols for error in _faults(config, protocol)
     )
@@ -81,7 +81,7 @@ def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:
 
 
 def taken_ports(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
-    """Addresses that cannot be bound, but for those that the server of this data folder has itself."""
+    """Yield addresses that cannot be bound, except those that the server of this data folder has itself."""
     hosts = dict(config.host_of(protocol) for protocol in protocols)
     unusable = set()
     for key, host in hosts.items():
@@ -107,12 +107,12 @@ def taken_ports(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
 
 
 def _takes_datagrams(config: Config, protocol: str) -> bool:
-    """Whether it has a list of who may send them, on the port that its connections have."""
+    """Whether a protocol takes datagrams, which its setting `allow` tells. Their port is that of TCP."""
     return hasattr(config.protocols[protocol], "allow")
 
 
 def _try(host: str, port: int, kind: socket.SocketKind) -> None:
-    """Bind, and let go before anybody could connect. Raises CannotListen."""
+    """Bind, and close before anybody can connect. Raises CannotListen."""
 
     def prepare(sock: socket.socket, _: str) -> None:
         if kind is socket.SOCK_STREAM:  # as listeners have it
@@ -123,7 +123,7 @@ def _try(host: str, port: int, kind: socket.SocketKind) -> None:
 
 
 def _served(folder: Path) -> set[int]:
-    """The ports of the server that runs on the folder, if one does."""
+    """Return the ports of the server that runs on the folder, if one does."""
     try:
         found = control.request(folder, "GET", "/status")
     except Refusal:

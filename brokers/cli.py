@@ -1,7 +1,7 @@
 """The command line: the host's own verbs and those of every installed protocol.
 
-Starting must be quick, for completion and for scripts that produce one message a call: protocols' commands
-are imported when they are called, and what serving needs only when something is served.
+It must start quickly, for completion and for scripts that produce one message a call. So a protocol's
+commands are imported when one is called, and what serving needs when something is served.
 """
 
 import importlib.metadata
@@ -35,7 +35,7 @@ _EXAMPLES = """Examples:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what the command line says; returns the exit code. A user's mistake is a line, not a traceback."""
+    """Run the command line, and return the exit code. A user's mistake is a line, not a traceback."""
     try:
         return _run(arguments)
     except BaseException as error:
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
         if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
             return ExitCode.INTERRUPTED
         if any(isinstance(leaf, BrokenPipeError) for leaf in leaves):
-            # Whoever read our output has left (`| head`): nothing more to say, and not to stderr either.
+            # The reader of our output has left (`| head`): say nothing more, and nothing on stderr.
             _turn_away(sys.stdout)
             return 128 + signal.SIGPIPE
         if not all(
@@ -68,7 +68,7 @@ def _complain(line: str) -> None:
 
 
 def _turn_away(stream: TextIO) -> None:
-    """Point a stream at /dev/null, so that what it has buffered is dropped."""
+    """Point a stream at /dev/null, which drops what it has buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -84,7 +84,7 @@ def root(arguments: Sequence[str] = ()) -> App:
     add_commands(app, root)
     for name in plugins.names():
         if name not in plugins.OWN_VERBS:
-            # Its own help for the one that is called; a line that costs no import for the others.
+            # The called protocol shows its own help. The others have a line that needs no import.
             called = arguments[:1] == [name]
             app.command(
                 f"brokers.plugin_cli:{name}", name=name, help=None if called else plugins.summary(name)
@@ -125,13 +125,13 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _is_for_the_server(result: Any) -> bool:
-    # Not imported means that no such request exists; the import is too slow to do it only to ask.
+    # The import is slow. While nobody has imported the module, no such request exists.
     plugin = sys.modules.get("shared.plugin")
     return plugin is not None and isinstance(result, plugin.VerbRequest)
 
 
 async def finish(result: Any, output: Output) -> Any:
-    """Await what is async, and show rows as they come; returns what is left to show."""
+    """Await what is async, show rows as they come, and return what is left to show."""
     if inspect.iscoroutine(result):
         result = await result
     if isinstance(result, AsyncIterable):
@@ -140,14 +140,14 @@ async def finish(result: Any, output: Output) -> Any:
 
 
 async def stream(rows: AsyncIterable[Any], output: Output) -> None:
-    """Show rows as they come, for as long as somebody reads them."""
+    """Show rows as they come, until their reader leaves."""
     import trio
 
     from shared.cli.output_reader import OutputReader
 
     async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
         if isinstance(rows, AsyncGenerator):
-            # Or an early end leaves its connections to the collector. Its nurseries end inside of this one.
+            # Closed here, because an early end would leave its connections to the garbage collector.
             await stack.enter_async_context(aclosing(rows))
         nursery.start_soon(OutputReader().wait_left)
         await output.stream(rows)
@@ -163,12 +163,12 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_no_text(error: BaseException) -> bool:
-    """An argument that is not UTF-8 where it must be: its bytes are lone surrogates here."""
+    """Whether an argument is not UTF-8: its bytes are lone surrogates then."""
     return isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed"
 
 
 def _is_no_thread(error: BaseException) -> bool:
-    """The system starts no thread for us: Python has no class of its own for that."""
+    """Whether the system refused a thread, for which Python has no class of errors."""
     return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
 
 

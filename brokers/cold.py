@@ -1,4 +1,4 @@
-"""A protocol's administrative verb on a folder that nobody serves: opened, called, closed."""
+"""Calls a protocol's administrative verb on a folder that nobody serves."""
 
 import json
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from shared.storage.store import Store
 def call(
     folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any], config: Path | None = None
 ) -> Any:
-    """What the verb answers, as JSON has it, under the settings of a file. Nothing is bound or served.
+    """Return the verb's answer as JSON, under the settings of a file. Nothing is bound or served.
 
-    Raises StoreInUse where a server only starts or stops there, Refusal, and what the verb raises.
+    Raises StoreInUse if a server starts or stops there just now, Refusal, and what the verb raises.
     """
     return json.loads(
         json.dumps(trio.run(_call, folder, protocol, verb, arguments, config), default=json_value)

@@ -1,6 +1,6 @@
-"""The host's own verbs. Each returns what it found; `cli` shows it.
+"""The host's own verbs. Each returns what it found, and `cli` shows it.
 
-What a verb needs is imported inside it, so that no command pays for another's libraries.
+A verb imports what it needs when it runs, so that no command pays for another's libraries.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Settings: flags over `BROKERS_<SECTION>_<KEY>` over a TOML file over defaults (a command's own first).
 
-Each section is a settings class that stands beside the code it configures; the protocols' come with their
-plugins. Everything that is wrong is reported at once, with the nearest name that would have been right.
+Each section is a settings class beside the code that it configures. A plugin brings its protocol's class.
+Everything that is wrong is reported at once, with the nearest right name.
 """
 
 import os
@@ -35,7 +35,7 @@ from shared.recording.settings import RecordSettings
 from shared.storage.settings import StorageSettings
 
 FILE_VARIABLE = "BROKERS_CONFIG"
-"""The environment's word for `--config`."""
+"""The variable for `--config`."""
 
 OWN_SECTIONS: Mapping[str, type[Any]] = {
     "serve": ServeSettings,
@@ -50,7 +50,7 @@ OWN_SECTIONS: Mapping[str, type[Any]] = {
 USERS_NAME = "users.toml"
 """Of the users file in the data folder, unless `access.users_file` names another."""
 
-# Kubernetes gives every pod these for a Service that is called `brokers`; they are not ours.
+# Kubernetes sets these in every pod if a Service is called `brokers`. They are not ours.
 _SERVICE_LINK = re.compile(r"BROKERS_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_(TCP|UDP)(_.*)?)?)")
 
 
@@ -78,7 +78,7 @@ class Config:
     sources: Mapping[Key, str]
 
     def tls_of(self, protocol: str) -> tuple[str, TlsSettings]:
-        """What a protocol's listeners speak, and the section that says so: its own, or the common one."""
+        """Return a protocol's TLS settings and their section: its own, or the common one."""
         own = getattr(self.protocols[protocol], "tls", None)
         if isinstance(own, TlsSettings) and own.enabled:
             return f"{protocol}.tls", own
@@ -107,11 +107,11 @@ class Config:
         return self.required_of(protocol) != "never" and self.users_file.exists()
 
     def enabled(self, working: Sequence[Plugin]) -> list[Plugin]:
-        """Those of `working` that are to be served. Raises InvalidSettings."""
+        """Return those of `working` that are served. Raises InvalidSettings."""
         return enabled(self.serve.enable, working, self.sources.get(("serve", "enable"), "default"))
 
     def shown(self, *, human: bool) -> list[Shown]:
-        """Every setting in order of section; `human` writes sizes and durations with their units."""
+        """Return every setting in order of section. `human`: sizes and durations have their units."""
         own = {name: getattr(self, name) for name in OWN_SECTIONS}
         return [
             Shown(written(key), plain(value, field, human=human), self.sources.get(key, "default"))
@@ -130,10 +130,7 @@ def load(
     broken: Sequence[str] = (),
     alone: bool = False,
 ) -> Config:
-    """Read everything that was given and check it. Raises InvalidSettings with all that is wrong.
-
-    Otherwise as `read`.
-    """
+    """Read and check everything, as `read` does. Raises InvalidSettings with all that is wrong."""
     config, problems = read(
         plugins, file=file, environ=environ, flags=flags, defaults=defaults, broken=broken, alone=alone
     )
@@ -152,10 +149,10 @@ def read(
     broken: Sequence[str] = (),
     alone: bool = False,
 ) -> tuple[Config, list[Problem]]:
-    """Everything that was given, and what is wrong with it: there the defaults stand.
+    """Return the settings, and what is wrong with what was given. A wrong value leaves the default.
 
-    What is said to a protocol in `broken` is passed over: why that one does not work was reported already.
-    `alone`: so is what is said to any other than `plugins`, whether installed or not.
+    Settings of protocols in `broken` are ignored, because their fault was reported already. `alone`: so are
+    settings of all protocols that are not in `plugins`.
     """
     protocols = {plugin.name: plugin.settings for plugin in plugins}
     sections = {**OWN_SECTIONS, **protocols}
@@ -183,7 +180,7 @@ def read(
 
 
 def as_served(file: Path | None) -> Config:
-    """The settings as serving would read them; a plugin that does not work is reported on standard error."""
+    """Return the settings as serving would read them. Broken plugins are reported on standard error."""
     working, broken = load_working()
     return load(working, file=file, environ=os.environ, broken=broken)
 
@@ -191,7 +188,7 @@ def as_served(file: Path | None) -> Config:
 def _laid(
     *layers: Iterable[tuple[Key, GivenValue] | Problem],
 ) -> tuple[dict[Key, GivenValue], dict[Key, int], list[Problem]]:
-    """Layers over each other, the last on top: each key's value, its layer's number, and what is wrong."""
+    """Put layers over each other, the last on top. Returns values and layers by key, and problems."""
     given: dict[Key, GivenValue] = {}
     ranks: dict[Key, int] = {}
     problems: list[Problem] = []
@@ -277,7 +274,7 @@ def _from_flags(
 
 
 def _unrecorded(names: Iterable[str], plugins: Sequence[Plugin], broken: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the protocols that are to be recorded."""
+    """Yield what is wrong with the names of protocols to record."""
     known = {plugin.name: plugin for plugin in plugins}
     for name in names:
         if name in known:
@@ -294,9 +291,9 @@ def _unrecorded(names: Iterable[str], plugins: Sequence[Plugin], broken: Sequenc
 def _spread_durability(
     given: dict[Key, GivenValue], ranks: Mapping[Key, int], protocols: Mapping[str, type[Any]]
 ) -> None:
-    """Let `serve.durability` stand for every protocol whose own was not given, or given in a lower layer.
+    """Use `serve.durability` for every protocol whose own was not given, or was given in a lower layer.
 
-    What a topic's or queue's own table says stays: it is more particular than any flag.
+    What the table of a topic or queue says stays, because it is more specific.
     """
     ours: Key = ("serve", "durability")
     if ours not in given:

@@ -1,7 +1,7 @@
 """The control socket, `<data>/control.sock`: HTTP to the process that serves a data folder.
 
-A socket's path may have about a hundred bytes, a data folder's any number. Where the path is longer, it is
-reached through a handle of its folder (`/proc/self/fd/<n>/control.sock`), which is short wherever it points.
+A socket's path may have about a hundred bytes, a data folder's any number. A longer path is reached through
+a handle of its folder (`/proc/self/fd/<n>/control.sock`), which is always short.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ PATH_BYTES_MAX = 100
 """sun_path has 108 bytes on Linux and 104 on macOS and the BSDs, the final NUL included."""
 
 ANSWER_SECONDS = 30.0
-"""For what only asks how a server does: one whose loop hangs is not to hang whoever looks after it."""
+"""For requests that only look. A server whose loop hangs must not hang whoever watches it."""
 
 
 def listen(folder: Path) -> socket.socket:
-    """The listening socket, for its owner alone (0600), in place of one that a killed process left behind.
+    """Open the listening socket, for its owner alone (0600). One that a killed process left is replaced.
 
     The caller holds the folder's lock, so nobody listens on the old one. Raises OSError.
     """
@@ -46,15 +46,15 @@ def listen(folder: Path) -> socket.socket:
 
 
 def remove(folder: Path) -> None:
-    """Take the socket's name away at a clean end."""
+    """Remove the socket's name at a clean end."""
     with contextlib.suppress(OSError):
         (folder / NAME).unlink()
 
 
 def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-    """Ask the process that serves `folder`: its JSON answer, or its text where it is not JSON.
+    """Ask the process that serves `folder`. Returns its JSON answer, or its text if it is not JSON.
 
-    Raises Refusal: UNAVAILABLE where none serves it, FAILED with the server's own words where it says no.
+    Raises Refusal: UNAVAILABLE if none serves it, FAILED with the server's own words if it refuses.
     """
     seconds = ANSWER_SECONDS if method == "GET" else None  # a backup takes as long as it takes
     with contextlib.closing(ControlConnection(folder, seconds)) as connection:
@@ -103,7 +103,7 @@ class ControlConnection(http.client.HTTPConnection):
 
 @contextlib.contextmanager
 def address_of(folder: Path) -> Iterator[str]:
-    """A path of the socket in `folder` that fits a socket address."""
+    """Give a path of the socket in `folder` that fits a socket address."""
     plain = str(folder / NAME)
     if len(os.fsencode(plain)) <= PATH_BYTES_MAX:
         yield plain

@@ -1,6 +1,6 @@
-"""A log's records as `brokers log dump` shows them: as rows of the table that its protocol has for them.
+"""Decodes a log's records for `brokers log dump`, as rows of its protocol's table.
 
-No Spark is needed, but the tables are Arrow's: where `pyarrow` is not installed there is no decoder.
+It needs no Spark, but `pyarrow` for the tables.
 """
 
 import re
@@ -16,15 +16,15 @@ Decode = Callable[[Iterable[RecordRow | DamagedRow]], Iterator[Any]]
 
 BATCH_RECORDS = 256
 BATCH_BYTES = 1 << 20
-"""So much is decoded at once, and held."""
+"""So many bytes are held, and decoded at once."""
 _SAID_ALREADY = ("log", "protocol")
-"""Whoever asks for a log has named both."""
+"""These columns are left out, because the user has named both."""
 
 
 def decoder(namespace: str, log: str) -> Decode | None:
-    """From records to rows; None for a log whose records say all by themselves, or that no table is of.
+    """Return a function from records to rows; None if a log needs no table, or has none.
 
-    Raises ImportError where the tables cannot be loaded.
+    Raises ImportError if the tables cannot be loaded.
     """
     there = [
         table
@@ -32,7 +32,7 @@ def decoder(namespace: str, log: str) -> Decode | None:
         for table in tables_of(plugin)
         if table.namespace == namespace and re.fullmatch(table.logs, log) and table.gather is None
     ]
-    # That of the messages themselves, where there is one.
+    # The table of the messages themselves comes first.
     full = [table for table in there if {PAYLOAD, VALUE} & set(table.schema.names)]
     table = next(iter(full or there), None)
     if table is None or table.name == RECORDS:
@@ -41,7 +41,7 @@ def decoder(namespace: str, log: str) -> Decode | None:
 
 
 def _decoded(table: LogTable, log: str, records: Iterable[RecordRow | DamagedRow]) -> Iterator[Any]:
-    """Rows in the records' order; a damaged range is a row of its own among them."""
+    """Yield rows in the records' order. A damaged range is a row of its own."""
     waiting: list[RecordRow] = []
     size = 0
     for record in records:

@@ -1,4 +1,4 @@
-"""How this program ends: exit codes, and errors that say which.
+"""Exit codes, and errors that say which code ends a command.
 
 The numbers above 2 are those of BSD's sysexits.h, which init systems and shells know.
 """
@@ -31,7 +31,7 @@ class ExitCode(enum.IntEnum):
     """The work could not be done (a final sync that failed, a refused request)."""
     USAGE = EXIT_USAGE
     MISSING = EXIT_MISSING
-    """What the verb is about is not there."""
+    """What the verb is about does not exist."""
     UNAVAILABLE = EXIT_UNAVAILABLE
     """The verb needs a running server, and none runs."""
     DATA_FOLDER = EXIT_DATA_FOLDER
@@ -39,7 +39,7 @@ class ExitCode(enum.IntEnum):
     LOST = EXIT_LOST
     """The connection to a server was lost: what was not answered may or may not have been done."""
     TEMPORARY = EXIT_TEMPORARY
-    """Nothing is wrong: the same may work later."""
+    """Nothing is wrong; the same command may work later."""
     CONFIGURATION = 78
     """A setting, or an address to bind, cannot be used."""
     INTERRUPTED = 130
@@ -58,7 +58,7 @@ class Refusal(BrokerError):
 
 @contextmanager
 def folder_errors(folder: Path) -> Iterator[None]:
-    """Errors of opening a data folder become a Refusal that names the file from the current folder."""
+    """Turn errors of opening a data folder into a Refusal that names the file from the current folder."""
     try:
         with copy_errors(folder, "data folder"):
             yield
@@ -70,12 +70,12 @@ def folder_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def copy_errors(folder: Path, what: str = "backup") -> Iterator[None]:
-    """The same for a copy; its tools name the file in their own errors, but not in those of the system."""
+    """Do the same for a copy, whose tools do not name the file in errors of the system."""
     try:
         yield
     except OSError as error:
         file = Path(error.filename) if isinstance(error.filename, str) else folder
-        # A file in it is named as seen from the folder.
+        # The error names a file relative to the folder.
         where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
         why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
         if error.errno == errno.EIO:
@@ -97,7 +97,7 @@ class Problem:
 
 @attrs.define(eq=False)
 class InvalidSettings(BrokerError):
-    """Every problem that was found, so that one run shows them all."""
+    """All problems that were found, so that one run shows them all."""
 
     problems: tuple[Problem, ...]
 
@@ -106,15 +106,15 @@ class InvalidSettings(BrokerError):
 
     @property
     def code(self) -> ExitCode:
-        """USAGE where only flags are at fault, else CONFIGURATION."""
+        """Return USAGE if only flags are wrong, else CONFIGURATION."""
         flags = all(problem.source.startswith("--") for problem in self.problems)
         return ExitCode.USAGE if flags else ExitCode.CONFIGURATION
 
 
 def exit_code(error: BaseException) -> int:
-    """The code for an error that ended a command.
+    """Return the exit code for an error that ended a command.
 
-    A refused connection means here that the server a verb needs is not running.
+    A refused connection means that the server is not running which a verb needs.
     """
     if isinstance(error, Refusal | InvalidSettings):
         return error.code
@@ -126,13 +126,13 @@ def exit_code(error: BaseException) -> int:
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """A refused connection, or what a client made of one: of several, or with other words."""
+    """Whether it is a refused connection, also in a group or as the cause of another error."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_refused, error.exceptions))
     return isinstance(error, ConnectionRefusedError) or (error is not None and _is_refused(error.__cause__))
 
 
 def nearest(name: str, names: Sequence[str]) -> str | None:
-    """The one among `names` that was probably meant."""
+    """Return the one of `names` that was probably meant."""
     found = difflib.get_close_matches(name, names, n=1)
     return found[0] if found else None

@@ -1,7 +1,7 @@
-"""Making peers' bytes harmless to read: in a log, on a terminal.
+"""Makes peers' bytes harmless to read in a log or on a terminal.
 
-A name with a newline in it must not forge a log line, one with an escape sequence must not repaint a
-terminal, and one with a bidirectional mark must not show its letters in another order than it has them.
+A name with a newline must not forge a log line. A name with an escape sequence must not repaint a terminal. A
+name with a bidirectional mark must not show its letters in another order.
 """
 
 import re
@@ -19,14 +19,14 @@ _HARMFUL_OR_BACKSLASH = re.compile(f"{_HARMFUL.pattern[:-1]}\\\\]")
 
 
 def escape(text: str) -> str:
-    """`text` with everything invisible or misleading as `\\n`, `\\x1b`, `\\u202e`; the rest as it is."""
+    """Return `text` with everything invisible or misleading as `\\n`, `\\x1b`, `\\u202e`."""
     return _HARMFUL.sub(_code, text)
 
 
 def escape_name(value: str | bytes) -> str:
-    """A peer's name on one line, at most NAME_MAX characters of it; backslashes doubled, so unambiguous.
+    """Return a peer's name on one line, cut at NAME_MAX characters, with backslashes doubled.
 
-    Bytes are read as UTF-8, others than that shown as `\\xff`; more of them than a name has are a payload,
+    Bytes are read as UTF-8; other bytes are shown as `\\xff`. More bytes than a name may have are a payload,
     of which only the size is shown.
     """
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""What each setting is for: the words that stand behind it in its class, beside the code that it sets."""
+"""Explains each setting by the text behind it in its class, beside the code that it sets."""
 
 import ast
 import inspect
@@ -22,7 +22,7 @@ _BOUNDS = {">=": "{} at least", ">": "above {}", "<=": "{} at most", "<": "below
 
 @attrs.frozen
 class Explained:
-    """One setting, or a table of them. `takes`: what it may be, where that is more than its type."""
+    """One setting, or a table of settings. `takes`: its values, if that says more than its type."""
 
     setting: str
     default: Any
@@ -37,15 +37,15 @@ class Explained:
 
 
 def explained(sections: Mapping[str, type[Any]]) -> Iterator[Explained]:
-    """Every setting and table of settings, in order of section."""
+    """Yield every setting and table of settings, in order of section."""
     for name, settings in sections.items():
         yield from _of(settings, (name,))
 
 
 def chosen(rows: Iterable[Explained], names: Sequence[str]) -> list[Explained]:
-    """Those that are named, or stand in a section or table that is; all of them without names.
+    """Return the rows that are named, or in a named section or table; without names all of them.
 
-    Raises UsageError for a name that is none.
+    Raises UsageError for an unknown name.
     """
     there = list(rows)
     found: dict[str, Explained] = {}
@@ -75,7 +75,7 @@ def _of(settings: type[Any], above: Key) -> Iterator[Explained]:
 
 
 def _meanings(settings: type[Any]) -> dict[str, str]:
-    """The text behind each field, as the class's source has it; nothing where that is not installed."""
+    """Return the text behind each field in the class's source; nothing if the source is not installed."""
     try:
         module = ast.parse(textwrap.dedent(inspect.getsource(settings)))
     except OSError:
@@ -108,7 +108,7 @@ def _takes(field: "attrs.Attribute[Any]") -> str:
 
 
 def _validators(validator: Any) -> Iterator[Any]:
-    """Those that one is made of."""
+    """Yield the validators that one is made of."""
     if validator is None:
         return
     within = getattr(validator, "_validators", None) or getattr(validator, "validator", None)

@@ -1,8 +1,8 @@
-"""How long the loop is held without a pause, and where: nobody is served meanwhile.
+"""Measures how long the loop is held without a pause, and where. Nobody is served meanwhile.
 
-A task that wants to run every 25 ms sees how late it is. A thread that finds it late looks where the loop
-stands just then. That costs 0.2 % of a processor, whatever passes through. To look at each step of the loop
-(`make trial-fairness` does) would be exact, and cost 10 % of a message that comes alone.
+A task that wakes every 25 ms sees how late it is. A thread that finds it late looks where the loop stands
+just then. That costs 0.2 % of a processor under any load. A look at each step of the loop, as in `make
+trial-fairness`, would be exact, and cost 10 % of a message that comes alone.
 """
 
 import sys
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 0.025
 LONG_SECONDS = 0.02
-"""No stretch should be longer, whatever a client does."""
+"""No client should hold the loop longer."""
 TOLD_SECONDS = 0.1
 """Longer ones are logged: a client notices them."""
 _NOT_OURS = sys.stdlib_module_names | {"trio", "outcome"}
 
 
 class LoopWatch:
-    """`longest_seconds`: by how much the loop was late at most, and what it did; `long_count`: how often."""
+    """`longest_seconds`, `longest_at`: how late the loop was at most, and where. `long_count`: how often."""
 
     def __init__(self, log: "BoundLogger") -> None:
         self._log = log

@@ -1,7 +1,7 @@
-"""Where a protocol's server is, for the commands that speak to it: one way for all of them.
+"""Finds a protocol's server, the same way for all commands that speak to it.
 
-Flags win over `BROKERS_<SECTION>_<KEY>`, variables over the file that `--config` or `BROKERS_CONFIG` names,
-that over defaults. The settings are those that `brokers serve` reads: a command finds what it started.
+Flags win over `BROKERS_<SECTION>_<KEY>`, these over the file that `--config` or `BROKERS_CONFIG` names, and
+that over defaults. `brokers serve` reads the same settings, so a command finds what it started.
 """
 
 import os
@@ -15,13 +15,13 @@ from shared.plugin import Plugin
 
 DEFAULT_HOST = "127.0.0.1"
 _EVERYWHERE = {"": DEFAULT_HOST, "*": DEFAULT_HOST, "0.0.0.0": DEFAULT_HOST, "::": "::1"}
-"""What a server is bound to for all of a machine's addresses, and the one of them that is dialled."""
+"""Addresses that mean all of a machine's, and the one of these that is dialled."""
 
 
 def find(kind: type[Place], plugin: Plugin, given: Mapping[str, Any], config: Path | None) -> Place:
-    """A `Place` or `Server` of the flags that were `given`, and of what they leave open.
+    """Return a `Place` or `Server` from the flags that were `given`, and from settings for the rest.
 
-    Raises InvalidSettings, and Refusal where nothing says which port it is.
+    Raises InvalidSettings, and Refusal if nothing says which port it is.
     """
     said = {name: value for name, value in given.items() if value}
     found = {**_settled(plugin, config), **said}
@@ -36,9 +36,9 @@ def find(kind: type[Place], plugin: Plugin, given: Mapping[str, Any], config: Pa
 
 
 def _settled(plugin: Plugin, file: Path | None) -> dict[str, Any]:
-    """What the settings say, by the fields of `Server`."""
+    """Return what the settings say, by the fields of `Server`."""
     if file is None and not any(name.startswith("BROKERS_") for name in os.environ):
-        # The usual case. Reading settings takes as long as everything else before the connection is made.
+        # The usual case, kept quick: reading settings takes as long as all else before the connection.
         settings = plugin.settings()
         return {"host": DEFAULT_HOST, "port": settings.port, "settings": settings, "named": False}
     from brokers.config import load

@@ -1,7 +1,6 @@
-"""The flags of serving, once for `brokers serve` and once for every protocol's own `serve`.
+"""The flags of serving, for `brokers serve` and for every protocol's own `serve`, and of other verbs.
 
-They carry text to where settings are read (`config.load`), so a value is checked in one place however it
-was given.
+Flags pass text on to `config.load`, which reads all settings, so a value is checked in one place.
 """
 
 import functools
@@ -24,7 +23,7 @@ ConfigFile = Annotated[
     Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).", converter=a_path)
 ]
 
-# Settings' names here are those of `[serve]`; `config` and `ready_file` are flags alone.
+# The names are those of the settings in `[serve]`, except `config` and `ready_file`.
 HOST_FLAGS: Mapping[str, Any] = {
     "config": ConfigFile,
     "host": Annotated[str | None, Parameter(help="Address to bind; 127.0.0.1 unless set.")],
@@ -54,7 +53,7 @@ RECORD_FLAG: Mapping[str, Any] = {
         bool | None, Parameter(help="Write down what passes through, as [record] has it.", negative="")
     ],
 }
-"""Of protocols that can be recorded."""
+"""The flag of protocols that can be recorded."""
 
 
 @attrs.frozen
@@ -68,10 +67,10 @@ class Flag:
 
 @attrs.frozen
 class ServeCommand:
-    """What to serve, as the command line has it: settings given, but not yet read.
+    """What to serve, by the command line: settings that are given, and not read yet.
 
-    `defaults`: those of the command itself, which give way to the file and the environment. `says`: services'
-    own lines go to standard output.
+    `defaults`: the command's own, which the file and the environment override. `says`: services' own lines go
+    to standard output.
     """
 
     config: Path | None = None
@@ -82,7 +81,7 @@ class ServeCommand:
 
 
 def port_flags(ports: Iterable[str]) -> Iterator[Flag]:
-    """`--port PROTO=PORT` as settings. Raises InvalidSettings."""
+    """Yield settings from `--port PROTO=PORT`. Raises InvalidSettings."""
     for text in ports:
         protocol, equals, port = text.partition("=")
         if not (equals and protocol and port):
@@ -93,7 +92,7 @@ def port_flags(ports: Iterable[str]) -> Iterator[Flag]:
 
 
 def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Callable[..., ServeCommand]:
-    """A `serve` verb with the host's flags beside its own.
+    """Add the host's flags to a `serve` verb.
 
     The verb returns a ServeCommand, or a protocol's ServeRequest. `recordable`: the protocol can be recorded.
     """
@@ -119,7 +118,7 @@ def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Ca
 
 
 def with_config_flag(verb: "Callable[..., VerbRequest]") -> "Callable[..., VerbRequest]":
-    """A protocol's verb that asks about a data folder, with `--config` beside its own flags."""
+    """Add `--config` to a protocol's verb that asks about a data folder."""
     return _with_flags(verb, CONFIG_FLAG, lambda own, given: attrs.evolve(own(), **given))
 
 
@@ -131,17 +130,17 @@ SERVER_FLAGS: Mapping[str, Any] = {
     "certificate": (Certificate, None),
     "key_file": (KeyFile, None),
 }
-"""As they are called in `Server`, but for the file of a key: `--key` is a routing key elsewhere."""
+"""The names are those in `Server`, except `key_file`: `--key` is a routing key elsewhere."""
 CONFIG_FLAG: Mapping[str, Any] = {"config": (ConfigFile, None)}
 Find = Callable[[type[Place], "Plugin", Mapping[str, Any], Path | None], Place]
-"""Where a server is: by the flags that were given, and by what the settings of a file leave open."""
+"""Finds a server by the flags that were given, and by the settings for the rest."""
 
 
 def with_server_flags(verb: Callable[..., Any], plugin: "Plugin", find: Find) -> Callable[..., Any]:
-    """A protocol's verb that speaks to its server, with the flags that say where that is beside its own.
+    """Add flags to a protocol's verb that say where its server is.
 
-    A verb without a parameter of the class `Place` or `Server` is given back as it is. `find` makes what such
-    a parameter gets.
+    A verb without a parameter of the class `Place` or `Server` stays as it is. `find` makes the value of that
+    parameter.
     """
     asked = {
         name: parameter.annotation
@@ -175,15 +174,15 @@ _LISTED = re.compile(r"List the (\w+)")
 
 
 def listed(verb: Callable[..., Any]) -> str | None:
-    """What a verb lists, as its help says: `List the queues ...`; None for one that does something else."""
+    """Return what a verb lists, by its help (`List the queues ...`); None for another verb."""
     said = _LISTED.match(verb.__doc__ or "")
     return said[1] if said else None
 
 
 def with_table_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """A verb that lists something, with the flags that say how; any other as it is.
+    """Add flags for the form of the table to a verb that lists something.
 
-    The host reads them where it shows what the verb returns.
+    The host reads these flags when it shows what the verb returns.
     """
     return verb if listed(verb) is None else _with_flags(verb, TABLE_FLAGS, lambda own, given: own())
 
@@ -194,17 +193,17 @@ def _with_flags(
     use: Callable[[Callable[..., Any], dict[str, Any]], Any],
     without: str | None = None,
 ) -> Callable[..., Any]:
-    """A verb with `flags` (type, default) beside its own; where both have one, the verb's own stays.
+    """Add `flags` (type, default) to a verb. A flag of the verb's own stays.
 
-    `use(own, given)` calls the verb, whose own arguments are bound in `own`, and says what the command
-    returns. `without`: a parameter that the command line does not see, since `use` gives it.
+    `use(own, given)` calls the verb, whose own arguments are bound in `own`, and returns the command's
+    result. `without`: a parameter that is not on the command line, because `use` sets it.
     """
     signature = inspect.signature(verb, eval_str=True)
     own = [parameter for name, parameter in signature.parameters.items() if name != without]
     names = {parameter.name for parameter in own}
     added = {name: flag for name, flag in flags.items() if name not in names}
     if not added and without is None:
-        return verb  # it has them: the commands of a protocol are made anew each time that one is called
+        return verb  # it has them already: a protocol's commands may be prepared twice
 
     @functools.wraps(verb)
     def command(*arguments: Any, **keywords: Any) -> Any:

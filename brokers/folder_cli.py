@@ -1,4 +1,4 @@
-"""Verbs that read or mend data folders themselves, no server needed: fsck, log, restore."""
+"""Verbs that read or mend data folders without a server: fsck, log, restore."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -148,7 +148,7 @@ def _decoder(namespace: str, name: str) -> Any:
 
 
 def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As a line of the server's log: where and when, then whatever there is to say, by name."""
+    """Return a row like a line of the server's log: where and when, then all values by name."""
     first = {name: row.get(name) for name in ("offset", "time")}
     said = {name: value for name, value in row.items() if value is not None and name not in first}
     return {**first, **{name: f"{name}={cell(value)}" for name, value in said.items()}}

@@ -5,9 +5,9 @@
       the control socket        health, status, metrics, verbs
       a SupervisedService per protocol       its listeners, connections and background work
 
-All endpoints are bound before any is served, and a failure up to there ends the start. Afterwards a protocol
-that crashes is logged, counted and started anew with back-off; the others do not notice. A stop drains:
-nothing new is accepted, waits end, what is owed is sent, then everything is synced.
+All endpoints are bound before any is served, and a failure before that ends the start. Later a protocol that
+crashes is logged, counted and started again with back-off; the others go on. A stop drains: nothing new is
+accepted, waits end, pending output is sent, then everything is synced.
 """
 
 import os
@@ -44,14 +44,14 @@ from shared.storage.store import Store
 from shared.storage.tools.backup import backup_files
 
 UNUSED_SEGMENT_BYTES = 64 * 1024
-"""Of a journal that stays empty: two segments of the usual size would be 128 MiB of zeros, for nothing."""
+"""For a journal that stays empty. Two segments of the usual size would be 128 MiB of zeros."""
 
 MEMORY_PERCENT = 75
-"""For what clients make grow, of the memory that there is. The rest is for all else."""
+"""The share of the memory for everything that clients make grow."""
 
 
 class Host:
-    """Everything that is served. `run` once; `stop` ends it, cleanly."""
+    """Serves all protocols. Call `run` once; `stop` ends it cleanly."""
 
     def __init__(
         self,
@@ -110,7 +110,8 @@ class Host:
             control.remove(folder)
             if self._recording is not None:
                 self._recording.flush()
-            # However `run` ends, what was written is synced and the lock released. Only the disk delays it.
+            # However `run` ends, what was written is synced, and the lock is released. Only the disk delays
+            # it.
             with trio.CancelScope(shield=True):
                 await store.close()
             if self._ready:
@@ -182,7 +183,7 @@ class Host:
             raise Refusal(f"control socket in {folder}: {error.strerror}", ExitCode.DATA_FOLDER) from error
 
     async def _drain(self) -> None:
-        """Stop accepting, and let every protocol send what it owes, for `drain_seconds` at most."""
+        """Stop accepting, and let every protocol send its pending output, for `drain_seconds` at most."""
         seconds = self._config.serve.drain_seconds
         with trio.move_on_after(seconds) as deadline:
             async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Prometheus text from `Sample`s, which are read from plain ints when somebody scrapes."""
+"""Makes Prometheus text from `Sample`s, which are read from plain ints at each scrape."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,9 +13,9 @@ CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 
 
 def render(samples: Sequence[Sample]) -> bytes:
-    """All of `samples`, and what the system knows of the process, as a scraper reads it.
+    """Return the text of all samples, and of what the system knows of the process.
 
-    Runs in any thread: 60,000 series take over a second.
+    It may run in any thread: 60,000 series take over a second.
     """
     return prometheus_client.generate_latest(_Read(samples))
 
@@ -50,7 +50,7 @@ _STORE_GAUGES = {
 
 
 def store_samples(statistics: StoreStatistics) -> Iterator[Sample]:
-    """The store in numbers, as series `store_*`."""
+    """Yield the store's statistics as series `store_*`."""
     for name, text in _STORE_COUNTERS.items():
         yield Sample(f"store_{name}", getattr(statistics, name), text)
     for name, text in _STORE_GAUGES.items():
@@ -58,7 +58,7 @@ def store_samples(statistics: StoreStatistics) -> Iterator[Sample]:
 
 
 class _Read(Collector):
-    """Samples that were read already, as a registry would collect them."""
+    """Gives samples that were read already to a registry."""
 
     def __init__(self, samples: Iterable[Sample]) -> None:
         self._samples = samples

@@ -1,7 +1,7 @@
-"""The commands of installed protocols, one module attribute a protocol, made when asked for.
+"""The commands of installed protocols: a module attribute for each protocol, made when it is first used.
 
-cyclopts imports a command from `"module:attribute"` when it is called; `"brokers.plugin_cli:logmq"` lets it
-do so for protocols that this package does not know by name.
+cyclopts imports a command from `"module:attribute"` when it is called. `"brokers.plugin_cli:logmq"` works for
+protocols that this package does not know by name.
 """
 
 import importlib
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> App:
     try:
         return _app(name)
     except Refusal as error:
-        # A command that says so: a list of commands or a completion must not fail for one of them.
+        # A broken protocol gets a command that says so. A list of commands must not fail for one of them.
         return _broken(name, error)
 
 
@@ -41,7 +41,7 @@ def _app(name: str) -> App:
             f"the commands of protocol {name!r} cannot be used: {plugin.cli} is no App of that name"
         )
     if app.help_epilogue is None:
-        app.help_epilogue = ""  # else it would show the host's examples
+        app.help_epilogue = ""  # otherwise it shows the host's examples
     if "serve" in app:
         serve = app["serve"]
         if serve.default_command is not None:
@@ -58,7 +58,7 @@ def _app(name: str) -> App:
 
 
 def _find(kind: type[Place], plugin: Plugin, given: Mapping[str, Any], config: Path | None) -> Place:
-    """Reading settings takes as long as a command: it is imported by the one that runs."""
+    """Imported only by a command that runs, because reading settings takes as long as the command."""
     from brokers.finding import find
 
     return find(kind, plugin, given, config)

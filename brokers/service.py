@@ -20,11 +20,11 @@ BACKOFF_SECONDS_MIN = 0.1
 BACKOFF_SECONDS_MAX = 30.0
 """A crashed protocol is back after 0.1 s, then 0.2, 0.4 ... at most 30 s, as long as it keeps crashing."""
 WELL_SECONDS = 60.0
-"""Served for so long, a protocol counts as well again, and its next crash as the first."""
+"""After so long without a crash, the next crash counts as the first."""
 
 EVERYBODY = ("0.0.0.0/0", "::/0")
 PICKS_MAX = 16
-"""Of a port that has to be free twice."""
+"""Tries to find a port that is free for both TCP and UDP."""
 
 State = Literal["starting", "serving", "restarting", "draining"]
 
@@ -141,7 +141,7 @@ class SupervisedService:
             self._group.stop_accepting()
 
     async def drain(self) -> None:
-        """Return once everything owed is sent and every connection is closed."""
+        """Return once all pending output is sent and every connection is closed."""
         if self._group and self._service:
             self._service.drain()
             self._group.drain()
@@ -210,8 +210,10 @@ class SupervisedService:
             raise ConfigError(section + error.key.removeprefix("tls"), error.text) from error
 
     def _bind_all(self, endpoints: Sequence[TcpEndpoint | UdpEndpoint]) -> None:
-        """Raises CannotListen. A port that is picked for one endpoint may be taken for another that has to
-        have the same: then another is picked."""
+        """Bind all endpoints. Raises CannotListen.
+
+        If a port is picked for an endpoint, and is taken for another that needs the same, another is picked.
+        """
         tries = PICKS_MAX
         while True:
             tries -= 1
@@ -235,7 +237,7 @@ class SupervisedService:
             port = next((each.port for each in self.bound if each.endpoint == endpoint.port_of), port)
             allow = getattr(self._settings, "allow", ())
             if not hasattr(self._settings, "allow") and not is_loopback(host):
-                # Of datagrams nobody knows who sent them: whoever lets everybody send them has to say so.
+                # Nobody knows who sends datagrams, so to take everybody's needs a setting that says so.
                 check_exposure(key, host, None, insecure=self._config.serve.insecure)
                 allow = EVERYBODY
             for address in group.bind_udp(self.name, host, port, endpoint.sink, allow=allow):

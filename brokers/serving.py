@@ -1,6 +1,6 @@
-"""`brokers serve` as a process: settings read, signals and standard input obeyed.
+"""`brokers serve` as a process: it reads settings, and obeys signals and standard input.
 
-What it serves is `host`'s; this module is what an operator and an init system see of it.
+`host` serves. This module is what an operator and an init system see of it.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def serve(command: ServeCommand) -> int:
 
 
 def _require_files(log: structlog.stdlib.BoundLogger) -> None:
-    """Raises Refusal where the system lets us open too few files to serve anybody."""
+    """Raise Refusal if the system lets us open too few files to serve anybody."""
     limit = raise_file_limit()
     how = "raise the limit with ulimit -n, or LimitNOFILE= in a systemd unit"
     if limit < FILES_LEAST:
@@ -91,8 +91,8 @@ async def _serve(
     collector = Collector()
     watch = LoopWatch(log)
     host = Host(chosen, config, log, say=_say if command.says else None, watch=watch)
-    # SIGHUP stays ignored under nohup. The others are obeyed even where the caller ignores them: a shell lets
-    # background jobs of scripts ignore SIGINT, but who sends it to a server means it.
+    # SIGHUP stays ignored under nohup. The others are obeyed even if the caller ignores them: a shell makes
+    # background jobs of scripts ignore SIGINT, but whoever sends it to a server means it.
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     heard = [number for number in HEARD_SIGNALS if number != signal.SIGHUP or not nohup]
     with trio.open_signal_receiver(*heard) as signals, _standard_input() as said_exit:
@@ -132,7 +132,7 @@ async def _obey(
 
 
 async def _obey_input(said_exit: socket.socket, host: Host, log: structlog.stdlib.BoundLogger) -> None:
-    # Nothing comes where the input has ended instead.
+    # At the input's end nothing comes.
     if await trio.socket.from_stdlib_socket(said_exit).recv(1) and not host.stopping:
         _stop(host, log, input="exit")
 
@@ -160,14 +160,14 @@ def _stop(host: Host, log: structlog.stdlib.BoundLogger, **why: str) -> None:
 
 
 def _say(line: str) -> None:
-    """A service's own line on standard output; a reader that has left is no error."""
+    """Print a service's own line on standard output. A reader that has left is no error."""
     with contextlib.suppress(OSError, ValueError):
         print(line, flush=True)
 
 
 @contextlib.contextmanager
 def _standard_input() -> Iterator[socket.socket]:
-    """A socket that gets a byte once the line `exit` was read from standard input; at its end, only EOF."""
+    """Give a socket that gets a byte once standard input has the line `exit`, and EOF at its end."""
     # Put in the background of a terminal, we must not be stopped for reading from it: reads fail instead.
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)
     ours, readers = socket.socketpair()

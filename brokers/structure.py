@@ -1,4 +1,4 @@
-"""From what a file, the environment and flags say to settings objects: strictly, and naming what is wrong.
+"""Makes settings objects of what a file, the environment and flags say. It is strict, and names mistakes.
 
 Settings are frozen attrs classes in which every field has a default. This module knows their shape and no
 key of any of them: fields of plain types, nested settings classes (a table), and mappings of a name to a
