@@ -1,7 +1,7 @@
 """`brokers pipeline archive`: logs as Parquet, partitioned by topic and date, each record exactly once.
 
 What a round does (`job.py`): ask where the logs end; cut what is new into ranges; let Spark's executors read
-each range and write its records with pyarrow (`writer.py`); commit a manifest that names the files
+each range and write its records with pyarrow (`parquet.py`); commit a manifest that names the files
 (`folder.py`). The records go from the log to Parquet in one process, and never through the JVM.
 
 **Why it is exactly once.** The manifest (`manifest.py`) alone says up to which offset a log is in the

@@ -1,6 +1,6 @@
 """The archive's folder. Only this module commits, publishes, recovers and cleans.
 
-    1  executors write fresh files and sync them                     (writer.py)
+    1  executors write fresh files and sync them                     (parquet.py)
     2  their folders are synced
     3  the manifest of the next version is created, exclusively, and synced: this is the commit
     4  the files that it moves are renamed to their final places, and their folders synced

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from brokers.errors import Refusal
-from brokers.pipeline.archiving import plan, writer
+from brokers.pipeline.archiving import parquet, plan
 from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.manifest import ByteRange, Manifest, Part, Settlement
+from brokers.pipeline.archiving.parquet import Work, Written
 from brokers.pipeline.archiving.plan import Cuts, Ripe, RoundTarget, TaskPiece
-from brokers.pipeline.archiving.writer import Work, Written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,7 +159,7 @@ class Archiver:
             found = {}
             for extent, work in share:
                 batches = feed.batches(extent, *work.range)
-                found[work.identity, work.range] = writer.write(root, _attempt(work), batches, compression)
+                found[work.identity, work.range] = parquet.write(root, _attempt(work), batches, compression)
             return found
 
         return {key: written for each in self._each(write, shares) for key, written in each.items()}
@@ -180,7 +180,7 @@ class Archiver:
         def merge(parts: list[Part]) -> list[Part]:
             log = logs[parts[0].key]
             work = Work(log.identity, log.topic, ByteRange(parts[0].start, parts[-1].end), token)
-            return list(writer.merge(root, _attempt(work), parts, compression).parts)
+            return list(parquet.merge(root, _attempt(work), parts, compression).parts)
 
         settlements = [Settlement(new, old) for old, new in zip(ripe, self._each(merge, ripe), strict=True)]
         following = now.settle(settlements, now_ms, int(self.settings.kept_seconds * 1000))

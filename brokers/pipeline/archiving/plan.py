@@ -8,7 +8,7 @@ import attrs
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, LogState, Manifest, Part
-from brokers.pipeline.archiving.writer import Work, Written
+from brokers.pipeline.archiving.parquet import Work, Written
 
 
 @attrs.frozen

@@ -14,8 +14,8 @@ from brokers.errors import Refusal
 from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.job import Archiver, Settings
 from brokers.pipeline.archiving.manifest import ByteRange, Manifest
+from brokers.pipeline.archiving.parquet import Written
 from brokers.pipeline.archiving.plan import Cuts, Extent, RoundTarget
-from brokers.pipeline.archiving.writer import Written
 from tests.support.fake_disk import FakeDisk, Operation
 
 QUICK = Settings(trigger_seconds=0.0)

@@ -18,8 +18,8 @@ from brokers.pipeline.archiving.manifest import (
     Settlement,
     unpack,
 )
+from brokers.pipeline.archiving.parquet import Written
 from brokers.pipeline.archiving.plan import Extent, Overtaken, Ripe, RoundTarget
-from brokers.pipeline.archiving.writer import Written
 
 HALF = LogState("orders@x#1", "orders@x", "orders", "7", 0, 100, 100, records=10)
 

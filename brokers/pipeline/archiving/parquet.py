@@ -64,7 +64,7 @@ def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression
     parts: list[Part] = []
     gaps: list[ByteRange] = []
     at = work.range.start
-    file: _File | None = None
+    file: _ParquetFile | None = None
     for batch in batches:
         for run in _runs(batch):
             start = run.start
@@ -73,10 +73,10 @@ def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression
             if start > at:
                 gaps.append(_gap(work, ByteRange(at, start)))
             if file is not None and (start > at or file.date != run.date):
-                parts.append(file.close(at))
+                parts.append(file.finish(at))
                 file = None
             if file is None:
-                file = _File(root, work, run.date, start, compression)
+                file = _ParquetFile(root, work, run.date, start, compression)
             file.add(run.batch)
             at = run.end
     if at > work.range.end:
@@ -84,7 +84,7 @@ def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression
     if at < work.range.end:
         gaps.append(_gap(work, ByteRange(at, work.range.end)))
     if file is not None:
-        parts.append(file.close(at))
+        parts.append(file.finish(at))
     return Written(parts, gaps)
 
 
@@ -134,7 +134,7 @@ def _gap(work: Work, gap: ByteRange) -> ByteRange:
     return gap
 
 
-class _File:
+class _ParquetFile:
     """A Parquet file that is being written, under a name that no reader knows."""
 
     def __init__(self, root: Path, work: Work, date: str, start: int, compression: str) -> None:
@@ -160,7 +160,7 @@ class _File:
         if self._held_bytes >= ROW_GROUP_BYTES:
             self._flush()
 
-    def close(self, end: int) -> Part:
+    def finish(self, end: int) -> Part:
         """Finish the file: sync it, and give it its fresh name."""
         self._flush()
         self._writer.add_key_value_metadata(

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.pipeline.archiving import names, writer
+from brokers.pipeline.archiving import names, parquet
 from brokers.pipeline.archiving.manifest import ByteRange, NotContinuous, Part
-from brokers.pipeline.archiving.writer import Work, write
+from brokers.pipeline.archiving.parquet import Work, write
 
 NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) * 1_000_000
 DAY = 86_400_000_000
@@ -137,7 +137,7 @@ def test_gaps_that_are_allowed_are_told_and_part_the_files(tmp_path: Path) -> No
 
 def test_an_empty_range_of_gaps_alone_has_no_file(tmp_path: Path) -> None:
     written = write(tmp_path, work(0, 30, gaps=True), [])
-    assert written == writer.Written([], [ByteRange(0, 30)])
+    assert written == parquet.Written([], [ByteRange(0, 30)])
 
 
 def test_fresh_files_become_one_file_a_day(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_fresh_files_become_one_file_a_day(tmp_path: Path) -> None:
     parts: list[Part] = []
     for records in (first, second):
         parts += write(tmp_path, work(records[0][0], end_of(records)), [batch(records)]).parts
-    merged = writer.merge(tmp_path, Work("orders#1", "orders", ByteRange(0, 20), "a-2"), parts)
+    merged = parquet.merge(tmp_path, Work("orders#1", "orders", ByteRange(0, 20), "a-2"), parts)
     assert list(rows(tmp_path, merged.parts)) == first + second
     assert [(part.start, part.end) for part in merged.parts] == [(0, 15), (15, 20)]
 
@@ -153,20 +153,20 @@ def test_fresh_files_become_one_file_a_day(tmp_path: Path) -> None:
 def test_files_with_a_gap_between_are_settled_and_keep_it(tmp_path: Path) -> None:
     records = laid([b"a"], [0]) + laid([b"b"], [0], start=20)
     parts = write(tmp_path, work(0, 25, gaps=True), [batch(records)]).parts
-    merged = writer.merge(tmp_path, Work("orders#1", "orders", ByteRange(0, 25), "a-2"), parts)
+    merged = parquet.merge(tmp_path, Work("orders#1", "orders", ByteRange(0, 25), "a-2"), parts)
     assert list(rows(tmp_path, merged.parts)) == records
     assert merged.gaps == [ByteRange(5, 20)]
 
 
 def test_what_is_held_for_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "ROW_GROUP_BYTES", 100)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 100)
     records = laid([b"x" * 100] * 5, [0] * 5)
     (part,) = write(tmp_path, work(0, end_of(records)), [batch([each]) for each in records]).parts
     assert pq.read_metadata(tmp_path / part.fresh_path).num_row_groups == 5
     assert list(rows(tmp_path, [part])) == records
-    monkeypatch.setattr(writer, "ROW_GROUP_BYTES", 250)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 250)
     again = Work("orders#1", "orders", ByteRange(part.start, part.end), "a-2")
-    (merged,) = writer.merge(tmp_path, again, [part]).parts  # a group of the old file at a time
+    (merged,) = parquet.merge(tmp_path, again, [part]).parts  # a group of the old file at a time
     assert pq.read_metadata(tmp_path / merged.fresh_path).num_row_groups == 2
     assert list(rows(tmp_path, [merged])) == records
 
