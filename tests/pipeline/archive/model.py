@@ -44,6 +44,13 @@ def write_fresh(files: Files, topic: str, start: int, end: int, token: str, *, f
     return part
 
 
+def added(folder: ArchiveFolder, start: int, end: int, *, direct_bytes: int, token: str = "a") -> Manifest:
+    """The next commit: these records of `orders`."""
+    part = write_fresh(folder.files, "orders", start, end, f"{token}-{start}")
+    span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(start, end), [part])
+    return folder.manifest.advance([span], 0, direct_bytes)
+
+
 @attrs.define(eq=False)
 class Archiver:
     """`acknowledged`: the version that the last commit which returned has."""

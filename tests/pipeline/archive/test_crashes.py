@@ -11,15 +11,15 @@ from brokers.pipeline.archiving import folder as folders
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.files import write_new
 from brokers.pipeline.archiving.folder import ArchiveFolder
-from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Settlement
+from brokers.pipeline.archiving.manifest import Settlement
 from shared.storage import format
 from tests.pipeline.archive.model import (
     Archiver,
+    added,
     archived,
     check_done,
     check_readers,
     glob,
-    identity,
     write_fresh,
 )
 from tests.support.explore import sampled_states
@@ -43,9 +43,7 @@ def with_two_parts(disk: FakeDisk, *, direct_bytes: int) -> ArchiveFolder:
     folder = ArchiveFolder(disk, "logmq")
     folder.recover()
     for at in (0, 10):
-        part = write_fresh(disk, "orders", at, at + 10, f"a-{at}")
-        span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(at, at + 10), [part])
-        folder.commit(folder.manifest.advance([span], 0, direct_bytes=direct_bytes))
+        folder.commit(added(folder, at, at + 10, direct_bytes=direct_bytes))
     return folder
 
 
@@ -116,13 +114,7 @@ def test_after_a_power_cut_before_any_sync_it_ends_with_each_record_once() -> No
     assert checked > 300
 
 
-@pytest.mark.parametrize(
-    "omitted",
-    [
-        "_sync_folders",
-        "_move",
-    ],
-)
+@pytest.mark.parametrize("omitted", ["_sync_folders", "_move"])
 def test_the_trial_of_power_cuts_finds_a_missing_sync(omitted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ArchiveFolder, omitted, lambda self, *arguments: None)
     with pytest.raises((AssertionError, Refusal, OSError)):
@@ -186,10 +178,8 @@ def test_a_committed_file_that_is_at_neither_place_is_damage() -> None:
     disk = FakeDisk()
     folder = ArchiveFolder(disk, "logmq")
     folder.recover()
-    part = write_fresh(disk, "orders", 0, 10, "a")
-    span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(0, 10), [part])
-    folder.commit(folder.manifest.advance([span], 0, direct_bytes=1))
-    disk.unlink(part.path)
+    folder.commit(added(folder, 0, 10, direct_bytes=1))
+    disk.unlink(folder.manifest.moves[0].path)
     with pytest.raises(folders.ArchiveDamaged, match="was committed, and is not there"):
         ArchiveFolder(disk, "logmq").recover()
 
@@ -242,9 +232,7 @@ def test_a_damaged_newest_manifest_is_set_aside_with_its_files_and_nothing_is_re
     assert again.manifest.version == folder.manifest.version - 1
     assert sorted(disk.contents().values()) == before
     assert len(disk.names(names.damaged(folder.manifest.version))) == 2
-    part = write_fresh(disk, "orders", 10, 20, "b")
-    span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(10, 20), [part])
-    again.commit(again.manifest.advance([span], 0, direct_bytes=1 << 30))
+    again.commit(added(again, 10, 20, direct_bytes=1 << 30, token="b"))
     ArchiveFolder(disk, "logmq").recover()
 
 

@@ -43,9 +43,11 @@ class Spark:
 
 @attrs.define
 class Feed:
-    """A place that cannot be reached so many times, and is empty then."""
+    """A place that cannot be reached so many times, and then has these logs, which are cut so."""
 
     failures: int
+    logs: Sequence[Extent] = ()
+    piece_bytes: int = 0
 
     @contextmanager
     def look(self) -> Iterator[Any]:
@@ -54,11 +56,11 @@ class Feed:
             raise OSError("not reached")
         yield self
 
-    def extents(self, known: Manifest) -> list[Any]:
-        return []
+    def extents(self, known: Manifest) -> Sequence[Extent]:
+        return self.logs
 
     def cuts(self, log: Extent, start: int, stop: int, bytes_each: int) -> list[int]:
-        return []
+        return [start + self.piece_bytes] if self.piece_bytes else []
 
     def is_another(self, *_: object) -> bool:
         return False
@@ -141,15 +143,9 @@ def test_once_ends_with_what_was_there_when_it_began(monkeypatch: pytest.MonkeyP
 
 
 def test_an_archive_that_is_behind_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(Feed):
-        def extents(self, known: Manifest) -> list[Any]:
-            return [Extent("orders@x", "orders", 0, 30)]
-
-        def cuts(self, log: Extent, start: int, stop: int, bytes_each: int) -> list[int]:
-            return [start + 10]
-
     monkeypatch.setattr(Archiver, "_written", written)
-    job, _ = archiver(Full(0), settings=attrs.evolve(QUICK, round_bytes=10))
+    full = Feed(0, [Extent("orders@x", "orders", 0, 30)], piece_bytes=10)
+    job, _ = archiver(full, settings=attrs.evolve(QUICK, round_bytes=10))
     waits: list[float] = []
     job.stop = SimpleNamespace(is_set=lambda: bool(waits), wait=waits.append)  # type: ignore[assignment]
     assert [each.behind_bytes for each in job.follow()] == [20, 10, 0]
@@ -176,12 +172,8 @@ def test_a_jvm_that_has_ended_ends_it_at_once() -> None:
 def test_a_commit_that_failed_ends_it_since_only_the_next_start_can_tell_what_it_did(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Full(Feed):
-        def extents(self, known: Manifest) -> list[Any]:
-            return [Extent("orders@x", "orders", 0, 30)]
-
     monkeypatch.setattr(Archiver, "_written", written)
-    job, _ = archiver(Full(0))
+    job, _ = archiver(Feed(0, [Extent("orders@x", "orders", 0, 30)]))
 
     def full(operation: Operation) -> None:
         if operation.kind == "write":

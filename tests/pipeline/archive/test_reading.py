@@ -10,17 +10,10 @@ from brokers.pipeline import archive
 from brokers.pipeline.archive import ArchiveFault, committed, faults
 from brokers.pipeline.archiving.files import Files
 from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
-from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest, Settlement
+from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Settlement
 from brokers.pipeline.archiving.names import FileName
-from tests.pipeline.archive.model import archived, identity, write_fresh
+from tests.pipeline.archive.model import added, archived, identity, write_fresh
 from tests.support.fake_disk import FakeDisk
-
-
-def added(folder: ArchiveFolder, start: int, end: int, *, direct_bytes: int) -> Manifest:
-    """The next commit: these records of `orders`."""
-    part = write_fresh(folder.files, "orders", start, end, f"a-{start}")
-    span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(start, end), [part])
-    return folder.manifest.advance([span], 0, direct_bytes)
 
 
 @pytest.fixture
