@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from brokers import control
-from brokers.config import FILE_VARIABLE, Config, read
+from brokers.config import FILE_VARIABLE, Config, load
 from brokers.errors import InvalidSettings, Problem, Refusal
 from brokers.plugins import load_working
 from shared.errors import ConfigError
@@ -22,7 +22,8 @@ from shared.net.tls import faults
 def checked(file: Path | None) -> Config:
     """Return the settings as serving would read them. Raises InvalidSettings with all that is wrong."""
     working, broken = load_working()
-    config, found = read(working, file=file, environ=os.environ, broken=broken)
+    found: list[Problem] = []
+    config = load(working, file=file, environ=os.environ, broken=broken, wrong=found)
     names = {str(file), os.environ.get(FILE_VARIABLE, "")}
     if not any(problem.key in names for problem in found):  # else too little of them is known
         try:

@@ -129,30 +129,13 @@ def load(
     defaults: Iterable[Flag] = (),
     broken: Sequence[str] = (),
     alone: bool = False,
+    wrong: list[Problem] | None = None,
 ) -> Config:
-    """Read and check everything, as `read` does. Raises InvalidSettings with all that is wrong."""
-    config, problems = read(
-        plugins, file=file, environ=environ, flags=flags, defaults=defaults, broken=broken, alone=alone
-    )
-    if problems:
-        raise InvalidSettings(tuple(problems))
-    return config
-
-
-def read(
-    plugins: Sequence[Plugin],
-    *,
-    file: Path | None,
-    environ: Mapping[str, str],
-    flags: Iterable[Flag] = (),
-    defaults: Iterable[Flag] = (),
-    broken: Sequence[str] = (),
-    alone: bool = False,
-) -> tuple[Config, list[Problem]]:
-    """Return the settings, and what is wrong with what was given. A wrong value leaves the default.
+    """Read and check everything that was given. Raises InvalidSettings with all that is wrong.
 
     Settings of protocols in `broken` are ignored, because their fault was reported already. `alone`: so are
-    settings of all protocols that are not in `plugins`.
+    settings of all protocols that are not in `plugins`. `wrong`: gets all problems, in place of the error; a
+    wrong value then leaves the default.
     """
     protocols = {plugin.name: plugin.settings for plugin in plugins}
     sections = {**OWN_SECTIONS, **protocols}
@@ -171,12 +154,15 @@ def read(
     source = given[recorded].source if recorded in given else ""
     reasons = () if alone else _unrecorded(built["record"].protocols, plugins, broken)
     problems += [Problem(written(recorded), why, source) for why in reasons]
-    config = Config(
+    if problems and wrong is None:
+        raise InvalidSettings(tuple(problems))
+    if wrong is not None:
+        wrong += problems
+    return Config(
         **{name: built[name] for name in OWN_SECTIONS},
         protocols={name: built[name] for name in protocols},
         sources={key: value.source for key, value in given.items()},
     )
-    return config, problems
 
 
 def as_served(file: Path | None) -> Config:
