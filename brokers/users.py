@@ -28,7 +28,7 @@ def read(path: Path) -> dict[str, User] | None:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             text = file.read().decode()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # whoever opens a data folder that is none says so
         return None
     except OSError as error:
         raise ConfigError("access.users_file", f"cannot read {path}: {error.strerror}") from None
