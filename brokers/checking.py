@@ -69,6 +69,13 @@ def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:
         yield ConfigError(
             "access.required", f"nobody could log in: {config.users_file} is not there; see brokers user add"
         )
+    if config.required_of(protocol) == "always" and not (
+        config.knows_users(protocol) or config.logs_in(protocol)
+    ):
+        yield ConfigError(
+            "access.required",
+            f"{protocol} does not ask for users of the users file: leave it out of serve.enable",
+        )
     try:
         check_exposure(key, host, tls, logs_in=config.logs_in(protocol), insecure=insecure)
     except ConfigError as error:

@@ -102,9 +102,14 @@ class Config:
 
     def logs_in(self, protocol: str) -> bool:
         """Whether it asks every client for a name and a password where other machines reach it."""
-        if bool(getattr(self.protocols[protocol], "logs_in", False)):
-            return True
+        settings = self.protocols[protocol]
+        if not self.knows_users(protocol):
+            return bool(getattr(settings, "logs_in", False))
         return self.required_of(protocol) != "never" and self.users_file.exists()
+
+    def knows_users(self, protocol: str) -> bool:
+        """Whether its clients log in as users of the users file, and do what their rules allow."""
+        return isinstance(getattr(self.protocols[protocol], "access", None), ProtocolAccessSettings)
 
     def enabled(self, working: Sequence[Plugin]) -> list[Plugin]:
         """Return those of `working` that are served. Raises InvalidSettings."""

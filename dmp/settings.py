@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import attrs
 from attrs import validators
 
-from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
+from shared.net.settings import TlsSettings, host_setting
 from shared.storage.settings import Durability
 from shared.units import GIB, KIB, MIB, limit
 
@@ -118,8 +118,6 @@ class DmpSettings:
     """Ready messages above which a queue drops what comes new, counted; 0: none."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[dmp.tls]`: instead of `[tls]`."""
-    access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
-    """Section `[dmp.access]`: who has to log in here."""
 
     @property
     def logs_in(self) -> bool:

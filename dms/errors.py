@@ -94,6 +94,12 @@ class Internal(DmsError):
     of_status = Status.INTERNAL
 
 
+class Denied(DmsError):
+    """The login is missing or wrong, or no rule of the user allows it."""
+
+    of_status = Status.DENIED
+
+
 _BY_STATUS: dict[int, type[DmsError]] = {
     kind.of_status: kind for kind in DmsError.__subclasses__() if kind.of_status is not None
 }

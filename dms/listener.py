@@ -12,6 +12,7 @@ from dms.opening import open_engine
 from dms.refusals import Refusals
 from dms.session import Session
 from dms.settings import DmsSettings
+from shared.access import Guard
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
@@ -23,8 +24,9 @@ AGE_SECONDS = 10.0
 class DmsService:
     """DMS on its one endpoint."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, access: Guard | None = None) -> None:
         self._engine = engine
+        self._access = access
         self._refusals = Refusals(engine.counts, engine.log)
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("dms", engine.settings.port, self._open_session, pushes=True),
@@ -44,7 +46,7 @@ class DmsService:
         return samples("dms", self._engine.counts, GAUGES, self._engine)
 
     def _open_session(self, connection: Connection) -> Session:
-        return Session(connection, self._engine, self._refusals)
+        return Session(connection, self._engine, self._refusals, self._access)
 
     async def _keep_age(self) -> None:
         while True:
@@ -62,4 +64,4 @@ async def open_service(context: Context, settings: DmsSettings) -> DmsService:
         context.log.info(
             "dms keeps everything in memory, and all is gone at exit: dms.persist keeps queues on disk"
         )
-    return DmsService(engine)
+    return DmsService(engine, context.access)

@@ -37,6 +37,7 @@ from dms.wire import (
     Refusal,
     Status,
     Type,
+    login_of,
     malformed,
     name_untrusted,
     pack,
@@ -45,6 +46,7 @@ from dms.wire import (
     split_name,
     unpack_header,
 )
+from shared.access import MANAGE, READ, WRITE, Guard
 from shared.errors import LocalProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
@@ -94,6 +96,7 @@ class Session(SessionBase):
         "_engine",
         "_most_credits",
         "_out",
+        "_queues",
         "_refusals",
         "_skip",
         "_skip_id",
@@ -104,9 +107,12 @@ class Session(SessionBase):
         "state",
     )
 
-    def __init__(self, connection: Connection, engine: Engine, refusals: Refusals) -> None:
+    def __init__(
+        self, connection: Connection, engine: Engine, refusals: Refusals, gate: Guard | None = None
+    ) -> None:
         super().__init__(connection, engine.settings.frame_seconds)
         self._engine = engine
+        self._queues: dict[bytes, Queue] | _Writable = engine.queues  # those that the user may write to
         self._refusals = refusals
         self.consumer: Consumer = engine.consumer(self)
         self.queue: Queue | None = None
@@ -121,6 +127,8 @@ class Session(SessionBase):
         self._most_credits = 0
         self._deferred: deque[Credit] = deque()
         engine.log.debug("client connected", peer=connection.peer)
+        self.admit(gate)
+        self._set_queues()
         connection.await_first(_SAID_NOTHING)
 
     # -- the fast path
@@ -157,7 +165,7 @@ class Session(SessionBase):
         if what != _PRODUCE or magic != MAGIC or length != stop - payload:
             return False
         body = payload + 2 + (data[payload] << 8 | data[payload + 1])
-        queue = self._engine.queues.get(data[payload + 2 : body])
+        queue = self._queues.get(data[payload + 2 : body])
         size = stop - body
         if queue is None or size < 0 or queue.depth >= queue.options.depth:
             return False
@@ -295,6 +303,8 @@ class Session(SessionBase):
             if after < 0 or self.ended:
                 break
             at = after
+            if self.stopped:  # a login is being checked
+                break
         else:
             self.let_others()
         if acks or wants:
@@ -344,7 +354,7 @@ class Session(SessionBase):
             payload = at + HEADER_BYTES
             width = 2 + int.from_bytes(data[payload : payload + 2]) if length > 2 else 0
             name = data[payload : payload + width]
-            queue = self._engine.queues.get(name[2:])
+            queue = self._queues.get(name[2:])
             if queue is not None and width <= length:
                 run = runs.produced(data, at, length, width)
                 if run is not None:
@@ -361,9 +371,9 @@ class Session(SessionBase):
         payload, message_id = at + HEADER_BYTES, int.from_bytes(data[at + ID_AT : at + HEADER_BYTES])
         try:
             missing, _ = split_name(data[payload : payload + length])
-            self._refuse(
-                message_id, Refusal(Status.QUEUE_NOT_FOUND, f"{name_untrusted(missing)} does not exist")
-            )
+            text = name_untrusted(missing)
+            self._require(WRITE, missing)
+            self._refuse(message_id, Refusal(Status.QUEUE_NOT_FOUND, f"{text} does not exist"))
         except Refusal as refusal:
             self._refuse(message_id, refusal)
         return payload + length, no_run
@@ -372,7 +382,7 @@ class Session(SessionBase):
         """PRODUCEs to any queues, as far as none is odd; each queue gets its own in one go. Returns where
         they end."""
         first, end = at, len(data)
-        queues = self._engine.queues
+        queues = self._queues
         parts: dict[bytes, _Part] = {}
         name, width = _NOBODY, len(_NOBODY)
         ids: list[bytes] = []
@@ -410,7 +420,7 @@ class Session(SessionBase):
 
     def _add_by_turns(self, ids: Sequence[bytes], names: Sequence[bytes], bodies: Sequence[bytes]) -> bool:
         """A run of PRODUCEs to several queues; False, and nothing is done, where a queue is missing."""
-        queues = self._engine.queues
+        queues = self._queues
         parts: dict[bytes, _Part] = {}
         for name in dict.fromkeys(names):
             queue = queues.get(name[2:]) if int.from_bytes(name[:2]) == len(name) - 2 else None
@@ -587,6 +597,25 @@ class Session(SessionBase):
         if self.state is not State.NEW:
             raise malformed("the handshake was made")
         self.connection.spoke()
+        login = login_of(payload)
+        if login is not None:
+            self.log_in(*login, lambda fits: self._logged_in(message_id, fits))
+        else:
+            self._welcome(message_id)
+
+    def _logged_in(self, message_id: int, fits: bool) -> None:
+        if fits:
+            self._welcome(message_id)
+        else:
+            refusal = Refusal(Status.DENIED, "wrong name or password")
+            self._close_with(refusal, Event.LOGIN_REFUSED, message_id, Type.HANDSHAKE_NACK)
+
+    def _welcome(self, message_id: int) -> None:
+        if not self.user:
+            text = 'log in first: a HANDSHAKE of {"user": "...", "password": "..."}'
+            refusal = Refusal(Status.DENIED, text)
+            self._close_with(refusal, Event.LOGIN_REFUSED, message_id, Type.HANDSHAKE_NACK)
+            return
         if not self._engine.admit(self.consumer):
             limit = self._engine.settings.clients_max
             self._engine.counts.clients_refused += 1
@@ -601,19 +630,27 @@ class Session(SessionBase):
         name_bytes, end = split_name(payload)
         name = name_untrusted(name_bytes)
         asked = options_untrusted(payload[end:], name)
+        self._require(MANAGE, name_bytes)
+        if asked.get("dead_letter"):
+            self._require(WRITE, str(asked["dead_letter"]))
         _, ticket = self._engine.create(name, asked)
         self._engine.log.debug("queue created", peer=self.connection.peer, queue=name, options=asked)
         self._confirm(ticket, Type.CREATE_QUEUE, message_id)
 
     def _delete_queue(self, message_id: int, payload: bytes) -> None:
-        queue = self._existing(payload)
+        queue = self._existing(MANAGE, payload)
         depth, ticket = queue.depth, self._engine.delete(queue)
         self._engine.log.debug("queue deleted", peer=self.connection.peer, queue=queue.text, messages=depth)
         self._confirm(ticket, Type.DELETE_QUEUE, message_id)
 
     def _list_queues(self, message_id: int, payload: bytes) -> None:
         after = _only_name(payload) if payload else None
-        page = pack_list(len(self._engine.queues), self._engine.page(after))
+        total, found = len(self._engine.queues), self._engine.page(after)
+        guard = self.guard
+        if guard is not None:
+            total = sum(guard.may_see(self.user, name) for name in self._engine.queues)
+            found = [row for row in found if guard.may_see(self.user, row[0])]
+        page = pack_list(total, found)
         self.reply(pack(Type.LIST_QUEUES_OK, message_id, page))
 
     def _consume_named(self, message_id: int, payload: bytes) -> None:
@@ -622,7 +659,7 @@ class Session(SessionBase):
         consumer = self.consumer
         if consumer.credits and self.queue is not None and self.queue.name != name:
             raise malformed(f"CONSUMEs of {self.queue.text} wait on this connection")
-        queue = self._existing(payload)
+        queue = self._existing(READ, payload)
         limit = self._engine.settings.credits_max
         if consumer.waiting >= limit:
             text = f"credits_max = {limit} CONSUMEs wait on this connection already"
@@ -652,13 +689,49 @@ class Session(SessionBase):
         self.reply(pack(Type.DISCONNECT_OK, message_id))
         self._end(Event.DISCONNECT)
 
-    def _existing(self, payload: bytes) -> Queue:
-        """The queue whose name is all of the payload. Raises Refusal."""
+    def _existing(self, action: str, payload: bytes) -> Queue:
+        """The queue whose name is all of the payload, for a user who may do that. Raises Refusal."""
         name = _only_name(payload)
+        self._require(action, name)
         queue = self._engine.queues.get(name)
         if queue is None:
             raise Refusal(Status.QUEUE_NOT_FOUND, f"{name.decode()} does not exist")
         return queue
+
+    # -- who it is, and what he may do
+
+    def _require(self, action: str, name: bytes | str) -> None:
+        """Raises Refusal where the user may not."""
+        if self.guard is not None and not self.may(action, name):
+            raise Refusal(Status.DENIED, "not allowed")
+
+    def _set_queues(self) -> None:
+        queues = self._engine.queues
+        self._queues = queues if self.guard is None else _Writable(queues, self.guard, self.user)
+
+    def access_changed(self) -> None:
+        """What may not be read any more ends: CONSUMEs that wait are refused, what is held goes back."""
+        super().access_changed()
+        if self.ended:
+            return
+        self._set_queues()
+        guard = self.guard
+        if guard is None:
+            return
+        consumer = self.consumer
+        for credit in tuple(consumer.credits):
+            if credit.left and not guard.may(self.user, READ, credit.queue.name):
+                consumer.end(credit, Refusal(Status.DENIED, "not allowed"))
+        held = {delivery[0] for piece in consumer.unacked.pieces() for delivery in piece}
+        lost = {queue for queue in held if not guard.may(self.user, READ, queue.name)}
+        if lost:
+            for delivery_id in tuple(consumer.unacked):
+                delivery = consumer.unacked.get(delivery_id)
+                if delivery is not None and delivery[0] in lost:
+                    consumer.unacked.pop(delivery_id)
+                    delivery[0].put_back((delivery,), nacked=False)
+        if self.queue is not None and not guard.may(self.user, READ, self.queue.name):
+            self.queue, self.queue_name = None, _NOBODY
 
     def _check_named(self, message_id: int, payload: bytes) -> None:
         """An ACK or NACK may name the queue, which then must be the delivery's. Raises Refusal."""
@@ -822,6 +895,19 @@ _HANDLERS: Mapping[int, Callable[[Session, int, bytes], None]] = {
 }
 """What one request does; PRODUCEs are taken with their neighbours."""
 assert _HANDLERS.keys() == REPLIES.keys() - {Type.PRODUCE}
+
+
+class _Writable:
+    """The queues that a user may write to. One that he may not is looked for as one that is missing."""
+
+    __slots__ = ("_guard", "_queues", "_user")
+
+    def __init__(self, queues: dict[bytes, Queue], guard: Guard, user: str) -> None:
+        self._queues, self._guard, self._user = queues, guard, user
+
+    def get(self, name: bytes) -> Queue | None:
+        queue = self._queues.get(name)
+        return queue if queue is not None and self._guard.may(self._user, WRITE, name) else None
 
 
 class _Part:

@@ -25,6 +25,7 @@ class Event(Enum):
     BROKEN = "bad magic, length, version"
     TOO_EARLY = "a request before the handshake"
     TOO_MANY = "one client too many"
+    LOGIN_REFUSED = "a HANDSHAKE without the login that is asked for, or with a wrong one"
     DISCONNECT = "DISCONNECT"
     INPUT_ENDS = "end of input"
     DRAIN = "the server stops"
@@ -45,6 +46,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
         Event.TOO_LARGE: State.SKIPPING_NEW,
         Event.TOO_EARLY: State.CLOSING,
         Event.TOO_MANY: State.CLOSING,
+        Event.LOGIN_REFUSED: State.CLOSING,
         **_ENDS,
     },
     State.OPEN: {

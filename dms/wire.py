@@ -3,6 +3,7 @@
 Source: PROTOCOL.md, "Frames". For speed a server reads runs of equal frames at once (`dms.runs`).
 """
 
+import json
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -81,6 +82,7 @@ class Status(IntEnum):
     PAYLOAD_TOO_LARGE = 8
     INVALID_TYPE = 9
     INTERNAL = 10
+    DENIED = 11
 
 
 @attrs.define(eq=False)
@@ -133,6 +135,20 @@ def unpack_header(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[in
             Status.PAYLOAD_TOO_LARGE, f"a payload of {length} bytes; at most {PAYLOAD_BYTES_MAX}", message_id
         )
     return length, type_, version, status, message_id
+
+
+def login_of(payload: bytes) -> tuple[str, bytes] | None:
+    """User and password of a HANDSHAKE whose payload is a JSON object with both; any other is a name."""
+    if not payload.startswith(b"{"):
+        return None
+    try:
+        found = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    user, password = found.get("user"), found.get("password")
+    if not isinstance(user, str) or not isinstance(password, str):
+        return None
+    return user, password.encode("utf-8", "replace")
 
 
 def decode(data: bytes | bytearray, at: int = 0) -> tuple[list[Frame], int]:

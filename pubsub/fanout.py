@@ -32,6 +32,7 @@ from pubsub.wire import (
     TOPIC_BYTES_MAX,
     TYPE_AT,
 )
+from shared.access import Guard
 from shared.fanout import Route, Routes
 from shared.net.datagram_sink import Frames, Layout
 
@@ -88,7 +89,9 @@ class _Sending:
 class Fanout:
     """The sink of the UDP endpoint (`shared.net.datagram_sink.SlotSink`)."""
 
-    def __init__(self, sessions: Sessions, track: FrameTrack | None = None) -> None:
+    def __init__(
+        self, sessions: Sessions, track: FrameTrack | None = None, access: Guard | None = None
+    ) -> None:
         self.layout = LAYOUT
         self._track = track
         self._sessions = sessions
@@ -100,6 +103,10 @@ class Fanout:
         self._looking: _Looking | None = None
         self._visits = 0  # of this turn
         sessions.on_change = self.routes.forget
+        self._access = access
+        self._rules_seen: object = None
+        self._denied: set[bytes] = set()
+        """Topics of this turn that nobody may send to."""
 
     def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
         """Hand on the messages in these frames. Returns what is left for another turn, or None."""
@@ -107,8 +114,12 @@ class Fanout:
             return frames, lengths
         if not lengths:
             return None
+        if self._access is not None and self._access.access.users is not self._rules_seen:
+            self._rules_seen = self._access.access.users
+            self.routes.forget()  # what was learnt was learnt by other rules
         if min(lengths) < SURELY_LONG_ENOUGH or max(lengths) > DATAGRAM_BYTES_MAX:
             frames, lengths = self._of_good_length(frames, lengths)
+        self._denied.clear()
         before = self._counts.messages_in
         known = self.routes.known
         last = self._no_message
@@ -143,6 +154,8 @@ class Fanout:
             self._put(last, frames[start:] if start else frames)
         room = self._deliver()
         if self._track is not None:
+            if self._denied:
+                frames, lengths = self._allowed(frames, lengths)
             self._track.record(frames, lengths, self._counts.messages_in - before)
         if not self._send(room) and left is None:
             left = b"", ()
@@ -210,6 +223,10 @@ class Fanout:
             self._counts.bad("type")
             return self._no_message, head
         topic = head.partition(b"\0")[0]
+        if self._access is not None and not self._access.may_send_datagram(topic):
+            self._counts.bad("denied")
+            self._denied.add(topic)
+            return self._no_message, head
         clean = topic.ljust(TYPE_AT - TOPIC_AT, b"\0") + head[-1:]
         if clean == head:
             clean = head
@@ -248,6 +265,15 @@ class Fanout:
             self._looking = _Looking(topic, away, self.routes.epoch if looking is None else looking.epoch)
             return None
         return live, away, looking is None or looking.epoch == self.routes.epoch
+
+    def _allowed(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
+        """Both without what was denied."""
+        good = [
+            (frames[at : at + FRAME_BYTES], length)
+            for at, length in zip(range(0, len(frames), FRAME_BYTES), lengths, strict=True)
+            if frames[at + TOPIC_AT : at + TYPE_AT].partition(b"\0")[0] not in self._denied
+        ]
+        return b"".join([frame for frame, _ in good]), [length for _, length in good]
 
     def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
         """Frames and lengths without datagrams that are too short or too long. Those are counted."""

@@ -48,7 +48,7 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
     save = saver(table, counts, on_failure)
     sessions = Sessions(settings, counts, context.log, save=save, say=context.say, budget=context.budget)
     for change in saved(table):
-        sessions.restore(change.client_id, change.topic, bool(change.keeps))
+        sessions.restore(change.client_id, change.topic, bool(change.keeps), change.owner)
     if table.lost:
         context.log.error(
             "pubsub has lost subscriptions to damage: their clients get nothing until they subscribe again; "
@@ -94,7 +94,7 @@ class PubsubService:
         self._context = context
         self._namespace = namespace
         recorder = context.recorder
-        fanout = Fanout(sessions, None if recorder is None else FrameTrack(recorder))
+        fanout = Fanout(sessions, None if recorder is None else FrameTrack(recorder), context.access)
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("pubsub", settings.port, self._open_session, pushes=True),
             UdpEndpoint("pubsub-udp", settings.port, fanout, port_of="pubsub"),
@@ -127,7 +127,7 @@ class PubsubService:
         return samples("pubsub", self.sessions.counts, GAUGES, self.sessions)
 
     def _open_session(self, connection: Connection) -> Session:
-        return Session(connection, self.sessions)
+        return Session(connection, self.sessions, self._context.access)
 
     def _put_away(self) -> None:
         """The store writes it as it closes."""
@@ -153,6 +153,7 @@ class PubsubService:
             messages, size = self.sessions.kept.held(client.id)
             row: dict[str, Any] = {
                 "client": client.name,
+                "user": client.owner,
                 "peer": connection.peer if connection is not None else None,
                 "subscriptions": len(client.topics),
                 "waiting_bytes": connection.outbox.size if connection is not None else 0,

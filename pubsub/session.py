@@ -15,6 +15,7 @@ from pubsub.wire import (
     decode_commands,
     decode_id,
 )
+from shared.access import ANONYMOUS, READ, Guard
 from shared.errors import RemoteProtocolError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
@@ -33,13 +34,15 @@ _EVENTS = {
 class Session(SessionBase):
     """The server's side of one connection."""
 
-    __slots__ = ("_client", "_sessions", "state")
+    __slots__ = ("_client", "_id", "_sessions", "state")
 
-    def __init__(self, connection: Connection, sessions: Sessions) -> None:
+    def __init__(self, connection: Connection, sessions: Sessions, gate: Guard | None = None) -> None:
         super().__init__(connection)
         self._sessions = sessions
         self._client: ClientSession | None = None
+        self._id = b""
         self.state = State.ID
+        self.admit(gate)
         connection.await_first()
 
     def apply(self, data: bytes, at: int) -> int:
@@ -47,15 +50,27 @@ class Session(SessionBase):
             if len(data) - at < ID_BYTES:
                 self.need(ID_BYTES)
                 return at
-            self._join(decode_id(data[at : at + ID_BYTES]))
+            self._id = decode_id(data[at : at + ID_BYTES])
             at += ID_BYTES
+            if self._is_mine():
+                self._join(Event.JOIN)
+            else:
+                self.state = TRANSITIONS[self.state][Event.LOGIN_COMES]
+        if self.state is State.LOGIN and data[at : at + 1] not in (b"", bytes([Command.LOGIN])):
+            raise WireError("log in first, with a command of type 4", fault=Fault.LOGIN)
         turn_ends = at + COMMANDS_PER_TURN * COMMAND_BYTES
         commands, at, error = decode_commands(data[:turn_ends], at)
         sessions, client = self._sessions, self._client
-        assert client is not None
         for command, topic in commands:
+            if command == Command.LOGIN:
+                user, _, password = topic.partition(b":")
+                self.log_in(user.decode("utf-8", "replace"), password, self._logged_in)
+                return at
+            assert client is not None
             event = _EVENTS[Command(command)]
             if event is Event.SUBSCRIBE:
+                if not self._may_subscribe(topic):
+                    continue
                 sessions.subscribe(client, topic, keeps=command == Command.KEEP)
             elif event is Event.UNSUBSCRIBE:
                 sessions.unsubscribe(client, topic)
@@ -70,11 +85,57 @@ class Session(SessionBase):
             self.need(COMMAND_BYTES)
         return at
 
-    def _join(self, client_id: bytes) -> None:
+    def _is_mine(self) -> bool:
+        """Whether the id may be taken as things are: it is nobody's, or this user's."""
+        client = self._sessions.clients.get(self._id)
+        return bool(self.user) and (client is None or client.owner == self.user)
+
+    def _join(self, event: Event) -> None:
         self.connection.spoke()
-        self._client = self._sessions.join(client_id, self.connection)
-        self.state = TRANSITIONS[self.state][Event.JOIN]
-        self.input_seconds = self._sessions.settings.command_seconds
+        sessions = self._sessions
+        known = sessions.clients.get(self._id)
+        if known is not None and known.connection is None:
+            self._restrict(known)  # rules may have changed while it was away
+        self._client = sessions.join(self._id, self.connection, self.user)
+        self.state = TRANSITIONS[self.state][event]
+        self.input_seconds = sessions.settings.command_seconds
+
+    def _logged_in(self, fits: bool) -> None:
+        """A login was checked; who is refused is closed."""
+        client = self._client
+        try:
+            if not fits:
+                raise WireError("a login was refused", fault=Fault.LOGIN)
+            if client is None:
+                if not self._is_mine():
+                    raise WireError("that id is another user's", fault=Fault.LOGIN)
+                self._join(Event.LOGGED_IN)
+            elif client.owner in (ANONYMOUS, self.user):
+                self._sessions.own(client, self.user)
+            else:
+                raise WireError("the session is another user's", fault=Fault.LOGIN)
+        except WireError as error:
+            self._sessions.counts.fault(error.fault)
+            self._finish(Event.FAULT)
+
+    def _may_subscribe(self, topic: bytes) -> bool:
+        guard = self.guard
+        if guard is None or guard.may_subscribe(self.user, topic):
+            return True
+        guard.refuse(self.user, READ, topic, self.connection.peer)
+        return False
+
+    def access_changed(self) -> None:
+        super().access_changed()
+        if self._client is not None:
+            self._restrict(self._client)
+
+    def _restrict(self, client: ClientSession) -> None:
+        """End the subscriptions that are not allowed."""
+        if self.guard is not None:
+            for topic in tuple(client.topics):
+                if not self._may_subscribe(topic):
+                    self._sessions.end_subscription(client, topic)
 
     def input_ended(self) -> None:
         self._finish(Event.INPUT_ENDS)

@@ -19,6 +19,7 @@ from pubsub.kept import Kept
 from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault, WireError
+from shared.access import ANONYMOUS
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError
 from shared.fanout import limit_slow_receiver
@@ -47,10 +48,12 @@ class ClientSession:
     `wild`: how many of the patterns are (`shared.routing.syntax`).
     """
 
-    __slots__ = ("connection", "dropped", "id", "name", "topics", "wild")
+    __slots__ = ("connection", "dropped", "id", "name", "owner", "topics", "wild")
 
     def __init__(self, client_id: bytes) -> None:
         self.id = client_id
+        self.owner = ANONYMOUS
+        """The user who made it: nobody else may take its id."""
         self.name = client_id.decode("ascii")
         self.topics: dict[bytes, bool] = {}
         self.wild = 0
@@ -66,6 +69,7 @@ class Changed:
     client_id: bytes
     topic: bytes
     keeps: bool | None
+    owner: str = ANONYMOUS
 
 
 class Sessions:
@@ -102,9 +106,10 @@ class Sessions:
         self._save = save
         self._say: Callable[[str], None] = say or log.info
 
-    def restore(self, client_id: bytes, topic: bytes, keeps: bool) -> None:
+    def restore(self, client_id: bytes, topic: bytes, keeps: bool, owner: str = ANONYMOUS) -> None:
         """Take back a saved subscription. Before any client connects."""
         client = self.clients.get(client_id) or self.adopt(client_id)
+        client.owner = owner
         client.topics[topic] = keeps
         self._count(client, topic, 1)
         if keeps:
@@ -123,8 +128,11 @@ class Sessions:
 
     # Connections.
 
-    def join(self, client_id: bytes, connection: Connection) -> ClientSession:
-        """The client connects: kept messages are written first. Raises WireError."""
+    def join(self, client_id: bytes, connection: Connection, user: str = ANONYMOUS) -> ClientSession:
+        """The client connects: kept messages are written first. A new session is `user`'s.
+
+        Raises WireError.
+        """
         client = self.clients.get(client_id)
         if client is None:
             if len(self.clients) >= self.settings.sessions_max:
@@ -133,6 +141,7 @@ class Sessions:
                 )
             self._check_memory(SESSION_BYTES, Fault.SESSIONS)
             client = self.adopt(client_id)
+            client.owner = user
         elif client.connection is not None:
             self._say(f"Client {client.name} already connected.")
             raise WireError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
@@ -227,7 +236,7 @@ class Sessions:
             self.live.subscribe(client, topic)
             self.on_change()
         client.topics[topic] = keeps
-        self._save(Changed(client.id, topic, keeps))
+        self._save(Changed(client.id, topic, keeps, client.owner))
 
     def unsubscribe(self, client: ClientSession, topic: bytes) -> None:
         """End a connected client's subscription. Harmless where there is none."""
@@ -236,6 +245,19 @@ class Sessions:
             self.live.unsubscribe(client, topic)
             self.on_change()
             self._save(Changed(client.id, topic, None))
+
+    def own(self, client: ClientSession, user: str) -> None:
+        """The user of a connected client has logged in: the session is his."""
+        client.owner = user
+        for topic, keeps in client.topics.items():
+            self._save(Changed(client.id, topic, keeps, user))
+
+    def end_subscription(self, client: ClientSession, topic: bytes) -> None:
+        """It is not allowed any more. What was kept for who is away goes, too: it may be of that topic."""
+        if client.connection is None:
+            self.away.unsubscribe(client, topic)
+            self.kept.forget(client.id)
+        self.unsubscribe(client, topic)
 
     def forget(self, client_id: bytes) -> bool:
         """End the session of a client that is away, without a trace. False: no such client is away."""
@@ -270,7 +292,7 @@ class Sessions:
             self.wild += count
 
 
-# The table of the store: `<id> NUL <topic>` to `` or `\\1` (keeps).
+# The table of the store: `<id> NUL <topic>` to `` or `\\1` (keeps); of a user's, `\\0` or `\\1` and his name.
 
 
 def saver(
@@ -284,7 +306,10 @@ def saver(
             if change.keeps is None:
                 table.delete(key)
             else:
-                table.put(key, _KEEPS if change.keeps else _PLAIN)
+                value = _KEEPS if change.keeps else _PLAIN
+                if change.owner != ANONYMOUS:
+                    value = (value or b"\0") + change.owner.encode()
+                table.put(key, value)
         except StoreError as error:
             counts.unpersisted += 1
             on_failure(error)
@@ -297,4 +322,5 @@ def saved(table: "Table") -> Iterator[Changed]:
     for key, value in table.items():
         client_id, nul, topic = key.partition(b"\0")
         if nul and 1 <= len(client_id) <= ID_CHARACTERS_MAX and len(topic) <= TOPIC_BYTES_MAX:
-            yield Changed(client_id, topic, value == _KEEPS)
+            owner = value[1:].decode("utf-8", "replace") or ANONYMOUS
+            yield Changed(client_id, topic, value[:1] == _KEEPS, owner)

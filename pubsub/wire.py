@@ -52,12 +52,14 @@ PAYLOAD_BYTES_MIN: Mapping[int, int] = {Kind.INT: 5, Kind.SHORT_REAL: 2, Kind.FL
 
 
 class Command(IntEnum):
-    """What a subscriber may ask for. KEEP is **ext**: subscribe, and keep what comes while it is away."""
+    """What a subscriber may ask for. KEEP is **ext**: subscribe, and keep what comes while it is away. So is
+    LOGIN: its topic is `<user>:<password>`."""
 
     SUBSCRIBE = 0
     UNSUBSCRIBE = 1
     DISCONNECT = 2
     KEEP = 3
+    LOGIN = 4
 
 
 class Fault(StrEnum):
@@ -70,6 +72,7 @@ class Fault(StrEnum):
     SESSIONS = "sessions"
     SUBSCRIPTIONS = "subscriptions"
     TOO_LATE = "too_late"
+    LOGIN = "login"
 
 
 @attrs.define(eq=False)
@@ -124,11 +127,12 @@ def decode_commands(data: Buffer, at: int = 0) -> tuple[list[tuple[int, bytes]],
     """Every whole command from `at` on as (type, topic), where they end, and what is wrong with the next.
 
     A type that is none is found as soon as it is there. DISCONNECT is the last: nothing behind it is read.
+    LOGIN is the last for now: what is behind it waits for its outcome.
     """
     found: list[tuple[int, bytes]] = []
     while at < len(data):
         command = data[at]
-        if command > Command.KEEP:
+        if command > Command.LOGIN:
             return found, at, WireError(f"{command} is no command", fault=Fault.COMMAND)
         end = at + COMMAND_BYTES
         if end > len(data):
@@ -138,7 +142,7 @@ def decode_commands(data: Buffer, at: int = 0) -> tuple[list[tuple[int, bytes]],
             return found, at, WireError(f"the topic {printable(topic)} has no end", fault=Fault.TOPIC)
         found.append((command, topic))
         at = end
-        if command == Command.DISCONNECT:
+        if command in (Command.DISCONNECT, Command.LOGIN):
             break
     return found, at, None
 

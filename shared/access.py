@@ -563,6 +563,13 @@ class Guard:
             found = self._keep(key, bool(covered))
         return found
 
+    def may_send_datagram(self, topic: bytes) -> bool:
+        """Whether who cannot log in may send to that topic: by the entry `udp`, where there is one."""
+        if UDP not in (self.access.users or ()) or self.may_send_topic(UDP, topic):
+            return True
+        self.refuse(UDP, WRITE, topic, "udp")
+        return False
+
     def may_send_topic(self, user: str, topic: bytes) -> bool:
         """As `may` with `write`, for a pub/sub topic."""
         key = (user, "topic", topic)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import socket
 import ssl
 import threading
@@ -13,7 +14,12 @@ import pytest
 import trustme
 
 from brokers import control
+from dms import wire as dms_wire
+from dms.wire import Status as DmsStatus
+from dms.wire import Type as DmsType
 from kqmsgq import wire as kqmsgq_wire
+from pubsub import wire as pubsub_wire
+from pubsub.wire import Command
 from shared.access import Rule, Secret, User, written_users
 from tests.support.server import Server, until
 
@@ -80,6 +86,7 @@ def served(folder: Path, users: Mapping[str, User], *, tls: bool = False, **envi
             "BROKERS_TLS_CERTIFICATE": str(folder / "server.pem"),
             "BROKERS_TLS_CLIENT_CA": str(folder / "ca.pem"),
         }
+    environ["BROKERS_SERVE_ENABLE"] = ",".join(PROTOCOLS)
     with Server(folder, environ=environ) as server:
         yield Way(server, authority)
 
@@ -213,6 +220,65 @@ def _refused_logins(way: Way) -> str:
     return next((line for line in text.splitlines() if 'kqmsgq_faults_total{fault="login"}' in line), "")
 
 
+def dms(way: Way, login: Login, certificate: str | None, request: str, name: str) -> str:
+    hello = b"a client" if login is None else json.dumps({"user": login[0], "password": login[1]}).encode()
+    queue = len(name).to_bytes(2) + name.encode()
+    own = b"public" if login is certificate is None else b"mine"
+    aimed = json.dumps({"dead_letter": name}).encode()
+    payloads = {
+        "CREATE_QUEUE": (DmsType.CREATE_QUEUE, queue),
+        "dead_letter": (DmsType.CREATE_QUEUE, len(own).to_bytes(2) + own + aimed),
+        "PRODUCE": (DmsType.PRODUCE, queue + b"hello"),
+        "CONSUME": (DmsType.CONSUME, queue),
+        "DELETE_QUEUE": (DmsType.DELETE_QUEUE, queue),
+    }
+    with way.connect("dms", certificate) as connection:
+        connection.sendall(dms_wire.pack(DmsType.HANDSHAKE, 1, hello))
+        kind, _, status, _, _ = _frame(connection)
+        if kind == DmsType.HANDSHAKE_NACK:
+            assert status == DmsStatus.DENIED
+            assert _all(connection) == b""
+            return REFUSED
+        kind, payload = payloads[request]
+        connection.sendall(dms_wire.pack(kind, 2, payload) * 3)
+        said = {_frame(connection)[2] == DmsStatus.DENIED for _ in range(3)}
+        assert len(said) == 1, "neighbours are treated alike"
+        return DENIED if said.pop() else DONE
+
+
+def _frame(connection: socket.socket) -> dms_wire.Frame:
+    data = b""
+    while not (frames := dms_wire.decode(data)[0]):
+        more = connection.recv(1)
+        assert more, data
+        data += more
+    return frames[0]
+
+
+_IDS = itertools.count(1)
+
+
+def pubsub(way: Way, login: Login, certificate: str | None, request: str, name: str) -> str:
+    client = f"C{next(_IDS)}"
+    first = pubsub_wire.encode_id(client.encode())
+    if login is not None:
+        first += pubsub_wire.encode_command(Command.LOGIN, ":".join(login).encode())
+    asked = {"0": Command.SUBSCRIBE, "3": Command.KEEP}[request]
+    with way.connect("pubsub", certificate) as connection:
+        try:
+            connection.sendall(first + pubsub_wire.encode_command(asked, name.encode()))
+            connection.settimeout(0.01)
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    assert connection.recv(1) == b""
+                    return REFUSED
+                rows = [row for row in way.verb("pubsub", "sessions", topics=True) if row["client"] == client]
+                if rows and (login is None or rows[0]["user"] == login[0]):
+                    return DONE if rows[0]["topics"] else DENIED
+        except ConnectionResetError:
+            return REFUSED
+
+
 PROTOCOLS: Mapping[str, tuple[Ask, tuple[str, ...]]] = {
     "logmq": (
         logmq,
@@ -231,6 +297,8 @@ PROTOCOLS: Mapping[str, tuple[Ask, tuple[str, ...]]] = {
             "DELETE",
         ),
     ),
+    "dms": (dms, ("CREATE_QUEUE", "dead_letter", "PRODUCE", "CONSUME", "DELETE_QUEUE")),
+    "pubsub": (pubsub, ("0", "3")),
     "kqmsgq": (kqmsgq, (">", "*")),
 }
 

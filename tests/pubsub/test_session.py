@@ -239,7 +239,7 @@ BAD = [
     (b"tab\there\0\0\0", Fault.ID),
     (b"a\x7f".ljust(11, b"\0"), Fault.ID),
     ("é".encode().ljust(11, b"\0"), Fault.ID),
-    (encode_id(b"A") + b"\4", Fault.COMMAND),
+    (encode_id(b"A") + b"\5", Fault.COMMAND),
     (encode_id(b"A") + b"\xff" + bytes(51), Fault.COMMAND),
     (encode_id(b"A") + b"\0" + b"x" * 51, Fault.TOPIC),
     (encode_id(b"A") + encode_command(SUBSCRIBE, b"a") + b"\3" + b"x" * 51, Fault.TOPIC),
