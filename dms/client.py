@@ -40,6 +40,7 @@ from dms import wire
 from dms.consumer import Consumer, Message
 from dms.errors import (
     BadMagic,
+    Denied,
     DmsError,
     Internal,
     InvalidType,
@@ -60,6 +61,7 @@ __all__ = [
     "BadMagic",
     "Client",
     "Consumer",
+    "Denied",
     "Disconnected",
     "DmsError",
     "Internal",

@@ -12,8 +12,10 @@ from pathlib import Path
 import attrs
 import pytest
 import trustme
+from prometheus_client.parser import text_string_to_metric_families
 
 from brokers import control
+from brokers.errors import ExitCode
 from dms import wire as dms_wire
 from dms.wire import Status as DmsStatus
 from dms.wire import Type as DmsType
@@ -21,7 +23,7 @@ from kqmsgq import wire as kqmsgq_wire
 from pubsub import wire as pubsub_wire
 from pubsub.wire import Command
 from shared.access import Rule, Secret, User, written_users
-from tests.support.server import Server, until
+from tests.support.server import NotReadyError, Server, run, until
 
 PASSWORD = "right pass:word"
 """Spaces and colons are in it, for it is the rest of a line, and what is behind the first colon."""
@@ -343,3 +345,154 @@ def test_each_request_is_done_for_whom_the_rules_allow_it_and_for_nobody_else(
 ) -> None:
     ask, _ = PROTOCOLS[protocol]
     assert ask(ways(way), *LOGINS[login], request_, name) == WAYS[way, login, name]
+
+
+def test_changed_rules_hold_for_connections_that_stand_and_who_is_gone_is_closed(tmp_path: Path) -> None:
+    with served(tmp_path, USERS) as way, way.connect("logmq") as ann, way.connect("logmq") as root:
+        for connection, name in ((ann, "ann"), (root, "root")):
+            connection.sendall(f"AUTH {name} {PASSWORD}\n".encode())
+            assert _line(connection) == b"OK\n"
+        root.sendall(b"PRODUCE mine hello\n")
+        assert _line(root) == b"OK 0\n"
+        ann.sendall(b"PRODUCE mine more\nTAIL mine 0\n")
+        assert [_line(ann) for _ in range(3)] == [b"OK 9\n", b"MESSAGE 0 5 hello\n", b"MESSAGE 9 4 more\n"]
+        folder = ("--data-dir", str(way.server.data))
+        assert run("user", "deny", "ann", "*:*:mine*", *folder).returncode == 0
+        assert _line(ann) == b"OK 17\n", "the TAIL ends as if a line had come"
+        ann.sendall(b"PRODUCE mine again\nCONSUME mine 0\n")
+        assert [_line(ann) for _ in range(2)] == [b"ERR DENIED not allowed\n"] * 2
+        assert run("user", "rm", "ann", *folder).returncode == 0
+        assert _all(ann) == b""
+        root.sendall(b"PING\n")
+        assert _line(root) == b"PONG\n"
+        assert "rule=logmq:write:mine" in way.server.said
+        text = control.request(way.server.data, "GET", "/metrics")
+        assert _sample(text, "brokers_access_denied_total", protocol="logmq", action="write") == 1
+        assert _sample(text, "brokers_logins_failed_total", protocol="logmq") == 0
+
+
+def _sample(text: str, name: str, **labels: str) -> float:
+    (found,) = (
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and sample.labels == labels
+    )
+    return float(found)
+
+
+def test_a_reload_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
+    with served(tmp_path, USERS) as way, way.connect("logmq") as ann:
+        ann.sendall(f"AUTH ann {PASSWORD}\n".encode())
+        assert _line(ann) == b"OK\n"
+        (way.server.data / "users.toml").write_text('[users.ann]\npassword = "hunter2"\n')
+        done = run("reload", "--data-dir", str(way.server.data))
+        assert done.returncode == ExitCode.CONFIGURATION
+        assert "users.ann.password" in done.stderr
+        assert "hunter2" not in done.stderr + way.server.said
+        ann.sendall(b"PRODUCE mine hello\n")
+        assert _line(ann) == b"OK 0\n"
+
+
+def test_the_third_auth_in_a_row_that_is_refused_closes(tmp_path: Path) -> None:
+    with served(tmp_path, USERS) as way, way.connect("logmq") as connection:
+        connection.sendall(b"AUTH ann wrong\n" * 4 + b"PING\n")
+        assert _all(connection) == b"ERR DENIED wrong name or password\n" * 3
+        assert "wrong" not in way.server.said
+
+
+def test_lists_show_what_the_user_may_read_write_or_manage(tmp_path: Path) -> None:
+    with served(tmp_path, {**USERS, **ANONYMOUS}) as way, way.connect("logmq") as root:
+        root.sendall(f"AUTH root {PASSWORD}\nPRODUCE mine x\nPRODUCE public x\nTOPICS\n".encode())
+        assert [_line(root) for _ in range(6)][3:] == [b"TOPIC mine 0 5\n", b"TOPIC public 0 5\n", b"END\n"]
+        with way.connect("logmq") as anonymous:
+            anonymous.sendall(b"TOPICS\n")
+            assert [_line(anonymous) for _ in range(2)] == [b"TOPIC public 0 5\n", b"END\n"]
+        with way.connect("dms") as connection:
+            hello = json.dumps({"user": "root", "password": PASSWORD}).encode()
+            connection.sendall(dms_wire.pack(DmsType.HANDSHAKE, 1, hello))
+            for name in (b"\0\4mine", b"\0\6public"):
+                connection.sendall(dms_wire.pack(DmsType.CREATE_QUEUE, 2, name))
+            for _ in range(3):
+                _frame(connection)
+        with way.connect("dms") as connection:
+            connection.sendall(dms_wire.pack(DmsType.HANDSHAKE, 1) + dms_wire.pack(DmsType.LIST_QUEUES, 2))
+            _frame(connection)
+            assert _frame(connection)[4] == b"\0\1\0\6public\0\0\0\0"
+
+
+def test_datagrams_go_by_the_rules_of_udp(tmp_path: Path) -> None:
+    udp = {"udp": User("udp", (Rule.parse("pubsub:write:home/*"),))}
+    with served(tmp_path, udp) as way, way.connect("pubsub") as subscriber:
+        everything = pubsub_wire.encode_command(Command.SUBSCRIBE, b"*")
+        subscriber.sendall(pubsub_wire.encode_id(b"A") + everything)
+        until(lambda: any(row["subscriptions"] for row in way.verb("pubsub", "sessions")))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            for topic in (b"other", b"home", b"homes", b"home/x"):
+                data = pubsub_wire.datagram(topic, pubsub_wire.Kind.STRING, b"hello")
+                sender.sendto(data, way.server.address("pubsub", "pubsub-udp"))
+        said = b""
+        while len(said) < 2 * pubsub_wire.FRAME_BYTES:
+            said += subscriber.recv(1 << 16)
+        messages, _ = pubsub_wire.take_frames(said)
+        assert [message.topic for message in messages] == [b"home", b"home/x"]
+
+
+def test_a_session_of_pubsub_is_its_users_alone_also_after_a_restart(tmp_path: Path) -> None:
+    def knock(way: Way, user: str | None) -> bytes:
+        """Take the id with a subscription, and leave again: what the server says."""
+        login = (
+            [] if user is None else [pubsub_wire.encode_command(Command.LOGIN, f"{user}:{PASSWORD}".encode())]
+        )
+        asked = pubsub_wire.encode_command(Command.SUBSCRIBE, b"mine")
+        with way.connect("pubsub") as connection:
+            connection.sendall(b"".join([pubsub_wire.encode_id(b"A"), *login, asked]))
+            connection.settimeout(0.5)
+            try:
+                return connection.recv(1) or b"closed"
+            except TimeoutError:
+                return b""
+
+    with served(tmp_path, USERS) as way:
+        assert knock(way, "ann") == b""
+        assert knock(way, "root") == b"closed"
+        assert knock(way, None) == b"closed"
+        way.server.stop()
+        way.server.start()
+        assert knock(way, "root") == b"closed"
+        assert knock(way, "ann") == b""
+
+
+@pytest.mark.parametrize(
+    ("tls", "users", "insecure", "starts"),
+    [
+        (False, False, False, False),
+        (False, True, False, False),  # in the clear everybody could read the passwords
+        (True, False, False, False),  # that encrypts, and identifies nobody
+        (True, True, False, True),
+        (False, True, True, True),
+    ],
+)
+def test_a_listener_that_others_reach_starts_only_where_its_clients_are_identified(
+    tmp_path: Path, tls: bool, users: bool, insecure: bool, starts: bool
+) -> None:
+    (tmp_path / "data").mkdir()
+    environ = {"BROKERS_SERVE_ENABLE": "logmq", "BROKERS_LOGMQ_HOST": "0.0.0.0"}
+    if users:
+        (tmp_path / "data" / "users.toml").write_text(written_users(USERS))
+    authority = trustme.CA()
+    if tls:
+        pem = tmp_path / "server.pem"
+        authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
+        environ["BROKERS_LOGMQ_TLS_CERTIFICATE"] = str(pem)
+    server = Server(tmp_path, *(("--insecure",) if insecure else ()), environ=environ)
+    if not starts:
+        with pytest.raises(NotReadyError) as caught:
+            server.start()
+        assert caught.value.code == ExitCode.CONFIGURATION
+        assert "logmq.host" in caught.value.said
+        return
+    with server:
+        way = Way(server, authority if tls else None)
+        assert logmq(way, None, None, "PRODUCE", "mine") == REFUSED, "beyond loopback a login is asked for"
+        assert logmq(way, ("ann", PASSWORD), None, "PRODUCE", "mine") == DONE
