@@ -394,8 +394,11 @@ class Session(SessionBase):
         space = data.find(b" ", len("PRODUCE "), end)
         if end < 0 or space < 0 or end - space > self._size_max:
             return False
+        topic = data[len("PRODUCE ") : space]
+        if self.guard is not None and not self.guard.may(self.user, WRITE, topic):
+            return False  # it is refused, and counted, as a line
         try:
-            self._run_log = self._writable(data[len("PRODUCE ") : space])
+            self._run_log = self._writable(topic)
         except Refusal:
             return False
         self._run_word = data[: space + 1]
@@ -639,8 +642,11 @@ class Session(SessionBase):
         fields = data[len(word) : last].split(b"\n" + word)
         if not b"".join(fields).isdigit() or not 1 <= min(map(len, fields)) <= max(map(len, fields)) <= 18:
             return 0
+        topic = word[len("CONSUME ") : -1]
+        if self.guard is not None and not self.guard.may(self.user, READ, topic):
+            return 0  # each is refused, and counted, as a line
         try:
-            log = self._readable(word[len("CONSUME ") : -1])
+            log = self.topics.find_untrusted(topic)
         except Refusal:
             return 0
         done = self._consume_all(log, list(map(int, fields)))
