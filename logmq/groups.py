@@ -12,12 +12,15 @@ from collections.abc import Callable, Collection, Iterator
 
 import attrs
 
-from logmq.wire import Code, Refusal
+from logmq.wire import Code, Refusal, check_memory
+from shared.budget import Account, unbounded
 from shared.storage.store import Log, Ticket
 from shared.storage.table import Table
 
 _ID_BYTES = 8
 _OFFSET_BYTES = 8
+COMMIT_BYTES = 500
+"""What a commit takes of memory, with its row in the table."""
 
 
 @attrs.frozen
@@ -37,8 +40,10 @@ class Committed:
 class Groups:
     """Committed offsets by group and log."""
 
-    def __init__(self, table: Table, commits_max: int) -> None:
+    def __init__(self, table: Table, commits_max: int, memory: Account | None = None) -> None:
+        """`memory`: the account that commits are taken from."""
         self._table = table
+        self._memory = memory or unbounded()
         self._commits_max = commits_max
         self._by_log: dict[int, set[bytes]] = {}
         self._count = 0
@@ -62,8 +67,10 @@ class Groups:
     def commit(self, group: str, log: Log, offset: int) -> Ticket:
         """Commit. Raises Refusal (LIMIT) and StoreError."""
         key = _key(group, log)
-        if self._table.get(key) is None and self._count >= self._commits_max:
-            raise Refusal(Code.LIMIT, f"there are commits_max = {self._commits_max} commits already")
+        if self._table.get(key) is None:
+            if self._count >= self._commits_max:
+                raise Refusal(Code.LIMIT, f"there are commits_max = {self._commits_max} commits already")
+            check_memory(self._memory, COMMIT_BYTES)
         ticket = self._table.put(key, offset.to_bytes(_OFFSET_BYTES, "big"))
         self._remember(key)
         self._unsynced[key] = ticket
@@ -83,6 +90,7 @@ class Groups:
         """Remove a deleted log's commits; then `done` is called. Raises StoreError."""
         keys = self._by_log.pop(log_id, set())
         self._count -= len(keys)
+        self._memory.give(COMMIT_BYTES * len(keys))
         self._table.discard([*keys], done)
 
     def close_grave(self, log_id: int) -> None:
@@ -128,6 +136,7 @@ class Groups:
         if key not in keys:
             keys.add(key)
             self._count += 1
+            self._memory.charge(COMMIT_BYTES)
 
 
 def _key(group: str, log: Log) -> bytes:

@@ -19,7 +19,7 @@ from shared.storage.table import Table
 
 async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
     """Load topics, groups and writers, and put right what a crash left. Raises StoreError."""
-    store, log = context.store, context.log
+    store, log, budget = context.store, context.log, context.budget
     namespace = store.namespace(
         NAMESPACE,
         settings.durability,
@@ -32,8 +32,13 @@ async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
         log=log,
         settings=settings,
         topics=Topics(namespace, settings),
-        groups=Groups(await Table.open(tables, GROUPS), settings.commits_max),
-        writers=Writers(store, await Table.open(tables, WRITERS), writers_max=settings.writers_max),
+        groups=Groups(await Table.open(tables, GROUPS), settings.commits_max, budget.account("commits")),
+        writers=Writers(
+            store,
+            await Table.open(tables, WRITERS),
+            writers_max=settings.writers_max,
+            memory=budget.account("writers"),
+        ),
         access=context.access,
     )
     if store.read_only is None:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import attrs
 
+from shared.budget import Account, OverBudget
 from shared.errors import (
     BrokerError,
     CorruptRecord,
@@ -170,6 +171,14 @@ def name_untrusted(name: bytes, what: str) -> str:
 
 
 _NAMES = "a name is 1 to 200 of A-Z a-z 0-9 . _ - and does not start with a dot"
+
+
+def check_memory(memory: Account, size: int) -> None:
+    """Raises Refusal where the budget has no room for so many bytes more."""
+    try:
+        memory.check(size)
+    except OverBudget as error:
+        raise Refusal(Code.LIMIT, str(error)) from None
 
 
 def refusal_for(error: StoreError) -> Refusal:

@@ -12,12 +12,15 @@ longest, whose repetitions would be written as new. After a restart the order is
 
 from collections.abc import Callable
 
-from logmq.wire import Code, Refusal
+from logmq.wire import Code, Refusal, check_memory
+from shared.budget import Account, unbounded
 from shared.storage.store import Log, Store, Ticket
 from shared.storage.table import Table
 
 WINDOW = 128
 """Unanswered batches that a writer may send again. No setting, since the slots on disk depend on it."""
+SLOT_BYTES = 500
+"""What a slot takes of memory, with its row in the table."""
 _SLOT_BYTES = 2
 _PREFIX_BYTES = 8  # the log's id
 
@@ -25,7 +28,11 @@ _PREFIX_BYTES = 8  # the log's id
 class Writers:
     """The newest batches of every writer."""
 
-    def __init__(self, store: Store, table: Table, *, writers_max: int) -> None:
+    def __init__(
+        self, store: Store, table: Table, *, writers_max: int, memory: Account | None = None
+    ) -> None:
+        """`memory`: the account that slots are taken from."""
+        self._memory = memory or unbounded()
         self._store = store
         self._table = table
         self._writers_max = writers_max
@@ -33,7 +40,7 @@ class Writers:
         """By writer (log id and name): the keys of its slots in use. The longest silent writer is first."""
         self._unsynced: dict[bytes, Ticket] = {}
         for key, _ in table.items():
-            self._slots.setdefault(key[:-_SLOT_BYTES], set()).add(key)
+            self._remember(key[:-_SLOT_BYTES], key)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -60,31 +67,45 @@ class Writers:
                     f"seq {seq} of writer {writer} is too old to tell whether it was written: {last} was, "
                     f"and the newest {WINDOW} are remembered",
                 )
+        else:
+            check_memory(self._memory, SLOT_BYTES)
         offset = log.end
         entry = self._table.put_record(key, seq.to_bytes(8, "big") + offset.to_bytes(8, "big"))
         offsets, ticket = self._store.append_all([(log, records, count), entry])
         assert offsets[0] == offset, "a batch was not appended at the end of its log"
-        self._touch(owner).add(key)
+        self._touch(owner)
+        self._remember(owner, key)
         self._unsynced[key] = ticket
         ticket.when_done(lambda done: self._written(key, done))
         while len(self._slots) > self._writers_max:
-            self._table.delete_all([*self._slots.pop(next(iter(self._slots)))])
+            self._table.delete_all(self._pop(next(iter(self._slots))))
         return offset, ticket, True
 
     def forget(self, log_id: int, done: Callable[[], None] = lambda: None) -> None:
         """Remove a deleted log's writers; then `done` is called. Raises StoreError."""
         prefix = log_id.to_bytes(_PREFIX_BYTES, "big")
         owners = [owner for owner in self._slots if owner.startswith(prefix)]
-        self._table.discard([key for owner in owners for key in self._slots.pop(owner)], done)
+        self._table.discard([key for owner in owners for key in self._pop(owner)], done)
 
     def astray(self, logs: Callable[[int], Log | None]) -> int:
         """How many writers are of missing logs."""
         return sum(logs(int.from_bytes(owner[:_PREFIX_BYTES], "big")) is None for owner in self._slots)
 
-    def _touch(self, owner: bytes) -> set[bytes]:
-        """Its slots. It is the last to be forgotten from now on."""
-        slots = self._slots[owner] = self._slots.pop(owner, set())
-        return slots
+    def _touch(self, owner: bytes) -> None:
+        """It is the last to be forgotten from now on."""
+        self._slots[owner] = self._slots.pop(owner, set())
+
+    def _remember(self, owner: bytes, key: bytes) -> None:
+        slots = self._slots.setdefault(owner, set())
+        if key not in slots:
+            slots.add(key)
+            self._memory.charge(SLOT_BYTES)
+
+    def _pop(self, owner: bytes) -> list[bytes]:
+        """Its slots; it is forgotten."""
+        slots = self._slots.pop(owner)
+        self._memory.give(SLOT_BYTES * len(slots))
+        return [*slots]
 
     def _written(self, key: bytes, ticket: Ticket) -> None:
         if self._unsynced.get(key) is ticket:

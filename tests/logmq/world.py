@@ -16,6 +16,7 @@ from logmq.broker import Broker
 from logmq.listener import open_broker
 from logmq.session import Session
 from logmq.settings import LogmqSettings
+from shared.budget import Account, unbounded
 from shared.checks import MemoryConnection
 from shared.file_range import FileRange
 from shared.plugin import Context
@@ -37,7 +38,13 @@ READ = Log.read
 class World:
     """One broker, restarted at will."""
 
-    def __init__(self, settings: LogmqSettings | None = None, storage: StorageSettings = SMALL) -> None:
+    def __init__(
+        self,
+        settings: LogmqSettings | None = None,
+        storage: StorageSettings = SMALL,
+        budget: Account | None = None,
+    ) -> None:
+        self.budget = budget or unbounded()
         self.settings = settings or LogmqSettings()
         self.disk = FakeDisk()
         self.clock = HandClock()
@@ -49,7 +56,7 @@ class World:
 
     async def _open_it(self) -> None:
         self.store: Store = await open_store(self.disk, self._storage, self.clock)
-        self.broker: Broker = await open_broker(Context(self.store, LOG), self.settings)
+        self.broker: Broker = await open_broker(Context(self.store, LOG, budget=self.budget), self.settings)
         self.commit()
 
     def connect(self, *, now: float = 0.0, bound: int = 1 << 20) -> "Peer":
