@@ -98,3 +98,25 @@ def test_all_that_was_taken_is_given_back() -> None:
         assert used(world) == 0
         assert statuses(last.delete("orders")) == [Status.OK]
         assert world.budget.used_bytes == 0
+
+
+def test_a_start_serves_all_that_is_durable_under_smaller_limits() -> None:
+    world = World()
+    peer = world.connect()
+    for name in ("a", "b", "c"):
+        assert statuses(peer.create(name, b'{"depth": 100}')) == [Status.OK]
+        assert statuses(peer.produce(name, b"one", b"two", b"three")) == [Status.OK] * 3
+    assert len(peer.consume("a", 2)) == 2
+    world.settings = DmsSettings(
+        queues_max=1, depth=2, depth_max=2, clients_max=1, credits_max=1, hot_bytes=0
+    )
+    world.kill()
+    assert world.depths() == {"a": 3, "b": 3, "c": 3}
+    peer = world.connect()
+    assert statuses(peer.create("d")) == [Status.INTERNAL]
+    for name in ("a", "b", "c"):
+        found = [peer.consume(name)[0] for _ in range(3)]
+        assert [body for _, body in found] == [b"one", b"two", b"three"]
+        peer.ack(*(held for held, _ in found))
+        assert statuses(peer.delete(name)) == [Status.OK]
+    assert statuses(peer.create("d")) == [Status.OK]

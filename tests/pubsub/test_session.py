@@ -359,6 +359,33 @@ def test_what_is_taken_back_at_a_start_was_counted_when_it_came() -> None:
     assert (again.held(b"A")[0], len(again), world.counts.messages_kept) == (2, 1, 2)
 
 
+def test_a_start_takes_back_all_subscriptions_under_smaller_limits_and_keeps_what_fits() -> None:
+    world = World()
+    for name in (b"A", b"B", b"C"):
+        world.subscriber(name, name, b"+/" + name, b"all", keep=True).lose()
+    world.publish(*[b"all"] * 10)
+    small = PubsubSettings(
+        sessions_max=1,
+        subscriptions_max=1,
+        subscriptions_total_max=1,
+        wild_subscriptions_max=0,
+        wild_subscriptions_total_max=0,
+        kept_messages_max=4,
+    )
+    again = World(small, Account("process", 10))
+    for change in world.changes:
+        again.sessions.restore(change.client_id, change.topic, bool(change.keeps))
+    for records, _ in world.sessions.kept.records():
+        again.sessions.kept.restore(records)
+    assert again.sessions.kept.total_bytes == 0, "the budget has no room"
+    assert again.counts.kept_dropped == 30
+    for name in (b"A", b"B", b"C"):
+        peer = again.connect(encode_id(name))
+        again.publish(name, b"x/" + name, b"all")
+        assert peer.topics() == [name, b"x/" + name, b"all"]
+    assert again.subscriber(b"D", b"d").fault
+
+
 def test_no_more_topics_are_remembered_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.fanout.ROUTES_MAX", 4)
     world = World()
