@@ -47,18 +47,16 @@ Address = tuple[str, int]
 
 @attrs.frozen
 class Measured:
-    """One round: answers a second, bytes received a second, microseconds of the answers' round trips."""
+    """One round: answers a second, and microseconds of the answers' round trips."""
 
     rate: float
-    bytes_rate: float
     median_us: float
     p99_us: float
 
     @classmethod
-    def of(cls, count: int, received: int, nanoseconds: int, trips: HdrHistogram) -> "Measured":
-        seconds = nanoseconds / 1e9
+    def of(cls, count: int, nanoseconds: int, trips: HdrHistogram) -> "Measured":
         median, p99 = (trips.get_value_at_percentile(percent) for percent in (50, 99))
-        return cls(count / seconds, received / seconds, median, p99)
+        return cls(count * 1e9 / nanoseconds, median, p99)
 
     def figures(self, rate: str, size: int) -> dict[str, Any]:
         """As rows have them: the rate by its name there, and the bytes of messages of that size."""
@@ -221,7 +219,7 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
         for sock, talk, sent in by_fd.values():
             sent.append((talk.window, perf_counter_ns()))
             sock.sendall(talk.requests(talk.window))
-        answered = received = 0
+        answered = 0
         now = perf_counter_ns()
         while not span.is_over(now, answered):
             for fd, _ in poll.poll(1.0):
@@ -233,7 +231,6 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
                 count = talk.answers(data)
                 if now >= span.since:
                     answered += count
-                    received += len(data)
                     record_trips(trips, sent, count, now)
                 else:
                     record_trips(None, sent, count, now)
@@ -241,7 +238,7 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
                     sent.append((count, now))
                     sock.sendall(talk.requests(count))
             now = perf_counter_ns()
-    return Measured.of(answered, received, now - span.since, trips)
+    return Measured.of(answered, now - span.since, trips)
 
 
 def record_trips(trips: HdrHistogram | None, sent: deque[tuple[int, int]], count: int, now: int) -> None:
@@ -444,8 +441,7 @@ def pass_on(
                 elif stamp:
                     trips.record_value(max((now - stamp) // 1000, 1))
             now = perf_counter_ns()
-    count = received - before
-    return Measured.of(count, count * fan.delivered_bytes, now - span.since, trips)
+    return Measured.of(received - before, now - span.since, trips)
 
 
 def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producer: socket.socket) -> None:
