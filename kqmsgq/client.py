@@ -8,13 +8,13 @@
         async for message in consumer:
             ...
 
-The protocol answers nothing: `send` returns once the bytes are the kernel's. Leaving the block of a producer
-says that all is sent, and waits until the server has read it and closed. What a lost connection took with it
-nobody knows, so nothing is sent twice: that raises `Disconnected`. A consumer that is given `retry_seconds`
-connects again and subscribes anew; what was sent meanwhile it has missed.
+The protocol has no answers: `send` returns once the kernel has the bytes. The end of a producer's block tells
+the server that all is sent, and waits until the server has read it and closed. A lost connection raises
+`Disconnected`: nobody knows what arrived, so nothing is sent twice. A consumer with `retry_seconds` connects
+again and subscribes again; it misses messages that are sent meanwhile.
 
-Any number of tasks may share a producer; what they send while a send is under way goes out together. A
-cancelled send may have left half an event behind, and so closes the connection.
+Any number of tasks may share a producer. What they send while a send is under way goes out together. A
+cancelled send may have left half an event behind, so it closes the connection.
 """
 
 import ssl
@@ -78,7 +78,7 @@ class Producer:
 class Consumer(Receiver[Message]):
     """The receiving side; made by `open_consumer`. It is an async iterator over messages.
 
-    Read on: a consumer that does not loses its oldest messages, or its connection, as the server is set.
+    A consumer that does not read loses its oldest messages or its connection, by the server's settings.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Consumer(Receiver[Message]):
         self._all = False
 
     async def subscribe(self, *queues: str | bytes) -> None:
-        """Ask for queues' messages, those that come from now on."""
+        """Subscribe to queues, for messages from now on."""
         names = [self._named(queue) for queue in queues]
         self._subscriptions |= dict.fromkeys(names)
         await self._say(b"".join(map(wire.subscribe, names)))
 
     async def subscribe_all(self) -> None:
-        """Ask for the messages of all queues, those to come included."""
+        """Subscribe to all queues, present and future."""
         self._all = True
         await self._say(wire.subscribe())
 
@@ -144,9 +144,9 @@ async def open_producer(
 ) -> AsyncIterator[Producer]:
     """A producer, connected. The end of the block waits until the server has read everything.
 
-    `name_bytes_max`, `message_bytes_max`: what the server takes, for one that is set to take more; it closes
-    the connection on what is larger still, without a word. `ssl_context`: TLS, for `host` unless
-    `server_hostname` says otherwise. Raises ConnectionRefusedError where nobody answers, ssl.SSLError.
+    `name_bytes_max`, `message_bytes_max`: the server's limits, where they are set higher. The server silently
+    closes the connection on what is larger. `ssl_context`: TLS; the certificate is for `host` or
+    `server_hostname`. Raises ConnectionRefusedError where nobody listens, and ssl.SSLError.
     """
     stream = await Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ").open()
     try:
@@ -171,9 +171,9 @@ async def open_consumer(
 ) -> AsyncIterator[Consumer]:
     """A consumer, connected, subscribed to nothing yet; closed at the end of the block.
 
-    `name_bytes_max`, `message_bytes_max`: what a server may send, for one that is set to take more.
-    `retry_seconds`: whoever reads makes a lost connection again, tried for so long, and subscribes anew; what
-    the server sends meanwhile is lost. Without it a lost connection raises Disconnected.
+    `name_bytes_max`, `message_bytes_max`: the server's limits, where they are set higher. `retry_seconds`:
+    the task that reads makes a lost connection again, tries for so long, and subscribes again; messages that
+    are sent meanwhile are lost. Without it a lost connection raises Disconnected.
     """
     address = Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ")
     stream = await address.open()

@@ -8,10 +8,9 @@
         async for message in subscriber:
             print(message.topic, message.value)
 
-A datagram may be lost on its way, and nobody hears of it. A subscriber's commands are not answered: they are
-with the server when they are sent, and a lost connection raises `Disconnected`. The server remembers what a
-client id is subscribed to; who comes back by that id need not subscribe again. A subscriber that is given
-`retry_seconds` comes back by itself.
+A datagram may be lost on its way, and nobody hears of it. A subscriber's commands are not answered; a lost
+connection raises `Disconnected`. The server remembers the subscriptions of a client id, so a client that
+returns by that id need not subscribe again. A subscriber with `retry_seconds` returns by itself.
 """
 
 import os
@@ -71,8 +70,8 @@ class Publisher:
 class Subscriber(Receiver[Message]):
     """The receiving side; made by `open_subscriber`. It is an async iterator over messages.
 
-    Read on: a subscriber that does not loses its oldest messages, or its connection, as the server is set.
-    A cancelled send may have left half a command behind, and so closes the connection.
+    A subscriber that does not read loses its oldest messages or its connection, by the server's settings.
+    A cancelled send may have left half a command behind, so it closes the connection.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Subscriber(Receiver[Message]):
         self._subscriptions: dict[bytes, Command] = {}
 
     async def subscribe(self, *topics: str | bytes, keep: bool = False) -> None:
-        """Ask for what matches from now on; `keep`: also for what comes while this client is away."""
+        """Subscribe, from now on; `keep`: also to messages that arrive while this client is away."""
         command = Command.KEEP if keep else Command.SUBSCRIBE
         patterns = [_bytes(topic) for topic in topics]
         said = b"".join(wire.encode_command(command, pattern) for pattern in patterns)
@@ -102,12 +101,12 @@ class Subscriber(Receiver[Message]):
         await self._say(b"".join(wire.encode_command(Command.UNSUBSCRIBE, each) for each in patterns))
 
     async def disconnect(self) -> None:
-        """Say goodbye; the server closes. Subscriptions stay."""
+        """Disconnect: the server closes. Subscriptions stay."""
         self._retry = None
         await self._say(wire.encode_command(Command.DISCONNECT))
 
     def _first_words(self) -> bytes:
-        """The id; and the subscriptions, for a server that came back without its folder."""
+        """The id, and the subscriptions, in case the server restarted without its folder."""
         said = (wire.encode_command(command, pattern) for pattern, command in self._subscriptions.items())
         return b"".join([self._id, *said])
 
@@ -140,10 +139,10 @@ async def open_subscriber(
 ) -> AsyncIterator[Subscriber]:
     """A subscriber, connected; closed at the end of the block. `client_id`: 1 to 10 printable ASCII.
 
-    An id that is connected already is turned away: `Disconnected` at the first read. `retry_seconds`: whoever
-    reads makes a lost connection again, tried for so long; what the server sends meanwhile is lost, but for
-    what it keeps. Without it a lost connection raises Disconnected. Raises ValueError for what is no id,
-    ConnectionRefusedError where nobody answers, ssl.SSLError.
+    An id that is connected already is refused: `Disconnected` at the first read. `retry_seconds`: the task
+    that reads makes a lost connection again, and tries for so long; messages that are sent meanwhile are
+    lost, unless they are kept. Without it a lost connection raises Disconnected. Raises ValueError for what
+    is no id, ConnectionRefusedError where nobody listens, and ssl.SSLError.
     """
     if not isinstance(client_id, str):
         raise TypeError(f"a client id is text, not {type(client_id).__name__}")
