@@ -102,6 +102,7 @@ class Host:
         folder = self._config.serve.data_dir
         store = self._store = await self._open_store(folder)
         self._network.admission.on_connections = store.reserve_descriptors
+        store.charge_to(self._budget.account("storage"))
         try:
             recording = self._recording = self._open_recording(store, folder)
             with self._control_socket(folder) as listener:

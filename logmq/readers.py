@@ -342,7 +342,7 @@ class Fetch(_Reader):
             self.refuse(refusal_for(chunk))
         else:
             self.owner.counts.bytes_fetched += chunk.length
-            self._end([chunk_line(self.next, chunk.length), chunk])
+            self._end([chunk_line(self.next, chunk.length), chunk.chunk()])
 
     def expire(self) -> None:
         """Its time is over, or the server drains. A read under way is finished."""

@@ -742,7 +742,7 @@ class Session(SessionBase):
                 self._answer(slot, _EOF)
             else:
                 self.counts.bytes_fetched += chunk.length
-                self._answer(slot, chunk_line(offset, chunk.length), chunk)
+                self._answer(slot, chunk_line(offset, chunk.length), chunk.chunk())
 
         self._read(log, offset, lambda done: log.read_chunk(offset, size, done), finish)
 

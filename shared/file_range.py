@@ -22,6 +22,10 @@ class FileRange:
     def __repr__(self) -> str:
         return f"FileRange(fd={self.fd}, offset={self.offset}, length={self.length})"
 
+    def chunk(self) -> "bytes | FileRange":
+        """What to send: itself, or its bytes where those are in memory; then it is released."""
+        return self
+
     def read(self, bytes_max: int) -> bytes:
         """Up to `bytes_max` bytes off the front, through memory; raises EOFError if the file is shorter.
 

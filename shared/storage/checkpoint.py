@@ -1,8 +1,8 @@
 """Checkpoints: making the logs' own files safe, so that the journal's segments become free.
 
 Between two commits a snapshot is taken: where replay would start, which logs changed, how far each goes.
-Then, while commits go on, the entries up to there are written, the files and folders synced, the catalog
-replaced, and the segments below freed. An error in a sync is final (PROMISES: poisoned); want of space is
+While commits go on, the logs' tails and index entries are written, the files and folders synced, the catalog
+replaced, and the segments below freed. An error in a sync is final (PROMISES: poisoned). Want of space is
 not, since all is safe in the journal: the checkpoint is tried again.
 
 On a slow disk a sync takes half a second, however little is to be synced, and many side by side take hardly
@@ -23,10 +23,10 @@ from shared.storage import catalog
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk, replace_file
 from shared.storage.files import LogFile, OpenFiles, describe, out_of_space
-from shared.storage.index_writer import IndexWriter
 from shared.storage.inventory import Inventory
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log, opaque
+from shared.storage.log_writer import LogWriter
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -53,7 +53,7 @@ class Checkpointer:
     """One per store."""
 
     _committer: Committer
-    _index_writer: IndexWriter
+    _log_writer: LogWriter
     _inventory: Inventory
     _disk: Disk
     _files: OpenFiles
@@ -121,8 +121,8 @@ class Checkpointer:
             return await self._checkpoint(clean)
 
     async def _checkpoint(self, clean: bool) -> bool:
-        """Index entries are written before the snapshot, so that few are left to be written behind it."""
-        await self._index_writer.flush(0)
+        """Tails and index entries are written before the snapshot, so that few are left for behind it."""
+        await self._log_writer.flush()
         snapshot = await self._committer.between_commits(partial(self._snapshot, clean))
         if snapshot is None:
             return False
@@ -131,7 +131,7 @@ class Checkpointer:
         ]
         good = False
         try:
-            if await self._index_writer.flush():
+            if await self._log_writer.flush():
                 await self._sync_files(snapshot, pinned)
                 await self._in_thread(self._put_in_place, snapshot, clean, limiter=self._limiter)
                 good = True
@@ -165,7 +165,7 @@ class Checkpointer:
 
     def _snapshot(self, clean: bool) -> Snapshot | None:
         committer = self._committer
-        if committer.read_only is not None or any(log.unapplied for log in committer.unindexed):
+        if committer.read_only is not None or committer.tails.failing:
             return None  # the journal still holds what a log file does not
         # A log whose deletion still waits for a commit is there: that may fail, or a crash come first.
         logs = [log for log in committer.dirty if not log.gone]

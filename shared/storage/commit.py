@@ -16,11 +16,10 @@ from shared.storage.format import BATCH_HEADER_BYTES, ENTRY_HEADER_BYTES, EntryK
 from shared.storage.index import ENTRY_COVERS_SECONDS
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import UNKNOWN, CommitBatch, Log, LogAppend, opaque
+from shared.storage.tails import Tails
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
-_MANY_APPENDS = 4
-"""A commit in a thread writes so many in one call."""
 _APPEND = int(EntryKind.APPEND)  # looking a member up in its enum takes as long as packing the entry
 
 
@@ -30,6 +29,7 @@ class LogCommit:
 
     log: Log
     fd: int
+    late: bool = False  # its records wait in memory for the log's file, which is not pinned
     kept: bool = True  # what was opened stays open, for the next commit
     made: bool = False  # the log's own file is there
     index_fd: int = UNKNOWN
@@ -39,7 +39,8 @@ class LogCommit:
     entries_written: int = attrs.field(init=False)
     entries_start: int = attrs.field(init=False)
     closed: list[IndexEntry] = attrs.Factory(list)
-    unapplied: list[tuple[int, bytes]] = attrs.Factory(list)
+    tail: list[memoryview] = attrs.Factory(list)  # what the log's tail gets
+    failed: bool = False  # the log's file did not take it
     waiting_entries: Sequence[IndexEntry] = ()
     direct_meant: bool = False  # some of it will go around the journal: its index is pinned, too
     direct: bool = False  # some of it went around the journal
@@ -71,15 +72,20 @@ class LogCommit:
             log.fresh = False
         if self.fd >= 0 and self.fd != log.file.fd:
             files.adopt(log.file, self.fd)
-        files.unpin(log.file)
+        if not self.late:
+            files.unpin(log.file)
         if self.direct_meant:
             if self.index_fd >= 0 and self.index_fd != log.index_file.fd:
                 files.adopt(log.index_file, self.index_fd)
             files.unpin(log.index_file)
 
-    def publish(self, now: float) -> None:
+    def publish(self, tails: Tails, now: float) -> None:
         """Let the log have what came of it. In the trio thread; `now`: monotonic seconds."""
         log = self.log
+        for data in self.tail:
+            tails.add(log, data, now)
+        if self.failed:
+            tails.failed(log)
         entry = self.open_entry
         if entry is not None and (log.open_entry is None or entry.offset != log.open_entry.offset):
             log.open_since = now
@@ -94,8 +100,6 @@ class LogCommit:
         if entry is not None and now - log.open_since >= ENTRY_COVERS_SECONDS:
             log.close_entry()
         log.last_ms = self.last_ms
-        if self.unapplied:
-            log.unapplied += self.unapplied
 
 
 @attrs.define(eq=False, repr=False, field_transformer=opaque)
@@ -103,8 +107,8 @@ class Commit:
     """Batches on their way to the disk. `run()` blocks, in whatever thread; then the outcome is:
 
     the first `good` batches are durable; `poison` or `error` says what became of the others. `direct_error`:
-    what goes around the journal was not written, in all batches. What could not be written to a log's own
-    file is in `unapplied` of its `LogCommit`.
+    what goes around the journal was not written, in all batches. What is not in a log's own file yet is in
+    `tail` of its `LogCommit`.
     """
 
     batches: list[CommitBatch]
@@ -129,7 +133,7 @@ class Commit:
     direct_synced: set[Log] = attrs.Factory(set)
 
     def run(self) -> None:
-        """Write, sync, then fill the logs' files. What came of it stands in the fields: it never raises."""
+        """Write, sync, then see to the logs. What came of it stands in the fields: it never raises."""
         try:
             try:
                 if self.sync_direct_first:
@@ -223,23 +227,17 @@ class Commit:
     # -- behind the sync: the logs' own files
 
     def _apply(self, good: list[CommitBatch]) -> None:
-        """What a log's file does not take stays in memory, and is tried again: it is in the journal.
-
-        What goes around the journal is in the file or nowhere: a failure is `direct_error`.
-        """
-        journaled: list[LogAppend] = []
+        """What goes around the journal is in the log's file or nowhere: a failure is `direct_error`."""
         direct: list[LogAppend] = []
         for batch in good:
             for change in batch.changes:
                 if change.kind is EntryKind.DELETE:
                     self._remove(change.log)
             for part in batch.appends.values():
-                (journaled if part.journaled else direct).append(part)
-        if self.in_thread and len(journaled) >= _MANY_APPENDS:
-            self._apply_many(journaled)
-        else:
-            for part in journaled:
-                self._apply_journaled(part)
+                if part.journaled:
+                    self._apply_journaled(part)
+                else:
+                    direct.append(part)
         if direct:
             try:
                 for part in direct:
@@ -257,54 +255,23 @@ class Commit:
                 pass  # the next start removes it: the journal says that the log is gone
 
     def _apply_journaled(self, part: LogAppend) -> None:
+        """What a log's file does not take is served from memory, and tried again: it is in the journal."""
         target = self.logs[part.log]
         data, part.written = part.written, None
         assert data is not None
-        if part.log.unapplied or target.unapplied:
-            target.unapplied.append((part.offset, bytes(data)))
-        else:
+        if not target.late and not target.failed:
             try:
-                if target.fd < 0:
-                    self._open(target)
+                self._open(target)
                 write_all(self.disk, target.fd, data, part.offset, passing=part.log.background)
             except FileGone:
                 return
             except OSError:
-                target.unapplied.append((part.offset, bytes(data)))
+                target.failed = True
             if not target.kept:
                 self._let_go(target)
+        if target.late or target.failed:
+            target.tail.append(data)
         self._index(target, part)
-
-    def _apply_many(self, parts: Sequence[LogAppend]) -> None:
-        """In one call, since after each call a thread waits for the interpreter (figures: `aio.py`)."""
-        ready: list[LogAppend] = []
-        writes: list[tuple[int, memoryview, int]] = []
-        for part in parts:
-            target = self.logs[part.log]
-            if not self._is_plain(target):
-                self._apply_journaled(part)
-            else:
-                assert part.written is not None
-                ready.append(part)
-                writes.append((target.fd, part.written, part.offset))
-        for part, (_, data, _), taken in zip(ready, writes, self.disk.write_many(writes), strict=True):
-            target = self.logs[part.log]
-            if taken != len(data) or target.unapplied:
-                self._apply_journaled(part)  # writes it again, whole, or knows what to do about the error
-            else:
-                part.written = None
-                self._index(target, part)
-
-    def _is_plain(self, target: LogCommit) -> bool:
-        """Whether its file is open, and stays so, has all that came before, and stays in memory."""
-        if target.log.background or target.log.unapplied or target.unapplied:
-            return False
-        try:
-            if target.fd < 0:
-                self._open(target)
-        except (FileGone, OSError):
-            return False  # opened again by itself, where the error is dealt with
-        return target.kept
 
     def _apply_direct(self, part: LogAppend) -> None:
         target = self.logs[part.log]

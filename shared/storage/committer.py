@@ -4,9 +4,9 @@
 driver's turn of the loop, commits it: at once where that is quick, else in a thread. What is appended
 meanwhile goes into the next batch. So the disk's speed sets a batch's size, and no timer is needed.
 
-On success, in this order: bytes stand in the log files, `visible` advances, watchers are called, tickets
-resolve. On failure everything appended that is not durable is taken back: what failed and what is behind it,
-whose offsets stood on it.
+On success, in this order: bytes stand in the log files or in the logs' tails, `visible` advances, watchers
+are called, tickets resolve. On failure everything appended that is not durable is taken back: what failed and
+what is behind it, whose offsets stood on it.
 """
 
 import math
@@ -25,17 +25,29 @@ from shared.storage.disk import Clock, Disk
 from shared.storage.files import OpenFiles, describe, refusal
 from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, EntryKind
 from shared.storage.journal import Journal, PoisonError
-from shared.storage.log import Change, CommitBatch, Log, LogAppend, Mode, Ticket, call, mode_of, opaque
+from shared.storage.log import (
+    UNKNOWN,
+    Change,
+    CommitBatch,
+    Log,
+    LogAppend,
+    Mode,
+    Ticket,
+    call,
+    mode_of,
+    opaque,
+)
 from shared.storage.settings import StorageSettings
+from shared.storage.tails import Tails
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 T = TypeVar("T")
 
 _INLINE_LOGS_MAX = 64
-"""A batch of more logs is committed by the thread: writing to each log's file takes a call of its own."""
+"""A batch of more logs is committed by the thread: each costs some microseconds beside its bytes."""
 _RECENT_BYTES_MAX = 1 << 20
-"""What has just become visible is kept in memory for whoever watches the log, unless it is more than this."""
+"""What has just gone to a log's file is kept in memory for whoever watches the log, unless it is more."""
 _SYNCS_IN_THREAD = 8
 """So many of the last ones are looked at: one of them nearly always finds the interpreter free."""
 _SYNC_SHORT_SECONDS = 100e-6
@@ -117,6 +129,8 @@ class Committer:
     """Logs whose files changed since the last checkpoint's snapshot."""
     make_room: Callable[[], Awaitable[None]] | None = None
     """Waits for a checkpoint: the journal is at its bound."""
+    write_tails: Callable[[], Awaitable[None]] | None = None
+    """Waits until some of the logs' tails are written: they take too much memory."""
     committed: Callable[[], None] | None = None
     """Called after each commit: a checkpoint may be due."""
     counts: CommitCounts = attrs.Factory(CommitCounts)
@@ -130,8 +144,10 @@ class Committer:
     _idle: list[Callable[[], None]] = attrs.Factory(list)
     _uncongested: list[Callable[[], None]] = attrs.Factory(list)
     direct: DirectWrites = attrs.field(init=False)
+    tails: Tails = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.tails = Tails(self._settings.tail_log_bytes, self._settings.tail_bytes_max)
         self.direct = DirectWrites(
             self._disk, self._files, self._clock, self._in_thread, self.between_commits, self.poison
         )
@@ -311,6 +327,8 @@ class Committer:
                 if self._batches:
                     if self._journal_is_full() and self.make_room is not None:
                         await self.make_room()
+                    if self.tails.crowded and self.write_tails is not None:
+                        await self.write_tails()
                     commit = self._take()
                     commit.in_thread = True
                     try:
@@ -332,7 +350,7 @@ class Committer:
     def _is_quick(self) -> bool:
         """Whether a commit here and now costs less than handing it to a thread."""
         settings = self._settings
-        if len(self._batches) > 1:
+        if len(self._batches) > 1 or self.tails.crowded:
             return False
         batch = self._batches[0]
         size = batch.bytes
@@ -385,14 +403,16 @@ class Committer:
         for batch in batches:
             batch.seal()
             for log, part in batch.appends.items():
+                if log.tail or log in journaled:
+                    # Bytes before it are in the journal, and the file may not have them: what goes around the
+                    # journal would lie behind a hole.
+                    part.journaled = True
                 target = logs.get(log)
                 if target is None:
-                    target = logs[log] = LogCommit(log, self._files.pin(log.file))
+                    late = part.journaled and self.tails.takes(log, part.end - part.offset)
+                    fd = UNKNOWN if late else self._files.pin(log.file)
+                    target = logs[log] = LogCommit(log, fd, late)
                     direct_dirty |= log.direct_dirty
-                if log.unapplied or log in journaled:
-                    # Bytes before it are in the journal, and if the file does not take them, only there: what
-                    # goes around the journal would lie behind a hole.
-                    part.journaled = True
                 if part.journaled:
                     journaled.add(log)
                 elif not target.direct_meant:
@@ -498,13 +518,14 @@ class Committer:
                 self.counts.records += sum(part.counts)
                 if not part.journaled:
                     self.direct.written(log, part.end - part.offset, now)
-                if log.watchers and part.end - part.offset <= _RECENT_BYTES_MAX:
+                if log.watchers and part.end - part.offset <= _RECENT_BYTES_MAX and not commit.logs[log].late:
                     self._registry.remember(log, part.offset, part.chunks)
                 moved[log] = None
         for log in moved:
-            commit.logs[log].publish(now)
+            commit.logs[log].publish(self.tails, now)
             self.unindexed[log] = None
             self.dirty[log] = None
+        self.tails.charge()
         return moved
 
     def poison(self, error: PoisonError) -> None:

@@ -1,7 +1,8 @@
 """Index files: how entries come to be, and reading, writing and rebuilding whole files of them.
 
-An entry (STORAGE.md calls it an index entry) covers whole records of a log. What a running store keeps of an
-index in memory is in `entries.py`; this module is what it shares with the tools that work on files.
+An entry (STORAGE.md: index entry) covers whole records of a log. This module is what a running store shares
+with the tools that work on files. The store looks entries up with `index_reader.py`, and writes them with
+`log_writer.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,9 +55,9 @@ def extend(
 ) -> tuple[list[IndexEntry], IndexEntry | None]:
     """Records were added at `offset`: returns the entries that this closes, and the one left open.
 
-    `chunks` and `counts`: as a `Run` has them. Entries end where chunks of whole records end, so nothing is
-    parsed unless one is longer than an entry should be. `last_ms`: time of the newest record before; times
-    never go down.
+    `chunks` and `counts`: as a `LogAppend` has them. Entries end where chunks of whole records end, so
+    nothing is parsed unless one is longer than an entry should be. `last_ms`: time of the newest record
+    before; times never go down.
     """
     now = max(now_ms, last_ms)
     closed: list[IndexEntry] = []

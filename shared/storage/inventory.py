@@ -192,6 +192,7 @@ class Inventory:
             self._folders[log.namespace] = None
             self._committer.unindexed.pop(log, None)
             self._committer.dirty.pop(log, None)
+            self._committer.tails.drop(log)
             self._reader.forget(log)
             self._files.forget(log.file)
             self._files.forget(log.index_file)
@@ -261,17 +262,17 @@ def _fold(log: Log) -> tuple[str, str]:
 class LogSnapshot:
     """A log up to what was visible. Its bytes up to `line.end` never change, but for retention and deletion.
 
-    `entries`: those not in the index file yet. `unapplied`: bytes not in the log file yet, as (offset,
-    bytes). `log`: ask it afterwards whether it is deleted, and for its first offset.
+    `entries`: those not in the index file yet. `tail`: its last bytes, which are not in the log file yet.
+    `log`: ask it afterwards whether it is deleted, and for its first offset.
     """
 
     log: Log
     line: LogLine
     entries: tuple[IndexEntry, ...]
-    unapplied: tuple[tuple[int, bytes], ...]
+    tail: bytes
 
 
 def log_snapshot(log: Log) -> LogSnapshot:
-    """Between two commits, in the trio thread: then what is visible is in the log's file and indexed."""
+    """Between two commits, in the trio thread: then what is visible is indexed."""
     entries = [*log.closed_entries, log.open_entry] if log.open_entry is not None else log.closed_entries
-    return LogSnapshot(log, line_of(log), tuple(entries), tuple(log.unapplied))
+    return LogSnapshot(log, line_of(log), tuple(entries), bytes(log.tail))

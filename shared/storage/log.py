@@ -304,9 +304,7 @@ class Log:
     open_entry: IndexEntry | None = None
     open_since: float = 0.0
     last_ms: int = 0
-    unapplied: list[tuple[int, bytes]] = attrs.Factory(
-        list
-    )  # in the journal; the log's file would not take it
+    tail: bytearray = attrs.Factory(bytearray)  # the newest visible records, which the file lacks
     users: list[int] | None = None  # offsets from which somebody reads the file just now
 
     def __attrs_post_init__(self) -> None:
@@ -324,6 +322,11 @@ class Log:
         if self.closed_entries:
             return self.closed_entries[0].offset
         return self.visible if self.open_entry is None else self.open_entry.offset
+
+    @property
+    def tail_start(self) -> int:
+        """Where the records in memory begin; all below is in the log's file."""
+        return self.visible - len(self.tail)
 
     def close_entry(self) -> None:
         """The next record begins a new index entry."""

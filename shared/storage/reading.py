@@ -1,13 +1,12 @@
 """Reading logs: whole records from an offset, each byte checked against its entry once before it is served.
 
-What is in the page cache is read and answered at once; what is not is read by a thread, and answered from the
-trio thread later. An entry's CRC is checked the first time that this process serves bytes of it. An offset is
+A log's newest records are in memory, as its tail, until its file has them; they are answered from there.
+Others are read from its file: at once where they are in the page cache, else by a thread, and then the answer
+comes later. An entry's CRC is checked the first time that this process serves bytes of it. An offset is
 taken only if it is a record's start: it is known to be one where an entry begins or an earlier answer ended,
 else the records are walked from the entry's start.
 """
 
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ T = TypeVar("T")
 
 
 class MemoryRange(FileRange):
-    """A range whose bytes are in memory, for what reads it through `read`."""
+    """A range whose bytes are in memory."""
 
     __slots__ = ("_data",)
 
@@ -44,20 +43,9 @@ class MemoryRange(FileRange):
     def read(self, bytes_max: int) -> bytes:
         return self._data[self.offset : self.offset + min(bytes_max, self.length)]
 
-
-def spooled(data: bytes) -> FileRange:
-    """Bytes that are only in memory, as a range of a file that the system can send."""
-    try:
-        fd = os.memfd_create("brokers") if hasattr(os, "memfd_create") else _unnamed_file()
-        os.write(fd, data)
-    except OSError as error:
-        raise StoreError(f"no file for bytes in memory: {describe(error)}") from error
-    return FileRange(fd, 0, len(data), lambda: os.close(fd))
-
-
-def _unnamed_file() -> int:
-    with tempfile.TemporaryFile(buffering=0) as file:
-        return os.dup(file.fileno())
+    def chunk(self) -> bytes:
+        self.release()
+        return self._data
 
 
 class Cache:
@@ -282,8 +270,8 @@ class Reader:
             start, data = recent
             if start == offset or (start < offset < start + len(data) and (log.id, offset) in self._starts):
                 return self._answer_memory(request, self._trim(request, start, data))
-        if log.unapplied and offset >= log.unapplied[0][0]:
-            return self._answer_memory(request, self._unapplied(request))
+        if offset >= log.tail_start:
+            return self._answer_memory(request, self._tail(request))
         number, entry = self._find(log, offset)
         if entry.damaged:
             raise self._corrupt(log, entry)
@@ -311,11 +299,9 @@ class Reader:
             return data
         if request.want is Want.START:
             return True
-        if self._zero_copy and data:
-            return spooled(data)
         return MemoryRange(data)
 
-    def _trim(self, request: _Request, start: int, data: bytes) -> bytes:
+    def _trim(self, request: _Request, start: int, data: bytes | bytearray) -> bytes:
         """The records that the request asks for, of `data`, whole records from `start` on."""
         position = request.offset - start
         limit = position + request.max_bytes
@@ -326,20 +312,22 @@ class Reader:
             if end == position:
                 end = position + format.LENGTH_BYTES + format.length_at(data, position)[0]
         self._know(request.log, start + end)
-        return data[position:end]
+        return data[position:end] if isinstance(data, bytes) else bytes(memoryview(data)[position:end])
 
-    def _unapplied(self, request: _Request) -> bytes:
-        """Of records that are durable in the journal, which the log's file has not taken."""
+    def _tail(self, request: _Request) -> bytes:
+        """Of records that the log's file does not have yet."""
         log, offset = request.log, request.offset
-        start, data = next(part for part in reversed(log.unapplied) if part[0] <= offset)
-        self._check_start(request, start, data)
-        return self._trim(request, start, data)
+        start = log.tail_start
+        if offset != start and (log.id, offset) not in self._starts:
+            _, entry = self._find(log, offset)  # which begins where a record does, not far below
+            self._check_start(request, start, log.tail, max(entry.offset - start, 0))
+        return self._trim(request, start, log.tail)
 
-    def _check_start(self, request: _Request, start: int, data: bytes) -> None:
-        """Raises NotARecord unless the request's offset is a record's start; one is at `start`."""
+    def _check_start(self, request: _Request, start: int, data: bytes | bytearray, known: int = 0) -> None:
+        """Raises NotARecord unless the request's offset is a record's start; one is at `known` in `data`."""
         offset = request.offset
         if offset != start and (request.log.id, offset) not in self._starts:
-            at, _ = format.skip_records(data, 0, offset - start)
+            at, _ = format.skip_records(data, known, offset - start)
             if start + at != offset:
                 raise NotARecord(start + at)
             self._know(request.log, offset)
@@ -354,9 +342,9 @@ class Reader:
     def _serve_block(self, request: _Request, number: int, entry: IndexEntry) -> Any:
         """Of the entry that covers the offset: all its bytes are read, checked, and kept for the next."""
         log = request.log
-        if log.unapplied and entry.end > log.unapplied[0][0]:
+        if entry.end > log.tail_start:
             # The entry's newest bytes are in memory only; those in the file were written by this process.
-            entry = entry._replace(length=log.unapplied[0][0] - entry.offset)
+            entry = entry._replace(length=log.tail_start - entry.offset)
             number = _IN_MEMORY
         block = self._blocks.get((log.id, entry.offset))
         if block is not None and len(block[1]) == entry.length:
@@ -387,8 +375,7 @@ class Reader:
 
     def _spans(self, log: Log, number: int, entry: IndexEntry, stop: int) -> list[tuple[int, IndexEntry]]:
         """The entries from `entry` on that end at or below `stop`: as many as one answer should check."""
-        if log.unapplied:
-            stop = min(stop, log.unapplied[0][0])
+        stop = min(stop, log.tail_start)
         spans: list[tuple[int, IndexEntry]] = []
         unverified = 0
         following: IndexEntry | None = entry

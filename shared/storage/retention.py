@@ -133,6 +133,8 @@ class RetentionKeeper:
         first = log.first_kept
         if not self._can_punch or (log.users is not None and min(log.users) < first):
             return
+        if first > log.tail_start:  # else the file would get there, later, what is given back now
+            return
         if first < log.visible:  # an entry that is kept in part is checked as a whole
             number, entry = await self._reader.look(
                 lambda: self._reader.table.find(log, first), self._limiter

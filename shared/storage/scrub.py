@@ -67,8 +67,7 @@ class Scrub:
     async def _next(self, log: Log, offset: int) -> IndexEntry | None:
         """The closed entry that covers `offset`."""
         _, entry = await self._reader.look(lambda: self._reader.table.find(log, offset), self._limiter)
-        in_file = not log.unapplied or entry.end <= log.unapplied[0][0]
-        return entry if entry is not log.open_entry and in_file else None
+        return entry if entry is not log.open_entry and entry.end <= log.tail_start else None
 
     async def _check(self, log: Log, entry: IndexEntry) -> bool:
         def check() -> bool:

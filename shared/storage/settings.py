@@ -95,6 +95,12 @@ class StorageSettings:
     inline_sync_seconds: float = attrs.field(default=300e-6, validator=validators.ge(0))
     """A smaller one is made without a thread while recent syncs took less than this (on a loop that is busy
     with many such: a few times as long)."""
+    tail_bytes_max: int = attrs.field(default=64 * MIB, validator=validators.ge(0))
+    """Records that are synced in the journal and wait in memory for their logs' files. Above it commits wait
+    until the oldest are written."""
+    tail_log_bytes: int = attrs.field(default=256 * KIB, validator=validators.ge(0))
+    """So many of one log are written to its file at once; fewer after 1 s. A commit with a
+    sixteenth of this for one log writes that itself; 0: every commit does."""
     checkpoint_direct_bytes: int = attrs.field(default=256 * MIB, validator=validators.ge(1))
     """A checkpoint is due after so many bytes written around the journal: recovery must check them all."""
     sync_all_logs: int = attrs.field(default=64, validator=validators.ge(0))

@@ -52,15 +52,15 @@ class SpaceWatch:
                     reason=describe(error),
                 )
         free = self.free_bytes
-        unapplied = sum(len(data) for log in committer.unindexed for _, data in log.unapplied)
         reserve = max(
             settings.reserve_bytes_min,
             min(int(self._total_bytes * settings.reserve_fraction), settings.reserve_bytes_max),
         )
-        left = free - unapplied - committer.pending_bytes
+        left = free - committer.tails.bytes - committer.pending_bytes
         self.scarce = left < 2 * reserve
         full = left < reserve
-        full |= unapplied > settings.pending_bytes_max  # log files take nothing: memory is not for ever
+        # Where log files take nothing their records stay in memory, which has an end, too.
+        full |= committer.tails.failing_bytes > settings.pending_bytes_max
         if full != committer.full:
             if full:
                 logger.error(

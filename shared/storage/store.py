@@ -2,11 +2,11 @@
 
 Theory of operation (ARCHITECTURE.md, STORAGE.md for the bytes). `Log.append` only notes what is to be written
 and gives an offset and a ticket; the `Committer` takes what piled up, from every log, writes it to the
-journal as one batch, syncs once, writes it to the logs' own files without a sync, and resolves tickets.
-`IndexWriter` keeps the indexes, the `Checkpointer` makes logs and indexes safe so that journal segments
-become free, `recovery` replays the journal after an unclean end. All state belongs to the trio thread;
-threads are handed work that touches none of it. Disk, clock and threads come in from outside, so that a
-simulation can stand in for each.
+journal as one batch, syncs once, and resolves tickets. `LogWriter` writes the records to the logs' own files
+and indexes a little later, without a sync; until then readers get them from memory (`Tails`). The
+`Checkpointer` makes logs and indexes safe so that journal segments become free, `recovery` replays the
+journal after an unclean end. All state belongs to the trio thread; threads are handed work that touches none
+of it. Disk, clock and threads come in from outside, so that a simulation can stand in for each.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,6 +17,7 @@ import attrs
 import structlog
 import trio
 
+from shared.budget import Account
 from shared.errors import StoreError, StoreReadOnly
 from shared.storage.background import BackgroundReads, Threads
 from shared.storage.checkpoint import Checkpointer
@@ -24,11 +25,11 @@ from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk, SystemClock
 from shared.storage.files import OpenFiles
 from shared.storage.format import SECTOR
-from shared.storage.index_writer import IndexWriter
 from shared.storage.inventory import Inventory, LogSnapshot, Namespace, log_snapshot
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.lock import FolderLock
 from shared.storage.log import Log, LogAppend, Ticket
+from shared.storage.log_writer import LogWriter
 from shared.storage.os_disk import OsDisk
 from shared.storage.reading import Reader
 from shared.storage.recovery import Recovered, recover
@@ -115,10 +116,10 @@ class Store:
         self._background.commit_pending = committer.commit_pending
         self._inventory.attach(self._committer, self._reader, recovered.logs)
         self._inventory.folds_case = _folds_case(disk)
-        self._index_writer = IndexWriter(self._committer, disk, files, clock, in_thread)
+        self._log_writer = LogWriter(self._committer, disk, files, clock, in_thread)
         self._checkpointer = Checkpointer(
             self._committer,
-            self._index_writer,
+            self._log_writer,
             self._inventory,
             disk,
             files,
@@ -204,6 +205,10 @@ class Store:
         """Append to several logs, all or nothing, in the strictest of their modes. Raises as `Log.append`."""
         return self._committer.append_all(parts, reserved)
 
+    def charge_to(self, account: Account) -> None:
+        """Charge to it the memory of records that wait for their logs' files."""
+        self._committer.tails.account = account
+
     def reserve_descriptors(self, connections: int) -> None:
         """So many connections are open in this process: keep fewer files open, or more, beside them."""
         self._files.reserve_descriptors(connections)
@@ -244,10 +249,11 @@ class Store:
         async with trio.open_nursery() as nursery:
             self._background.nursery = nursery
             self._committer.make_room = self._checkpointer.make_room
+            self._committer.write_tails = self._log_writer.make_room
             await nursery.start(self._committer.run)
             nursery.start_soon(self._checkpointer.run)
             nursery.start_soon(self._committer.direct.run)
-            nursery.start_soon(self._index_writer.run)
+            nursery.start_soon(self._log_writer.run)
             nursery.start_soon(self._space.run)
             nursery.start_soon(self._retention.run)
             nursery.start_soon(self._scrub.run)
@@ -256,7 +262,7 @@ class Store:
                 await trio.sleep_forever()
             finally:
                 self._background.nursery = None
-                self._committer.make_room = None
+                self._committer.make_room = self._committer.write_tails = None
 
     async def checkpoint(self) -> bool:
         """Make the logs' own files safe now; False where that must be tried again."""
@@ -271,8 +277,9 @@ class Store:
         )
 
     async def flush_index(self) -> bool:
-        """Write the index entries that are only in memory; False where some could not be written."""
-        return await self._index_writer.flush()
+        """Write to the logs' files what is only in memory and in the journal, and the index entries; False
+        where some could not be written."""
+        return await self._log_writer.flush()
 
     async def in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Do long work that touches nothing of ours in a thread; it is left to itself when cancelled."""
@@ -333,7 +340,7 @@ class Store:
             journal_bytes=self._journal.disk_bytes,
             checkpoints=self._checkpointer.checkpoints,
             pending_bytes=committer.pending_bytes,
-            unapplied_logs=sum(1 for log in committer.unindexed if log.unapplied),
+            unapplied_logs=len(committer.tails.failing),
             open_files=len(self._files),
             free_bytes=self._space.free_bytes,
             full=committer.full,

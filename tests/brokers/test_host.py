@@ -14,6 +14,7 @@ import trio.testing
 from brokers.config import load
 from brokers.errors import Refusal
 from brokers.host import UNUSED_SEGMENT_BYTES, Host
+from shared.budget import Account
 from shared.errors import CorruptRecord, StoreError, StoreReadOnly
 from shared.metrics import Sample
 from shared.plugin import Context, Plugin, Service
@@ -41,6 +42,8 @@ class FakeStore:
         raise ZeroDivisionError("a bug in the store")
 
     def reserve_descriptors(self, connections: int) -> None: ...
+
+    def charge_to(self, account: Account) -> None: ...
 
     def commit_pending(self) -> None: ...
 

@@ -95,7 +95,12 @@ async def recover(witness: Witness, disk: FakeDisk, moment: float, power: bool) 
 
 def varied(seed: int) -> StorageSettings:
     """Ways through the store that settings choose."""
-    return attrs.evolve(SETTINGS, sync_all_logs=0 if seed % 3 == 0 else 64, zero_fill=seed % 2 == 0)
+    return attrs.evolve(
+        SETTINGS,
+        sync_all_logs=0 if seed % 3 == 0 else 64,
+        zero_fill=seed % 2 == 0,
+        tail_log_bytes=1200 if seed % 4 == 1 else 0,  # 0: nothing waits; else all but larger records do
+    )
 
 
 async def record(

@@ -90,6 +90,10 @@ class Worker:
             await wait_all_tasks_blocked()
         self.witness.everything_safe(since, unless="none")
 
+    async def write_tails(self) -> None:
+        """What commits left in memory goes to the logs' files, unsynced."""
+        await self.witness.store.flush_index()
+
     async def checkpoint(self) -> None:
         since = self.witness.tick()
         if await self.witness.store.checkpoint():
@@ -135,6 +139,7 @@ SMALL: dict[str, Operation] = {
     "change weak": lambda worker: worker.append_all("i", "n"),
     "change weakest": lambda worker: worker.append_all("n", "n2"),
     "drop": lambda worker: worker.drop("a"),
+    "write tails": lambda worker: worker.write_tails(),
     "checkpoint": lambda worker: worker.checkpoint(),
     "checkpoint amid a deletion": lambda worker: worker.checkpoint_amid("a"),
     "restart": lambda worker: worker.restart(),
@@ -213,6 +218,8 @@ async def _draw(worker: Worker, source: random.Random, names: list[str]) -> None
         await worker.put("t", source.choice((b"one", b"two")))
     elif roll < 0.94:
         await worker.checkpoint()
+    elif roll < 0.95:
+        await worker.write_tails()
     elif roll < 0.96:
         await worker.checkpoint_amid(name)
     elif roll < 0.98:

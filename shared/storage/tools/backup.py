@@ -249,6 +249,9 @@ def _copy_log(
     if line.end == 0:
         return line, []  # nothing was ever written to it
     paths = [f"{line.namespace}/{line.file}{ending}" for ending in (".log", ".idx")]
+    if len(snapshot.tail) == line.end and not snapshot.log.gone:  # it may have no file yet
+        first, files = _copy_opened(disk, snapshot, None, [], target, paths)
+        return line._replace(first=first), files
     try:
         with opened(disk, paths[0]) as fd:
             # In this order: if the index is still this log's, so is the file that was opened before it.
@@ -272,7 +275,12 @@ def _stored_entries(disk: OsDisk, path: str, line: LogLine) -> list[IndexEntry] 
 
 
 def _copy_opened(
-    disk: OsDisk, snapshot: LogSnapshot, fd: int, stored: list[IndexEntry], target: Path, paths: list[str]
+    disk: OsDisk,
+    snapshot: LogSnapshot,
+    fd: int | None,
+    stored: list[IndexEntry],
+    target: Path,
+    paths: list[str],
 ) -> tuple[int, list[FileLine]]:
     """Returns the first offset of the copy, and its files. Entries that are not good are made anew there."""
     line = snapshot.line
@@ -283,9 +291,10 @@ def _copy_opened(
     out = copying.create_target(target / paths[0])
     try:
         start = index.checked_from(good, line.first)
-        copying.copy_range(fd, out, start, min(line.end, os.fstat(fd).st_size))
-        for offset, data in snapshot.unapplied:
-            copying.write_at(out, data[: max(line.end - offset, 0)], offset)
+        if fd is not None and (end := min(line.end, os.fstat(fd).st_size)) > start:
+            copying.copy_range(fd, out, start, end)
+        if snapshot.tail:
+            copying.write_at(out, snapshot.tail, line.end - len(snapshot.tail))
         os.ftruncate(out, line.end)
         syscalls.sync_data(out)
         # Asked after the copy: retention punches only below it.

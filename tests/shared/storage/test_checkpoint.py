@@ -151,6 +151,7 @@ async def test_there_is_none_while_the_journal_alone_holds_what_a_log_does_not_t
     (log,) = await logs_of(store, ALWAYS)
     fail(disk, errno.ENOSPC, log_write)
     await store.wait(log.append(records(b"x"), 1)[1])
+    assert not await store.checkpoint()
     assert store.statistics().unapplied_logs == 1
     assert not await store.checkpoint()
     machine = disk.kill()

@@ -64,7 +64,7 @@ async def test_what_is_acknowledged_is_visible_and_watchers_know_first() -> None
 
 
 async def test_who_keeps_what_a_log_holds_is_told_too_and_nothing_is_kept_in_memory_for_that() -> None:
-    disk, store = await fresh_store()
+    disk, store = await fresh_store(attrs.evolve(SMALL, tail_log_bytes=0))
     (log,) = await logs_of(store, ALWAYS)
     told: list[str] = []
     log.advanced = lambda log: told.append(f"{log.visible} visible")

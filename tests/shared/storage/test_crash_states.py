@@ -32,7 +32,7 @@ _UNJOURNALED = (
 )
 _LAP = ("append much", "append much", "checkpoint")
 _LAPS = (*_LAP, "append much", "append much"), (*_LAP, *_LAP, "append much", "append")
-_SEEDS = range(10)
+_SEEDS = range(14)
 _SAMPLE = 16
 
 

@@ -216,6 +216,7 @@ async def test_a_file_that_takes_less_or_nothing_costs_its_own_log_alone(short: 
         disk.before = before
         await append_to_each(store, logs, b"second")
         await append_to_each(store, logs, b"third")
+        assert await store.flush_index() is short
         assert store.statistics().unapplied_logs == (0 if short else 1)
         await expect(logs, b"first", b"second", b"third")
     disk.before = None

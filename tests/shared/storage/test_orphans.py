@@ -3,6 +3,7 @@ deletes."""
 
 from pathlib import Path
 
+import attrs
 import pytest
 
 from shared.errors import CorruptRecord
@@ -15,13 +16,23 @@ from shared.storage.tools.fsck import Severity, check, check_disk
 from shared.storage.tools.repair import repair
 from tests.support.fake_disk import FakeDisk
 from tests.support.folders import contents, fill
-from tests.support.stores import ALWAYS, NONE, ask, fresh_store, open_store, payloads, read_all, records
+from tests.support.stores import (
+    ALWAYS,
+    NONE,
+    SMALL,
+    ask,
+    fresh_store,
+    open_store,
+    payloads,
+    read_all,
+    records,
+)
 
 
 async def killed(*, indexes: bool, mode: Durability = ALWAYS) -> FakeDisk:
     """`lost` is made, and gets its first record, in one batch; five more follow. `before` has more of
     them."""
-    disk, store = await fresh_store()
+    disk, store = await fresh_store(SMALL if indexes else attrs.evolve(SMALL, tail_log_bytes=0))
     namespace = store.namespace("logmq", ALWAYS)
     for name in ("before", "lost"):
         log, _ = namespace.create(name, mode)

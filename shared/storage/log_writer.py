@@ -1,0 +1,303 @@
+"""Writes to the logs' files what commits left in memory: the logs' tails, and then their index entries.
+
+An index entry is written once the file has all that it covers, so a reader of the folder finds every byte up
+to the last entry. Writes go in steps of many logs each, in a thread, while commits go on.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from shared.storage import index
+from shared.storage.commit import open_log
+from shared.storage.committer import Committer
+from shared.storage.disk import Clock, Disk, write_all
+from shared.storage.files import FileGone, OpenFiles, describe
+from shared.storage.format import IndexEntry
+from shared.storage.index import ENTRY_COVERS_SECONDS
+from shared.storage.log import UNKNOWN, Log, opaque
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+_STEP_LOGS = 256
+_STEP_BYTES = 4 << 20
+"""One step writes about so much. It is copied in the trio thread first, which takes less than 1 ms."""
+
+Write = tuple[int, memoryview, int]
+
+
+@attrs.define(eq=False, repr=False, field_transformer=opaque)
+class _Writing:
+    """One log's share of a step, and what came of it.
+
+    `data`: the front of its tail, which goes to `offset`; the rest of the fields are of its index.
+    """
+
+    log: Log
+    offset: int
+    data: bytearray
+    entries: list[IndexEntry]
+    number: int
+    entries_start: int
+    log_fd: int
+    log_pinned_fd: int
+    index_fd: int
+    index_pinned_fd: int
+    last_ms: int = 0
+    made: bool = False
+    tail_written: bool = False
+    entries_written: bool = False
+    tail_error: OSError | None = None
+    index_error: OSError | None = None
+
+
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
+class LogWriter:
+    """Closes index entries by age, and writes tails and entries."""
+
+    _committer: Committer
+    _disk: Disk
+    _files: OpenFiles
+    _clock: Clock
+    _in_thread: Callable[..., Awaitable[Any]]
+    _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
+    _lock: trio.Lock = attrs.Factory(trio.Lock)
+    """One flush at a time: two would write the same entries, and count them twice."""
+    _wake: trio.Event = attrs.Factory(trio.Event)
+    _done: trio.Event = attrs.Factory(trio.Event)
+    _index_failing: bool = False
+    _tails_failing: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self._tails = self._committer.tails
+        self._tails.wake = lambda: self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            with trio.move_on_after(ENTRY_COVERS_SECONDS):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            if self._committer.unindexed:
+                await self.flush_due()
+            done, self._done = self._done, trio.Event()
+            done.set()
+
+    async def make_room(self) -> None:
+        """Wait until tails were written, or could not be."""
+        done = self._done
+        self._wake.set()
+        await done.wait()
+
+    async def flush_due(self) -> bool:
+        """Write what is old, long or too much."""
+        async with self._lock:
+            now = self._clock.monotonic()
+            for log in self._committer.unindexed:
+                if (
+                    log.open_entry is not None
+                    and not log.busy
+                    and now - log.open_since >= ENTRY_COVERS_SECONDS
+                ):
+                    log.close_entry()
+            due = dict.fromkeys(self._tails.due(now))
+            others = (log for log in self._committer.unindexed if log not in due and _writable_entries(log))
+            return await self._flush([*due, *others])
+
+    async def flush(self) -> bool:
+        """Write all that is in memory now; False where some could not be. Nothing is synced.
+
+        Commits may go on meanwhile.
+        """
+        async with self._lock:
+            await self._committer.between_commits(self._close_entries)
+            return await self._flush(dict.fromkeys([*self._tails.all_logs(), *self._committer.unindexed]))
+
+    def _close_entries(self) -> None:
+        for log in self._committer.unindexed:
+            log.close_entry()
+
+    async def _flush(self, logs: Iterable[Log]) -> bool:
+        left = deque(logs)
+        tail_errors: dict[str, OSError] = {}
+        index_errors: list[OSError] = []
+        while left:
+            step = await self._committer.between_commits(partial(self._take, left))
+            if not step:
+                continue
+            try:
+                await self._in_thread(self._write, step, self._files.room, limiter=self._limiter)
+            finally:
+                for writing in step:
+                    self._finish(writing)
+            tail_errors |= {w.log.name: w.tail_error for w in step if w.tail_error is not None}
+            index_errors += [w.index_error for w in step if w.index_error is not None]
+        self._complain(tail_errors, index_errors)
+        for log in list(self._committer.unindexed):
+            if log.gone or (log.open_entry is None and not log.closed_entries):
+                self._committer.unindexed.pop(log, None)
+        return not tail_errors and not index_errors
+
+    def _take(self, left: deque[Log]) -> list[_Writing]:
+        """Take the next step's logs; between two commits, so that no commit under way has their entries."""
+        step: list[_Writing] = []
+        size = 0
+        while left and len(step) < _STEP_LOGS and size < _STEP_BYTES:
+            log = left.popleft()
+            if log.gone:
+                continue
+            offset = log.tail_start
+            data = log.tail[: _STEP_BYTES - size]
+            if len(data) < len(log.tail):
+                left.appendleft(log)
+            elif data:
+                log.close_entry()
+            size += len(data)
+            entries = _writable_entries(log, offset + len(data))
+            if not data and not entries:
+                continue
+            log_fd = self._files.pin(log.file)
+            index_fd = self._files.pin(log.index_file)
+            start, number = log.entries_start, log.entries_written
+            step.append(
+                _Writing(log, offset, data, entries, number, start, log_fd, log_fd, index_fd, index_fd)
+            )
+        return step
+
+    def _finish(self, writing: _Writing) -> None:
+        """In the trio thread: what came of it."""
+        log = writing.log
+        if writing.log_fd >= 0 and writing.log_fd != writing.log_pinned_fd:
+            self._files.adopt(log.file, writing.log_fd)
+        self._files.unpin(log.file)
+        if writing.index_fd >= 0 and writing.index_fd != writing.index_pinned_fd:
+            self._files.adopt(log.index_file, writing.index_fd)
+        self._files.unpin(log.index_file)
+        if writing.made:
+            log.fresh = False
+        if writing.tail_written:
+            self._tails.written(log, len(writing.data), self._clock.monotonic())
+        elif writing.tail_error is not None:
+            self._tails.failed(log)
+        if writing.entries_written:
+            if log.entries_written == UNKNOWN:
+                log.entries_written = writing.number
+            log.entries_reached(writing.number + len(writing.entries))  # a commit may have been faster
+        if (writing.tail_written or writing.entries_written) and not log.gone:
+            self._committer.dirty[log] = None
+
+    def _complain(self, tail_errors: dict[str, OSError], index_errors: list[OSError]) -> None:
+        """Once each time that it begins: what is logged may go to that disk, too."""
+        if index_errors and not self._index_failing:
+            logger.error(
+                "an index cannot be written: its records are safe, and it is tried again; look at the disk",
+                reason=describe(index_errors[0]),
+            )
+        self._index_failing = bool(index_errors)
+        if tail_errors and not self._tails_failing:
+            name, first = next(iter(tail_errors.items()))
+            logger.error(
+                "a log file takes no bytes: its records are safe in the journal, and it is tried again; "
+                "look at the disk",
+                log=name,
+                logs=len(tail_errors),
+                reason=describe(first),
+            )
+        self._tails_failing = bool(tail_errors or self._tails.failing)
+
+    # -- in a thread
+
+    def _write(self, step: list[_Writing], room: int) -> None:
+        """Tails first: no entry is in a file before what it covers."""
+        self._write_tails([writing for writing in step if writing.data], room // 2)
+        self._write_indexes([w for w in step if w.entries and (w.tail_written or not w.data)], room // 2)
+
+    def _write_tails(self, step: list[_Writing], room: int) -> None:
+        """Beyond the room for handles one by one, the others in one call: after each call this thread would
+        wait for the interpreter (figures: `aio.py`)."""
+        together: list[_Writing] = []
+        for writing in step:
+            try:
+                if writing.log_fd < 0:
+                    writing.log_fd = open_log(self._files, writing.log)
+                    writing.made = True
+                    room -= 1
+                if room >= 0 and not writing.log.background:
+                    together.append(writing)
+                    continue
+                self._write_tail(writing)
+                if room < 0 and writing.log_fd != writing.log_pinned_fd:
+                    self._disk.close(writing.log_fd)
+                    writing.log_fd = writing.log_pinned_fd
+            except FileGone:
+                pass
+            except OSError as error:
+                writing.tail_error = error
+        parts = [(writing.log_fd, memoryview(writing.data), writing.offset) for writing in together]
+        for writing, taken in zip(together, self._disk.write_many(parts), strict=True):
+            if taken == len(writing.data):
+                writing.tail_written = True
+            else:
+                self._write_tail(writing)
+
+    def _write_tail(self, writing: _Writing) -> None:
+        try:
+            passing = writing.log.background
+            write_all(self._disk, writing.log_fd, writing.data, writing.offset, passing=passing)
+            writing.tail_written = True
+        except OSError as error:
+            writing.tail_error = error
+
+    def _write_indexes(self, step: list[_Writing], room: int) -> None:
+        """As the tails."""
+        together: list[_Writing] = []
+        for writing in step:
+            try:
+                if self._open_index(writing):
+                    room -= 1
+                if room >= 0 or writing.index_fd == writing.index_pinned_fd:
+                    together.append(writing)
+                    continue
+                self._write_index(writing)
+                self._disk.close(writing.index_fd)
+                writing.index_fd = writing.index_pinned_fd
+            except FileGone:
+                pass
+            except OSError as error:
+                writing.index_error = error
+        parts = [(w.index_fd, *index.packed_entries(w.log.id, w.number, w.entries)) for w in together]
+        for writing, (_, data, _), taken in zip(together, parts, self._disk.write_many(parts), strict=True):
+            if taken == len(data):
+                writing.entries_written = True
+            else:
+                self._write_index(writing)
+
+    def _open_index(self, writing: _Writing) -> bool:
+        """Make it ready to be written to; whether its file had to be opened. Raises FileGone, OSError."""
+        if writing.number == UNKNOWN:
+            found = index.load_end(self._disk, self._files, writing.log, writing.entries_start)
+            writing.number, writing.last_ms = found
+        if writing.index_fd >= 0:
+            return False
+        writing.index_fd = index.open_for_writing(self._disk, self._files, writing.log)
+        return True
+
+    def _write_index(self, writing: _Writing) -> None:
+        try:
+            index.write_entries(self._disk, writing.index_fd, writing.log.id, writing.number, writing.entries)
+            writing.entries_written = True
+        except OSError as error:
+            writing.index_error = error
+
+
+def _writable_entries(log: Log, end: int | None = None) -> list[IndexEntry]:
+    """The closed entries that cover nothing behind `end`, which is where the log's file ends."""
+    limit = log.tail_start if end is None else end
+    entries = log.closed_entries
+    if entries and entries[-1].end > limit:
+        return [entry for entry in entries if entry.end <= limit]
+    return entries[:]
