@@ -15,6 +15,7 @@ def _add(name: str, help_: str, *examples: str) -> None:
     app.command(f"brokers.bench.{name}:bench", name=name, help=help_, help_epilogue=f"Examples:\n{lines}")
 
 
+_add("floor", "This machine alone: disk, loopback, memory.", " --data-dir /srv/brokers --json")
 _add("net", "The two drivers, without a protocol or a disk.", " --clients 200 --json", " --idle 10000")
 _add(
     "logmq",

@@ -14,6 +14,7 @@ Latencies are kept in an HDR histogram (three digits, 1 µs to 1 minute).
 import errno
 import select
 import socket
+import statistics
 import sys
 import threading
 from collections import deque
@@ -98,6 +99,26 @@ class Row:
         figures = measured.figures("messages_per_second", size)
         ratio = None if ratio is None else round(ratio, 2)
         return cls(mode, connections, window, **figures, baseline=baseline, ratio=ratio)
+
+
+@attrs.frozen
+class Spread:
+    """`median` and `p99` of `samples` calls; where there is one figure, it is the median."""
+
+    measure: str
+    median: float | None
+    p99: float | None
+    unit: str
+    samples: int
+
+    @classmethod
+    def of(cls, measure: str, figures: Sequence[int], unit: str = "us", per: int = 1000) -> "Spread":
+        """`per`: so many of what was counted are one `unit`."""
+        ordered = sorted(figures)
+        if not ordered:
+            return cls(measure, None, None, unit, 0)
+        p99 = ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]
+        return cls(measure, statistics.median(ordered) / per, p99 / per, unit, len(ordered))
 
 
 def middle(rounds: Sequence[Measured]) -> Measured:

@@ -4,15 +4,13 @@ The server is a process of its own on a new data folder (`--data-dir`: on the di
 runs already (`--port`). The load comes from this process, so on two processors each has one. The baselines
 are measured in the same run, in turns with the rounds they are compared with:
 
-- `fdatasync`: a loop that writes one message into a preallocated file and syncs it, alone on the same disk:
-  the floor under one client's durable round trip;
+- `fdatasync`: a loop that writes one message into a preallocated file and syncs it, alone on the same disk;
+- `floor`: that and a bare round trip over loopback, which no durable closed loop can beat (`floor.py`);
 - `redis`: redis-server with `--appendonly yes --appendfsync always`, where it is installed: XADD under the
   same connections and windows;
 - `one`: the same case with one connection, one reader or one topic.
 """
 
-import mmap
-import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +24,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from brokers.bench import options
+from brokers.bench.floor import closed_loop, sync_loop
 from brokers.bench.load import (
     STAMP_BYTES,
     Address,
@@ -102,12 +101,14 @@ def _produce(
             if redis is not None:
                 ways["redis"] = _way(redis, seconds, count, xadd, 2, under_way)
             if count == 1:
-                ways["fdatasync"] = partial(_sync_loop, folder, size, seconds / 2)
+                ways["fdatasync"] = partial(sync_loop, folder, size, seconds / 2)
+                ways["floor"] = partial(closed_loop, folder, size, seconds)
             found = in_turns(rounds, ways)
             best = found["logmq"]
             if count == 1:
-                ratio = found["fdatasync"].median_us / best.median_us
-                yield Row.of("produce", count, under_way, size, best, "fdatasync", ratio)
+                for name in ("fdatasync", "floor"):
+                    ratio = found[name].median_us / best.median_us
+                    yield Row.of("produce", count, under_way, size, best, name, ratio)
             if redis is not None:
                 ratio = best.rate / found["redis"].rate
                 yield Row.of("produce", count, under_way, size, best, "redis", ratio)
@@ -259,27 +260,3 @@ def _fetch_round(
     for thread in threads:
         thread.join()
     return Measured.of(sum(taken) // (size + 4), perf_counter_ns() - begun, trips)
-
-
-def _sync_loop(folder: Path, size: int, seconds: float) -> Measured:
-    """One write and its fdatasync after the other, in a preallocated file."""
-    trips = histogram()
-    page = mmap.mmap(-1, 4096)
-    page.write(b"x" * min(size, 4096))
-    blocks = 4096
-    fd = os.open(folder / "fdatasync", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.pwrite(fd, bytes(4096 * blocks), 0)
-        os.fsync(fd)
-        at, first = 0, perf_counter_ns()
-        now, ends = first, first + int(seconds * 1e9)
-        while not at or now < ends:
-            begun = perf_counter_ns()
-            os.pwrite(fd, memoryview(page)[:size], at % blocks * 4096)
-            os.fdatasync(fd)
-            now = perf_counter_ns()
-            trips.record_value(max((now - begun) // 1000, 1))
-            at += 1
-    finally:
-        os.close(fd)
-    return Measured.of(at, now - first, trips)

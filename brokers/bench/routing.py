@@ -10,15 +10,13 @@ million subscriptions is the larger half of its time.
 import gc
 import random
 import resource
-import statistics
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Annotated, TypeVar
 
-import attrs
-
+from brokers.bench.load import Spread
 from brokers.bench.options import some
 from shared.cli.options import Json
 from shared.routing.index import RoutingIndex
@@ -36,24 +34,13 @@ class Subscriber:
     __slots__ = ()
 
 
-@attrs.frozen
-class Row:
-    """`median` and `p99` of `samples` calls; where there is one figure, it is the median."""
-
-    measure: str
-    median: float | None
-    p99: float | None
-    unit: str
-    samples: int
-
-
 def bench(
     *,
     subscriptions: Annotated[int, some("Patterns in the index.")] = 1_000_000,
     subscribers: Annotated[int, some("Parties that hold them.")] = 10_000,
     names: Annotated[int, some("Names that are asked for.")] = 40_000,
     json: Json = False,
-) -> list[Row]:
+) -> list[Spread]:
     """Subscribe, match and drop on one index of many subscriptions.
 
     Exact names and both wildcards, five levels deep; matches without the cache and
@@ -71,36 +58,38 @@ def bench(
         start = perf_counter_ns()
         index.subscribe(party, pattern)
         spent[i] = perf_counter_ns() - start
-    rows = [_row("subscribe", spent)]
+    rows = [Spread.of("subscribe", spent)]
     if resident is not None and (grown := _resident_bytes()) is not None:
-        rows.append(Row("memory a subscription", round((grown - resident) / len(index)), None, "bytes", 1))
+        rows.append(Spread("memory a subscription", round((grown - resident) / len(index)), None, "bytes", 1))
 
     asked = [b"/".join(rng.choice(population)) for _ in range(names)]
     walks = _times(index.match, asked)
     visits = index.statistics().visits / names
     found = [len(index.match(name)) for name in asked]
     rows += [
-        _row(
+        Spread.of(
             "match of 10 subscribers, no cache", [ns for ns, n in zip(walks, found, strict=True) if n == 10]
         ),
-        _row("match of any number, no cache", walks),
-        _row("subscribers a match", found, unit="subscribers", per=1),
-        Row("nodes visited a match, mean", round(visits, 1), None, "visits", names),
+        Spread.of("match of any number, no cache", walks),
+        Spread.of("subscribers a match", found, unit="subscribers", per=1),
+        Spread("nodes visited a match, mean", round(visits, 1), None, "visits", names),
     ]
     plain = {b"/".join(name): None for name in population}
-    rows.append(_row("yardstick: one lookup in a dict of the population", _times(plain.get, asked)))
+    rows.append(Spread.of("yardstick: one lookup in a dict of the population", _times(plain.get, asked)))
     cached: RoutingIndex[Subscriber] = RoutingIndex(WILDCARDS)
     for party in parties[:10]:
         cached.subscribe(party, b"*")
     _times(cached.match, asked[:1000])
-    rows.append(_row("match of 10 subscribers, from the cache", _times(cached.match, asked[:1000] * 10)))
+    rows.append(Spread.of("match of 10 subscribers, from the cache", _times(cached.match, asked[:1000] * 10)))
 
     start = perf_counter_ns()
     gc.collect()
-    rows.append(Row("full garbage collection", (perf_counter_ns() - start) / 1000, None, "us", 1))
+    rows.append(Spread("full garbage collection", (perf_counter_ns() - start) / 1000, None, "us", 1))
     held = [len(index.patterns(party)) for party in parties[:1000]]
     drops = _times(index.drop, parties[:1000])
-    rows.append(_row("drop, a subscription", [ns // max(n, 1) for ns, n in zip(drops, held, strict=True)]))
+    rows.append(
+        Spread.of("drop, a subscription", [ns // max(n, 1) for ns, n in zip(drops, held, strict=True)])
+    )
     return rows
 
 
@@ -131,14 +120,6 @@ def _times(action: Callable[[T], object], things: Sequence[T]) -> list[int]:
         action(thing)
         spent.append(perf_counter_ns() - start)
     return spent
-
-
-def _row(measure: str, figures: Sequence[int], unit: str = "us", per: int = 1000) -> Row:
-    ordered = sorted(figures)
-    if not ordered:
-        return Row(measure, None, None, unit, 0)
-    p99 = ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]
-    return Row(measure, statistics.median(ordered) / per, p99 / per, unit, len(ordered))
 
 
 def _resident_bytes() -> int | None:

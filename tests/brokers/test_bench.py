@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import pytest
 
-from brokers.bench import dmp, dms, kqmsgq, load, logmq, net, pubsub, recording
+from brokers.bench import dmp, dms, floor, kqmsgq, load, logmq, net, pubsub, recording
 from brokers.bench.datagrams import bare_receiver, flood
 from brokers.bench.load import Consumer, FanOut, Producer, Talk
 from brokers.errors import ExitCode, Refusal
@@ -57,7 +57,7 @@ PROTOCOLS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[tuple[Any, .
             ("tail", 1, 4),
             ("tail", 2, 4),
         ],
-        {"fdatasync", "redis", "one", "-"},
+        {"fdatasync", "floor", "redis", "one", "-"},
     ),
     "dms": (
         dms.bench,
@@ -333,7 +333,30 @@ def test_a_flood_says_what_it_sent_and_the_bare_loop_what_it_had() -> None:
     assert told.seconds >= 0.1
 
 
-# -- the network layer, and recording
+# -- the machine, the network layer, and recording
+
+
+def test_the_floor_is_disk_loopback_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floor, "COPIED_BYTES", 100_000)
+    rows = floor.bench(seconds=0.02, data_dir=tmp_path)
+    assert [row.unit for row in rows] == ["us", "us", "us", "MB/s"]
+    for row in rows:
+        assert row.samples
+        assert row.median
+        assert row.median > 0
+    sync, both, *_ = rows
+    assert sync.median is not None
+    assert both.median is not None
+    assert sync.median < both.median, "the write comes with it"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_floor_of_a_closed_loop_is_a_sync_and_a_round_trip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floor, "round_trips", lambda seconds: [30_000] * 99 + [70_000])
+    monkeypatch.setattr(floor, "sync_loop", lambda *args: load.Measured(5000, 200, 400))
+    assert floor.closed_loop(tmp_path, 100, 1) == load.Measured(1e6 / 230, 230, 470)
 
 
 def test_both_drivers_are_measured_with_many_clients_and_with_one() -> None:
