@@ -74,7 +74,8 @@ def synced(folder: Path, size: int, seconds: float) -> tuple[list[int], list[int
     """Nanoseconds of each write (4 KiB at most) with its fdatasync, and of the fdatasync alone."""
     page = mmap.mmap(-1, PAGE_BYTES)  # as the journal writes: from whole pages
     page.write(b"x" * min(size, PAGE_BYTES))
-    data, syncs = memoryview(page)[:size], []
+    data = memoryview(page)[:size]
+    syncs: list[int] = []
     fd = os.open(folder / "fdatasync", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.pwrite(fd, bytes(PAGE_BYTES * BLOCKS), 0)

@@ -20,9 +20,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from time import monotonic, perf_counter, perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
@@ -44,20 +45,23 @@ STAMP_BYTES = 20
 FILLER = b"xxxx"
 """Behind the stamp of every message, so many times at least: what a server says of itself has it nowhere."""
 Address = tuple[str, int]
+T = TypeVar("T")
 
 
 @attrs.frozen
 class Measured:
-    """One round: answers a second, and microseconds of the answers' round trips."""
+    """One round: answers a second, and microseconds of the answers' round trips. `total`: all answers, the
+    warm-up's too."""
 
     rate: float
     median_us: float
     p99_us: float
+    total: int = 0
 
     @classmethod
-    def of(cls, count: int, nanoseconds: int, trips: HdrHistogram) -> "Measured":
+    def of(cls, count: int, nanoseconds: int, trips: HdrHistogram, total: int = 0) -> "Measured":
         median, p99 = (trips.get_value_at_percentile(percent) for percent in (50, 99))
-        return cls(count * 1e9 / nanoseconds, median, p99)
+        return cls(count * 1e9 / nanoseconds, median, p99, total)
 
     def figures(self, rate: str, size: int) -> dict[str, Any]:
         """As rows have them: the rate by its name there, and the bytes of messages of that size."""
@@ -126,13 +130,18 @@ def middle(rounds: Sequence[Measured]) -> Measured:
     return sorted(rounds, key=lambda measured: measured.rate)[len(rounds) // 2]
 
 
-def in_turns(rounds: int, ways: Mapping[str, Callable[[], Measured]]) -> dict[str, Measured]:
-    """Every way once a round, so that a noisy machine is noisy to all; of each its middle round."""
-    found: dict[str, list[Measured]] = {name: [] for name in ways}
+def taken_in_turns(rounds: int, ways: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+    """Every way once a round, so that a noisy machine is noisy to all."""
+    found: dict[str, list[T]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
             found[name].append(way())
-    return {name: middle(measured) for name, measured in found.items()}
+    return found
+
+
+def in_turns(rounds: int, ways: Mapping[str, Callable[[], Measured]]) -> dict[str, Measured]:
+    """Of each way its middle round."""
+    return {name: middle(measured) for name, measured in taken_in_turns(rounds, ways).items()}
 
 
 def beside(measured: dict[str, Measured]) -> tuple[Measured, str, float | None, float | None]:
@@ -208,9 +217,12 @@ class Talk:
     window: int = 1
 
     @classmethod
-    def repeating(cls, request: bytes, lines_each: int, window: int) -> "Talk":
-        """The same request over and over, whose answer has so many lines."""
-        return cls(lambda count: request * count, lines(lines_each), window)
+    def repeating(cls, requests: Sequence[bytes], lines_each: int, window: int) -> "Talk":
+        """The same requests over and over, whose answers have so many lines each."""
+        if len(requests) == 1:
+            return cls(lambda count: requests[0] * count, lines(lines_each), window)
+        ring = cycle(requests)
+        return cls(lambda count: b"".join(islice(ring, count)), lines(lines_each), window)
 
 
 def lines(ends_each: int = 1) -> Callable[[bytes], int]:
@@ -240,7 +252,7 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
         for sock, talk, sent in by_fd.values():
             sent.append((talk.window, perf_counter_ns()))
             sock.sendall(talk.requests(talk.window))
-        answered = 0
+        answered = total = 0
         now = perf_counter_ns()
         while not span.is_over(now, answered):
             for fd, _ in poll.poll(1.0):
@@ -250,6 +262,7 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
                     raise ConnectionError("the server closed a connection")
                 now = perf_counter_ns()
                 count = talk.answers(data)
+                total += count
                 if now >= span.since:
                     answered += count
                     record_trips(trips, sent, count, now)
@@ -259,7 +272,7 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
                     sent.append((count, now))
                     sock.sendall(talk.requests(count))
             now = perf_counter_ns()
-    return Measured.of(answered, now - span.since, trips)
+    return Measured.of(answered, now - span.since, trips, total)
 
 
 def record_trips(trips: HdrHistogram | None, sent: deque[tuple[int, int]], count: int, now: int) -> None:
@@ -288,7 +301,9 @@ class FanOut:
     `stamp_at`: where its stamp is, from its end; the latency is then that of the last whole message in each
     read of a consumer. 0: messages have none, and the latency is from a piece's send to the arrival of its
     last byte at the last consumer. `hello_producer`, `hello_consumer(consumer)`: sent first.
-    `queues`: messages go to one after the other. `share`: one message in so many goes to each consumer.
+    `queues`: a producer's messages go to one after the other. `share`: one message in so many goes to each
+    consumer. `groups`: the consumer n gets everything of the producer n % groups, whose queues are numbered
+    from n in steps of `groups`; without groups every producer goes round all queues.
     `aside`: what the server may say between two messages. `datagrams`: each message is sent as one, to the
     same address; some may be lost, and what is not there after a while is given up.
     """
@@ -300,20 +315,17 @@ class FanOut:
     hello_consumer: Callable[[int], bytes] = lambda consumer: b""
     queues: int = 1
     share: int = 1
+    groups: int = 1
     aside: bytes = b""
     datagrams: bool = False
-
-    def messages(self, rounds: int) -> bytes:
-        """So many for each queue, in turns, stamped now."""
-        stamp = b"%020d" % perf_counter_ns()
-        return b"".join([self.message(queue, stamp) for queue in range(self.queues)]) * rounds
 
 
 class Consumer:
     """Counts what comes of a fan-out. `received`: messages."""
 
-    def __init__(self, sock: socket.socket, fan: FanOut) -> None:
+    def __init__(self, sock: socket.socket, fan: FanOut, group: int = 0) -> None:
         self.sock = sock
+        self.group = group
         self.received = 0
         self._fan = fan
         self._rest = b""
@@ -347,12 +359,26 @@ class Consumer:
 class Producer:
     """Writes what a fan-out sends. `sent`: messages since the beginning; `unsent`: bytes of them."""
 
-    def __init__(self, sock: socket.socket, fan: FanOut) -> None:
+    def __init__(self, sock: socket.socket, fan: FanOut, group: int = 0) -> None:
         self.sock = sock
+        self.group = group
         self.sent = 0
         self.unsent = memoryview(b"")
+        self._message = fan.message
+        self._queues = deque(range(group, group + fan.queues * fan.groups, fan.groups))
         self._write_bytes = len(fan.message(0, bytes(STAMP_BYTES))) if fan.datagrams else None
         self._listens = 0 if fan.datagrams else select.EPOLLIN
+
+    def take(self, count: int) -> None:
+        """So many more are to be written, to one queue after the other, stamped now."""
+        stamp = b"%020d" % perf_counter_ns()
+        rounds, some = divmod(count, len(self._queues))
+        left = b"".join([self._message(self._queues[number], stamp) for number in range(some)])
+        if rounds:
+            left = b"".join([self._message(queue, stamp) for queue in self._queues]) * rounds + left
+        self._queues.rotate(-some)
+        self.unsent = memoryview(left)
+        self.sent += count
 
     def write(self, poll: select.epoll) -> None:
         """As much as the socket takes; it is asked to tell when there is room for the rest."""
@@ -398,7 +424,7 @@ def fan_out(
         for sock in outward:
             if fan.hello_producer:
                 sock.sendall(fan.hello_producer)
-        _wait_ready(fan, inward, outward[0])
+        _wait_ready(fan, inward, outward)
         return pass_on(fan, outward, inward, window, seconds)
 
 
@@ -411,43 +437,51 @@ def pass_on(
 ) -> Measured:
     """The same between connections that are ready."""
     trips = histogram()
-    consumers = [Consumer(sock, fan) for sock in inward]
-    producers = [Producer(sock, fan) for sock in outward]
-    window = max(window // fan.queues, 1) * fan.queues
-    piece = max(window // 4 // fan.queues, 1) * fan.queues
+    groups = fan.groups
+    consumers = [Consumer(sock, fan, number % groups) for number, sock in enumerate(inward)]
+    producers = [Producer(sock, fan, number % groups) for number, sock in enumerate(outward)]
+    step = fan.queues if fan.share > 1 or window >= fan.queues else 1
+    window = max(window // step, 1) * step
+    piece = max(window // 4 // step, 1) * step
     if not fan.stamp_at:
         piece = max(min(piece, PIECE_BYTES // len(fan.message(0, b""))), 1)
-    pieces: deque[tuple[int, int]] = deque()
+    pieces: list[deque[tuple[int, int]]] = [deque() for _ in range(groups)]
     ends: list[Consumer | Producer] = [*consumers, *producers]
     by_fd = {each.sock.fileno(): each for each in ends}
     with select.epoll() as poll:
         for each in by_fd.values():
             each.sock.setblocking(False)
-            poll.register(each.sock, 0 if each in producers and fan.datagrams else select.EPOLLIN)
+            datagrams = fan.datagrams and isinstance(each, Producer)
+            poll.register(each.sock, 0 if datagrams else select.EPOLLIN)
         span = MeasuredSpan.after(WARM_UP_SECONDS, seconds)
         now = perf_counter_ns()
         received = before = 0
+        heard = set(range(groups))
         while not span.is_over(now, received - before):
-            done = min(each.received for each in consumers) * fan.share // len(producers)
-            while pieces and pieces[0][0] <= done:
-                at = pieces.popleft()[1]
-                if now >= span.since:
-                    trips.record_value(max((now - at) // 1000, 1))
-            for producer in producers:
-                while not producer.unsent and (due := done + window - producer.sent) >= piece:
-                    # A stamp is every message's own, so all that is due may go at once.
-                    rounds = (due if fan.stamp_at else piece) // fan.queues
-                    producer.unsent = memoryview(fan.messages(rounds))
-                    producer.sent += rounds * fan.queues
-                    if not fan.stamp_at:
-                        pieces.append((producer.sent, perf_counter_ns()))
-                    producer.write(poll)
+            for group in heard:
+                writers = producers[group::groups]
+                done = min(each.received for each in consumers[group::groups]) * fan.share // len(writers)
+                while pieces[group] and pieces[group][0][0] <= done:
+                    at = pieces[group].popleft()[1]
+                    if now >= span.since:
+                        trips.record_value(max((now - at) // 1000, 1))
+                for producer in writers:
+                    while not producer.unsent and (due := done + window - producer.sent) >= piece:
+                        # A stamp is every message's own, so all that is due may go at once.
+                        producer.take(due // step * step if fan.stamp_at else piece)
+                        if not fan.stamp_at:
+                            pieces[group].append((producer.sent, perf_counter_ns()))
+                        producer.write(poll)
+            heard.clear()
             ready = poll.poll(LOST_SECONDS)
-            if not ready and fan.datagrams:
+            if not ready and fan.datagrams:  # what is not there is lost
+                heard.update(range(groups))
                 for producer in producers:
-                    producer.sent = done
+                    mine = consumers[producer.group :: groups]
+                    producer.sent = min(each.received for each in mine) * fan.share
             for fd, flags in ready:
                 each = by_fd[fd]
+                heard.add(each.group)
                 if isinstance(each, Producer):
                     if flags & select.EPOLLOUT:
                         each.write(poll)
@@ -462,38 +496,32 @@ def pass_on(
                 elif stamp:
                     trips.record_value(max((now - stamp) // 1000, 1))
             now = perf_counter_ns()
-    return Measured.of(received - before, now - span.since, trips)
+    return Measured.of(received - before, now - span.since, trips, received)
 
 
-def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producer: socket.socket) -> None:
+def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producers: Sequence[socket.socket]) -> None:
     """Until every consumer has had a message, and then silence. (What else a server says goes by here.)"""
     give_up = monotonic() + READY_SECONDS
-    waiting = dict.fromkeys(consumers, b"")
-    while waiting:
-        if monotonic() > give_up:
-            raise Refusal("the server that was to be measured does not deliver")
-        for queue in range(fan.queues):  # each by itself: it may have to be a datagram
-            producer.sendall(fan.message(queue, b"%020d" % perf_counter_ns()))
-        for sock in list(waiting):
-            waiting[sock] += _within(sock, SILENCE_SECONDS)
-            if len(waiting[sock]) >= fan.delivered_bytes and FILLER in waiting[sock]:
-                del waiting[sock]
     by_fd = {sock.fileno(): sock for sock in consumers}
+    waiting = dict.fromkeys(by_fd, b"")
     with select.epoll() as poll:
         for fd in by_fd:
             poll.register(fd, select.EPOLLIN)
-        while ready := poll.poll(SILENCE_SECONDS):
-            for fd, _ in ready:
-                if not by_fd[fd].recv(RECEIVE_BYTES):
-                    raise Refusal("the server that is measured closed a connection")
-
-
-def _within(sock: socket.socket, seconds: float) -> bytes:
-    sock.settimeout(seconds)
-    try:
-        return sock.recv(RECEIVE_BYTES)
-    except TimeoutError:
-        return b""
+        while waiting:
+            if monotonic() > give_up:
+                raise Refusal("the server that was to be measured does not deliver")
+            for number, producer in enumerate(producers[: fan.groups]):
+                for queue in range(fan.queues if fan.share > 1 else 1):  # each by itself: maybe a datagram
+                    producer.sendall(fan.message(number + queue, b"%020d" % perf_counter_ns()))
+            while ready := poll.poll(SILENCE_SECONDS):
+                for fd, _ in ready:
+                    data = by_fd[fd].recv(RECEIVE_BYTES)
+                    if not data:
+                        raise Refusal("the server that is measured closed a connection")
+                    if fd in waiting:
+                        waiting[fd] += data
+                        if len(waiting[fd]) >= fan.delivered_bytes and FILLER in waiting[fd]:
+                            del waiting[fd]
 
 
 # -- load at the rate at which a server takes it, and hardly any work for who makes it

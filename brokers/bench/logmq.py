@@ -127,7 +127,7 @@ def _topics(
             b"PRODUCE bench-%d-%d-%d %b\n" % (stamp, names, number % names, b"x" * size)
             for number in range(topics)
         ]
-        return run(address, [Talk.repeating(request, 1, window) for request in requests], seconds)
+        return run(address, [Talk.repeating([request], 1, window) for request in requests], seconds)
 
     found = in_turns(rounds, {"one": partial(way, 1), "each": partial(way, topics)})
     for measured in found.values():
@@ -204,7 +204,9 @@ def _beside_the_first(
 def _way(
     address: Address, seconds: float, count: int, request: bytes, lines_each: int, window: int
 ) -> Callable[[], Measured]:
-    return lambda: run(address, [Talk.repeating(request, lines_each, window) for _ in range(count)], seconds)
+    return lambda: run(
+        address, [Talk.repeating([request], lines_each, window) for _ in range(count)], seconds
+    )
 
 
 def _preload(address: Address, size: int) -> tuple[bytes, int]:

@@ -318,7 +318,7 @@ def test_each_message_of_a_publisher_is_a_datagram() -> None:
         sock.connect(server.getsockname())
         poll.register(sock, 0)
         producer = Producer(sock, fan)
-        producer.unsent = memoryview(fan.messages(1))
+        producer.take(len(pubsub.TOPICS))
         producer.write(poll)
         assert not producer.unsent
         topics = [server.recv(2000)[:50].rstrip(b"\0") for _ in pubsub.TOPICS]
