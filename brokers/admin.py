@@ -1,7 +1,8 @@
 """The HTTP application of operating: health, status, metrics, and verbs that no wire protocol has.
 
-It is served on the control socket. A proxy may pass on requests that only look. A request that changes
-something is refused (403) if a browser says that a web page made it (`Origin`).
+It has two doors: the control socket, for its owner, and the admin port (`admin_door`, `admin_gate`), for who
+logs in. On the control socket a request that changes something is refused (403) if a browser says that a web
+page made it (`Origin`). Errors are `{"error": ...}` there, and problem details (RFC 9457) on the admin port.
 
 | request | answer |
 |---|---|
@@ -34,13 +35,13 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from brokers import metrics
+from brokers.admin_gate import problem
 from brokers.errors import ExitCode, copy_errors, exit_code
 from brokers.render import json_value
 from shared.errors import BrokerError, printable
@@ -73,8 +74,9 @@ class Operated(Protocol):
         """Copy the live data folder to `target`. Raises BrokerError and OSError."""
 
 
-def application(host: Operated, log: structlog.stdlib.BoundLogger) -> Starlette:
-    """The ASGI application over `host`."""
+def application(host: Operated) -> Starlette:
+    """The ASGI application over `host`; a door stands before it."""
+    scraping = trio.Lock()
 
     async def livez(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -89,7 +91,9 @@ def application(host: Operated, log: structlog.stdlib.BoundLogger) -> Starlette:
     async def scrape(_: Request) -> Response:
         # The samples are read here, where nothing changes meanwhile. The text is made in a thread of
         # Starlette's: with many series that takes longer than any peer should wait.
-        text = await run_in_threadpool(metrics.render, host.samples())
+        # One at a time: whoever scrapes in a flood waits for himself.
+        async with scraping:
+            text = await run_in_threadpool(metrics.render, host.samples())
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def verbs(_: Request) -> Response:
@@ -125,8 +129,12 @@ def application(host: Operated, log: structlog.stdlib.BoundLogger) -> Starlette:
             raise HTTPException(400, "action, name: short texts")
         return _json(host.reload(*said))
 
+    async def front(_: Request) -> Response:
+        return RedirectResponse("/status", 303)
+
     return Starlette(
         routes=[
+            Route("/", front),
             Route("/livez", livez),
             Route("/readyz", readyz),
             Route("/status", status),
@@ -142,7 +150,6 @@ def application(host: Operated, log: structlog.stdlib.BoundLogger) -> Starlette:
             HTTPException: _wrong,
             ClientDisconnect: _gone,
         },
-        middleware=[Middleware(_NotForPages, log=log)],
     )
 
 
@@ -153,13 +160,13 @@ async def serve(
     *,
     task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve the application on a listening socket until cancelled; the socket is closed then."""
+    """Serve the application on the control socket until cancelled; the socket is closed then."""
     config = Config()
     config.accesslog = None
     config.errorlog = logging.getLogger("brokers.admin")
     config.include_server_header = False
     context = WorkerContext(None)
-    app = ASGIWrapper(application(host, log))  # type: ignore[arg-type]  # an ASGI application by Starlette's types
+    app = ASGIWrapper(_NotForPages(application(host), log))  # type: ignore[arg-type]  # an ASGI application by Starlette's types
 
     async def connection(stream: trio.SocketStream) -> None:
         # Not hypercorn's own accept loop: there an error of its parsers ends the server, and so the host. A
@@ -225,23 +232,28 @@ def _json(value: Any) -> Response:
     return Response(json.dumps(value, default=json_value), media_type="application/json")
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    refused: dict[str, Any] = {"error": str(error)}
+def _error(request: Request, status: int, text: str, **more: Any) -> Response:
+    if "brokers.user" in request.scope or request.url.path.startswith("/api/"):
+        return problem(status, text, **more)
+    return JSONResponse({"error": text, **more}, status)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
     code = exit_code(error)
-    if code != ExitCode.FAILED:
-        refused["exit_code"] = int(code)
-    return JSONResponse(refused, 409)
+    return _error(request, 409, str(error), **({} if code == ExitCode.FAILED else {"exit_code": int(code)}))
 
 
-async def _failed(_: Request, error: Exception) -> Response:
+async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, OSError)
     where = f"{error.filename}: " if error.filename else ""
-    return JSONResponse({"error": f"{where}{error.strerror or error}"}, 500)
+    return _error(request, 500, f"{where}{error.strerror or error}")
 
 
-async def _wrong(_: Request, error: Exception) -> Response:
+async def _wrong(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code)
+    response = _error(request, error.status_code, error.detail)
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _gone(_: Request, __: Exception) -> Response:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,13 @@ async def feed_watchdog() -> None:
             await trio.sleep(int(microseconds) / 2e6)
 
 
-def ready(bound: Sequence[Bound], config: Config, ready_file: Path | None) -> None:
-    """Tell people and programs where we listen, at any log level."""
+def ready(
+    bound: Sequence[Bound], config: Config, ready_file: Path | None, page: str | None = None, token: str = ""
+) -> None:
+    """Tell people and programs where we listen, at any log level. `page`: the address of the admin port.
+
+    With its `token` it is shown on a terminal alone: a log is read by more than one.
+    """
     tell = logs.unfiltered()
     for each in bound:
         tell.info(
@@ -78,9 +84,13 @@ def ready(bound: Sequence[Bound], config: Config, ready_file: Path | None) -> No
                 "pid": os.getpid(),
                 "data_dir": str(config.serve.data_dir.absolute()),
                 "addresses": [attrs.asdict(each) for each in bound],
+                **({"page": page} if page else {}),
             },
         )
-    tell.info("ready", data_dir=str(config.serve.data_dir), pid=os.getpid())
+    shown = {"page": page} if page else {}
+    tell.info("ready", data_dir=str(config.serve.data_dir), pid=os.getpid(), **shown)
+    if page and token and sys.stderr.isatty():
+        print(f"open {page}?token={token}", file=sys.stderr)
     notify("READY=1")
 
 

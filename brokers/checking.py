@@ -48,9 +48,8 @@ def require_startable(config: Config, protocols: Sequence[str]) -> None:
 
 def start_problems(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
     """Yield what is wrong with files that the settings name, and with addresses that others reach."""
-    errors = dict.fromkeys(
-        (error.key, error.text) for protocol in protocols for error in _faults(config, protocol)
-    )
+    found = [error for protocol in protocols for error in _faults(config, protocol)]
+    errors = dict.fromkeys((error.key, error.text) for error in (*found, *_admin_faults(config)))
     yield from (Problem(*error) for error in errors)
     ports: dict[int, str] = {}
     for protocol in protocols:
@@ -58,6 +57,20 @@ def start_problems(config: Config, protocols: Sequence[str]) -> Iterator[Problem
         first = ports.setdefault(port, protocol)
         if port and first != protocol:
             yield Problem(f"{protocol}.port", f"{port} is {first}.port, too: each needs one of its own")
+    port = config.admin.port
+    if config.admin.enabled and config.asked_for_admin_port and port and port in ports:
+        yield Problem("admin.port", f"{port} is {ports[port]}.port, too: each needs one of its own")
+
+
+def _admin_faults(config: Config) -> Iterator[ConfigError]:
+    if config.admin.enabled:
+        section, tls = config.admin_tls()
+        if tls.enabled:
+            yield from faults(tls, section)
+        try:
+            check_exposure("admin.host", config.admin.host, tls, logs_in=True, insecure=config.serve.insecure)
+        except ConfigError as error:
+            yield error
 
 
 def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:

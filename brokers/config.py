@@ -16,7 +16,7 @@ import attrs
 from brokers.errors import InvalidSettings, Problem, nearest
 from brokers.flags import Flag
 from brokers.plugins import enabled, load_working
-from brokers.settings import AccessSettings, ServeSettings
+from brokers.settings import AccessSettings, AdminSettings, ServeSettings
 from brokers.structure import (
     GivenValue,
     Key,
@@ -42,6 +42,7 @@ OWN_SECTIONS: Mapping[str, type[Any]] = {
     "net": NetSettings,
     "tls": TlsSettings,
     "access": AccessSettings,
+    "admin": AdminSettings,
     "client": ClientSettings,
     "storage": StorageSettings,
     "record": RecordSettings,
@@ -71,6 +72,7 @@ class Config:
     net: NetSettings
     tls: TlsSettings
     access: AccessSettings
+    admin: AdminSettings
     client: ClientSettings
     storage: StorageSettings
     record: RecordSettings
@@ -83,6 +85,15 @@ class Config:
         if isinstance(own, TlsSettings) and own.enabled:
             return f"{protocol}.tls", own
         return "tls", self.tls
+
+    def admin_tls(self) -> tuple[str, TlsSettings]:
+        """The TLS settings of the admin port and their section."""
+        return ("admin.tls", self.admin.tls) if self.admin.tls.enabled else ("tls", self.tls)
+
+    @property
+    def asked_for_admin_port(self) -> bool:
+        """Whether somebody has named it: then the server does not start without."""
+        return ("admin", "port") in self.sources
 
     def host_of(self, protocol: str) -> tuple[str, str]:
         """The address that a protocol binds, and the setting that says so: its own, or `serve.host`."""

@@ -78,11 +78,12 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
                 f"the server on {folder} went away before it answered ({error or type(error).__name__})",
                 ExitCode.UNAVAILABLE,
             ) from None
-    is_json = response.headers.get_content_type() == "application/json"
+    is_json = response.headers.get_content_type() in ("application/json", "application/problem+json")
     result = json.loads(answer) if is_json else answer.decode()
     if response.status >= 400:
         found = result if isinstance(result, dict) else {}
-        said = found.get("error") or f"the server answered {response.status} {response.reason}"
+        usual = f"the server answered {response.status} {response.reason}"
+        said = found.get("error") or found.get("detail") or usual
         raise Refusal(said, ExitCode(found.get("exit_code", ExitCode.FAILED)))
     return result
 

@@ -23,7 +23,7 @@ ConfigFile = Annotated[
     Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).", converter=a_path)
 ]
 
-# The names are those of the settings in `[serve]`, except `config` and `ready_file`.
+# The names are those of the settings in `[serve]`, except `config`, `admin_port` and `ready_file`.
 HOST_FLAGS: Mapping[str, Any] = {
     "config": ConfigFile,
     "host": Annotated[str | None, Parameter(help="Address to bind; 127.0.0.1 unless set.")],
@@ -41,6 +41,10 @@ HOST_FLAGS: Mapping[str, Any] = {
     "insecure": Annotated[
         bool | None,
         Parameter(help="Serve everybody who reaches the address from other machines.", negative=""),
+    ],
+    "admin_port": Annotated[
+        str | None,
+        Parameter(help="Port of the page and the API for operating; 0 picks one. 15800 unless set."),
     ],
     "ready_file": Annotated[
         Path | None,
@@ -102,7 +106,13 @@ def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Ca
         result = own()
         command = result if isinstance(result, ServeCommand) else _requested(result, record)
         files = {name: given.pop(name) for name in ("config", "ready_file") if name in given}
-        settings = [
+        settings = []
+        if (port := given.pop("admin_port", None)) is not None:
+            settings += [
+                Flag(("admin", "port"), port, "--admin-port"),
+                Flag(("admin", "enabled"), "true", "--admin-port"),
+            ]
+        settings += [
             Flag(
                 ("serve", name),
                 str(value).lower() if value is True else str(value),
@@ -231,8 +241,9 @@ def _requested(request: "ServeRequest", record: bool) -> ServeCommand:
     ]
     return ServeCommand(
         flags=(Flag(("serve", "enable"), request.protocol, command), *recorded, *settings),
-        defaults=tuple(
-            Flag((section, name), value, command) for section, name, value in _said(request.defaults)
+        defaults=(
+            Flag(("admin", "enabled"), "false", command),
+            *(Flag((section, name), value, command) for section, name, value in _said(request.defaults)),
         ),
         says=request.says,
     )

@@ -3,6 +3,7 @@
     the process's nursery
       store.run                 commits, checkpoints, retention
       the control socket        health, status, metrics, verbs
+      the admin port            the same over TCP, for who logs in
       a SupervisedService per protocol       its listeners, connections and background work
 
 All endpoints are bound before any is served, and a failure before that ends the start. Later a protocol that
@@ -24,7 +25,8 @@ import attrs
 import structlog
 import trio
 
-from brokers import admin, control, logs, metrics, users
+from brokers import admin, admin_gate, control, logs, metrics, users
+from brokers.admin_door import Door, listen
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal, folder_errors
 from brokers.fairness import LoopWatch
@@ -33,8 +35,10 @@ from shared.access import Access
 from shared.budget import Account
 from shared.errors import ConfigError, StoreError
 from shared.metrics import Sample
+from shared.net.listeners import CannotListen, check_exposure
 from shared.net.logins import Logins
 from shared.net.network import Network
+from shared.net.tls import server_context
 from shared.plugin import Context, Plugin, Verb
 from shared.process_limits import memory_bytes
 from shared.recording.recorder import Recording
@@ -75,6 +79,8 @@ class Host:
         self._ready = False
         self._store: Store | None = None
         self._recording: Recording | None = None
+        self.page: str | None = None
+        self.admin_token = ""
         self._budget = Account("process", memory_bytes() * MEMORY_PERCENT // 100)
         self._access = Access(users.load(config), audit=logs.audit, denied=partial(users.tell_denied, log))
         self._logins = Logins(self._access)
@@ -134,6 +140,7 @@ class Host:
                 self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
                 for service in self._services:
                     await self._open_service(service)
+                await self._open_admin(nursery)
                 for service in self._services:
                     await nursery.start(service.run)
                 self._ready = True
@@ -157,6 +164,55 @@ class Host:
             repair = f"brokers fsck --repair --data-dir {self._config.serve.data_dir}"
             text = f"{service.name} cannot be opened: {error}; {repair} says more and puts right what can be"
             raise Refusal(text) from error
+
+    async def _open_admin(self, nursery: trio.Nursery) -> None:
+        """Serve the admin port, where there is to be one. Raises Refusal and ConfigError.
+
+        It is bound after the protocols: they were told their ports, and its own may only be the usual one.
+        """
+        config, ours = self._config, self._config.admin
+        if not ours.enabled:
+            return
+        section, tls = config.admin_tls()
+        check_exposure("admin.host", ours.host, tls, logs_in=True, insecure=config.serve.insecure)
+        context = server_context(tls, section) if tls.enabled else None
+        try:
+            sockets = listen(ours.host, ours.port)
+        except CannotListen as error:
+            if config.asked_for_admin_port:
+                raise Refusal(f"admin.port: {error}", ExitCode.CONFIGURATION) from error
+            self._log.warning(
+                "the admin port is taken: this server has no page; give it another port with --admin-port, "
+                "or leave it out with admin.enabled = false",
+                address=error.address,
+                reason=error.reason,
+            )
+            return
+        door = Door(
+            sockets,
+            self._log,
+            tls=context,
+            certificate_user=config.access.certificate_user if tls.client_ca else "",
+            handshake_seconds=config.net.handshake_seconds,
+        )
+        try:
+            self.admin_token = admin_gate.token_of(config.serve.data_dir)
+        except OSError as error:
+            door.close()
+            where = config.serve.data_dir / admin_gate.TOKEN_NAME
+            raise Refusal(f"{where}: {error.strerror}", ExitCode.DATA_FOLDER) from error
+        gate = admin_gate.Gate(
+            admin.application(self),
+            self._access,
+            self._logins,
+            token=self.admin_token,
+            host=ours.host,
+            port=door.address[1],
+            names=ours.names,
+            secure=context is not None,
+        )
+        await nursery.start(door.serve, gate)
+        self.page = door.page
 
     async def _open_store(self, folder: Path) -> Store:
         with folder_errors(folder):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GROUP = "brokers.protocols"
 """As `shared.plugin.ENTRY_POINT_GROUP`, whose module is too heavy to import for a `--help`."""
 
-OWN_SECTIONS = frozenset({"serve", "net", "tls", "access", "client", "storage", "record"})
+OWN_SECTIONS = frozenset({"serve", "net", "tls", "access", "admin", "client", "storage", "record"})
 OWN_VERBS = frozenset(
     {"serve", "config", "status", "metrics", "call", "fsck", "log", "backup", "restore"}
     | {"bench", "completion", "pipeline", "reload", "user"}

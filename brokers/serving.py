@@ -109,7 +109,7 @@ async def _serve(
                     starting.cancel()
                     collector.install()
                     nursery.start_soon(watch.run)
-                    announcing.ready(bound, config, ready_file)
+                    announcing.ready(bound, config, ready_file, host.page, host.admin_token)
             finally:
                 collector.remove()
                 announcing.remove(ready_file)

@@ -7,8 +7,9 @@ import attrs
 from attrs import validators
 
 from shared.access import Required
-from shared.net.settings import CertificateUser, host_setting
+from shared.net.settings import CertificateUser, TlsSettings, host_setting
 from shared.storage.settings import Durability
+from shared.units import limit
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -54,3 +55,18 @@ class AccessSettings:
     certificate_user: CertificateUser = "cn"
     """Where a client certificate names its user: `cn`, its common name; `san`, its first DNS name; or empty,
     then certificates are no logins."""
+
+
+@attrs.frozen
+class AdminSettings:
+    """Section `[admin]`: operating over TCP, beside the control socket."""
+
+    enabled: bool = True
+    """Whether there is one. (A protocol's own `serve` has it only where it is told to.)"""
+    port: int = limit(15800, 0, 65535)
+    """Where it is taken, a server that was not told this port is served without."""
+    host: str = host_setting("127.0.0.1")
+    """The address to bind. Every request that other machines can send needs a login."""
+    names: tuple[str, ...] = ()
+    """Names by which browsers reach it, beside the address: what `Host` may be."""
+    tls: TlsSettings = attrs.field(factory=TlsSettings)

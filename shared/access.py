@@ -534,7 +534,7 @@ class Guard:
             if len(self._told) >= TOLD_MAX:
                 self._told.clear()
             self._told.add(key)
-            rule = f"{self.protocol}:{action}:{text_of(name)}"
+            rule = str(Rule(self.protocol, action, text_of(name)))
             self.access.denied(user=user, peer=peer, protocol=self.protocol, rule=rule)
 
     def may(self, user: str, action: str, name: str | bytes) -> bool:

@@ -29,6 +29,7 @@ def serving(
     """
     ready, said = folder / "ready.json", folder / "server.log"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("BROKERS_")}
+    clean["BROKERS_ADMIN_ENABLED"] = "false"  # what is measured is the protocol
     command = [sys.executable, "-m", "brokers", "serve", "--enable", protocol, "--port", f"{protocol}=0"]
     with (
         said.open("wb") as log,

@@ -96,6 +96,15 @@ class Logins:
             self._hold(address, 1)
             self._put(login)
 
+    async def refuse(self, guard: Guard, peer: str) -> None:
+        """A login with something else than a password has failed: it counts, and is answered as late."""
+        address = _address(peer)
+        slow = self._is_slow(address)
+        self._note_failure(address)
+        guard.login_failed("", peer)
+        if slow:
+            await trio.sleep(SLOW_SECONDS)
+
     async def _later(self, login: _Login) -> None:
         await trio.sleep(SLOW_SECONDS)
         if self._is_known(login):
@@ -138,13 +147,16 @@ class Logins:
                 self._known.clear()
             self._known.add(self._digest(login))
         else:
-            failures = self._failures.setdefault(login.address, deque(maxlen=FAILURES_MAX))
-            failures.append(trio.current_time())
-            self._failures.move_to_end(login.address)
-            if len(self._failures) > ADDRESSES_MAX:
-                self._failures.popitem(last=False)
+            self._note_failure(login.address)
             login.guard.login_failed(login.user, login.peer)
         login.done(fits)
+
+    def _note_failure(self, address: str) -> None:
+        failures = self._failures.setdefault(address, deque(maxlen=FAILURES_MAX))
+        failures.append(trio.current_time())
+        self._failures.move_to_end(address)
+        if len(self._failures) > ADDRESSES_MAX:
+            self._failures.popitem(last=False)
 
     def _user(self, login: _Login) -> User | None:
         return (self._access.users or {}).get(login.user)

@@ -17,7 +17,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
     Gives the exit code, standard output and standard error.
     """
-    for name in plugins.names():  # the usual ones may be anybody's
+    for name in (*plugins.names(), "admin"):  # the usual ones may be anybody's
         monkeypatch.setenv(f"BROKERS_{name.upper()}_PORT", "0")
 
     def call(*words: str) -> tuple[int, str, str]:

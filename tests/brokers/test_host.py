@@ -1,5 +1,6 @@
 """The host's beginning and end, over a store that is whatever the test says."""
 
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,10 +11,13 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from structlog.stdlib import get_logger
+from structlog.testing import capture_logs
 
-from brokers.config import load
+from brokers.config import Config, load
 from brokers.errors import Refusal
 from brokers.host import UNUSED_SEGMENT_BYTES, Host
+from brokers.settings import AdminSettings
 from shared.budget import Account
 from shared.errors import CorruptRecord, StoreError, StoreReadOnly
 from shared.metrics import Sample
@@ -100,12 +104,18 @@ def make_host(tmp_path: Path, store: FakeStore, done: list[str]) -> MakeHost:
         done.append("service open")
         return Quiet(done)
 
-    def make(*plugins: Plugin, environ: Mapping[str, str] = MappingProxyType({}), **given: Any) -> Host:
+    def make(
+        *plugins: Plugin,
+        environ: Mapping[str, str] = MappingProxyType({}),
+        change: Callable[[Config], Config] = lambda config: config,
+        log: Any = None,
+        **given: Any,
+    ) -> Host:
         (tmp_path / "data").mkdir()
         chosen = plugins or (plugin("quiet", open=open_quiet),)
-        data = {"BROKERS_SERVE_DATA_DIR": str(tmp_path / "data")}
-        config = load(chosen, file=None, environ={**data, **environ})
-        return Host(chosen, config, quiet_log(), open_store=open_store, **given)
+        own = {"BROKERS_SERVE_DATA_DIR": str(tmp_path / "data"), "BROKERS_ADMIN_ENABLED": "false"}
+        config = change(load(chosen, file=None, environ={**own, **environ}))
+        return Host(chosen, config, log or quiet_log(), open_store=open_store, **given)
 
     return make
 
@@ -130,6 +140,17 @@ async def test_a_stop_that_comes_before_it_is_ready_is_heard(
     it.stop()
     await it.run()
     assert done[-1] == "store closed"
+
+
+async def test_a_usual_admin_port_that_is_taken_costs_a_warning(make_host: MakeHost) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, capture_logs() as told:
+        usual = AdminSettings(port=taken.getsockname()[1])
+        it = make_host(change=lambda config: attrs.evolve(config, admin=usual), log=get_logger())
+        async with trio.open_nursery() as nursery:
+            await nursery.start(it.run)
+            assert (it.unready(), it.page) == (None, None)
+            it.stop()
+    assert any("the admin port is taken" in line["event"] for line in told)
 
 
 async def test_a_protocol_whose_logs_cannot_be_opened_says_what_to_do(

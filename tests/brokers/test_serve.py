@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from brokers.errors import ExitCode
 from shared.net.tls import client_context
 from tests.brokers.conftest import Run
 from tests.support.echo import install_echo
-from tests.support.server import Server, speak, until
+from tests.support.server import NotReadyError, Server, speak, until
 
 NewServer = Callable[..., Server]
 
@@ -361,3 +362,32 @@ def test_a_broken_protocol_is_one_line_and_the_others_serve(new_server: NewServe
         "brokers: protocol 'echo' of echo-protocol 1.0 cannot be used: "
         "ModuleNotFoundError: No module named 'nowhere'"
     ]
+
+
+def test_a_server_says_where_its_page_is_and_its_token_opens_it(server: Server) -> None:
+    page = server.ready["page"]
+    assert f" page={page}" in server.said
+    token = (server.data / "admin.token").read_text().strip()
+    assert token not in server.said
+    request = urllib.request.Request(f"{page}status", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert json.load(answer)["state"] == "ready"
+    assert server.stop() == 0
+
+
+def test_a_protocols_own_server_has_an_admin_port_only_where_it_is_asked_for(
+    new_server: NewServer,
+) -> None:
+    assert "page" not in new_server(verb=("logmq", "serve")).start().ready
+    assert "page" in new_server("--admin-port", "0", verb=("logmq", "serve")).start().ready
+    assert "page" not in new_server(environ={"BROKERS_ADMIN_ENABLED": "false"}).start().ready
+
+
+def test_an_admin_port_that_was_asked_for_and_is_taken_refuses_the_start(
+    new_server: NewServer,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(NotReadyError, match=f"cannot listen on 127.0.0.1:{port}") as refused:
+            new_server("--admin-port", port, "--enable", "logmq").start()
+        assert refused.value.code == ExitCode.CONFIGURATION

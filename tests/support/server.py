@@ -79,7 +79,7 @@ class Server:
         """Start, or start again on the same folder, and wait until it is ready. Raises NotReadyError."""
         environ = {key: value for key, value in os.environ.items() if not key.startswith("BROKERS_")}
         # Port 0 for every protocol, by the weakest means: a test's own flags and variables win.
-        environ |= {f"BROKERS_{name.upper()}_PORT": "0" for name in names()}
+        environ |= {f"BROKERS_{name.upper()}_PORT": "0" for name in (*names(), "admin")}
         environ |= self.defaults
         environ |= self._environ
         own = ["--data-dir", str(self.data), "--ready-file", str(self.ready_file)]
@@ -192,6 +192,7 @@ def _send(connection: socket.socket, data: bytes) -> None:
 def run(*arguments: str, stdin: bytes = b"", environ: Mapping[str, str] | None = None, **more: Any) -> Any:
     """One `brokers` command, to its end: `returncode`, `stdout` and `stderr` (text)."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("BROKERS_")}
+    clean["BROKERS_ADMIN_PORT"] = "0"  # the usual one may be anybody's
     done = subprocess.run(
         [sys.executable, "-m", "brokers", *arguments],
         input=stdin,

@@ -90,7 +90,9 @@ def _plain(path: str) -> bool:
 
 
 # Of the process that runs, not of the data.
-_NOT_COPIED = frozenset({LOCK_NAME, "control.sock", MANIFEST_PATH, catalog_file.NEW_PATH, QUARANTINE})
+_NOT_COPIED = frozenset(
+    {LOCK_NAME, "control.sock", "admin.token", MANIFEST_PATH, catalog_file.NEW_PATH, QUARANTINE}
+)
 
 
 @attrs.frozen

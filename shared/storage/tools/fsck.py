@@ -32,7 +32,7 @@ from shared.storage.tools.view import (
 
 _OURS = frozenset(
     {FORMAT_PATH, LOCK_NAME, catalog.PATH, catalog.NEW_PATH, JOURNAL_FOLDER}
-    | {"control.sock", MANIFEST_PATH, QUARANTINE}
+    | {"control.sock", "admin.token", MANIFEST_PATH, QUARANTINE}
 )
 
 

@@ -1,0 +1,231 @@
+"""The admin port: HTTP over TCP, with bounds by which nobody who connects there slows a protocol down.
+
+| | |
+|---|---|
+| connections | `CONNECTIONS_MAX`; the next one takes the place of the oldest that has no login, or waits |
+| new connections | `PACE_SECONDS` apart once there are more than `FEW` |
+| silence | 5 s until a request's head is whole, and between requests |
+| a request's head | 16 KiB |
+| a request's body | `admin.BODY_BYTES_MAX`, of who has logged in alone, in `BODY_SECONDS` |
+| an answer | its reader takes each piece within `SEND_SECONDS` |
+"""
+
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import structlog
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from starlette.types import Message, Receive, Scope, Send
+
+from brokers.admin_gate import Caller, GatedApp
+from shared.net.keepalive import is_loopback, keepalive
+from shared.net.listeners import OUT_OF_DESCRIPTORS, bind_each, format_address
+from shared.net.settings import CertificateUser
+from shared.net.tls import TlsStream
+
+CONNECTIONS_MAX = 128
+"""A browser opens six for a page. They come out of the 500 files that are kept back from clients."""
+FEW = 16
+PACE_SECONDS = 0.01
+"""Setting one up takes some 0.3 ms: a flood costs 3 % of a processor."""
+BACKLOG = 64
+READ_BYTES = 16 * 1024
+SEND_SECONDS = 20.0
+BODY_SECONDS = 10.0
+PAUSE_SECONDS = 0.1
+"""Accepting rests so long where no descriptor is to be had."""
+TOO_LATE: Message = {"type": "http.disconnect"}
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """The listening sockets, one for each address of `host`. Raises CannotListen."""
+
+    def prepare(sock: socket.socket, address: str) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not is_loopback(address):
+            for level, option, value in keepalive(30):
+                sock.setsockopt(level, option, value)
+
+    return bind_each(host, port, socket.SOCK_STREAM, prepare, backlog=BACKLOG)
+
+
+@attrs.define(eq=False)
+class _Open:
+    """One connection, and what ends it."""
+
+    caller: Caller
+    socket: trio.socket.SocketType
+
+
+class Door:
+    """The admin port's listening sockets. `serve` runs once; one that is not served is closed."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        log: structlog.stdlib.BoundLogger,
+        *,
+        tls: ssl.SSLContext | None = None,
+        certificate_user: CertificateUser = "cn",
+        handshake_seconds: float = 5.0,
+    ) -> None:
+        self.sockets = sockets
+        self._log = log
+        self._tls = tls
+        self._certificate_user = certificate_user
+        self._handshake_seconds = handshake_seconds
+        self._open: dict[_Open, None] = {}  # the oldest first
+        config = self._config = Config()
+        config.accesslog = None
+        config.errorlog = logging.getLogger("brokers.admin")
+        config.include_server_header = False
+        config.h2_max_concurrent_streams = 8
+        config.h2_max_header_list_size = config.h11_max_incomplete_size
+        self._context = WorkerContext(None)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it is: the first address that was bound."""
+        found = self.sockets[0].getsockname()
+        return found[0], found[1]
+
+    @property
+    def page(self) -> str:
+        """The address of its page."""
+        host, port = self.address
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"{'https' if self._tls else 'http'}://{format_address(host, port)}/"
+
+    def close(self) -> None:
+        for sock in self.sockets:
+            sock.close()
+
+    async def serve(
+        self, app: GatedApp, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve `app` until cancelled; then every connection is closed, whatever it is at."""
+        async with trio.open_nursery() as nursery:
+            try:
+                for sock in self.sockets:
+                    nursery.start_soon(self._accept, trio.socket.from_stdlib_socket(sock), app, nursery)
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                # Hypercorn sends from behind a shield, which only a closed socket ends.
+                for each in tuple(self._open):
+                    each.socket.close()
+                self.close()
+
+    async def _accept(self, listening: trio.socket.SocketType, app: GatedApp, nursery: trio.Nursery) -> None:
+        while True:
+            if len(self._open) >= CONNECTIONS_MAX and not self._make_room():
+                await trio.sleep(PAUSE_SECONDS)
+                continue
+            try:
+                sock, address = await listening.accept()
+            except OSError as error:
+                if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+                    raise
+                if error.errno in OUT_OF_DESCRIPTORS:
+                    await trio.sleep(PAUSE_SECONDS)
+                continue
+            opened = _Open(Caller(format_address(address[0], address[1])), sock)
+            self._open[opened] = None
+            nursery.start_soon(self._connection, opened, app)
+            if len(self._open) > FEW:
+                await trio.sleep(PACE_SECONDS)
+
+    def _make_room(self) -> bool:
+        for opened in self._open:
+            if not opened.caller.trusted:
+                self._end(opened)
+                return True
+        return False
+
+    def _end(self, opened: _Open) -> None:
+        self._open.pop(opened, None)
+        opened.socket.close()
+
+    async def _connection(self, opened: _Open, app: GatedApp) -> None:
+        async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, _in_time(receive), send, opened.caller)
+
+        try:
+            transport = trio.SocketStream(opened.socket)
+            stream: trio.abc.HalfCloseableStream = transport
+            if self._tls is not None:
+                stream = secure = TlsStream(transport, self._tls)
+                with trio.fail_after(self._handshake_seconds):
+                    await secure.do_handshake()
+                opened.caller.certificate_user = secure.certificate_name(self._certificate_user)
+            bounded = _BoundedStream(stream, opened.socket)
+            server = TCPServer(
+                ASGIWrapper(asked),  # type: ignore[arg-type]  # an ASGI application by Starlette's types
+                self._config,
+                self._context,
+                ConnectionState({}),
+                bounded,  # type: ignore[arg-type]  # what hypercorn uses of a stream
+            )
+            await server
+        except* (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            pass  # the peer's: no TLS, or gone
+        except* Exception as group:
+            self._log.warning(
+                "a connection to the admin port failed: one request has no answer; ask again",
+                error=repr(group.exceptions[0]),
+            )
+        finally:
+            self._end(opened)
+
+
+def _in_time(receive: Receive) -> Receive:
+    """A body that is not there in time is as one whose sender has gone."""
+    until: list[float] = []
+
+    async def receive_in_time() -> Any:
+        if not until:
+            until.append(trio.current_time() + BODY_SECONDS)
+        with trio.move_on_at(until[0]):
+            message = await receive()
+            if not message.get("more_body"):
+                until[0] = float("inf")  # what comes next is only the end of the connection
+            return message
+        return TOO_LATE
+
+    return receive_in_time
+
+
+class _BoundedStream:
+    """A connection as hypercorn uses one: reads in small pieces, and writes that are taken in time."""
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream, sock: trio.socket.SocketType) -> None:
+        self.socket = sock
+        self._stream = stream
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(READ_BYTES)
+
+    async def send_all(self, data: bytes) -> None:
+        with trio.move_on_after(SEND_SECONDS) as deadline:
+            await self._stream.send_all(data)
+        if deadline.cancelled_caught:
+            self.socket.close()
+            raise trio.BrokenResourceError
+
+    async def send_eof(self) -> None:
+        with trio.move_on_after(1):
+            await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

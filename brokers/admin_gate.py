@@ -1,0 +1,310 @@
+"""Who may ask the admin port: its name, its origin, a login, and the right to what is asked.
+
+In this order, each before anything of the request's body is read:
+
+1. `Host` is an address or a name of this port (421). A page that has its own name resolve to us (DNS
+   rebinding) still says its own name.
+2. No page of another origin asks (403): `Origin` is ours or absent, `Sec-Fetch-Site` says no other site. Only
+   a link may lead here from elsewhere.
+3. What changes something is JSON (415), which no form can send.
+4. Somebody has logged in (401), but for `/livez`, `/readyz` and `/metrics` on loopback: with HTTP Basic as a
+   user, with the token of the data folder, with the cookie of a session, or by a client certificate.
+5. The user has `admin:read` for what only looks, `admin:manage` for all else (403). The token may do both.
+
+Answers carry a policy by which a page loads and asks nothing but this server.
+"""
+
+import binascii
+import os
+import secrets
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import attrs
+import trio
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shared.access import ADMIN, MANAGE, READ, Access, Guard
+from shared.net.keepalive import is_loopback
+from shared.net.logins import Logins
+
+TOKEN_NAME = "admin.token"
+TOKEN_USER = "(token)"
+"""In the audit log; no user can be called so."""
+SESSIONS_MAX = 1000
+"""Then the one that was used longest ago ends."""
+SESSION_SECONDS = 12 * 3600.0
+"""Without a request."""
+CREDENTIALS_BYTES_MAX = 2048
+"""Of one header with a login."""
+
+HEALTH = frozenset({"/livez", "/readyz"})
+OPEN = HEALTH | {"/metrics"}
+LOOKING = frozenset({"GET", "HEAD"})
+
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def token_of(folder: Path) -> str:
+    """The token of a data folder, made at the first start (0600). Raises OSError."""
+    path = folder / TOKEN_NAME
+    try:
+        token = path.read_text().strip()
+    except FileNotFoundError:
+        token = ""
+    if not token:  # or a start was interrupted while it wrote
+        token = secrets.token_urlsafe(32)
+        near = path.with_name(f".{TOKEN_NAME}.{os.getpid()}")
+        near.unlink(missing_ok=True)
+        handle = os.open(near, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(handle, "w") as file:
+            file.write(token + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        near.replace(path)
+    return token
+
+
+def problem(status: int, detail: str, **more: Any) -> Response:
+    """RFC 9457: an error in a form that programs know."""
+    phrase = HTTPStatus(status).phrase
+    content = {"type": "about:blank", "title": phrase, "status": status, "detail": detail, **more}
+    return JSONResponse(content, status, media_type="application/problem+json")
+
+
+@attrs.define(eq=False)
+class Caller:
+    """A connection's other end: `peer` is its address. `trusted`: it has logged in once."""
+
+    peer: str
+    certificate_user: str = ""
+    trusted: bool = False
+
+
+@attrs.define(eq=False)
+class _Login:
+    """A session of a browser (`shared.access.Client`)."""
+
+    user: str
+    until: float
+    end: Callable[[], None] = attrs.field(repr=False)
+
+    def access_changed(self) -> None:
+        """What the user may do is looked up with each request."""
+
+    def close_for(self, reason: str) -> None:
+        self.end()
+
+
+class Gate:
+    """Lets requests on the admin port through to `app`, or answers them itself."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        logins: Logins,
+        *,
+        token: str,
+        host: str,
+        port: int,
+        names: tuple[str, ...] = (),
+        secure: bool = False,
+    ) -> None:
+        """`host`, `port`: what is bound; `names`: other names for it; `secure`: TLS is spoken there."""
+        self._app = app
+        self._access = access
+        self._logins = logins
+        self._token = token.encode()
+        self._loopback = is_loopback(host)
+        own = {"localhost", "127.0.0.1", "::1"} if self._loopback else set()
+        self._names = {name.lower().strip("[]") for name in {host, *names, *own} if name}
+        self._secure = secure
+        self._cookie = f"brokers_{port}"  # cookies know no ports: two servers on a machine need two names
+        self._sessions: dict[str, _Login] = {}  # those used last at the end
+        # Beyond loopback, or not: nobody is let in here who has not logged in.
+        self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = Headers(scope=scope)
+        cookies: list[str] = []
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = {name.lower() for name, _ in message.get("headers", ())}
+                more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                kept = [*message.get("headers", ()), *(each for each in more if each[0] not in own)]
+                message["headers"] = [*kept, *((b"set-cookie", cookie.encode()) for cookie in cookies)]
+            await send(message)
+
+        refusal = self._refusal(scope, headers)
+        if refusal is None and not (self._loopback and scope["path"] in OPEN and scope["method"] in LOOKING):
+            found = await self._user(scope, headers, caller, cookies)
+            refusal = self._denied(scope, found, caller) if isinstance(found, str) else found
+            if isinstance(found, str):
+                caller.trusted = True
+                scope["brokers.user"], scope["brokers.peer"] = found, caller.peer
+        await (refusal or self._app)(scope, receive, answer)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        """What is wrong with a request, whoever sends it."""
+        said = headers.getlist("host")
+        host = said[0] if len(said) == 1 else ""
+        if scope["path"] not in HEALTH and not self._is_ours(host, scope):
+            return problem(
+                421, "Host is no name of this server: where it is called so, add that to admin.names"
+            )
+        own = f"{'https' if self._secure else 'http'}://{host}".lower()
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        link = (
+            scope["method"] in LOOKING
+            and headers.get("sec-fetch-mode") == "navigate"
+            and headers.get("sec-fetch-dest") == "document"
+        )
+        if (origin is not None and origin.lower() != own) or (
+            site in ("cross-site", "same-site") and not link
+        ):
+            return problem(403, "another site asks, and none but this server's own page may")
+        if scope["method"] not in LOOKING:
+            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                return problem(415, "what changes something is JSON: Content-Type: application/json")
+        return None
+
+    def _is_ours(self, said: str, scope: Scope) -> bool:
+        """Whether a `Host` names this server, or the address that the connection was made to."""
+        name, colon, port = said.rpartition(":") if not said.endswith("]") else (said, "", "")
+        if not colon:
+            name, port = said, "80"
+        if not port.isdecimal() or not name:
+            return False
+        name = name.lower().strip("[]")
+        server = scope.get("server") or ("",)
+        return name in self._names or name == str(server[0]).partition("%")[0]
+
+    async def _user(
+        self, scope: Scope, headers: Headers, caller: Caller, cookies: list[str]
+    ) -> str | Response:
+        """Who asks; or the answer to who is nobody. `cookies` gets the one of a session that begins."""
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = dict(query).get("token")
+        if given is not None and scope["method"] in LOOKING:
+            if not self._is_token(given):
+                await self._logins.refuse(self.guard, caller.peer)
+                return self._unknown("the token in the address is not that of this server")
+            cookies.append(self._begin(TOKEN_USER))
+            rest = [each for each in query if each[0] != "token"]
+            scope["query_string"] = urlencode(rest).encode()
+            if not scope["path"].startswith("/api/"):  # a page's address may be seen, and kept
+                where = "/" + scope.get("raw_path", b"/").decode("latin-1").lstrip("/\\")
+                return RedirectResponse(where + (f"?{urlencode(rest)}" if rest else ""), 303)
+            return TOKEN_USER
+        said = headers.get("authorization")
+        if said is not None:
+            return await self._by_header(said, caller)
+        if user := self._by_cookie(headers):
+            return user
+        if caller.certificate_user and (user := self.guard.user_of_certificate(caller.certificate_user)):
+            return user
+        return self._unknown("log in: as a user with an admin rule, or with the token in the data folder")
+
+    async def _by_header(self, said: str, caller: Caller) -> str | Response:
+        kind, _, value = said.partition(" ")
+        value = value.strip()
+        if kind.lower() == "bearer" and len(value) <= CREDENTIALS_BYTES_MAX:
+            if self._is_token(value):
+                return TOKEN_USER
+        elif kind.lower() == "basic" and len(value) <= CREDENTIALS_BYTES_MAX:
+            try:
+                name, colon, password = b64decode(value, validate=True).partition(b":")
+                user = name.decode()
+            except (binascii.Error, UnicodeDecodeError):
+                colon = b""
+            if colon:
+                if await self._fits(user, password, caller.peer):
+                    return user
+                return self._unknown("no user has this name and password")
+        await self._logins.refuse(self.guard, caller.peer)
+        return self._unknown("the login does not fit")
+
+    async def _fits(self, user: str, password: bytes, peer: str) -> bool:
+        answered, answers = trio.Event(), []
+
+        def done(fits: bool) -> None:
+            answers.append(fits)
+            answered.set()
+
+        self.guard.log_in(user, password, peer, done)
+        await answered.wait()
+        return answers[0]
+
+    def _by_cookie(self, headers: Headers) -> str:
+        cookies: SimpleCookie = SimpleCookie()
+        try:
+            cookies.load(headers.get("cookie", ""))
+        except CookieError:
+            return ""
+        key = cookies[self._cookie].value if self._cookie in cookies else ""
+        session = self._sessions.get(key)
+        if session is None:
+            return ""
+        if session.until < trio.current_time():
+            session.end()
+            return ""
+        session.until = trio.current_time() + SESSION_SECONDS
+        self._sessions[key] = self._sessions.pop(key)
+        return session.user
+
+    def _begin(self, user: str) -> str:
+        """A new session; its cookie."""
+        if len(self._sessions) >= SESSIONS_MAX:
+            next(iter(self._sessions.values())).end()
+        key = secrets.token_urlsafe(32)
+
+        def end() -> None:
+            if (session := self._sessions.pop(key, None)) is not None:
+                self.guard.clients.discard(session)
+
+        session = self._sessions[key] = _Login(user, trio.current_time() + SESSION_SECONDS, end)
+        self.guard.clients.add(session)
+        secure = "; Secure" if self._secure else ""
+        return f"{self._cookie}={key}; Path=/; HttpOnly; SameSite=Strict{secure}"
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(errors="replace"), self._token)
+
+    def _unknown(self, detail: str) -> Response:
+        response = problem(401, detail)
+        response.headers["WWW-Authenticate"] = 'Basic realm="brokers", charset="UTF-8"'
+        return response
+
+    def _denied(self, scope: MutableMapping[str, Any], user: str, caller: Caller) -> Response | None:
+        action = READ if scope["method"] in LOOKING else MANAGE
+        if user == TOKEN_USER or self._access.may_admin(user, action):
+            return None
+        self.guard.refuse(user, action, "", caller.peer)
+        return problem(403, "denied")
+
+
+GatedApp = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]

@@ -1,0 +1,304 @@
+"""The admin port: who may ask what, and that no flood of connections or slow requests hurts anybody."""
+
+import base64
+import json
+import socket
+import stat
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from brokers import admin, admin_door
+from brokers.admin_door import Door, listen
+from brokers.admin_gate import HEADERS, TOKEN_USER, Gate, token_of
+from shared.access import Access, Rule, Secret, User
+from shared.net.logins import Logins
+from tests.brokers.test_admin import Host
+from tests.support.installed import quiet_log
+
+TOKEN = "a-token-of-the-test"
+JSON = {"Content-Type": "application/json"}
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def user(name: str, *rules: str) -> User:
+    return User(name, tuple(map(Rule.parse, rules)), Secret.make(b"secret", b"s" * 16))
+
+
+def basic(name: str, password: str = "secret") -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
+
+
+@attrs.frozen
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@attrs.define(eq=False)
+class Port:
+    """An admin port that is served, and what asks it."""
+
+    door: Door
+    access: Access
+    host: Host
+    audited: list[Mapping[str, str]]
+
+    @property
+    def name(self) -> str:
+        return f"127.0.0.1:{self.door.address[1]}"
+
+    async def connect(self) -> trio.SocketStream:
+        return await trio.open_tcp_stream(*self.door.address)
+
+    async def ask(
+        self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET", body: bytes = b""
+    ) -> Answer:
+        lines = {"Host": self.name, "Connection": "close", "Content-Length": str(len(body))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in {**lines, **(headers or {})}.items())
+        async with await self.connect() as stream:
+            await stream.send_all(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+            return parsed(b"".join([part async for part in stream]))
+
+
+def parsed(data: bytes) -> Answer:
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    return Answer(int(first.split()[1]), headers, body)
+
+
+@asynccontextmanager
+async def admin_port(host: str = "127.0.0.1", **options: Any) -> AsyncIterator[Port]:
+    audited: list[Mapping[str, str]] = []
+    users = {each.name: each for each in (user("ann", "admin:read"), user("bob", "admin:*"), user("eve"))}
+    access = Access(users, audit=lambda **line: audited.append(line))
+    logins = Logins(access)
+    operated = Host()
+    door = Door(listen("127.0.0.1", 0), quiet_log())
+    gate = Gate(
+        admin.application(operated),
+        access,
+        logins,
+        token=TOKEN,
+        host=host,
+        port=door.address[1],
+        **options,
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(logins.run)
+        await nursery.start(door.serve, gate)
+        yield Port(door, access, operated, audited)
+        nursery.cancel_scope.cancel()
+
+
+async def test_health_and_metrics_are_open_on_loopback_and_nothing_else_is() -> None:
+    async with admin_port() as port:
+        for path in ("/livez", "/readyz", "/metrics"):
+            assert (await port.ask(path)).status == 200
+        for path in ("/", "/status", "/verbs", "/api/v1/overview", "/nothing"):
+            answer = await port.ask(path)
+            assert (answer.status, answer.headers["content-type"]) == (401, "application/problem+json")
+            assert answer.json["status"] == 401
+            assert answer.headers["www-authenticate"].startswith("Basic ")
+
+
+async def test_beyond_loopback_nothing_is_open() -> None:
+    async with admin_port("0.0.0.0") as port:
+        for path in ("/livez", "/readyz", "/metrics", "/status"):
+            assert (await port.ask(path)).status == 401
+            assert (await port.ask(path, BEARER)).status == 200
+
+
+async def test_users_do_what_their_admin_rules_allow() -> None:
+    async with admin_port() as port:
+        assert (await port.ask("/status", basic("ann"))).status == 200
+        assert (await port.ask("/a/echo", {**basic("ann"), **JSON}, "POST", b"{}")).status == 403
+        assert (await port.ask("/a/echo", {**basic("bob"), **JSON}, "POST", b"{}")).status == 200
+        assert (await port.ask("/status", basic("eve"))).status == 403
+        assert (await port.ask("/status", basic("ann", "wrong"))).status == 401
+        assert port.host.calls == [{}]
+        assert [line["user"] for line in port.audited] == ["ann"]
+
+
+async def test_a_token_opens_everything_and_another_nothing() -> None:
+    async with admin_port() as port:
+        assert (await port.ask("/a/echo", {**BEARER, **JSON}, "POST", b"{}")).status == 200
+        for wrong in ("Bearer x", "Bearer", "Basic !!", "Basic " + base64.b64encode(b"none").decode()):
+            assert (await port.ask("/status", {"Authorization": wrong})).status == 401
+        assert port.access.guards["admin"].logins_failed == 4
+
+
+async def test_the_token_in_an_address_is_traded_for_a_cookie() -> None:
+    async with admin_port() as port:
+        answer = await port.ask(f"/status?token={TOKEN}&x=1")
+        assert (answer.status, answer.headers["location"]) == (303, "/status?x=1")
+        said = answer.headers["set-cookie"]
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(said.split("; "))
+        assert TOKEN not in str(answer.headers)
+        cookie = {"Cookie": said.partition(";")[0]}
+        assert (await port.ask("/status", cookie)).status == 200
+        assert (await port.ask("/a/echo", {**cookie, **JSON}, "POST", b"{}")).status == 200
+        assert (await port.ask("/status?token=other")).status == 401
+
+
+async def test_the_trade_leads_to_no_other_server() -> None:
+    async with admin_port() as port:
+        for path in ("//example.org/", "/\\example.org/"):
+            where = (await port.ask(f"{path}?token={TOKEN}")).headers["location"]
+            assert where == "/example.org/"
+
+
+async def test_a_session_that_somebody_else_chose_is_none() -> None:
+    async with admin_port() as port:
+        chosen = {"Cookie": f"brokers_{port.door.address[1]}=chosen"}
+        assert (await port.ask("/status", chosen)).status == 401
+        told = (await port.ask(f"/?token={TOKEN}", chosen)).headers["set-cookie"]
+        assert "chosen" not in told
+
+
+@pytest.mark.parametrize(
+    "name", ["example.org", "127.0.0.1.example.org", "10.0.0.1", "", "a:b", "127.0.0.1:x"]
+)
+async def test_a_name_that_is_not_the_servers_is_refused(name: str) -> None:
+    async with admin_port() as port:
+        for path in ("/metrics", "/status"):
+            assert (await port.ask(path, {**BEARER, "Host": name})).status == 421
+        assert (await port.ask("/livez", {"Host": name or "x"})).status == 200
+
+
+async def test_loopback_and_the_settings_give_names() -> None:
+    async with admin_port(names=("broker.example",)) as port:
+        for name in ("localhost:1", "127.0.0.1", "[::1]:5", "LOCALHOST", "broker.example"):
+            assert (await port.ask("/status", {**BEARER, "Host": name})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("POST", {"Origin": "https://example.org", **JSON}, 403),
+        ("POST", {"Origin": "null", **JSON}, 403),
+        ("POST", {"Sec-Fetch-Site": "same-site", **JSON}, 403),
+        ("POST", {"Sec-Fetch-Site": "same-origin", **JSON}, 200),
+        ("POST", JSON, 200),
+        ("POST", {}, 415),
+        ("POST", {"Content-Type": "text/plain"}, 415),
+        ("POST", {"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ("OPTIONS", {"Origin": "https://example.org"}, 403),
+    ],
+)
+async def test_what_changes_something_is_json_of_the_same_origin(
+    method: str, headers: dict[str, str], status: int
+) -> None:
+    async with admin_port() as port:
+        assert (await port.ask("/a/echo", {**BEARER, **headers}, method, b"{}")).status == status
+        assert len(port.host.calls) == (status == 200)
+
+
+async def test_a_page_of_another_site_reads_nothing_but_may_link_here() -> None:
+    async with admin_port() as port:
+        for headers in ({"Origin": "https://example.org"}, {"Sec-Fetch-Site": "cross-site"}):
+            assert (await port.ask("/status", {**BEARER, **headers})).status == 403
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        assert (await port.ask("/status", {**BEARER, **link})).status == 200
+        own = {"Origin": f"http://{port.name}", "Sec-Fetch-Site": "same-origin", **JSON}
+        assert (await port.ask("/a/echo", {**BEARER, **own}, "POST", b"{}")).status == 200
+
+
+async def test_every_answer_has_the_policy_of_the_page() -> None:
+    async with admin_port() as port:
+        for answer in (
+            await port.ask("/livez"),
+            await port.ask("/status"),
+            await port.ask("/status", BEARER),
+        ):
+            assert {name.lower() for name in HEADERS} <= set(answer.headers)
+
+
+async def test_an_upgrade_to_a_web_socket_is_refused() -> None:
+    async with admin_port() as port:
+        upgrade = {
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        }
+        assert (await port.ask("/status", {**BEARER, **upgrade})).status == 403
+
+
+async def test_a_session_ends_with_its_user() -> None:
+    async with admin_port() as port:
+        said = (await port.ask(f"/?token={TOKEN}")).headers["set-cookie"].partition(";")[0]
+        (session,) = port.access.guards["admin"].clients
+        assert session.user == TOKEN_USER
+        session.close_for("the test says so")
+        assert (await port.ask("/status", {"Cookie": said})).status == 401
+
+
+async def test_who_has_logged_in_is_served_while_others_hold_every_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_door, "PACE_SECONDS", 0)
+    async with admin_port() as port:
+        idle = [await port.connect() for _ in range(admin_door.CONNECTIONS_MAX + 20)]
+        assert (await port.ask("/status", BEARER)).status == 200
+        for stream in idle:
+            await stream.aclose()
+
+
+async def test_nobody_without_a_login_has_a_body_read() -> None:
+    async with admin_port() as port, await port.connect() as stream:
+        head = f"POST /a/echo HTTP/1.1\r\nHost: {port.name}\r\nContent-Type: application/json\r\n"
+        await stream.send_all(f"{head}Content-Length: 1000000\r\n\r\n".encode())
+        assert parsed(await stream.receive_some()).status == 401
+
+
+async def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_door, "BODY_SECONDS", 0.05)
+    async with admin_port() as port, await port.connect() as stream:
+        head = f"POST /a/echo HTTP/1.1\r\nHost: {port.name}\r\nAuthorization: Bearer {TOKEN}\r\n"
+        await stream.send_all(f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{".encode())
+        with trio.fail_after(5):
+            data = b"".join([part async for part in stream])
+        assert parsed(data).status == 400
+        assert port.host.calls == []
+
+
+async def test_a_large_head_is_refused() -> None:
+    async with admin_port() as port:
+        assert (await port.ask("/livez", {"X": "x" * 40_000})).status in (400, 431)
+
+
+async def test_a_connection_that_is_answered_and_reads_nothing_holds_up_no_stop() -> None:
+    with trio.fail_after(5):
+        async with admin_port() as port:
+            stream = await port.connect()
+            await stream.send_all(f"GET /metrics HTTP/1.1\r\nHost: {port.name}\r\n\r\n".encode() * 200)
+            await trio.sleep(0.05)
+        await stream.aclose()
+
+
+def test_the_token_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+    token = token_of(tmp_path)
+    assert len(token) >= 40
+    assert token_of(tmp_path) == token
+    assert stat.S_IMODE((tmp_path / "admin.token").stat().st_mode) == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["admin.token"]
+
+
+def test_listening_sockets_are_of_every_address() -> None:
+    sockets = listen("localhost", 0)
+    assert len({sock.getsockname()[1] for sock in sockets}) == 1
+    for sock in sockets:
+        assert sock.family in (socket.AF_INET, socket.AF_INET6)
+        sock.close()
