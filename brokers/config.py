@@ -113,10 +113,9 @@ class Config:
 
     def logs_in(self, protocol: str) -> bool:
         """Whether it asks every client for a name and a password where other machines reach it."""
-        settings = self.protocols[protocol]
-        if not self.knows_users(protocol):
-            return bool(getattr(settings, "logs_in", False))
-        return self.required_of(protocol) != "never" and self.users_file.exists()
+        if self.knows_users(protocol) and self.users_file.exists():
+            return self.required_of(protocol) != "never"
+        return bool(getattr(self.protocols[protocol], "logs_in", False))
 
     def knows_users(self, protocol: str) -> bool:
         """Whether its clients log in as users of the users file, and do what their rules allow."""

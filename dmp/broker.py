@@ -25,6 +25,7 @@ from dmp.queues import Owner, Queue
 from dmp.refusals import Code, not_found, shown
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
+from shared.access import Guard
 from shared.budget import Account
 from shared.errors import StoreError
 from shared.net.connection import Connection
@@ -52,7 +53,7 @@ class Broker:
 
     `generation` changes with every exchange, queue and binding: a route found before is then no good.
     `wall_seconds`: the wall clock, for what dead letters say. `new_name`: a name nobody can guess. `budget`:
-    what clients make grow is taken from it, by what it is.
+    what clients make grow is taken from it, by what it is. `access`: what sessions ask about their clients.
     """
 
     def __init__(
@@ -69,9 +70,11 @@ class Broker:
         new_name: Callable[[], str],
         recorder: Recorder | None,
         budget: Account,
+        access: Guard | None = None,
     ) -> None:
         self.accounts = Accounts(budget)
         self.recorder = recorder
+        self.access = access
         self.store = store
         self.settings = settings
         self.log = log

@@ -20,8 +20,12 @@ from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, Wildcards
 
 DEFAULT = b""
+DEFAULT_IN_RULES = b"amq.default"
+"""What rules of users call the default exchange, which has no name."""
 REPLY_TO = b"amq.rabbitmq.reply-to"
 """What clients consume from, and name in reply-to, to get replies without a queue of their own."""
+GENERATED = b"amq.gen-"
+"""What begins the name of a queue that the server names; who may declare one is asked by this."""
 TYPES = ("direct", "topic", "fanout", "headers")
 PREDECLARED: Mapping[bytes, str] = {
     b"amq.direct": "direct",

@@ -40,6 +40,7 @@ async def open_broker(
         new_name=lambda: secrets.token_urlsafe(_NAME_BYTES),
         recorder=context.recorder,
         budget=context.budget,
+        access=context.access,
     )
     await broker.topology.restore(definitions.load())
     return broker
@@ -119,4 +120,9 @@ class DmpService:
 
 
 async def open_service(context: Context, settings: DmpSettings) -> DmpService:
+    if settings.users != DmpSettings().users:
+        context.log.warning(
+            "dmp.users counts only without a users file, and goes with the next version: make its users with "
+            "brokers user add, which writes users.toml in the data folder (access.users_file)"
+        )
     return DmpService(await open_broker(context, settings))

@@ -33,6 +33,7 @@ from dmp.metrics import Counts
 from dmp.queue_log import Cold, Loaded, QueueLog
 from dmp.ready import Priorities, Ready, ReadyRow
 from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
+from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.storage.lost import Lost
 
@@ -79,11 +80,14 @@ class Owner:
     """An application: its principal, which holds it at first, and the DMP connections that it leased.
 
     The queues that are exclusive to it live as long as one of these. `ended` is called when the last has
-    let go.
+    let go. `user`: the name it logged in by; `account`: the user whose rules count; `revoked`: he is gone, or
+    has another password, and what was leased to him is worth nothing.
     """
 
     user: str
     _ended: Callable[[Owner], None]
+    account: str = ANONYMOUS
+    revoked: bool = False
     queues: dict[Queue, None] = attrs.Factory(dict)
     _holds: int = 1
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from dmp.amqp.session import AmqpSession
 from dmp.data_types import take_short
-from dmp.exchanges import Exchange
+from dmp.exchanges import DEFAULT_IN_RULES, Exchange
 from dmp.feed import Feed
 from dmp.leases import Lease
 from dmp.queues import Queue
 from dmp.sink import Sink
 from dmp.wire import AMQP_HEADER, DMP_HEADER, GREETING, Reply, WireError, ready, refusal, reply
+from shared.access import READ, WRITE
 from shared.errors import LocalProtocolError, RemoteProtocolError
 from shared.net import connection as net
 from shared.net.connection import Connection
@@ -64,12 +65,13 @@ _LEASE = 0  # the deadline for a lease; beside it there is a feed's `IDLE`
 class Session(SessionBase):
     """A connection of DMP, behind its header."""
 
-    __slots__ = ("_broker", "_role", "state")
+    __slots__ = ("_broker", "_right", "_role", "state")
 
     def __init__(self, connection: Connection, broker: Broker) -> None:
         super().__init__(connection)
         self._broker = broker
         self._role: Sink | Feed | None = None
+        self._right = "", b""  # what its user must be allowed: an action, and a name
         self.state = State.LEASE
         connection.write(reply(Reply.OK, GREETING))
         self.deadline(_LEASE, connection.now + broker.settings.login_seconds)
@@ -124,14 +126,34 @@ class Session(SessionBase):
             self._role.connection_lost()
         self._broker.flush()
 
+    def access_changed(self) -> None:
+        """A sink that lost its right is refused, and a feed ends as if its queue were gone."""
+        super().access_changed()
+        if self.ended or self._role is None or self.may(*self._right):
+            return
+        if isinstance(self._role, Feed):
+            self._role.cancelled()
+        else:
+            error = _no_access()
+            self.connection.write(error.reply)
+            self.fault(error)
+            self.end()
+            self.connection.finish()
+
     def _open(self, word: bytes) -> Sink | Feed:
-        """Raises WireError: BAD_LEASE, NOT_FOUND."""
+        """Raises WireError: BAD_LEASE, NO_ACCESS, NOT_FOUND."""
         broker = self._broker
         lease = broker.leases.take(word)
-        if lease is None:
+        if lease is None or lease.owner.revoked:
             raise refusal(Reply.BAD_LEASE, "not valid for this client")
         self.deadline(_LEASE, math.inf)
         target = lease.target
+        self.admit(broker.access, lease.owner.account)
+        self._right = WRITE if isinstance(target, Exchange) else READ, target.name or DEFAULT_IN_RULES
+        if not self.may(*self._right):
+            if isinstance(target, Queue):
+                target.feed_lease = None
+            raise _no_access()
         if isinstance(target, Exchange):
             return self._open_sink(lease, target)
         return self._open_feed(lease, target)
@@ -166,6 +188,10 @@ class Session(SessionBase):
         if after is None:
             raise LocalProtocolError(f"{event.name} while {self.state.name}")
         self.state = after
+
+
+def _no_access() -> WireError:
+    return refusal(Reply.NO_ACCESS, "not allowed")
 
 
 PROTOCOLS: Mapping[bytes, Callable[[Connection, Broker], net.Session]] = {

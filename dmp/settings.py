@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import attrs
 from attrs import validators
 
-from shared.net.settings import TlsSettings, host_setting
+from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.storage.settings import Durability
 from shared.units import GIB, KIB, MIB, limit
 
@@ -59,8 +59,9 @@ class DmpSettings:
     host: str | None = host_setting()
     """The address to bind; else as `serve.host` has it."""
     users: Users = attrs.field(factory=lambda: Users.parse("guest:guest"))
-    """`NAME:PASSWORD`, with commas between (PLAIN). `guest` comes from loopback only, as with RabbitMQ: for
-    clients on other machines name others, with passwords of your own."""
+    """`NAME:PASSWORD`, with commas between (PLAIN): from before there was a users file, and for this version
+    only. They count where there is no users file, and may do everything. `guest` comes from loopback only, as
+    with RabbitMQ."""
     prefer_direct: bool = False
     """Tell clients, by the server property `direct` = 1, to move bulk messages over DMP."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
@@ -118,9 +119,11 @@ class DmpSettings:
     """Ready messages above which a queue drops what comes new, counted; 0: none."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[dmp.tls]`: instead of `[tls]`."""
+    access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
+    """Section `[dmp.access]`: who has to log in here."""
 
     @property
     def logs_in(self) -> bool:
-        """Every client logs in; DMP's own connections carry a lease that one who did was given. The user that
-        is there at first is everybody's, and keeps nobody out."""
+        """Without a users file every client logs in; DMP's own connections carry a lease that one who did was
+        given. The user that is there at first is everybody's, and keeps nobody out."""
         return self.users.from_afar

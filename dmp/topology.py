@@ -25,7 +25,7 @@ import attrs
 
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.definitions import Saved, SavedQueue
-from dmp.exchanges import DEFAULT, PREDECLARED, REPLY_TO, TYPES, Destination, Exchange
+from dmp.exchanges import DEFAULT, GENERATED, PREDECLARED, REPLY_TO, TYPES, Destination, Exchange
 from dmp.memory import CacheBytes, check
 from dmp.queue_log import QueueLog, load
 from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
@@ -190,7 +190,7 @@ class Topology:
             raise _reserved("queue", name)
         if len(broker.queues) >= broker.settings.queues_max:
             raise _too_many("queues_max", broker.settings.queues_max)
-        name = name or b"amq.gen-" + broker.new_name().encode()
+        name = name or GENERATED + broker.new_name().encode()
         check(self._memory.queues, _queue_bytes(name, kind))
         queue = Queue(name, kind, broker, owner if kind.exclusive else None, broker.limits)
         ticket = None

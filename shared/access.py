@@ -495,6 +495,11 @@ class Guard:
         return len(self._decisions)
 
     @property
+    def has_users(self) -> bool:
+        """There is a users file."""
+        return self.access.users is not None
+
+    @property
     def asks_login(self) -> bool:
         """Clients have to log in. Beyond loopback nobody is asked to who could not: there is no user."""
         if self.required == "beyond-loopback":

@@ -39,12 +39,14 @@ from dmp.amqp.wire import (
     split,
     tag_bytes,
 )
+from dmp.exchanges import REPLY_TO
 from dmp.memory import CacheBytes
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH, Stop
 from dmp.queues import Queue
-from dmp.refusals import Code, Refusal
+from dmp.refusals import Code, Refusal, shown
 from dmp.takers import LOOKED_AT_ONCE
+from shared.access import READ
 from shared.net.session import SessionBase
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ class Mux:
     def open(self, user: str) -> None:
         """The client has logged in: its channels may come."""
         self.owner.user = user
+        self.owner.account = self.session.user
         self.dealing = True
 
     def end(self) -> None:
@@ -118,6 +121,59 @@ class Mux:
             [channel for channel in self.by_number.values() if channel.state is not ChannelState.CLOSING]
         )
         self.owner.release()
+
+    # -- what its user may do
+
+    def require(self, action: str, name: bytes) -> None:
+        """Raises Refusal where the user may not. `name`: of a queue, or what rules call an exchange."""
+        if self.session.guard is not None and not self.session.may(action, name):
+            raise _not_allowed(name)
+
+    def require_some(self, name: bytes) -> None:
+        """Raises Refusal where the user may do nothing at all with it."""
+        if self.session.guard is not None and not self.session.may_see(name):
+            raise _not_allowed(name)
+
+    def access_changed(self) -> None:
+        """Rules are others now: consumers of what may not be read any more are cancelled, and what they and
+        `basic.get` hold of it goes back.
+        """
+        self.publishing.forget()
+        guard, user = self.session.guard, self.session.user
+        if guard is None:
+            return
+        self.settle_now()
+        unacked: list[dict[int, Delivery]] = []
+        queues: set[Queue] = set()
+        lost: list[Consumer] = []
+        for channel in self.by_number.values():
+            lost += [
+                consumer
+                for consumer in channel.consumers.values()
+                if not guard.may(user, READ, consumer.name_in_rules)
+            ]
+            back = {
+                tag: delivery
+                for tag, delivery in channel.unacked.items()
+                if not guard.may(user, READ, delivery[1].name)
+            }
+            for tag, (consumer, queue, _) in back.items():
+                del channel.unacked[tag]
+                queues.add(queue)
+                if consumer is not None:
+                    consumer.unacked -= 1
+            if back:
+                unacked.append(back)
+        for queue in queues:
+            queue.await_returns()
+        for consumer in lost:
+            consumer.channel.remove_consumer(consumer)
+            consumer.channel.tell_cancelled(consumer)
+        if queues:
+            self.broker.background.add(_come_back(self.broker, unacked, queues))
+        self.deal()
+        self.broker.flush()
+        self.broker.store.commit_pending()
 
     # -- the stretch of input under way
 
@@ -502,6 +558,9 @@ class Channel:
         if self.consumers.pop(consumer.tag, None) is not None:
             consumer.end()
         self.mux.broker.counts.consumers -= 1
+        self.tell_cancelled(consumer)
+
+    def tell_cancelled(self, consumer: Consumer) -> None:
         if self.mux.capabilities.get("consumer_cancel_notify"):
             self.send(encode(commands.Basic.Cancel(consumer.tag.decode(), True), self.number))
 
@@ -544,6 +603,10 @@ def tags_of(unacked: Collection[int], tag: int, multiple: bool) -> list[int]:
     return list(unacked) if not tag else list(takewhile(tag.__ge__, unacked))
 
 
+def _not_allowed(name: bytes) -> Refusal:
+    return Refusal(Code.ACCESS_REFUSED, f"access to {shown(name)} in vhost '/' is not allowed")
+
+
 def _unknown(tag: int) -> Refusal:
     return Refusal(Code.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
 
@@ -580,6 +643,11 @@ class Consumer:
         broker = self.channel.mux.broker
         broker.accounts.consumers.charge(consumer_bytes(self.tag))
         self._cached = CacheBytes(broker.accounts.caches)
+
+    @property
+    def name_in_rules(self) -> bytes:
+        """What it reads: nobody can name the queue of replies."""
+        return REPLY_TO if self is self.channel.reply_consumer else self.queue.name
 
     def end(self) -> None:
         """It gives back what it took of memory."""

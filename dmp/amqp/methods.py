@@ -15,11 +15,12 @@ from dmp.amqp.channel import Channel, Confirms, Consumer, consumer_bytes
 from dmp.amqp.transactions import Outcome, Transaction
 from dmp.amqp.wire import Direct, FieldTable, declare_ok, get_ok
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import REPLY_TO, Destination
+from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination
 from dmp.memory import check
 from dmp.message import Message
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
+from shared.access import MANAGE, READ, WRITE
 
 if TYPE_CHECKING:
     from shared.storage.store import Ticket
@@ -105,6 +106,7 @@ def tx_end(channel: Channel, method: commands.Tx.Commit | commands.Tx.Rollback) 
 def direct_put(channel: Channel, method: Any) -> None:
     """A lease of a sink: any exchange that one may publish to."""
     mux = channel.mux
+    mux.require(WRITE, method.sink.encode() or DEFAULT_IN_RULES)
     exchange = mux.broker.topology.exchange(method.sink.encode())
     if exchange.kind.internal:
         raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(exchange.name)} is internal")
@@ -116,6 +118,7 @@ def direct_put(channel: Channel, method: Any) -> None:
 def direct_get(channel: Channel, method: Any) -> None:
     """A lease of a feed: a queue that is this application's own, and leased to nobody."""
     mux = channel.mux
+    mux.require(READ, method.feed.encode())
     queue = mux.broker.topology.queue(method.feed.encode(), mux.owner)
     if queue.owner is None:
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} is not exclusive to this connection")
@@ -129,9 +132,11 @@ def exchange_declare(channel: Channel, method: commands.Exchange.Declare) -> Non
     topology = channel.mux.broker.topology
     name = method.exchange.encode()
     if method.passive:
+        channel.mux.require_some(name or DEFAULT_IN_RULES)
         topology.exchange(name)
         ticket = None
     else:
+        channel.mux.require(MANAGE, name or DEFAULT_IN_RULES)
         alternate = _arguments(method).get("alternate-exchange")
         kind = ExchangeKind(
             type=method.exchange_type,
@@ -140,18 +145,23 @@ def exchange_declare(channel: Channel, method: commands.Exchange.Declare) -> Non
             internal=method.internal,
             alternate=str(alternate).encode()[:255] if alternate is not None else None,
         )
+        if kind.alternate is not None:
+            channel.mux.require(WRITE, kind.alternate or DEFAULT_IN_RULES)
         ticket = topology.declare_exchange(name, kind)
     _answer(channel, method, commands.Exchange.DeclareOk(), ticket)
 
 
 @handles(commands.Exchange.Delete)
 def exchange_delete(channel: Channel, method: commands.Exchange.Delete) -> None:
-    ticket = channel.mux.broker.topology.delete_exchange(method.exchange.encode(), if_unused=method.if_unused)
+    name = method.exchange.encode()
+    channel.mux.require(MANAGE, name or DEFAULT_IN_RULES)
+    ticket = channel.mux.broker.topology.delete_exchange(name, if_unused=method.if_unused)
     _answer(channel, method, commands.Exchange.DeleteOk(), ticket)
 
 
 @handles(commands.Exchange.Bind)
 def exchange_bind(channel: Channel, method: commands.Exchange.Bind) -> None:
+    _require_bind(channel, method.source, method.destination.encode() or DEFAULT_IN_RULES)
     destination = channel.mux.broker.topology.exchange(method.destination.encode())
     if not destination.name:
         raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
@@ -161,6 +171,7 @@ def exchange_bind(channel: Channel, method: commands.Exchange.Bind) -> None:
 
 @handles(commands.Exchange.Unbind)
 def exchange_unbind(channel: Channel, method: commands.Exchange.Unbind) -> None:
+    _require_bind(channel, method.source, method.destination.encode() or DEFAULT_IN_RULES)
     destination = channel.mux.broker.exchanges.get(method.destination.encode())
     ticket = _unbind(channel, method, method.source, destination)
     _answer(channel, method, commands.Exchange.UnbindOk(), ticket)
@@ -168,6 +179,7 @@ def exchange_unbind(channel: Channel, method: commands.Exchange.Unbind) -> None:
 
 @handles(commands.Queue.Bind)
 def queue_bind(channel: Channel, method: commands.Queue.Bind) -> None:
+    _require_bind(channel, method.exchange, _name_meant(channel, method.queue))
     queue = _named(channel, method.queue)
     key = method.routing_key.encode()
     if not method.queue and not key:
@@ -178,9 +190,17 @@ def queue_bind(channel: Channel, method: commands.Queue.Bind) -> None:
 
 @handles(commands.Queue.Unbind)
 def queue_unbind(channel: Channel, method: commands.Queue.Unbind) -> None:
-    queue = channel.mux.broker.topology.find_queue(_name_meant(channel, method.queue), channel.mux.owner)
+    name = _name_meant(channel, method.queue)
+    _require_bind(channel, method.exchange, name)
+    queue = channel.mux.broker.topology.find_queue(name, channel.mux.owner)
     ticket = _unbind(channel, method, method.exchange, queue)
     channel.reply(commands.Queue.UnbindOk(), ticket)
+
+
+def _require_bind(channel: Channel, source: str, destination: bytes) -> None:
+    """Raises Refusal where the user may not read the one and write to the other."""
+    channel.mux.require(READ, source.encode() or DEFAULT_IN_RULES)
+    channel.mux.require(WRITE, destination)
 
 
 def _bind(channel: Channel, method: Any, source: str, destination: Destination, key: bytes) -> Ticket | None:
@@ -199,6 +219,10 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
     topology = mux.broker.topology
     name = method.queue.encode()
     ticket: Ticket | None = None
+    if method.passive or name.startswith(REPLY_TO):
+        mux.require_some(name)
+    else:
+        mux.require(MANAGE, name or GENERATED)
     if name.startswith(REPLY_TO):
         if name != REPLY_TO and name not in mux.broker.reply_queues:
             raise not_found("queue", name)
@@ -216,6 +240,9 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
             table=arguments.raw,
             arguments=QueueArguments.read(arguments),
         )
+        letters = kind.arguments.dead_letter_exchange
+        if letters is not None:
+            mux.require(WRITE, letters or DEFAULT_IN_RULES)
         queue, ticket = topology.declare_queue(name, kind, mux.owner)
     takers = len(queue.consumers) + (queue.feed is not None)
     _answer_declared(channel, method, queue.name, queue.depth, takers, ticket)
@@ -223,6 +250,7 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
 
 @handles(commands.Queue.Purge)
 def queue_purge(channel: Channel, method: commands.Queue.Purge) -> None:
+    channel.mux.require(MANAGE, _name_meant(channel, method.queue))
     queue = _named(channel, method.queue)
     count, ticket = channel.mux.broker.topology.purge_queue(queue)
     _answer(channel, method, commands.Queue.PurgeOk(count), ticket)
@@ -232,7 +260,9 @@ def queue_purge(channel: Channel, method: commands.Queue.Purge) -> None:
 def queue_delete(channel: Channel, method: commands.Queue.Delete) -> None:
     """One that is not there is deleted already, as RabbitMQ has it: clients tear down more than once."""
     topology = channel.mux.broker.topology
-    queue = topology.find_queue(_name_meant(channel, method.queue), channel.mux.owner)
+    name = _name_meant(channel, method.queue)
+    channel.mux.require(MANAGE, name)
+    queue = topology.find_queue(name, channel.mux.owner)
     count, ticket = 0, None
     if queue is not None:
         count, ticket = topology.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
@@ -304,6 +334,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     if consumers:  # the first always fits, as a connection's first channel does
         check(mux.broker.accounts.consumers, consumer_bytes(tag))
     name = _name_meant(channel, method.queue)
+    mux.require(READ, name)
     queue = (_reply_queue if name == REPLY_TO else _queue_to_consume)(channel, method, name)
     consumer = Consumer(channel, queue, tag, method.no_ack, channel.prefetch, priority)
     channel.consumers[tag] = consumer
@@ -356,6 +387,7 @@ def publish(channel: Channel, method: commands.Basic.Publish) -> None:
 @handles(commands.Basic.Get)
 def get(channel: Channel, method: commands.Basic.Get) -> None:
     mux = channel.mux
+    mux.require(READ, _name_meant(channel, method.queue))
     queue = _named(channel, method.queue)
     message = queue.get(method.no_ack)
     if message is None:

@@ -27,11 +27,12 @@ from dmp.amqp.content import Content
 from dmp.amqp.states import ChannelState
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
 from dmp.data_types import short
-from dmp.exchanges import DEFAULT
+from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES
 from dmp.memory import CacheBytes
 from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
+from shared.access import WRITE
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ class Publishing:
     def _route(self, post: Post) -> None:
         content, head = post.content, post.head
         broker = self._mux.broker
+        self._mux.require(WRITE, content.exchange or DEFAULT_IN_RULES)
         if content.exchange != DEFAULT:
             exchange = broker.exchanges.get(content.exchange)
             if exchange is None:

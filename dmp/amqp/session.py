@@ -29,6 +29,8 @@ from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PU
 from dmp.memory import check
 from dmp.pacing import Stop
 from dmp.refusals import Code, Refusal, shown
+from dmp.settings import LOCAL
+from shared.access import ANONYMOUS
 from shared.errors import LocalProtocolError, RemoteProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
@@ -73,7 +75,7 @@ BEAT, SILENCE, LOGIN, CLOSE = range(4)
 class AmqpSession(SessionBase):
     """The server's side of one connection."""
 
-    __slots__ = ("_channel_max", "_heard", "_heartbeat_seconds", "_index", "_user", "broker", "mux", "state")
+    __slots__ = ("_channel_max", "_heard", "_heartbeat_seconds", "_index", "_name", "broker", "mux", "state")
 
     def __init__(self, connection: Connection, broker: Broker) -> None:
         settings = broker.settings
@@ -82,15 +84,17 @@ class AmqpSession(SessionBase):
         self.state = State.STARTING
         self.mux = Mux(self, broker)
         self.mux.payload_max = min(settings.frame_bytes_max, LOGIN_FRAME_BYTES_MAX) - FRAME_OVERHEAD
-        self._user = ""
+        self._name = ""  # that the client logged in by; `user` says whose rules count
         self._channel_max = settings.channels_max
         self._heartbeat_seconds = 0
         self._heard = connection.now
         self._index = 0  # of the method that is being handled
         broker.sessions.add(self)
+        self.admit(broker.access)
         connection.on_drained = self.drained
         self.deadline(LOGIN, connection.now + settings.login_seconds)
-        connection.write(_start(settings.prefer_direct))
+        mechanisms = "PLAIN EXTERNAL" if connection.certificate_user else "PLAIN"
+        connection.write(_start(settings.prefer_direct, mechanisms))
 
     # -- the driver's calls, beside those of the base
 
@@ -348,42 +352,60 @@ class AmqpSession(SessionBase):
                 raise Refusal(Code.COMMAND_INVALID, f"{method.name} on channel 0 while {self.state.value}")
 
     def _start_ok(self, method: commands.Connection.StartOk) -> None:
-        if method.mechanism != "PLAIN":
-            raise Refusal(Code.COMMAND_INVALID, f"mechanism {shown(method.mechanism.encode())} is not PLAIN")
+        mechanism = method.mechanism
+        if mechanism != "PLAIN" and not (mechanism == "EXTERNAL" and self.connection.certificate_user):
+            raise Refusal(Code.COMMAND_INVALID, f"mechanism {shown(mechanism.encode())} is not PLAIN")
         found = method.client_properties.get("capabilities")
         said = found if isinstance(found, dict) else {}
-        capabilities = self.mux.capabilities = {name: bool(said.get(name)) for name in _CAPABILITIES}
+        self.mux.capabilities = {name: bool(said.get(name)) for name in _CAPABILITIES}
+        by_certificate = self.user if self.user not in ("", ANONYMOUS) else ""
+        if mechanism == "EXTERNAL":
+            self._logged_in(by_certificate, mechanism, bool(by_certificate))
+            return
         response: str | bytes = method.response  # bytes where it is not UTF-8
-        user = self._login(response.encode() if isinstance(response, str) else response)
-        if user is None:
+        fields = (response.encode() if isinstance(response, str) else response).split(b"\0")
+        if len(fields) != 3:
+            self._logged_in("", mechanism, False)
+            return
+        name, password = fields[1].decode(errors="replace"), fields[2]
+        access, near = self.broker.access, self.connection.peer.startswith(_LOOPBACK)
+        is_guest = (name, password) == (LOCAL, LOCAL.encode())  # what clients say that were told nothing
+        if is_guest and by_certificate:
+            self._logged_in(by_certificate, mechanism, True)
+        elif access is None or not access.has_users:
+            self._logged_in(name, mechanism, self.broker.settings.users.allow(name, password, near=near))
+        elif is_guest and near and not access.asks_login:
+            self._logged_in(name, mechanism, True)
+        else:
+            self.log_in(name, password, functools.partial(self._checked, name))
+
+    def _checked(self, name: str, fits: bool) -> None:
+        self._logged_in(name, "PLAIN", fits, counted=True)
+
+    def _logged_in(self, name: str, mechanism: str, fits: bool, *, counted: bool = False) -> None:
+        """A login was looked at. `counted`: where it failed, the guard knows of it."""
+        if not fits:
+            access = self.broker.access
+            if access is not None and not counted:
+                access.login_failed(name, self.connection.peer)
             self.broker.counts.logins_refused += 1
             self.broker.log.info(
                 "an AMQP login is refused: unknown user, wrong password, or guest from another machine",
                 peer=self.connection.peer,
             )
-            if capabilities.get("authentication_failure_close"):
-                text = "login was refused using authentication mechanism PLAIN"
+            if self.mux.capabilities.get("authentication_failure_close"):
+                text = f"login was refused using authentication mechanism {mechanism}"
                 self._close(Refusal(Code.ACCESS_REFUSED, text))
             else:  # the specification has the socket closed without a word
                 self._end(Event.WRONG_LOGIN)
             return
         self._step(Event.START_OK)
-        self._user = user
+        self._name = name
         settings = self.broker.settings
         tune = commands.Connection.Tune(
             settings.channels_max, settings.frame_bytes_max, settings.heartbeat_seconds
         )
         self.connection.write(encode(tune, 0))
-
-    def _login(self, response: bytes) -> str | None:
-        """The user, if the name, the password and the place are right; all three are always looked at."""
-        fields = response.split(b"\0")
-        if len(fields) != 3:
-            return None
-        _, name, password = fields
-        user = name.decode(errors="replace")
-        near = self.connection.peer.startswith(_LOOPBACK)
-        return user if self.broker.settings.users.allow(user, password, near=near) else None
 
     def _tune_ok(self, method: commands.Connection.TuneOk) -> None:
         settings = self.broker.settings
@@ -406,9 +428,20 @@ class AmqpSession(SessionBase):
             raise Refusal(Code.INVALID_PATH, f"vhost {shown(method.virtual_host.encode())} not found")
         self._step(Event.OPEN)
         self.deadline(LOGIN, math.inf)
-        self.mux.open(self._user)
+        self.mux.open(self._name)
         self.broker.counts.connections += 1
         self.connection.write(encode(commands.Connection.OpenOk(), 0))
+
+    # -- what its user may do
+
+    def access_changed(self) -> None:
+        super().access_changed()
+        if self.state is State.OPEN:
+            self.mux.access_changed()
+
+    def close_for(self, reason: str) -> None:
+        self.mux.owner.revoked = True
+        super().close_for(reason)
 
     # -- it ends
 
@@ -475,7 +508,7 @@ class AmqpSession(SessionBase):
         return b""
 
 
-def _start(prefer_direct: bool) -> bytes:
+def _start(prefer_direct: bool, mechanisms: str) -> bytes:
     """Connection.Start, whole."""
     properties: dict[str, Any] = {
         "product": "Brokers",
@@ -485,7 +518,7 @@ def _start(prefer_direct: bool) -> bytes:
     }
     if prefer_direct:
         properties["direct"] = 1
-    return encode(commands.Connection.Start(0, 9, properties, "PLAIN", "en_US"), 0)
+    return encode(commands.Connection.Start(0, 9, properties, mechanisms, "en_US"), 0)
 
 
 @functools.cache

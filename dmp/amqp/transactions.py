@@ -20,12 +20,14 @@ from pamqp import commands
 
 from dmp.amqp.channel import tags_of
 from dmp.dead_letters import LETTERS_PER_TURN, addressed
+from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.memory import check
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH
 from dmp.queue_records import put
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
+from shared.access import READ, WRITE
 from shared.budget import Account
 from shared.errors import StoreError
 
@@ -116,6 +118,10 @@ class Transaction:
         channel = self._channel
         mux = channel.mux
         broker = mux.broker
+        for exchange in {post.content.exchange for post, _, _ in self._posts}:  # rules may have changed
+            mux.require(WRITE, exchange or DEFAULT_IN_RULES)
+        for name in {queue.name for _, (_, queue, _) in self._settled.values()}:
+            mux.require(READ, name)
         change = QueueChange(broker)
         returned: list[tuple[Head, Sequence[bytes]]] = []
         for post, queues, bodies in self._posts:

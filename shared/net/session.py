@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shared.access import ANONYMOUS, Guard
+from shared.access import ANONYMOUS, READ, Guard
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import HELD_BYTES_MIN, Connection
 from shared.replies import Replies
@@ -277,12 +277,16 @@ class SessionBase:
 
     # Who it is, and what he may do.
 
-    def admit(self, gate: Guard | None) -> None:
-        """Say who watches over this protocol's clients; a certificate that was shown is a login."""
+    def admit(self, gate: Guard | None, user: str = "") -> None:
+        """Say who watches over this protocol's clients. The connection is `user`'s; where that is "", it is
+        that of the user whose certificate was shown.
+        """
         if gate is not None:
             self._gate = gate
             gate.clients.add(self)
-            if self.connection.certificate_user:
+            if user:
+                self.user = user
+            elif self.connection.certificate_user:
                 self.user = gate.user_of_certificate(self.connection.certificate_user) or ANONYMOUS
             self._set_guard(gate)
 
@@ -311,6 +315,14 @@ class SessionBase:
         if guard is None or guard.may(self.user, action, name):
             return True
         guard.refuse(self.user, action, name, self.connection.peer)
+        return False
+
+    def may_see(self, name: str | bytes) -> bool:
+        """Whether the user may do anything at all with it; a refusal is counted and told, as one to read."""
+        guard = self.guard
+        if guard is None or guard.may_see(self.user, name):
+            return True
+        guard.refuse(self.user, READ, name, self.connection.peer)
         return False
 
     def access_changed(self) -> None:

@@ -14,6 +14,7 @@ from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import places
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
+from shared.access import Guard
 from shared.budget import Account, unbounded
 from shared.errors import StoreError
 from shared.plugin import Context
@@ -47,13 +48,17 @@ class World:
 
     @classmethod
     async def open(
-        cls, settings: DmpSettings | None = None, disk: FakeDisk | None = None, budget: Account | None = None
+        cls,
+        settings: DmpSettings | None = None,
+        disk: FakeDisk | None = None,
+        budget: Account | None = None,
+        access: Guard | None = None,
     ) -> "World":
         disk = disk or FakeDisk()
         store = await open_store(disk)
         clock = Clock()
         budget = budget or unbounded()
-        context = Context(store, LOG, budget=budget)
+        context = Context(store, LOG, budget=budget, access=access)
         broker = await open_broker(context, settings or DmpSettings(), now=lambda: clock.now)
         return cls(store, disk, broker, clock, budget)
 

@@ -8,14 +8,18 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 import trustme
+from pamqp import base, commands
 from prometheus_client.parser import text_string_to_metric_families
 
 from brokers import control
 from brokers.errors import ExitCode
+from dmp.amqp.wire import Direct, decode_untrusted, encode
+from dmp.wire import AMQP_HEADER
 from dms import wire as dms_wire
 from dms.wire import Status as DmsStatus
 from dms.wire import Type as DmsType
@@ -25,6 +29,7 @@ from pubsub.wire import Command
 from shared.access import Rule, Secret, User, written_users
 from tests.support.server import NotReadyError, Server, run, until
 
+C = commands
 PASSWORD = "right pass:word"
 """Spaces and colons are in it, for it is the rest of a line, and what is behind the first colon."""
 
@@ -281,6 +286,94 @@ def pubsub(way: Way, login: Login, certificate: str | None, request: str, name: 
             return REFUSED
 
 
+_NUMBERS = itertools.count(1)
+
+
+def dmp(way: Way, login: Login, certificate: str | None, request: str, name: str) -> str:
+    own = f"{'public' if login is certificate is None else 'mine'}-{next(_NUMBERS)}"
+    arguments = {"x-dead-letter-exchange": name}
+    methods = {
+        "queue.declare": C.Queue.Declare(queue=name),
+        "passive": C.Queue.Declare(queue=name, passive=True),
+        "dead letters": C.Queue.Declare(queue=own, arguments=arguments),
+        "queue.bind": C.Queue.Bind(queue=name, exchange=name),
+        "queue.unbind": C.Queue.Unbind(queue=name, exchange=name),
+        "queue.purge": C.Queue.Purge(queue=name),
+        "queue.delete": C.Queue.Delete(queue=name),
+        "exchange.declare": C.Exchange.Declare(exchange=name),
+        "alternate": C.Exchange.Declare(exchange=own, arguments={"alternate-exchange": name}),
+        "exchange.bind": C.Exchange.Bind(destination=name, source=name),
+        "exchange.unbind": C.Exchange.Unbind(destination=name, source=name),
+        "exchange.delete": C.Exchange.Delete(exchange=name),
+        "basic.get": C.Basic.Get(queue=name),
+        "basic.consume": C.Basic.Consume(queue=name),
+        "basic.publish": C.Basic.Publish(exchange=name),
+        "Direct.Put": Direct.Put(name),
+        "Direct.Get": Direct.Get(name),
+    }
+    with way.connect("dmp", "root" if way.authority else None) as root:
+        assert _amqp_login(root, ("root", PASSWORD))
+        for made in (methods["queue.declare"], methods["exchange.declare"]):
+            assert not isinstance(_amqp_ask(root, made), C.Channel.Close)
+    with way.connect("dmp", certificate) as connection:
+        if not _amqp_login(connection, login, certificate):
+            return REFUSED
+        said = _amqp_ask(connection, methods[request])
+        if isinstance(said, C.Channel.Close) and "is not allowed" in said.reply_text:
+            assert said.reply_code == 403
+            return DENIED
+        assert not isinstance(said, C.Channel.Close) or request == "Direct.Get", said.reply_text
+        return DONE
+
+
+def _amqp_login(connection: socket.socket, login: Login, certificate: str | None = None) -> bool:
+    """As far as an open channel. Whose login is refused is told so, and closed."""
+    connection.sendall(AMQP_HEADER)
+    start = _amqp_frame(connection)
+    assert ("EXTERNAL" in start.mechanisms) == isinstance(connection, ssl.SSLSocket)
+    by_certificate = login is None and certificate is not None
+    user, password = login or ("guest", "guest")
+    capable = {"capabilities": {"authentication_failure_close": True}}
+    mechanism, response = ("EXTERNAL", "") if by_certificate else ("PLAIN", f"\0{user}\0{password}")
+    connection.sendall(encode(C.Connection.StartOk(capable, mechanism, response, "en_US"), 0))
+    said = _amqp_frame(connection)
+    if isinstance(said, C.Connection.Close):
+        assert said.reply_code == 403
+        connection.sendall(encode(C.Connection.CloseOk(), 0))
+        assert _all(connection) == b""
+        return False
+    connection.sendall(encode(C.Connection.TuneOk(0, 0, 0), 0) + encode(C.Connection.Open("/"), 0))
+    assert isinstance(_amqp_frame(connection), C.Connection.OpenOk)
+    connection.sendall(encode(C.Channel.Open(), 1))
+    assert isinstance(_amqp_frame(connection), C.Channel.OpenOk)
+    return True
+
+
+def _amqp_ask(connection: socket.socket, method: base.Frame) -> Any:
+    """The answer; a publish is followed by something that has one."""
+    data = encode(method, 1)
+    if isinstance(method, C.Basic.Publish):
+        content = b"\0\x3c" + bytes(12)
+        data += b"\2\0\1" + len(content).to_bytes(4) + content + b"\xce" + encode(C.Basic.Qos(), 1)
+    connection.sendall(data)
+    return _amqp_frame(connection)
+
+
+def _amqp_frame(connection: socket.socket) -> Any:
+    data = _exactly(connection, 7)
+    data += _exactly(connection, int.from_bytes(data[3:]) + 1)
+    return decode_untrusted(data[7:-1])
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        assert more, data
+        data += more
+    return data
+
+
 PROTOCOLS: Mapping[str, tuple[Ask, tuple[str, ...]]] = {
     "logmq": (
         logmq,
@@ -302,6 +395,28 @@ PROTOCOLS: Mapping[str, tuple[Ask, tuple[str, ...]]] = {
     "dms": (dms, ("CREATE_QUEUE", "dead_letter", "PRODUCE", "CONSUME", "DELETE_QUEUE")),
     "pubsub": (pubsub, ("0", "3")),
     "kqmsgq": (kqmsgq, (">", "*")),
+    "dmp": (
+        dmp,
+        (
+            "queue.declare",
+            "passive",
+            "dead letters",
+            "queue.bind",
+            "queue.unbind",
+            "queue.purge",
+            "queue.delete",
+            "exchange.declare",
+            "alternate",
+            "exchange.bind",
+            "exchange.unbind",
+            "exchange.delete",
+            "basic.get",
+            "basic.consume",
+            "basic.publish",
+            "Direct.Put",
+            "Direct.Get",
+        ),
+    ),
 }
 
 WAYS = {
