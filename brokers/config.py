@@ -28,6 +28,7 @@ from brokers.structure import (
     written,
 )
 from shared.access import Required
+from shared.client.login import VARIABLES
 from shared.local_path import local_path
 from shared.net.settings import ClientSettings, NetSettings, ProtocolAccessSettings, TlsSettings
 from shared.plugin import Plugin
@@ -244,7 +245,7 @@ def _from_environment(
     passed_over = tuple(_variable(name, "") for name in broken)
     ours = tuple(_variable(name, "") for name in sections) if alone else ("",)
     for name, value in environ.items():
-        if not name.startswith("BROKERS_") or name == FILE_VARIABLE:
+        if not name.startswith("BROKERS_") or name == FILE_VARIABLE or name in VARIABLES:
             continue
         if _SERVICE_LINK.fullmatch(name) or name.startswith(passed_over) or name in of_commands:
             continue

@@ -1,7 +1,8 @@
 """Finds a protocol's server, the same way for all commands that speak to it.
 
-Flags win over `BROKERS_<SECTION>_<KEY>`, these over the file that `--config` or `BROKERS_CONFIG` names, and
-that over defaults. `brokers serve` reads the same settings, so a command finds what it started.
+Flags win over what `--host` says as a URL, and this over `BROKERS_<SECTION>_<KEY>`. Then come the file that
+`--config` or `BROKERS_CONFIG` names, and defaults. `brokers serve` reads the same settings, so a command
+finds what it started.
 """
 
 import os
@@ -11,6 +12,8 @@ from typing import Any
 
 from brokers.errors import ExitCode, Refusal
 from shared.cli.options import Place
+from shared.client.login import VARIABLES, url_of
+from shared.errors import UsageError
 from shared.plugin import Plugin
 
 DEFAULT_HOST = "127.0.0.1"
@@ -24,9 +27,11 @@ def find(kind: type[Place], plugin: Plugin, given: Mapping[str, Any], config: Pa
     Raises InvalidSettings, and Refusal if nothing says which port it is.
     """
     said = {name: value for name, value in given.items() if value}
-    found = {**_settled(plugin, config), **said}
+    settled = _settled(plugin, config)
+    found = {**settled, **_of_url(plugin, settled["host"], "client.host"), **said}
     if "host" in said:
-        found["named"] = True
+        rest = {name: value for name, value in said.items() if name != "host"}
+        found = {**found, **_of_url(plugin, said["host"], "--host"), **rest, "named": True}
     if not found["port"]:
         text = f"{plugin.name}.port is 0: the system picked one, which `brokers status` shows; say --port"
         raise Refusal(text, ExitCode.CONFIGURATION)
@@ -35,9 +40,22 @@ def find(kind: type[Place], plugin: Plugin, given: Mapping[str, Any], config: Pa
     return kind(**found)
 
 
+def _of_url(plugin: Plugin, host: str, where: str) -> dict[str, Any]:
+    """Return what a host that is a URL says, by the fields of `Server`. Raises UsageError."""
+    try:
+        url = url_of(host, plugin.name)
+    except ValueError as error:
+        raise UsageError(where, str(error)) from None
+    if url is None:
+        return {"host": host}
+    files = {name: Path(value) for name, value in url.files.items()}
+    said = {"host": url.host, "port": url.port, "tls": url.tls, "user": url.user, **files}
+    return {name: value for name, value in said.items() if value}
+
+
 def _settled(plugin: Plugin, file: Path | None) -> dict[str, Any]:
     """Return what the settings say, by the fields of `Server`."""
-    if file is None and not any(name.startswith("BROKERS_") for name in os.environ):
+    if file is None and not any(name.startswith("BROKERS_") for name in os.environ if name not in VARIABLES):
         # The usual case, kept quick: reading settings takes as long as all else before the connection.
         settings = plugin.settings()
         return {"host": DEFAULT_HOST, "port": settings.port, "settings": settings, "named": False}

@@ -14,7 +14,21 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.errors import InvalidSettings, Problem
-from shared.cli.options import Ca, Certificate, Host, KeyFile, Place, Port, Server, Tls, a_path, flag
+from shared.cli.options import (
+    Ca,
+    Certificate,
+    Host,
+    Key,
+    KeyFile,
+    PasswordFile,
+    Place,
+    Port,
+    Server,
+    Tls,
+    User,
+    a_path,
+    flag,
+)
 
 if TYPE_CHECKING:
     from shared.plugin import Plugin, ServeRequest, VerbRequest
@@ -135,12 +149,14 @@ def with_config_flag(verb: "Callable[..., VerbRequest]") -> "Callable[..., VerbR
 PLACE_FLAGS: Mapping[str, Any] = {"host": (Host, None), "port": (Port, None)}
 SERVER_FLAGS: Mapping[str, Any] = {
     **PLACE_FLAGS,
+    "user": (User, None),
+    "password_file": (PasswordFile, None),
     "tls": (Tls, False),
     "ca": (Ca, None),
     "certificate": (Certificate, None),
-    "key_file": (KeyFile, None),
+    "key_file": (Key, None),
 }
-"""The names are those in `Server`, except `key_file`: `--key` is a routing key elsewhere."""
+"""The names are those in `Server`, except `key_file`: a verb may have a `--key` of its own."""
 CONFIG_FLAG: Mapping[str, Any] = {"config": (ConfigFile, None)}
 Find = Callable[[type[Place], "Plugin", Mapping[str, Any], Path | None], Place]
 """Finds a server by the flags that were given, and by the settings for the rest."""
@@ -170,6 +186,8 @@ def with_server_flags(verb: Callable[..., Any], plugin: "Plugin", find: Find) ->
     usual = f"Its port; {plugin.settings().port} unless set ({plugin.name}.port, {variable})."
     port = Annotated[Port, Parameter(name=("--port", "-p"), help=usual)]
     flags = SERVER_FLAGS if issubclass(kind, Server) else PLACE_FLAGS
+    if flags is SERVER_FLAGS and "key" in inspect.signature(verb).parameters:
+        flags = {**flags, "key_file": (KeyFile, None)}
     return _with_flags(verb, {**flags, "port": (port, None), **CONFIG_FLAG}, asking, without=wanted)
 
 

@@ -18,12 +18,11 @@ A lost connection raises `Disconnected` in all that waits, and is not made again
 Source: PROTOCOL.md, "Principal". Messages are framed as AMQP's specification has it, part 4.2.
 """
 
-import ssl
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import attrs
 import trio
@@ -34,7 +33,7 @@ from dmp.amqp.wire import FRAME_END, FRAME_HEAD, encode
 from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, greeted, refused
 from dmp.properties import unpack
 from dmp.refusals import Refusal
-from shared.client.dial import Address, Disconnected, broken
+from shared.client.dial import Address, Disconnected, How, broken
 from shared.client.nursery import beside
 from shared.errors import BrokerError, RemoteProtocolError
 
@@ -527,22 +526,19 @@ class Client:
 async def open_amqp(
     host: str = "127.0.0.1",
     port: int = PORT,
-    *,
-    user: str = "guest",
-    password: str = "guest",
-    ssl_context: ssl.SSLContext | None = None,
-    server_hostname: str | None = None,
+    **how: Unpack[How],
 ) -> AsyncIterator[Client]:
     """A client, logged in; it says goodbye at the end of the block, when all is sent.
 
-    `ssl_context`: TLS, for `host` unless `server_hostname` says otherwise. Raises Refused,
-    ConnectionRefusedError where nobody answers, Disconnected, ssl.SSLError.
+    `host`: also a URL, `dmp+tls://ann@host:5672`. `how`: login and TLS; without a login it is that of a
+    client certificate, else guest. Raises Refused, ConnectionRefusedError where nobody answers, Disconnected,
+    ssl.SSLError.
     """
-    address = Address(host, port, ssl_context, server_hostname, kind="AMQP")
+    address = Address.of(host, port, kind="AMQP", protocol="dmp", usual_user="guest", **how)
     stream = await address.open()
     try:
         principal = await greeted(address, stream)
-        client = Client(stream, await principal.log_in(user, password))
+        client = Client(stream, await principal.log_in(address.login))
         async with beside() as nursery:
             nursery.start_soon(client.run)
             yield client

@@ -29,30 +29,18 @@ app, command = protocol_app(
 )
 
 
-@Parameter(name="*")
-@attrs.frozen(kw_only=True)
-class Login:
-    """Who asks."""
-
-    user: Annotated[str, Parameter(help="Whom to log in as.", env_var="BROKERS_DMP_USER")] = "guest"
-    password: Annotated[
-        str,
-        Parameter(help="The password.", env_var="BROKERS_DMP_PASSWORD", show_default=False),
-    ] = attrs.field(default="guest", repr=False)
-
-
-GUEST = Login()
 Key = Annotated[str, Parameter(name=("--key", "-k"), help="The routing key.", show_default=False)]
 
 
-def _place(server: Server, login: Login) -> dict[str, Any]:
-    """What the client's functions want to know."""
+def _given(server: Server) -> dict[str, Any]:
+    """What the client's functions want to know. Without flags and the common variables these two say who."""
+    user, password = os.environ.get("BROKERS_DMP_USER"), os.environ.get("BROKERS_DMP_PASSWORD")
+    if not (user or password) or server.user or server.login():
+        return server.given()
     return {
-        "host": server.host,
-        "port": server.port,
-        "user": login.user,
-        "password": login.password,
-        "ssl_context": server.ssl_context(),
+        **attrs.evolve(server, user=None).given(),
+        "user": user or "guest",
+        "password": password or "guest",
     }
 
 
@@ -75,7 +63,6 @@ async def put(
     key: Key = "",
     message: Messages = (),
     whole: Whole = False,
-    login: Login = GUEST,
     server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
@@ -86,7 +73,7 @@ async def put(
     name = _short("--key", os.fsencode(key))
     _short("SINK", sink.encode())
     with lost_is_refused():
-        async with open_sink(sink, **_place(server, login)) as opened:
+        async with open_sink(sink, **_given(server)) as opened:
             done = await send_given(
                 lambda bodies: opened.send_many((name, body) for body in bodies),
                 (*words, *message),
@@ -115,7 +102,6 @@ async def get(
     ] = None,
     max_: Max = None,
     raw: Raw = False,
-    login: Login = GUEST,
     server: Server,
     json: Json = False,
 ) -> AsyncIterable[Any]:
@@ -134,7 +120,7 @@ async def get(
     async def shown() -> AsyncIterator[Any]:
         left = Remaining(max_)
         with lost_is_refused():
-            async with open_feed(bindings, queue=feed, **_place(server, login)) as opened:
+            async with open_feed(bindings, queue=feed, **_given(server)) as opened:
                 while left:
                     messages = left.of(await opened.batch())
                     for item in _shown(messages, json=json, raw=raw):
@@ -170,7 +156,6 @@ async def declare(
     transient: Annotated[bool, flag("It ends with the server, as do its messages.")] = False,
     auto_delete: Annotated[bool, flag("It goes when the last that uses it has gone.")] = False,
     argument: Arguments = (),
-    login: Login = GUEST,
     server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
@@ -182,12 +167,12 @@ async def declare(
     if what == "queue":
         if type_ is not None:
             raise UsageError("--type", "is of an exchange")
-        async with _amqp(server, login, name) as client:
+        async with _amqp(server, name) as client:
             await client.declare_queue(
                 name, durable=not transient, auto_delete=auto_delete, arguments=arguments
             )
     else:
-        async with _amqp(server, login, name) as client:
+        async with _amqp(server, name) as client:
             await client.declare_exchange(
                 name,
                 type_ or "direct",
@@ -205,14 +190,13 @@ async def delete(
     *,
     if_unused: Annotated[bool, flag("Not a queue with consumers, nor an exchange with bindings.")] = False,
     if_empty: Annotated[bool, flag("Not a queue with messages.")] = False,
-    login: Login = GUEST,
     server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """End a queue or an exchange: bindings and messages go for good."""
     if what == "exchange" and if_empty:
         raise UsageError("--if-empty", "is of a queue")
-    async with _amqp(server, login, name) as client:
+    async with _amqp(server, name) as client:
         if what == "exchange":
             await client.declare_exchange(name, passive=True)  # to delete what is not there is no error
             await client.delete_exchange(name, if_unused=if_unused)
@@ -229,13 +213,12 @@ async def bind(
     *,
     key: Key = "",
     argument: Arguments = (),
-    login: Login = GUEST,
     server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Have what comes to an exchange under a key go into a queue, too."""
     arguments = keyed("--argument", argument)
-    async with _amqp(server, login, queue, exchange, key) as client:
+    async with _amqp(server, queue, exchange, key) as client:
         await client.bind(queue, exchange, key, arguments)
     return {"queue": queue, "exchange": exchange, "key": key, "bound": True}
 
@@ -247,13 +230,12 @@ async def unbind(
     *,
     key: Key = "",
     argument: Arguments = (),
-    login: Login = GUEST,
     server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Take a binding back: that of the same key and arguments."""
     arguments = keyed("--argument", argument)
-    async with _amqp(server, login, queue, exchange, key) as client:
+    async with _amqp(server, queue, exchange, key) as client:
         await client.declare_queue(queue, passive=True)  # to unbind what is not there is no error
         await client.declare_exchange(exchange, passive=True)
         await client.unbind(queue, exchange, key, arguments)
@@ -261,21 +243,19 @@ async def unbind(
 
 
 @command("purge jobs")
-async def purge(
-    queue: QueueName, *, login: Login = GUEST, server: Server, json: Json = False
-) -> Mapping[str, Any]:
+async def purge(queue: QueueName, *, server: Server, json: Json = False) -> Mapping[str, Any]:
     """Drop all messages of a queue but those that consumers hold."""
-    async with _amqp(server, login, queue) as client:
+    async with _amqp(server, queue) as client:
         return {"queue": queue, "purged": await client.purge(queue)}
 
 
 @asynccontextmanager
-async def _amqp(server: Server, login: Login, *names: str) -> AsyncIterator[Client]:
+async def _amqp(server: Server, *names: str) -> AsyncIterator[Client]:
     """An AMQP client, for what is called so. Raises UsageError for what is no name, and as the clients do."""
     for name in names:
         _short("NAME", name.encode())
     with lost_is_refused():
-        async with open_amqp(**_place(server, login)) as client:
+        async with open_amqp(**_given(server)) as client:
             yield client
 
 

@@ -17,9 +17,9 @@ Any number of tasks may share a sink; what they send while a send is under way g
 send may have left half a message behind, and so closes the connection.
 """
 
-import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Unpack
 
 import attrs
 import trio
@@ -30,7 +30,7 @@ from dmp.data_types import SHORT_BYTES_MAX, short, take_short
 from dmp.principal import PORT, Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import DMP_HEADER, Message, MessageOptions
-from shared.client.dial import Address, Disconnected, Unreachable, broken
+from shared.client.dial import Address, Disconnected, How, Unreachable, broken
 from shared.client.receiver import Receiver
 from shared.client.sender import Sender
 
@@ -122,18 +122,16 @@ async def open_sink(
     port: int = PORT,
     *,
     declare: str | None = None,
-    user: str = "guest",
-    password: str = "guest",
-    ssl_context: ssl.SSLContext | None = None,
-    server_hostname: str | None = None,
+    **how: Unpack[How],
 ) -> AsyncIterator[Sink]:
     """A sink, connected; the end of the block waits until the server has read everything.
 
-    `declare`: its type (direct, topic, fanout, headers), where it may not be there yet. Raises Refused,
-    ConnectionRefusedError where nobody answers, Disconnected, ssl.SSLError.
+    `declare`: its type (direct, topic, fanout, headers), where it may not be there yet. `host`: also a
+    URL, `dmp+tls://ann@host:5672`. `how`: login and TLS; without a login it is that of a client certificate,
+    else guest. Raises Refused, ConnectionRefusedError where nobody answers, Disconnected, ssl.SSLError.
     """
-    address = Address(host, port, ssl_context, server_hostname, kind="DMP")
-    async with open_principal(address, user, password) as principal:
+    address = Address.of(host, port, kind="DMP", protocol="dmp", usual_user="guest", **how)
+    async with open_principal(address) as principal:
         if declare is not None:
             await principal.declare_exchange(exchange, declare)
         lease = await principal.sink_lease(exchange)
@@ -153,11 +151,8 @@ async def open_feed(
     port: int = PORT,
     *,
     queue: str = "",
-    user: str = "guest",
-    password: str = "guest",
-    ssl_context: ssl.SSLContext | None = None,
-    server_hostname: str | None = None,
     retry_seconds: float | None = None,
+    **how: Unpack[How],
 ) -> AsyncIterator[Feed]:
     """A feed of (exchange, key) bindings, connected; its queue goes with the block.
 
@@ -165,8 +160,8 @@ async def open_feed(
     again, tried for so long, by whoever reads. Without it that raises Disconnected. Raises what `open_sink`
     does.
     """
-    address = Address(host, port, ssl_context, server_hostname, kind="DMP")
-    lessee = _Lessee(address, user, password, queue, tuple(bind))
+    address = Address.of(host, port, kind="DMP", protocol="dmp", usual_user="guest", **how)
+    lessee = _Lessee(address, queue, tuple(bind))
     try:
         feed = Feed(lessee, *await lessee.connect(), retry_seconds)
         try:
@@ -182,8 +177,6 @@ class _Lessee:
     """Who has a feed's queue declared, bound and leased, as often as its connection is lost."""
 
     address: Address
-    user: str
-    password: str = attrs.field(repr=False)
     asked: str
     bindings: Sequence[tuple[str, str]]
     queue: str = ""
@@ -192,9 +185,7 @@ class _Lessee:
     async def connect(self) -> tuple[trio.abc.Stream, bytes]:
         await self.principal.aclose()
         self.principal = AsyncExitStack()
-        principal = await self.principal.enter_async_context(
-            open_principal(self.address, self.user, self.password)
-        )
+        principal = await self.principal.enter_async_context(open_principal(self.address))
         self.queue = await principal.declare_queue(self.asked)
         for exchange, key in self.bindings:
             await principal.bind(self.queue, exchange, key)

@@ -18,6 +18,7 @@ from dmp.amqp.wire import Direct, encode
 from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
 from shared.client.dial import Address, Disconnected, broken, check_plain
+from shared.client.login import NOBODY, Login
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
 PORT = 5672
@@ -134,20 +135,29 @@ class Principal:
         self._contents = Contents()
         self._methods: deque[base.Frame] = deque()
         self._heard = False
+        self._mechanisms: list[str] = []
         self.returned: list[Returned] = []
         """At most `RETURNED_MAX`; all there are once it is closed."""
 
     async def greet(self) -> None:
         """The first words. Raises Disconnected and RemoteProtocolError where it is no such server."""
-        await self._ask(AMQP_HEADER, commands.Connection.Start, "the AMQP header", GREETING_SECONDS)
+        start = await self._ask(AMQP_HEADER, commands.Connection.Start, "the AMQP header", GREETING_SECONDS)
+        self._mechanisms = str(start.mechanisms).split()
 
-    async def log_in(self, user: str, password: str) -> int:
-        """Once it is greeted; returns how large frames may be, in bytes. Raises Refused, Disconnected."""
+    async def log_in(self, login: Login = NOBODY) -> int:
+        """Once it is greeted; returns how large frames may be, in bytes. Raises Refused, Disconnected.
+
+        Without a login the server that offers EXTERNAL takes the client's certificate; else it is guest.
+        """
         properties: dict[str, Any] = {
             "product": "Brokers",
             "capabilities": {"authentication_failure_close": True, "consumer_cancel_notify": True},
         }
-        start_ok = commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US")
+        if login or "EXTERNAL" not in self._mechanisms:
+            said = "PLAIN", f"\0{login.user}\0{login.secret}" if login else "\0guest\0guest"
+        else:
+            said = "EXTERNAL", login.user
+        start_ok = commands.Connection.StartOk(properties, *said, "en_US")
         tune = await self.call(start_ok, commands.Connection.Tune, channel=0)
         frame_bytes = min(tune.frame_max or FRAME_BYTES_MAX, FRAME_BYTES_MAX)
         await self._send(encode(commands.Connection.TuneOk(tune.channel_max, frame_bytes, 0), 0))
@@ -259,13 +269,16 @@ async def greeted(address: Address, stream: trio.abc.Stream) -> Principal:
 
 
 @asynccontextmanager
-async def open_principal(address: Address, user: str, password: str) -> AsyncIterator[Principal]:
-    """Logged in; says goodbye at the end. Raises Refused, Disconnected (`Unreachable` where somebody is there
-    who does not answer as AMQP does), ConnectionRefusedError."""
+async def open_principal(address: Address) -> AsyncIterator[Principal]:
+    """Logged in as the address has it; says goodbye at the end.
+
+    Raises Refused, Disconnected (`Unreachable` where somebody is there who does not answer as AMQP does),
+    ConnectionRefusedError.
+    """
     stream = await address.open()
     try:
         principal = await greeted(address, stream)
-        await principal.log_in(user, password)
+        await principal.log_in(address.login)
         await principal.open_channel()
         yield principal
         await principal.close()

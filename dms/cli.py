@@ -58,7 +58,7 @@ DataDir = Annotated[
 async def _connected(server: Server) -> AsyncIterator[Client]:
     """A client. A server that cannot be reached, now or later, is a ConnectionRefusedError."""
     with lost_is_refused(Unreachable):
-        async with connect(server.host, server.port, ssl_context=server.ssl_context()) as client:
+        async with connect(**server.given()) as client:
             yield client
 
 

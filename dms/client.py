@@ -28,10 +28,10 @@ What happens to messages in flight:
 """
 
 import json
-import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Unpack
 
 import attrs
 import trio
@@ -54,7 +54,7 @@ from dms.errors import (
 )
 from dms.link import Answer, Link, greeted, reconnecting
 from dms.wire import PAYLOAD_BYTES_MAX, Type
-from shared.client.dial import Address, Disconnected, Unreachable
+from shared.client.dial import Address, Disconnected, How, Unreachable
 from shared.client.nursery import beside
 
 __all__ = [
@@ -126,21 +126,20 @@ async def connect(
     host: str = "127.0.0.1",
     port: int = PORT,
     *,
-    ssl_context: ssl.SSLContext | None = None,
-    server_hostname: str | None = None,
     retry_seconds: float = 30.0,
+    **how: Unpack[How],
 ) -> AsyncIterator["Client"]:
     """A client, connected; closed at the end of the block.
 
     `retry_seconds`: a lost connection is tried again for so long, then requests that wait for it fail. The
-    first connection is tried once. `ssl_context`: TLS; the certificate is for `host` or `server_hostname`.
+    first connection is tried once. `host`: also a URL, `dms+tls://ann@host:9090`. `how`: login and TLS.
     Raises ConnectionRefusedError where nobody listens, `Unreachable` where the server does not speak DMS,
-    Internal where it has too many clients, and ssl.SSLError.
+    Denied where a login is refused, Internal where it has too many clients, and ssl.SSLError.
     """
-    address = Address(host, port, ssl_context, server_hostname, kind="DMS")
+    address = Address.of(host, port, kind="DMS", protocol="dms", **how)
     stream = await address.open()
     try:
-        link = await greeted(stream, None)
+        link = await greeted(stream, None, address.login)
     except Disconnected as error:  # nothing was asked yet
         raise address.not_answered(error) from error
     async with beside() as nursery:

@@ -3,6 +3,7 @@
 Messages and the refusals of CONSUMEs come in any order between the replies.
 """
 
+import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -13,6 +14,7 @@ from dms import wire
 from dms.errors import DmsError, Internal
 from dms.wire import REPLIES, Type
 from shared.client.dial import Address, Disconnected, Unreachable, broken, check_plain
+from shared.client.login import NOBODY, Login
 from shared.client.pipelining import RECEIVE_BYTES, PipelinedConnection, Reconnecting
 from shared.errors import RemoteProtocolError
 
@@ -174,12 +176,26 @@ def refusal(status: int, payload: bytes) -> DmsError:
     return DmsError.of(status, payload.decode(errors="backslashreplace"))
 
 
-async def shake_hands(stream: trio.abc.Stream) -> bytes:
+NAME = "brokers"
+
+
+def hello(login: Login) -> bytes:
+    """The payload of a handshake: a name, or who logs in."""
+    if not login:
+        return NAME.encode()
+    said = {"user": login.user, "password": login.secret, "client": NAME}
+    payload = json.dumps(said, ensure_ascii=False).encode()
+    if len(payload) > wire.PAYLOAD_BYTES_MAX:
+        raise ValueError(f"a login of DMS has at most {wire.PAYLOAD_BYTES_MAX} bytes")
+    return payload
+
+
+async def shake_hands(stream: trio.abc.Stream, login: Login = NOBODY) -> bytes:
     """Make the handshake. Returns the bytes behind its answer. Raises Disconnected, and DmsError."""
     data = bytearray()
     try:
         with trio.fail_after(HANDSHAKE_SECONDS):
-            await stream.send_all(wire.pack(Type.HANDSHAKE, 1, b"brokers"))
+            await stream.send_all(wire.pack(Type.HANDSHAKE, 1, hello(login)))
             while True:
                 received = await stream.receive_some(RECEIVE_BYTES)
                 if not received:
@@ -197,16 +213,16 @@ async def shake_hands(stream: trio.abc.Stream) -> bytes:
         raise Disconnected(f"the server's answer is not DMS's: {error}") from None
     type_, _, status, _, payload = frames[0]
     if type_ in (Type.ERROR, Type.HANDSHAKE_NACK):
-        raise refusal(status, payload)
+        raise refusal(status, login.hide_bytes(payload))
     if type_ != Type.HANDSHAKE_ACK or len(frames) > 1:
         raise Disconnected(f"the server's answer is not DMS's: type {type_:#04x} to a handshake")
     return bytes(data[at:])
 
 
-async def greeted(stream: trio.abc.Stream, taker: DeliveryTaker | None) -> Link:
+async def greeted(stream: trio.abc.Stream, taker: DeliveryTaker | None, login: Login = NOBODY) -> Link:
     """A link over a new stream, which is closed where the handshake fails."""
     try:
-        return Link(stream, taker, await shake_hands(stream))
+        return Link(stream, taker, await shake_hands(stream, login))
     except BaseException:
         await trio.aclose_forcefully(stream)
         raise
@@ -226,7 +242,7 @@ def reconnecting(
 
     async def open_link() -> Link:
         try:
-            return await greeted(await address.open(), taker)
+            return await greeted(await address.open(), taker, address.login)
         except Internal as error:
             raise Disconnected(str(error)) from error
 

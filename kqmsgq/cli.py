@@ -132,9 +132,7 @@ def consumers(
 def _place(server: Server) -> dict[str, Any]:
     """The clients' arguments, limits included: a server that is sent more than it takes closes silently."""
     return {
-        "host": server.host,
-        "port": server.port,
-        "ssl_context": server.ssl_context(),
+        **server.given(),
         "name_bytes_max": server.settings.name_bytes_max,
         "message_bytes_max": server.settings.message_bytes_max,
     }

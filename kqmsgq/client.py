@@ -17,15 +17,16 @@ Any number of tasks may share a producer. What they send while a send is under w
 cancelled send may have left half an event behind, so it closes the connection.
 """
 
-import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import Unpack
 
 import trio
 
 from kqmsgq import wire
 from kqmsgq.wire import Message
-from shared.client.dial import Address, Disconnected, Unreachable
+from shared.client.dial import Address, Disconnected, How, Unreachable
+from shared.client.login import NOBODY, Login
 from shared.client.receiver import Receiver
 from shared.client.sender import Sender
 
@@ -52,8 +53,9 @@ class Producer:
         stream: trio.abc.Stream,
         name_bytes_max: int = NAME_BYTES_MAX,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        login: Login = NOBODY,
     ) -> None:
-        self._sender = Sender(stream)
+        self._sender = Sender(stream, secret=bool(login))
         self._limits = name_bytes_max, message_bytes_max
 
     async def send(self, queue: str | bytes, body: bytes) -> None:
@@ -91,6 +93,7 @@ class Consumer(Receiver[Message]):
     ) -> None:
         super().__init__(stream, address, retry_seconds)
         self._limits = name_bytes_max, message_bytes_max
+        self._login = NOBODY if address is None else address.login
         self._subscriptions: dict[bytes, None] = {}
         self._all = False
 
@@ -120,7 +123,8 @@ class Consumer(Receiver[Message]):
 
     def _first_words(self) -> bytes:
         every = wire.subscribe() if self._all else b""
-        return b"".join([wire.CONSUME, every, *map(wire.subscribe, self._subscriptions)])
+        first = _account(self._login) + wire.CONSUME
+        return b"".join([first, every, *map(wire.subscribe, self._subscriptions)])
 
     def _take(self, data: bytearray) -> tuple[list[Message], int]:
         return wire.take_messages(data, *self._limits)
@@ -137,21 +141,23 @@ async def open_producer(
     host: str = "127.0.0.1",
     port: int = PORT,
     *,
-    ssl_context: ssl.SSLContext | None = None,
-    server_hostname: str | None = None,
     name_bytes_max: int = NAME_BYTES_MAX,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
+    **how: Unpack[How],
 ) -> AsyncIterator[Producer]:
     """A producer, connected. The end of the block waits until the server has read everything.
 
     `name_bytes_max`, `message_bytes_max`: the server's limits, where they are set higher. The server silently
-    closes the connection on what is larger. `ssl_context`: TLS; the certificate is for `host` or
-    `server_hostname`. Raises ConnectionRefusedError where nobody listens, and ssl.SSLError.
+    closes the connection on what is larger. `host`: also a URL, `kqmsgq+tls://ann@host:8000`. `how`: login
+    and TLS; who is refused finds the connection closed. Raises ConnectionRefusedError where nobody listens,
+    and ssl.SSLError.
     """
-    stream = await Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ").open()
+    address = Address.of(host, port, kind="KqueueMsgQ", protocol="kqmsgq", **how)
+    first = _account(address.login) + wire.PRODUCE
+    stream = await address.open()
     try:
-        producer = Producer(stream, name_bytes_max, message_bytes_max)
-        await producer._sender.send(wire.PRODUCE)
+        producer = Producer(stream, name_bytes_max, message_bytes_max, address.login)
+        await producer._sender.send(first)
         yield producer
         await producer.finish()
     finally:
@@ -163,11 +169,10 @@ async def open_consumer(
     host: str = "127.0.0.1",
     port: int = PORT,
     *,
-    ssl_context: ssl.SSLContext | None = None,
-    server_hostname: str | None = None,
     name_bytes_max: int = NAME_BYTES_MAX,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     retry_seconds: float | None = None,
+    **how: Unpack[How],
 ) -> AsyncIterator[Consumer]:
     """A consumer, connected, subscribed to nothing yet; closed at the end of the block.
 
@@ -175,7 +180,7 @@ async def open_consumer(
     the task that reads makes a lost connection again, tries for so long, and subscribes again; messages that
     are sent meanwhile are lost. Without it a lost connection raises Disconnected.
     """
-    address = Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ")
+    address = Address.of(host, port, kind="KqueueMsgQ", protocol="kqmsgq", **how)
     stream = await address.open()
     consumer = Consumer(stream, name_bytes_max, message_bytes_max, address, retry_seconds)
     try:
@@ -183,6 +188,10 @@ async def open_consumer(
         yield consumer
     finally:
         await consumer.aclose()
+
+
+def _account(login: Login) -> bytes:
+    return wire.account(login.user, login.secret) if login else b""
 
 
 def _name(queue: str | bytes, bytes_max: int) -> bytes:

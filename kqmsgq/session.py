@@ -97,7 +97,8 @@ class Session(SessionBase):
             self._queues.counts.fault(Fault.LOGIN)
             self.state = TRANSITIONS[self.state][Event.FAULT]
             self.end()
-            self.connection.finish()
+            # By a reset: a producer takes an orderly end for "all is read".
+            self.connection.abort("login refused")
 
         self.log_in(user.decode("utf-8", "replace"), password, done)
         return end

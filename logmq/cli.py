@@ -47,7 +47,7 @@ ANSWER_SECONDS = 10.0
 async def _connected(server: Server) -> AsyncIterator[Client]:
     """A client. A server that cannot be reached, now or later, is a ConnectionRefusedError."""
     with lost_is_refused(Unreachable):
-        async with connect(server.host, server.port, ssl_context=server.ssl_context()) as client:
+        async with connect(**server.given()) as client:
             # Most verbs wait without a limit, so a server that does not answer is found here.
             await client.check_answers(ANSWER_SECONDS)
             yield client

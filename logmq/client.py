@@ -16,11 +16,10 @@ exactly once.
 """
 
 import secrets
-import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, Unpack, cast
 
 import attrs
 import trio
@@ -42,7 +41,7 @@ from logmq.connector import (
 )
 from logmq.runs import HEADER_BYTES, encode
 from logmq.wire import name_untrusted
-from shared.client.dial import Address, Disconnected, Unreachable, keep_trying
+from shared.client.dial import Address, Disconnected, How, Unreachable, broken, check_plain, keep_trying
 from shared.client.nursery import beside
 from shared.client.pipelining import PipelinedConnection, Reconnecting
 from shared.client.receiver import Receiver
@@ -73,6 +72,9 @@ BATCH_BYTES_MAX = 256 * 1024
 BATCHES_UNANSWERED_MAX = 32
 """Of one producer; well below the batches that the server remembers of each writer (128)."""
 
+LOGIN_SECONDS = 30.0
+"""For the answer to a login. After failures of its address it takes longer."""
+
 _Answer = TypeVar("_Answer", bound=Answer)
 
 
@@ -81,18 +83,17 @@ async def connect(
     host: str = "127.0.0.1",
     port: int = PORT,
     *,
-    ssl_context: ssl.SSLContext | None = None,
-    server_hostname: str | None = None,
     retry_seconds: float = 30.0,
+    **how: Unpack[How],
 ) -> AsyncIterator["Client"]:
     """A client, connected; closed at the end of the block.
 
     `retry_seconds`: a lost connection is tried again for so long, then requests that wait for it fail. The
-    first connection is tried once. `ssl_context`: TLS; the certificate is for `host` or `server_hostname`.
-    Raises ConnectionRefusedError where nobody listens, and ssl.SSLError.
+    first connection is tried once. `host`: also a URL, `logmq+tls://ann@host:8080`. `how`: login and TLS.
+    Raises ConnectionRefusedError where nobody listens, LogmqError where a login is refused, ssl.SSLError.
     """
-    address = Address(host, port, ssl_context, server_hostname, kind="LogMQ")
-    stream = await address.open()
+    address = Address.of(host, port, kind="LogMQ", protocol="logmq", **how)
+    stream = await _open(address)
     async with beside() as nursery:
         client = Client(nursery, address, stream, retry_seconds)
         try:
@@ -112,7 +113,7 @@ class Client:
         self, nursery: trio.Nursery, address: Address, stream: trio.abc.Stream, retry_seconds: float
     ) -> None:
         async def open_link() -> Link:
-            return Link(await address.open())
+            return Link(await _open(address))
 
         self._address = address
         self._retry_seconds = retry_seconds
@@ -223,7 +224,7 @@ class Client:
         LogmqError (NO_TOPIC when the topic is deleted), or Unreachable.
         """
         name = checked_name(topic).encode()
-        stream = await keep_trying(self._address, Retry(self._retry_seconds), self._address.open)
+        stream = await keep_trying(self._address, Retry(self._retry_seconds), lambda: _open(self._address))
         tail = Tail(stream, self._address, self._retry_seconds, name, offset)
         try:
             await tail.begin()
@@ -320,6 +321,32 @@ class Client:
         self._reconnecting.close()
 
 
+async def _open(address: Address) -> trio.abc.Stream:
+    """A stream on which the address's user is logged in. Raises also Disconnected, LogmqError."""
+    stream = await address.open()
+    if not address.login:
+        return stream
+    said = bytearray()
+    try:
+        with trio.fail_after(LOGIN_SECONDS):
+            await stream.send_all(connector.auth(address.login))
+            while not said.endswith(b"\n") and len(said) < connector.LINE_BYTES_MAX:
+                received = await stream.receive_some()
+                if not received:
+                    raise Disconnected("the server closed the connection at the login")
+                said += received
+                check_plain(said)
+        connector.check_logged_in(bytes(said[:-1]), address.login)
+        return stream
+    except BaseException as error:
+        await trio.aclose_forcefully(stream)
+        if isinstance(error, trio.TooSlowError):
+            raise Disconnected(f"it does not answer a login in {LOGIN_SECONDS:g} s") from None
+        if isinstance(error, trio.BrokenResourceError):
+            raise broken(error) from None
+        raise
+
+
 class Link(PipelinedConnection[Answer]):
     """One connection's life: requests go out together, answers come in order."""
 
@@ -414,7 +441,10 @@ class Tail(Receiver[Record]):
     def __init__(
         self, stream: trio.abc.Stream, address: Address, retry_seconds: float, topic: bytes, offset: int
     ) -> None:
-        super().__init__(stream, address, retry_seconds)
+        async def connect() -> tuple[trio.abc.Stream, bytes]:
+            return await _open(address), b""
+
+        super().__init__(stream, address, retry_seconds, connect)
         self.offset = offset
         self._topic = topic
         self._received = offset  # what is sent next

@@ -20,6 +20,7 @@ from logmq.wire import SKIPPED_BODY_BYTES_MAX as SKIPPED_BODY_BYTES_MAX
 from logmq.wire import Refusal as Refusal
 from logmq.wire import name_untrusted as name_untrusted
 from logmq.wire import topic_untrusted as topic_untrusted
+from shared.client.login import Login
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
 LINE_BYTES_MAX = 64 * 1024
@@ -133,6 +134,24 @@ def commit(group: str, topic: str, offset: int) -> Ask:
 def committed(group: str, topic: str) -> Ask:
     """The result: the offset, in a tuple."""
     return Ask(_line_of("COMMITTED", checked_name(group), checked_name(topic)), _ok)
+
+
+def auth(login: Login) -> bytes:
+    """The line that logs in. Raises ValueError, whose text shows no password."""
+    name, password = login.user.encode(), login.secret.encode()
+    if not name or b" " in name or b"\n" in name + password or not password:
+        raise ValueError("LogMQ takes a user's name without spaces, and a password of one line")
+    return b"AUTH %b %b\n" % (name, password)
+
+
+def check_logged_in(line: bytes, login: Login) -> None:
+    """The answer to `auth`. Raises LogmqError, and RemoteProtocolError; neither shows the password."""
+    refused = _refused(line)
+    if refused is None and line != b"OK":
+        raise RemoteProtocolError("the server's answer to a login is not LogMQ's")
+    if refused is not None:  # whose text may be what the server was sent
+        text = refused.text if refused.code == "DENIED" else "the server takes no logins"
+        raise LogmqError(refused.code, login.hide(f"login as {login.user}: {text}"))
 
 
 def ping() -> Ask:

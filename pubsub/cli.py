@@ -76,13 +76,19 @@ def subscriber(
     except ValueError as error:
         raise UsageError("CLIENT-ID", str(error)) from None
     server = server.at(ip, tcp_port)
-    context = server.ssl_context()
+    context, login = server.ssl_context(), server.login()
+    try:
+        first = wire.encode_login(login.user, login.secret) if login else b""
+    except ValueError as error:
+        raise UsageError("--password-file", str(error)) from None
     where = f"{server.host}:{server.port}"
     with _tls_in_words(where):
-        yield from _subscribed(client_id, server, context, where)
+        yield from _subscribed(client_id, server, context, where, first)
 
 
-def _subscribed(client_id: str, server: Server, context: ssl.SSLContext | None, where: str) -> Iterator[Any]:
+def _subscribed(
+    client_id: str, server: Server, context: ssl.SSLContext | None, where: str, login: bytes
+) -> Iterator[Any]:
     from pubsub.terminal import Terminal
 
     try:
@@ -98,7 +104,7 @@ def _subscribed(client_id: str, server: Server, context: ssl.SSLContext | None, 
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         on_terminal = sys.stdout.isatty()
-        for line in Terminal(sock, client_id, where).lines(sys.stdin.fileno()):
+        for line in Terminal(sock, client_id, where, login).lines(sys.stdin.fileno()):
             yield line.decode(errors="backslashreplace").rstrip("\n") if on_terminal else line
 
 

@@ -14,15 +14,15 @@ returns by that id need not subscribe again. A subscriber with `retry_seconds` r
 """
 
 import os
-import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import Unpack
 
 import trio
 
 from pubsub import wire
 from pubsub.wire import Command, Kind, Message
-from shared.client.dial import Address, Disconnected, Unreachable
+from shared.client.dial import Address, Disconnected, How, Unreachable
 from shared.client.receiver import Receiver
 
 __all__ = [
@@ -133,13 +133,13 @@ async def open_subscriber(
     host: str = "127.0.0.1",
     port: int = PORT,
     *,
-    ssl_context: ssl.SSLContext | None = None,
-    server_hostname: str | None = None,
     retry_seconds: float | None = None,
+    **how: Unpack[How],
 ) -> AsyncIterator[Subscriber]:
     """A subscriber, connected; closed at the end of the block. `client_id`: 1 to 10 printable ASCII.
 
-    An id that is connected already is refused: `Disconnected` at the first read. `retry_seconds`: the task
+    An id that is connected already, or a login that is wrong, is refused: `Disconnected` at the first read.
+    `host`: also a URL, `pubsub+tls://ann@host:7070`. `how`: login and TLS. `retry_seconds`: the task
     that reads makes a lost connection again, and tries for so long; messages that are sent meanwhile are
     lost, unless they are kept. Without it a lost connection raises Disconnected. Raises ValueError for what
     is no id, ConnectionRefusedError where nobody listens, and ssl.SSLError.
@@ -147,7 +147,9 @@ async def open_subscriber(
     if not isinstance(client_id, str):
         raise TypeError(f"a client id is text, not {type(client_id).__name__}")
     first = wire.encode_id(client_id.encode())
-    address = Address(host, port, ssl_context, server_hostname, kind="pub/sub")
+    address = Address.of(host, port, kind="pub/sub", protocol="pubsub", **how)
+    if address.login:
+        first += wire.encode_login(address.login.user, address.login.secret)
     subscriber = Subscriber(await address.open(), first, address, retry_seconds)
     try:
         await subscriber.begin()

@@ -31,11 +31,16 @@ _SAID = {Command.UNSUBSCRIBE: b"Unsubscribed from topic %b\n"}
 class Terminal:
     """A subscriber, connected. `lines` is what it prints until it ends."""
 
-    def __init__(self, sock: socket.socket, client_id: str, where: str) -> None:
-        """`sock`: connected to `where`, blocking. Raises ValueError where the id is none, and OSError."""
+    def __init__(self, sock: socket.socket, client_id: str, where: str, login: bytes = b"") -> None:
+        """`sock`: connected to `where`, blocking. `login`: what is said behind the id.
+
+        Raises ValueError where the id is none, and OSError.
+        """
         self._socket = sock
         self._client_id = client_id
         self._where = where
+        # What is no pub/sub server may send back what it was sent: then an error shows no more than the id.
+        self._shown_max = wire.ID_BYTES if login else 40
         self._heard = False
         self._since = time.monotonic()
         self._commands = b""  # the beginning of a line
@@ -45,7 +50,7 @@ class Terminal:
         # whether it is used would take a twentieth of the start.)
         self._pending: Callable[[], int] = getattr(sock, "pending", lambda: 0)
         first = wire.encode_id(client_id.encode())
-        sock.sendall(first + wire.encode_command(Command.UNSUBSCRIBE, PROBE))
+        sock.sendall(first + login + wire.encode_command(Command.UNSUBSCRIBE, PROBE))
 
     def lines(self, stdin: int) -> Iterator[bytes]:
         """Lines with their ends, as they arrive. At the end of standard input messages still arrive.
@@ -57,7 +62,7 @@ class Terminal:
             foreign = self._frames and not self._heard
             ready, _, _ = select.select(sources, (), (), FRAME_SECONDS if foreign else None)
             if foreign and not ready:
-                raise self._not_answered(f"it says {self._frames[:40]!r}")
+                raise self._not_answered(f"it says {self._frames[: self._shown_max]!r}")
             if stdin in ready:
                 data = os.read(stdin, READ_BYTES)
                 if not data:
@@ -94,7 +99,7 @@ class Terminal:
         except ConnectionResetError:
             data = b""
         if not data and self._frames and not self._heard:
-            raise self._not_answered(f"it says {self._frames[:40]!r}")
+            raise self._not_answered(f"it says {self._frames[: self._shown_max]!r}")
         if not data and time.monotonic() < self._since + FIRST_SECONDS:
             why = f"it closed the connection: it stops, or has a client {self._client_id} already, or speaks"
             raise self._not_answered(f"{why} another protocol")

@@ -123,6 +123,20 @@ def encode_command(command: Command, topic: bytes = b"") -> bytes:
     return bytes([command]) + _topic(topic).ljust(TOPIC_BYTES_MAX + 1, b"\0")
 
 
+def encode_login(user: str, password: str) -> bytes:
+    """What a subscriber says behind its id where a login is asked for.
+
+    Raises ValueError, whose text shows no password.
+    """
+    topic = f"{user}:{password}".encode()
+    if not user or ":" in user or len(topic) > TOPIC_BYTES_MAX or b"\0" in topic:
+        raise ValueError(
+            f"a login of pub/sub, user:password, has at most {TOPIC_BYTES_MAX} bytes, none of them NUL; "
+            "longer ones need a client certificate"
+        )
+    return encode_command(Command.LOGIN, topic)
+
+
 def decode_commands(data: Buffer, at: int = 0) -> tuple[list[tuple[int, bytes]], int, WireError | None]:
     """Every whole command from `at` on as (type, topic), where they end, and what is wrong with the next.
 

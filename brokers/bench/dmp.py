@@ -144,7 +144,7 @@ def _prepared(address: Address, prepare: Callable[[Principal], Awaitable[T]]) ->
         stream = await trio.open_tcp_stream(*address)
         principal = Principal(stream)
         await principal.greet()
-        await principal.log_in("guest", "guest")
+        await principal.log_in()
         await principal.open_channel()
         done = await prepare(principal)
         return done, socket.socket(fileno=stream.socket.detach())

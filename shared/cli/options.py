@@ -8,6 +8,8 @@ from typing import Annotated, Any, Self
 import attrs
 from cyclopts import Parameter, Token
 
+from shared.client.login import Login, login_of
+from shared.errors import UsageError
 from shared.local_path import local_path
 
 
@@ -38,7 +40,13 @@ def a_path(_: type, tokens: Sequence[Token]) -> Path:
 
 
 Json = Annotated[bool, flag("JSON, one object a line, instead of text.")]
-Host = Annotated[str | None, Parameter(help="The server's address; this machine unless set (client.host).")]
+Host = Annotated[
+    str | None,
+    Parameter(
+        name=("--host", "--url"),
+        help="The server's address, this machine unless set (client.host); or PROTOCOL[+tls]://USER@HOST:PORT.",
+    ),
+]
 Port = Annotated[
     int | None, Parameter(name=("--port", "-p"), help="Its port.", validator=_a_port, show_default=False)
 ]
@@ -77,7 +85,19 @@ Ca = Annotated[Path | None, Parameter(help="PEM: trust this authority; implies -
 Certificate = Annotated[
     Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.", converter=a_path)
 ]
-KeyFile = Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.", converter=a_path)]
+_KEY = "PEM: its key, if not in the same file."
+Key = Annotated[Path | None, Parameter(name=("--key", "--key-file"), help=_KEY, converter=a_path)]
+KeyFile = Annotated[Path | None, Parameter(name="--key-file", help=_KEY, converter=a_path)]
+"""The same for commands whose `--key` is something else."""
+User = Annotated[str | None, Parameter(help="Log in as this user (BROKERS_USER).", show_default=False)]
+PasswordFile = Annotated[
+    Path | None,
+    Parameter(
+        help="The file whose first line is the user's password (BROKERS_PASSWORD_FILE).",
+        show_default=False,
+        converter=a_path,
+    ),
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -112,6 +132,8 @@ class Server(Place):
     key: Path | None = None
     pinned: Path | None = None
     named: bool = True
+    user: str | None = None
+    password_file: Path | None = None
 
     def at(self, host: str | None, port: int | None) -> Self:
         return attrs.evolve(super().at(host, port), named=self.named or host is not None)
@@ -126,4 +148,32 @@ class Server(Place):
             found = pinned_context(self.pinned, certificate=self.certificate, key=self.key, named=self.named)
             if found is not None:
                 return found
-        return tls_context(wanted=True, ca=self.ca, certificate=self.certificate, key=self.key)
+        return tls_context(True, self.ca, self.certificate, self.key)
+
+    def login(self) -> Login:
+        """Who asks, by the flags and the variables. Raises UsageError."""
+        return login_of_flags(self.user, self.password_file, self.certificate)
+
+    def given(self) -> dict[str, Any]:
+        """All of it, as every protocol's client takes it. Raises UsageError."""
+        login = self.login()
+        return {
+            "host": self.host,
+            "port": self.port,
+            "user": login.user,
+            "password": login.password,
+            "ssl_context": self.ssl_context(),
+        }
+
+
+def login_of_flags(user: str | None, password_file: Path | None, certificate: Path | None = None) -> Login:
+    """Raises UsageError where there is no password that could be asked for, or no user whose it is."""
+    try:
+        login = login_of(user, None, password_file)
+    except ValueError as error:
+        raise UsageError("--password-file", str(error)) from None
+    if password_file is not None and not login.user:
+        raise UsageError("--password-file", "whose password it is says --user, or BROKERS_USER")
+    if login.user and not login and certificate is None:
+        raise UsageError("--user", "its password is in a file: --password-file, or BROKERS_PASSWORD_FILE")
+    return login

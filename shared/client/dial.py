@@ -5,11 +5,12 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypedDict, TypeVar
 
 import attrs
 import trio
 
+from shared.client.login import NOBODY, Login, Password, login_of, url_of
 from shared.client.retry import Retry
 from shared.errors import EXIT_LOST, EXIT_UNAVAILABLE, BrokerError, UsageError
 from shared.net.keepalive import is_loopback, keepalive
@@ -50,11 +51,31 @@ TLS_ALERT = b"\x15\x03"
 """How TLS refuses what is none. No protocol of ours begins so."""
 
 
+class How(TypedDict, total=False):
+    """How a client reaches its server and who it is, as all clients take it.
+
+    `user`, with `password` or the file that has it (`password_file`); else what BROKERS_USER and
+    BROKERS_PASSWORD_FILE say. `tls`, with PEM files: `ca` to trust, `certificate` and `key` to show; any of
+    them implies it. `ssl_context` stands for those. The certificate is for the host or `server_hostname`.
+    """
+
+    user: str | None
+    password: str | Password | None
+    password_file: str | Path | None
+    tls: bool
+    ca: str | Path | None
+    certificate: str | Path | None
+    key: str | Path | None
+    ssl_context: ssl.SSLContext | None
+    server_hostname: str | None
+
+
 @attrs.frozen
 class Address:
     """Where a server is, and how it is reached. `ssl_context`: TLS, for `host` unless said otherwise.
 
-    `kind`: the server's protocol, as people write it, for the error that says that none is there.
+    `kind`: the server's protocol, as people write it, for the error that says that none is there. `login`:
+    what the protocol's client says first.
     """
 
     host: str
@@ -62,6 +83,47 @@ class Address:
     ssl_context: ssl.SSLContext | None = None
     server_hostname: str | None = None
     kind: str = attrs.field(kw_only=True)
+    login: Login = attrs.field(default=NOBODY, kw_only=True)
+
+    @classmethod
+    def of(
+        cls,
+        host: str,
+        port: int,
+        *,
+        kind: str,
+        protocol: str,
+        usual_user: str | None = None,
+        user: str | None = None,
+        password: str | Password | None = None,
+        password_file: str | Path | None = None,
+        tls: bool = False,
+        ca: str | Path | None = None,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
+    ) -> Self:
+        """What a client was given (`How`). `host` may be a URL of `protocol`; what is given beside it wins.
+
+        `usual_user`: whose password is given where nobody is named.
+
+        Raises ValueError and UsageError, whose texts hold no password.
+        """
+        url = url_of(host, protocol)
+        if url is not None:
+            files: dict[str, Any] = dict(url.files)
+            host, port, tls = url.host, url.port or port, tls or url.tls
+            user, password_file = user or url.user, password_file or files.get("password_file")
+            ca, key = ca or files.get("ca"), key or files.get("key")
+            certificate = certificate or files.get("certificate")
+        if ssl_context is None:
+            paths = (None if each is None else Path(each) for each in (ca, certificate, key))
+            ssl_context = tls_context(tls, *paths)
+        login = login_of(user or (usual_user if password else None), password, password_file)
+        if login.user and not login and ssl_context is None:
+            raise ValueError(f"no password of {login.user}: give password or password_file, or a certificate")
+        return cls(host, port, ssl_context, server_hostname, kind=kind, login=login)
 
     def not_answered(self, why: object) -> Unreachable:
         """The error for somebody there who does not answer as such a server does."""
@@ -149,7 +211,7 @@ async def keep_trying(
 
 
 def tls_context(
-    *, wanted: bool, ca: Path | None, certificate: Path | None, key: Path | None
+    wanted: bool, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
 ) -> ssl.SSLContext | None:
     """What a command's TLS flags mean; None: no TLS. Any of the files implies it. Raises UsageError."""
     if not (wanted or ca or certificate):

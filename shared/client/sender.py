@@ -24,16 +24,19 @@ class Sender:
     """Writes to `stream`, which the caller closes.
 
     `last_words`: makes an error of what the server said before it closed; None for nothing. Without it the
-    protocol has nothing that a server could say.
+    protocol has nothing that a server could say. `secret`: no error shows what the server said, for it may
+    be what it was sent.
     """
 
     def __init__(
         self,
         stream: trio.abc.Stream,
         last_words: Callable[[bytes], BrokerError | None] | None = None,
+        secret: bool = False,
     ) -> None:
         self._stream = stream
         self._last_words = last_words
+        self._secret = secret
         self._pending: list[bytes] = []
         self._sending = trio.Lock()
         self._lost: BrokerError | None = None
@@ -128,4 +131,5 @@ class Sender:
         if not said:
             return None
         check_plain(said)
-        return Disconnected(f"the server is of another protocol: it says {bytes(said[:100])!r}")
+        words = "" if self._secret else f": it says {bytes(said[:100])!r}"
+        return Disconnected(f"the server is of another protocol{words}")

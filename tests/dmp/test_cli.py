@@ -77,7 +77,7 @@ def test_a_headers_exchange_is_bound_by_arguments(dmp: Dmp) -> None:
         (("declare", "thing", "q"), ExitCode.USAGE, "queue"),
         (("delete", "exchange", "q", "--if-empty"), ExitCode.USAGE, "--if-empty"),
         (("purge", "q", "--port", "1"), ExitCode.UNAVAILABLE, "no AMQP server answers"),
-        (("purge", "q", "--password", "wrong"), ExitCode.FAILED, "ACCESS_REFUSED"),
+        (("purge", "q", "--user", "guest", "--password-file", __file__), ExitCode.FAILED, "ACCESS_REFUSED"),
     ],
 )
 def test_a_command_that_fails_says_why_in_one_line(

@@ -79,7 +79,7 @@ def test_refusals_are_one_line_and_a_code(here: Command) -> None:
     code, out, err = here("put", "not there", "-m", "x")
     assert (code, out) == (66, "")
     assert "no exchange 'not there'" in err
-    code, out, err = here("put", "amq.topic", "-m", "x", "--password", "wrong")
+    code, out, err = here("put", "amq.topic", "-m", "x", "--user", "guest", "--password-file", __file__)
     assert (code, out) == (1, "")
     assert "ACCESS_REFUSED" in err
     code, out, err = here("get", "x", "--bind", "nokey")
@@ -105,7 +105,7 @@ async def test_leases_are_listed_by_target_and_age_alone(server: Server) -> None
     def listed() -> str:
         return str(run_here("dmp", "leases", "--json", "--data-dir", str(server.data)).stdout)
 
-    async with open_principal(Address(host, port, kind="DMP"), "guest", "guest") as principal:
+    async with open_principal(Address(host, port, kind="DMP")) as principal:
         word = await principal.sink_lease("amq.topic")
         said = listed()
         (row,) = map(json.loads, said.splitlines())

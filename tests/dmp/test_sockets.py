@@ -81,7 +81,7 @@ async def test_a_reader_that_goes_away_loses_what_was_on_its_way_and_nothing_els
     address = Address("127.0.0.1", server.port, context, "localhost", kind="DMP")
     names = [b"%05d" % number + bytes(SIZE) for number in range(count)]
     with trio.fail_after(PATIENCE_SECONDS):
-        async with open_principal(address, "guest", "guest") as principal:
+        async with open_principal(address) as principal:
             name = await principal.declare_queue("left")
             first = await Reader.open(address, await principal.feed_lease(name))
             sink, _ = await client.open_leased(address, await principal.sink_lease(""))

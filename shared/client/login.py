@@ -1,0 +1,157 @@
+"""Who a client is: a user, and a password that no text shows; and what the URL of a server says.
+
+A URL is `logmq+tls://ann@host:8080?password-file=...&ca=...&certificate=...&key=...`: the protocol's name,
+`+tls` for TLS, the user, the server, and files by the names of the flags. It never holds a password.
+
+Commands start with this module, so it imports nothing heavy.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import attrs
+
+USER_VARIABLE, PASSWORD_FILE_VARIABLE = "BROKERS_USER", "BROKERS_PASSWORD_FILE"
+VARIABLES = (USER_VARIABLE, PASSWORD_FILE_VARIABLE)
+"""What clients and commands read where nothing else is said. They are no settings of a server."""
+PASSWORD_BYTES_MAX = 4096
+"""Of a password's file; no protocol takes more."""
+HIDDEN = "***"
+
+
+class Password:
+    """A text that `repr`, errors and tracebacks do not show, not even those with the values of variables."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text, for the bytes of a login."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "<password>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a password is not pickled: pass the name of its file")
+
+
+@attrs.frozen
+class Login:
+    """A user and its password. Without a password a client logs in by its certificate, or not at all."""
+
+    user: str = ""
+    password: Password | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there is something to say to a server."""
+        return self.password is not None
+
+    @property
+    def secret(self) -> str:
+        """The password's text; "" for none."""
+        return "" if self.password is None else self.password.reveal()
+
+    def hide(self, text: str) -> str:
+        """What a server said, without the password: it may have sent back what it did not understand."""
+        return text.replace(self.secret, HIDDEN) if self.secret else text
+
+    def hide_bytes(self, said: bytes) -> bytes:
+        secret = self.secret.encode()
+        return said.replace(secret, HIDDEN.encode()) if secret else said
+
+
+NOBODY = Login()
+
+
+def login_of(
+    user: str | None = None,
+    password: "str | Password | None" = None,
+    password_file: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Login:
+    """What was given, else what the variables say. Raises ValueError, whose text holds no password."""
+    environ = os.environ if environ is None else environ
+    user = user or environ.get(USER_VARIABLE) or ""
+    if password is None:
+        file = password_file or environ.get(PASSWORD_FILE_VARIABLE) or None
+        password = None if file is None or not user else read_password(file)
+    elif not user:
+        raise ValueError("a password is given, and no user")
+    return Login(user, Password(password) if isinstance(password, str) else password)
+
+
+def read_password(file: str | Path) -> Password:
+    """The first line of a file, without its end. Raises ValueError."""
+    try:
+        with open(file, "rb") as opened:
+            line = opened.readline(PASSWORD_BYTES_MAX + 2)
+        text = line.rstrip(b"\r\n").decode()
+    except OSError as error:
+        raise ValueError(f"cannot read the password file {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"the password file {file} is not UTF-8 text") from None
+    if not text:
+        raise ValueError(f"the password file {file} has no password in its first line")
+    if len(text.encode()) > PASSWORD_BYTES_MAX:
+        raise ValueError(f"the password file {file}: {PASSWORD_BYTES_MAX} bytes at most")
+    return Password(text)
+
+
+@attrs.frozen(kw_only=True)
+class Url:
+    """What a URL says; None and "" for what it leaves out. `files`: by the names of `FILES`."""
+
+    protocol: str
+    host: str
+    port: int | None
+    tls: bool
+    user: str
+    files: Mapping[str, str]
+
+
+FILES = {"password-file": "password_file", "ca": "ca", "certificate": "certificate", "key": "key"}
+"""What may stand behind a URL's `?`, and what it is called in Python."""
+
+
+def url_of(text: str, protocol: str) -> Url | None:
+    """The URL of a server of `protocol`; None for the plain name of a host.
+
+    Raises ValueError. Its text shows nothing of the URL, for somebody may have written a password into it.
+    """
+    form = f"{protocol}://user@host:port, or {protocol}+tls://user@host:port"
+    if "://" not in text:
+        if "@" in text:
+            raise ValueError(f"a host's name has no @; a URL is {form}")
+        return None
+    try:
+        found = urlsplit(text)
+        port = found.port
+    except ValueError:
+        raise ValueError(f"not the URL of a server: {form} is expected") from None
+    scheme, plus, tls = found.scheme.partition("+")
+    if scheme != protocol or (plus and tls != "tls"):
+        raise ValueError(f"not the URL of a server of {protocol}: {form} is expected")
+    if found.password is not None:
+        raise ValueError(
+            "a URL holds no password: name a file with password-file, or with the variable "
+            f"{PASSWORD_FILE_VARIABLE}"
+        )
+    if not found.hostname or found.path not in ("", "/") or found.fragment or port == 0:
+        raise ValueError(f"not the URL of a server: {form} is expected")
+    said = dict(parse_qsl(found.query, keep_blank_values=True))
+    if not set(said) <= set(FILES) or not all(said.values()):
+        raise ValueError(f"behind the ? of a URL may stand {', '.join(FILES)}, each with =FILE")
+    return Url(
+        protocol=scheme,
+        host=found.hostname,
+        port=port,
+        tls=bool(plus),
+        user=unquote(found.username or ""),
+        files={FILES[name]: value for name, value in said.items()},
+    )
