@@ -1,11 +1,11 @@
 """Queues as the target of a replay: at least once, since a PRODUCE that is sent again is another message."""
 
-import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from dms.client import PORT, Client, connect
 from dms.feeder import Feeder
+from shared.client.dial import How
 
 
 class QueueReplay:
@@ -22,9 +22,7 @@ class QueueReplay:
 
 
 @asynccontextmanager
-async def target(
-    host: str, port: int | None, ssl_context: ssl.SSLContext | None
-) -> AsyncIterator[QueueReplay]:
+async def target(host: str, port: int | None, how: How) -> AsyncIterator[QueueReplay]:
     """Raises ConnectionRefusedError where nobody answers."""
-    async with connect(host, PORT if port is None else port, ssl_context=ssl_context) as client:
+    async with connect(host, PORT if port is None else port, **how) as client:
         yield QueueReplay(client)

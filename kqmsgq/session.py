@@ -67,7 +67,8 @@ class Session(SessionBase):
         if len(role) < ROLE_BYTES:
             return at
         if not self.user:
-            raise WireError("log in first, with account", fault=Fault.LOGIN)
+            self._refuse()
+            return at
         self.connection.spoke()
         queues = self._queues
         if role == PRODUCE:
@@ -94,14 +95,17 @@ class Session(SessionBase):
             if fits:
                 self.state = TRANSITIONS[self.state][Event.ACCOUNT]
                 return
-            self._queues.counts.fault(Fault.LOGIN)
-            self.state = TRANSITIONS[self.state][Event.FAULT]
-            self.end()
-            # By a reset: a producer takes an orderly end for "all is read".
-            self.connection.abort("login refused")
+            self._refuse()
 
         self.log_in(user.decode("utf-8", "replace"), password, done)
         return end
+
+    def _refuse(self) -> None:
+        """Close who is not logged in, by a reset: a producer takes an orderly end for "all is read"."""
+        self._queues.counts.fault(Fault.LOGIN)
+        self.state = TRANSITIONS[self.state][Event.FAULT]
+        self.end()
+        self.connection.abort("login refused")
 
     def access_changed(self) -> None:
         super().access_changed()

@@ -9,7 +9,7 @@ Source: PROTOCOL.md, "Requests" and "Replies".
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
@@ -20,8 +20,10 @@ from logmq.wire import SKIPPED_BODY_BYTES_MAX as SKIPPED_BODY_BYTES_MAX
 from logmq.wire import Refusal as Refusal
 from logmq.wire import name_untrusted as name_untrusted
 from logmq.wire import topic_untrusted as topic_untrusted
-from shared.client.login import Login
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from shared.client.login import Login
 
 LINE_BYTES_MAX = 64 * 1024
 """Of any line but MESSAGE: the longest, HELP's, has less than 1 KiB."""
@@ -136,7 +138,7 @@ def committed(group: str, topic: str) -> Ask:
     return Ask(_line_of("COMMITTED", checked_name(group), checked_name(topic)), _ok)
 
 
-def auth(login: Login) -> bytes:
+def auth(login: "Login") -> bytes:
     """The line that logs in. Raises ValueError, whose text shows no password."""
     name, password = login.user.encode(), login.secret.encode()
     if not name or b" " in name or b"\n" in name + password or not password:
@@ -144,7 +146,7 @@ def auth(login: Login) -> bytes:
     return b"AUTH %b %b\n" % (name, password)
 
 
-def check_logged_in(line: bytes, login: Login) -> None:
+def check_logged_in(line: bytes, login: "Login") -> None:
     """The answer to `auth`. Raises LogmqError, and RemoteProtocolError; neither shows the password."""
     refused = _refused(line)
     if refused is None and line != b"OK":

@@ -1,10 +1,10 @@
 """Topics as the target of a replay: by BATCH, so that each message is written once."""
 
-import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from logmq.client import PORT, Client, connect
+from shared.client.dial import How
 
 
 class TopicReplay:
@@ -20,11 +20,9 @@ class TopicReplay:
 
 
 @asynccontextmanager
-async def target(
-    host: str, port: int | None, ssl_context: ssl.SSLContext | None
-) -> AsyncIterator[TopicReplay]:
+async def target(host: str, port: int | None, how: How) -> AsyncIterator[TopicReplay]:
     """Raises ConnectionRefusedError where nobody answers."""
-    async with connect(host, PORT if port is None else port, ssl_context=ssl_context) as client:
+    async with connect(host, PORT if port is None else port, **how) as client:
         # Spark may sort for minutes before the first record comes, and keeps this loop busy meanwhile. The
         # server ends connections that ask for nothing in their first 30 s, and would refuse the first batch.
         await client.ping()

@@ -5,10 +5,11 @@ knows none itself.
 """
 
 import importlib
-import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
+
+from shared.client.dial import How
 
 if TYPE_CHECKING:
     from shared.plugin import Plugin
@@ -26,8 +27,8 @@ class Target(Protocol):
         """
 
 
-Opener = Callable[[str, int | None, ssl.SSLContext | None], AbstractAsyncContextManager[Target]]
-"""Host, port (None: the protocol's own), TLS."""
+Opener = Callable[[str, int | None, How], AbstractAsyncContextManager[Target]]
+"""Host, port (None: the protocol's own), login and TLS."""
 
 
 def target_of(plugin: "Plugin") -> Opener | None:

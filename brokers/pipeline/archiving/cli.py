@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs.running import check_master, said, started
-from brokers.pipeline.jobs.where import Conf, Master, SourceOption, a_folder, pair
+from brokers.pipeline.jobs.where import UNSAID, Conf, Master, Reached, SourceOption, a_folder, pair
 from brokers.pipeline.session import of_a_command
 from brokers.render import CommandResult
 from shared.cli.options import Json, a_path
@@ -56,6 +56,7 @@ def archive(
         Parameter(help="Go on where records were lost before.", negative="", show_default=False),
     ] = False,
     option: SourceOption = (),
+    reached: Annotated[Reached, Parameter(name="*")] = UNSAID,
     master: Master = "local[*]",
     conf: Conf = (),
     json: Json = False,
@@ -94,6 +95,7 @@ def archive(
     options = {"failOnDataLoss": "false" if allow_loss else "true"}
     options |= {"subscribe": topics} if topics is not None else {"subscribePattern": pattern}
     options |= {"servers": servers} if servers else {"paths": dumps(path), "namespace": namespace}
+    options |= reached.options
     for key, value in (pair("--option", each) for each in option):
         if key.lower().startswith(_OURS):
             raise UsageError("--option", f"{key} is set by the command itself")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from brokers.pipeline.jobs.running import FewRows, answered, is_little
-from brokers.pipeline.jobs.where import SERVED, Folders, Reading, a_folder, where
+from brokers.pipeline.jobs.where import SERVED, UNSAID, Folders, Reached, Reading, a_folder, where
 from brokers.pipeline.session import require_spark
-from shared.cli.options import Ca, Json, Port, Tls, a_path, flag
+from shared.cli.options import Json, Port, a_path, flag
 from shared.errors import UsageError
 from shared.tables.table import LIVES, VALUE, VOLUMES
 
@@ -73,7 +73,7 @@ def decode(
         raise UsageError(
             "TABLE", f"only {table!r} is given: name a data folder (or --servers), and then the table"
         )
-    there = where([a_folder(folder) for folder in folders], reading, bounded=not follow)
+    there = where([a_folder(folder) for folder in folders], reading, reading.reached, bounded=not follow)
     chosen = only_served(offered(table, protocol), there)
     what = f"decode {table}"
     if follow:
@@ -119,7 +119,7 @@ def throughput(
     from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window, lateness = length(window, "--window"), length(late, "--late")
-    there = where(path, reading, bounded=not follow)
+    there = where(path, reading, reading.reached, bounded=not follow)
     chosen = offers.only_served(offers.offered(VOLUMES, protocol), there)
     if follow:
 
@@ -151,7 +151,7 @@ def latency(
     from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window = None if window is None else length(window, "--window")
-    there = where(path, reading)
+    there = where(path, reading, reading.reached)
     chosen = offers.only_served(offers.offered(LIVES, protocol), there)
 
     def percentiles(spark: "SparkSession | None") -> Rows:
@@ -173,7 +173,7 @@ def lag(
     from brokers.pipeline.jobs import lag as job
     from brokers.pipeline.source.servers import parse_groups
 
-    there = where(path, reading, bounded=False)
+    there = where(path, reading, reading.reached, bounded=False)
     if there.servers is None:
         if groups is not None:
             raise UsageError("--groups", "a data folder knows its groups; only --servers takes this")
@@ -211,7 +211,7 @@ def anomaly(
     each_window = length(window, "--window")
     if history < 1 or not tolerance > 0:
         raise UsageError("--history and --tolerance", "they are above 0")
-    there = where(path, reading)
+    there = where(path, reading, reading.reached)
     chosen = offers.only_served(offers.offered(VOLUMES, protocol), there)
     measured = offers.with_column(VALUE, protocol) if there.servers is None else []
     least = min(job.LEAST, history)
@@ -256,7 +256,7 @@ def report(
     if path is None:
         raise UsageError("PATH", "say which data folder the report is about")
     each_window = None if window is None else length(window, "--window")
-    there = where([path], reading)
+    there = where([path], reading, reading.reached)
     to.mkdir(parents=True, exist_ok=True)
     found = answered(
         "report", reading, there, job.sources(), lambda spark: job.figures(spark, there, each_window)
@@ -277,8 +277,7 @@ def replay(
     prefix: Annotated[str, Parameter(help="Put before every topic's name there.", show_default=False)] = "",
     host: Annotated[str, Parameter(help="The address of the server that gets them.")] = "127.0.0.1",
     port: Annotated[Port, Parameter(help="Its port, if not the usual.")] = None,
-    tls: Tls = False,
-    ca: Ca = None,
+    reached: Annotated[Reached, Parameter(name="*")] = UNSAID,
     rate: Annotated[float | None, Parameter(help="So many a second.", show_default=False)] = None,
     speed: Annotated[
         float | None, Parameter(help="As they came, so many times as fast; 1: as then.", show_default=False)
@@ -297,7 +296,8 @@ def replay(
     A replay that was killed goes on where it was when the same command is given
     again. Each record is then in a topic once; in a queue those of one batch may
     be twice. Without --rate and --speed it is as fast as the server takes them;
-    several topics are mixed as their records came.
+    several topics are mixed as their records came. The flags of login and TLS are
+    for the server that gets them; --option and URLs are for --servers.
     """
     require_spark()
     import math
@@ -308,8 +308,9 @@ def replay(
     from brokers.errors import Refusal
     from brokers.pipeline.jobs import replay as job
     from brokers.pipeline.jobs.running import spark_for
+    from shared.cli.options import login_of_flags
     from shared.cli.progress import counting
-    from shared.client.dial import tls_context
+    from shared.client.dial import How, tls_context
     from shared.tables.replaying import target_of
 
     for flag_, number in (("--rate", rate), ("--speed", speed)):
@@ -318,7 +319,9 @@ def replay(
     opener = target_of(plugins.load(protocol))
     if opener is None:
         raise Refusal(f"nothing can be replayed to a server of {protocol}")
-    context = tls_context(wanted=tls, ca=ca, certificate=None, key=None)
+    login = login_of_flags(reached.user, reached.password_file, reached.certificate)
+    context = tls_context(reached.tls, reached.ca, reached.certificate, reached.key)
+    how: How = {"user": login.user, "password": login.password, "ssl_context": context}
     source, names = job.opened(words, reading)
     topics = job.topics_of(names, pattern)
     if name is not None and len(topics.names) != 1:
@@ -336,7 +339,7 @@ def replay(
     extents = {} if place is not None else source.extents(topics)
 
     async def connect() -> None:
-        async with opener(host, port, context):
+        async with opener(host, port, how):
             pass
 
     trio.run(connect)  # a server that is away is told before Spark starts, which takes long
@@ -349,7 +352,7 @@ def replay(
         records = job.records_of(source.frame(spark, left), one_log=len(left) == 1) if left else ()
 
         async def run() -> Any:
-            async with opener(host, port, context) as target:
+            async with opener(host, port, how) as target:
                 return await job.replay(
                     *(records, target, place, noted, pace),
                     named=lambda topic: name or prefix + topic,

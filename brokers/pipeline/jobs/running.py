@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import attrs
 from cyclopts import Parameter
 
-from brokers.pipeline.jobs.where import Reading, Where
+from brokers.pipeline.jobs.where import UNSAID, Reached, Reading, Where
 from brokers.pipeline.session import of_a_command, require_spark, session
 from shared.cli.progress import progress
 from shared.errors import BrokerError, UsageError
@@ -219,6 +219,7 @@ class FewRows(Reading):
         Literal["local", "spark"] | None,
         Parameter(help="local: without Spark. Else by how much is to be read.", show_default=False),
     ] = None
+    reached: Reached = UNSAID
 
 
 def answered(

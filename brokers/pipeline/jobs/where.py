@@ -13,7 +13,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.pipeline.session import bit_by_bit, little, of_a_command
-from shared.cli.options import a_path
+from shared.cli.options import Ca, Certificate, Key, PasswordFile, Tls, User, a_path
 from shared.errors import UsageError
 from shared.local_path import local_path
 
@@ -43,6 +43,35 @@ Conf = Annotated[
     tuple[str, ...],
     Parameter(help="A setting of Spark's own, KEY=VALUE; repeatable.", negative="", show_default=False),
 ]
+
+
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class Reached:
+    """How servers are reached, and who reads: the source's options under the names that all commands have."""
+
+    user: User = None
+    password_file: PasswordFile = None
+    tls: Tls = False
+    ca: Ca = None
+    certificate: Certificate = None
+    key: Key = None
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """Return the options of the source."""
+        found = {
+            "user": self.user,
+            "passwordFile": self.password_file,
+            "tls": "true" if self.tls else None,
+            "tlsCa": self.ca,
+            "tlsCertificate": self.certificate,
+            "tlsKey": self.key,
+        }
+        return {name: str(value) for name, value in found.items() if value}
+
+
+UNSAID = Reached()
 
 
 @Parameter(name="*")
@@ -107,7 +136,9 @@ class Where:
         return {**self.options, "servers" if self.servers is not None else "path": source}
 
 
-def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool = True) -> Where:
+def where(
+    paths: Sequence[Path], reading: Reading = Reading(), reached: Reached = UNSAID, *, bounded: bool = True
+) -> Where:
     """Check what is to be read, before Spark starts: Spark's own messages come later and are long.
 
     `bounded`: options may say from where to where. Raises UsageError, ConfigError, StoreFormat for a folder
@@ -115,8 +146,9 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
     """
     if bool(paths) == (reading.servers is not None):
         raise UsageError("PATH", "give either data folders or --servers")
-    options = dict(pair("--option", each) for each in reading.option)
-    for key in options:
+    given = dict(pair("--option", each) for each in reading.option)
+    options = {**reached.options, **given}
+    for key in given:
         lower = key.lower()
         if lower in _OURS or (lower.startswith(_BOUNDS) and not bounded):
             raise UsageError("--option", f"{key} is set by the command itself")

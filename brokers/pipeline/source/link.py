@@ -15,7 +15,16 @@ from time import monotonic, sleep
 from typing import Any, cast
 
 from brokers.pipeline.source.options import Reach, Server
-from logmq.connector import BODY_BYTES_MAX, Answer, Ask, LineAnswer, LogmqError
+from logmq.connector import (
+    BODY_BYTES_MAX,
+    LINE_BYTES_MAX,
+    Answer,
+    Ask,
+    LineAnswer,
+    LogmqError,
+    auth,
+    check_logged_in,
+)
 from shared.client.dial import TLS_ALERT
 from shared.client.retry import Retry
 from shared.errors import RemoteProtocolError
@@ -33,6 +42,7 @@ class Link:
         self.server = server
         self._reach = reach
         self._context = reach.context()
+        self._login = reach.login()
         self._socket: socket.socket | None = None
         self._heard = False
         self._data = bytearray()
@@ -166,7 +176,25 @@ class Link:
                 sock.close()
                 raise
             self._socket, self._heard = sock, False
+            if self._login:
+                try:
+                    self._log_in(sock)
+                except (LogmqError, RemoteProtocolError, ValueError):
+                    self.close()
+                    raise
         return self._socket
+
+    def _log_in(self, sock: socket.socket) -> None:
+        """Log in over a new connection. Raises LogmqError where the server refuses."""
+        sock.sendall(auth(self._login))
+        while (end := self._data.find(b"\n")) < 0:
+            self._more()
+            if len(self._data) > LINE_BYTES_MAX:
+                break
+        line = bytes(self._data[:end])
+        self._data.clear()
+        self._at = 0
+        check_logged_in(line, self._login)
 
     def _more(self) -> None:
         received = self._connected().recv(RECEIVE_BYTES)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import attrs
 
 from logmq.connector import NAME_BYTES_MAX, SKIPPED_BODY_BYTES_MAX, Refusal, name_untrusted, topic_untrusted
+from shared.client.login import NOBODY, PASSWORD_FILE_VARIABLE, USER_VARIABLE, Login, read_password, url_of
 from shared.errors import ConfigError
 from shared.local_path import local_path
 from shared.net.tls import client_context
@@ -204,6 +205,18 @@ class Reach:
     """The longest wait without a single byte of an answer."""
     retry_seconds: float = option("retryTimeoutMs", timeout, 20.0)
     """The default leaves time for a server to restart."""
+    user: str | None = option("user", str)
+    password_file: str | None = option("passwordFile", path)
+    """The process that connects reads it, so no plan of Spark's holds a password."""
+
+    def login(self) -> Login:
+        """Return who logs in. Raises ConfigError for a file that cannot be used."""
+        if self.user is None or self.password_file is None:
+            return NOBODY
+        try:
+            return Login(self.user, read_password(self.password_file))
+        except ValueError as error:
+            raise ConfigError("passwordFile", str(error)) from None
 
     def context(self) -> ssl.SSLContext | None:
         """Return a TLS context, or None without TLS. Raises ConfigError for files that cannot be used."""
@@ -474,7 +487,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
 
     Without `startingOffsets` a stream begins at the end of what is there, and a batch at the beginning.
     """
-    options = GivenOptions(given, _SOURCE, "the source")
+    options = GivenOptions(_without_urls(given), _SOURCE, "the source")
     paths = options.take("paths", _paths, ())
     one = options.take("path", path, "")
     if one and paths:
@@ -509,7 +522,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     if any(name.lower() == "path" for name in given):
         raise ConfigError("path", "only its broker writes a data folder; give the broker's address (servers)")
     ours = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
-    options = GivenOptions(ours, _SINK, "the sink")
+    options = GivenOptions(_without_urls(ours), _SINK, "the sink")
     servers = options.take("servers", parse_servers, ())
     if len(servers) != 1:
         raise ConfigError("servers", "one broker's address is needed, host:port, to write to")
@@ -523,7 +536,55 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 def _reach(options: GivenOptions) -> Reach:
     if options.has("tlsKey") and not options.has("tlsCertificate"):
         raise ConfigError("tlsKey", "needs tlsCertificate, which is missing")
-    return Reach(**options.fields(Reach))
+    reach = Reach(**options.fields(Reach))
+    # The variables are the driver's: executors are told what they say.
+    user = reach.user or os.environ.get(USER_VARIABLE) or None
+    file = reach.password_file or (os.environ.get(PASSWORD_FILE_VARIABLE) or None if user else None)
+    if file is not None and user is None:
+        raise ConfigError("passwordFile", f"needs user, or the variable {USER_VARIABLE}, which is missing")
+    if user is not None and file is None and reach.certificate is None:
+        raise ConfigError("user", f"needs passwordFile, or the variable {PASSWORD_FILE_VARIABLE}")
+    return attrs.evolve(reach, user=user, password_file=file)
+
+
+_OF_URLS = {"ca": "tlsCa", "certificate": "tlsCertificate", "key": "tlsKey", "password_file": "passwordFile"}
+
+
+def _is_url(text: str) -> bool:
+    return "@" in text or text.strip().startswith((f"{NAMESPACE}://", f"{NAMESPACE}+"))
+
+
+def _without_urls(given: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the options with plain addresses in `servers`, and what its URLs say as options of their own.
+
+    An option that is given stays. Raises ConfigError, whose text shows nothing of a URL.
+    """
+    named = next((key for key in given if key.lower() == "servers"), None)
+    if named is None or not any(map(_is_url, given[named].split(","))):
+        return given
+    addresses: list[str] = []
+    said: list[dict[str, str]] = []
+    for each in given[named].split(","):
+        try:
+            url = url_of(each.strip(), NAMESPACE)
+        except ValueError as error:
+            raise ConfigError("servers", str(error)) from None
+        if url is None:
+            addresses.append(each)
+            said.append({})
+            continue
+        addresses.append(str(Server(url.host, url.port or PORT)))
+        files = {_OF_URLS[name]: value for name, value in url.files.items()}
+        said.append(
+            {**files, **({"tls": "true"} if url.tls else {}), **({"user": url.user} if url.user else {})}
+        )
+    if any(each != said[0] for each in said):
+        raise ConfigError(
+            "servers", "its URLs say the same of user, TLS and files, or each is read by itself"
+        )
+    present = {key.lower() for key in given}
+    new = {key: value for key, value in said[0].items() if key.lower() not in present}
+    return {**given, **new, named: ",".join(addresses)}
 
 
 def _paths(text: str) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ async def main(host: str, port: int, file: Path, at: int) -> None:
     progress, records = Halting(file, at), logs(*SIZES)
     place = progress.load() or progress.begin({record.log: (0, record.offset + 1) for record in records})
     left = [record for record in records if record.offset >= place.at[record.log]]
-    async with target(host, port, None) as server:
+    async with target(host, port, {}) as server:
         await job.replay(left, server, place, progress)
 
 
