@@ -16,11 +16,9 @@ page made it (`Origin`). Errors are `{"error": ...}` there, and problem details 
 | POST /backup {"target"} | a consistent copy of the live data folder |
 """
 
-import json
 import logging
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,16 +38,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from brokers import metrics
+from brokers import api, metrics
 from brokers.admin_gate import problem
 from brokers.errors import ExitCode, copy_errors, exit_code
-from brokers.render import json_value
 from shared.errors import BrokerError, printable
 from shared.metrics import Sample
+from shared.objects import BadArgument, ObjectMissing, Objects
 from shared.plugin import Verb
-
-BODY_BYTES_MAX = 1 << 20
-"""Arguments are a few words. A larger body is refused before all of it is held."""
 
 
 class Operated(Protocol):
@@ -70,6 +65,12 @@ class Operated(Protocol):
     def reload(self, action: str, name: str) -> Mapping[str, Any]:
         """Take up what changed. Raises BrokerError, and nothing has."""
 
+    def objects(self) -> Sequence[tuple[str, Objects]]:
+        """Return what every protocol has, with the protocol's name."""
+
+    def overview(self) -> Mapping[str, Any]:
+        """Return how it is and what it did in the last minute."""
+
     async def backup(self, target: Path) -> Any:
         """Copy the live data folder to `target`. Raises BrokerError and OSError."""
 
@@ -86,7 +87,7 @@ def application(host: Operated) -> Starlette:
         return PlainTextResponse(f"{reason or 'ok'}\n", 503 if reason else 200)
 
     async def status(_: Request) -> Response:
-        return _json(host.status())
+        return api.as_json(host.status())
 
     async def scrape(_: Request) -> Response:
         # The samples are read here, where nothing changes meanwhile. The text is made in a thread of
@@ -101,33 +102,33 @@ def application(host: Operated) -> Starlette:
             {"protocol": protocol, "verb": name, "summary": verb.summary}
             for (protocol, name), verb in sorted(host.verbs().items())
         ]
-        return _json(listed)
+        return api.as_json(listed)
 
     async def call(request: Request) -> Response:
         protocol, name = request.path_params["protocol"], request.path_params["verb"]
         verb = host.verbs().get((protocol, name))
         if verb is None:
             raise HTTPException(404, f"no protocol that runs here has {protocol} {name}")
-        arguments = await _arguments(request)
+        arguments = await api.arguments_of(request)
         if verb.takes is not None and (unknown := sorted(set(arguments) - set(verb.takes))):
             raise HTTPException(
                 400, f"{unknown[0]}: no such argument; {name} takes {', '.join(verb.takes) or 'none'}"
             )
-        return _json(await verb.call(arguments))
+        return api.as_json(await verb.call(arguments))
 
     async def backup(request: Request) -> Response:
-        target = (await _arguments(request)).get("target")
+        target = (await api.arguments_of(request)).get("target")
         if not isinstance(target, str) or not Path(target).is_absolute():
             raise HTTPException(400, "target: an absolute path is needed")
         with copy_errors(Path(target)):
-            return _json(await host.backup(Path(target)))
+            return api.as_json(await host.backup(Path(target)))
 
     async def reload(request: Request) -> Response:
-        arguments = await _arguments(request)
+        arguments = await api.arguments_of(request)
         said = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
         if not all(isinstance(each, str) and len(each) <= 64 for each in said):
             raise HTTPException(400, "action, name: short texts")
-        return _json(host.reload(*said))
+        return api.as_json(host.reload(*said))
 
     async def front(_: Request) -> Response:
         return RedirectResponse("/status", 303)
@@ -142,9 +143,12 @@ def application(host: Operated) -> Starlette:
             Route("/verbs", verbs),
             Route("/reload", reload, methods=["POST"]),
             Route("/backup", backup, methods=["POST"]),
+            *api.routes(host.objects, host.overview, backup, reload),
             Route("/{protocol}/{verb}", call, methods=["POST"]),
         ],
         exception_handlers={
+            ObjectMissing: _missing,
+            BadArgument: _bad,
             BrokerError: _refused,
             OSError: _failed,
             HTTPException: _wrong,
@@ -209,29 +213,6 @@ class _NotForPages:
         await app(scope, receive, send)
 
 
-async def _arguments(request: Request) -> Mapping[str, Any]:
-    body = bytearray()
-    async with aclosing(request.stream()) as parts:
-        async for part in parts:
-            body += part
-            if len(body) > BODY_BYTES_MAX:
-                raise HTTPException(413, f"arguments above {BODY_BYTES_MAX} bytes")
-    try:
-        arguments = json.loads(body or b"{}")
-        json.dumps(arguments, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # a lone surrogate, which no name on a wire can hold
-        raise HTTPException(400, "the body has text that is not Unicode") from None
-    except (ValueError, RecursionError):  # the latter: lists in lists, thousands deep
-        raise HTTPException(400, "the body is not JSON") from None
-    if not isinstance(arguments, dict):
-        raise HTTPException(400, "the body is not a JSON object")
-    return arguments
-
-
-def _json(value: Any) -> Response:
-    return Response(json.dumps(value, default=json_value), media_type="application/json")
-
-
 def _error(request: Request, status: int, text: str, **more: Any) -> Response:
     if "brokers.user" in request.scope or request.url.path.startswith("/api/"):
         return problem(status, text, **more)
@@ -241,6 +222,14 @@ def _error(request: Request, status: int, text: str, **more: Any) -> Response:
 async def _refused(request: Request, error: Exception) -> Response:
     code = exit_code(error)
     return _error(request, 409, str(error), **({} if code == ExitCode.FAILED else {"exit_code": int(code)}))
+
+
+async def _missing(request: Request, error: Exception) -> Response:
+    return _error(request, 404, str(error))
+
+
+async def _bad(request: Request, error: Exception) -> Response:
+    return _error(request, 400, str(error))
 
 
 async def _failed(request: Request, error: Exception) -> Response:

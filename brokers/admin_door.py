@@ -6,7 +6,7 @@
 | new connections | `PACE_SECONDS` apart once there are more than `FEW` |
 | silence | 5 s until a request's head is whole, and between requests |
 | a request's head | 16 KiB |
-| a request's body | `admin.BODY_BYTES_MAX`, of who has logged in alone, in `BODY_SECONDS` |
+| a request's body | `api.BODY_BYTES_MAX`, of who has logged in alone, in `BODY_SECONDS` |
 | an answer | its reader takes each piece within `SEND_SECONDS` |
 """
 

@@ -30,6 +30,7 @@ from brokers.admin_door import Door, listen
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal, folder_errors
 from brokers.fairness import LoopWatch
+from brokers.rates import Rates
 from brokers.service import Bound, SupervisedService
 from shared.access import Access
 from shared.budget import Account
@@ -39,6 +40,7 @@ from shared.net.listeners import CannotListen, check_exposure
 from shared.net.logins import Logins
 from shared.net.network import Network
 from shared.net.tls import server_context
+from shared.objects import Objects
 from shared.plugin import Context, Plugin, Verb
 from shared.process_limits import memory_bytes
 from shared.recording.recorder import Recording
@@ -79,6 +81,7 @@ class Host:
         self._ready = False
         self._store: Store | None = None
         self._recording: Recording | None = None
+        self._rates = Rates(self.samples)
         self.page: str | None = None
         self.admin_token = ""
         self._budget = Account("process", memory_bytes() * MEMORY_PERCENT // 100)
@@ -141,6 +144,7 @@ class Host:
                 for service in self._services:
                     await self._open_service(service)
                 await self._open_admin(nursery)
+                nursery.start_soon(self._rates.run)
                 for service in self._services:
                     await nursery.start(service.run)
                 self._ready = True
@@ -288,6 +292,31 @@ class Host:
 
     def verbs(self) -> Mapping[tuple[str, str], Verb]:
         return {(service.name, verb.name): verb for service in self._services for verb in service.admin_verbs}
+
+    def objects(self) -> Sequence[tuple[str, Objects]]:
+        return [(service.name, each) for service in self._services for each in service.objects]
+
+    def overview(self) -> Mapping[str, Any]:
+        found = dict(self.status())
+        watch = self._watch
+        return {
+            **found,
+            "budget": [
+                {
+                    "account": account.name,
+                    "bytes": account.used_bytes,
+                    "bytes_max": account.limit_bytes,
+                    "refused": account.refused,
+                }
+                for account in self._budget.all()
+            ],
+            "loop": {
+                "longest_seconds": watch.longest_seconds if watch else None,
+                "longest_at": watch.longest_at if watch else None,
+                "long_count": watch.long_count if watch else None,
+            },
+            **self._rates.overview(),
+        }
 
     def reload(self, action: str = "reload", name: str = "") -> Mapping[str, Any]:
         """Take up what changed: the users file. All or nothing: raises ConfigError, and all is as it was.

@@ -14,6 +14,7 @@ from shared.metrics import Sample
 from shared.net.keepalive import is_loopback
 from shared.net.listeners import CannotListen, check_exposure, format_address
 from shared.net.network import Group, Network
+from shared.objects import Objects
 from shared.plugin import Context, Plugin, Service, TcpEndpoint, UdpEndpoint, Verb
 
 BACKOFF_SECONDS_MIN = 0.1
@@ -78,6 +79,12 @@ class SupervisedService:
     @property
     def admin_verbs(self) -> Sequence[Verb]:
         return self._service.admin_verbs if self._service else ()
+
+    @property
+    def objects(self) -> Sequence[Objects]:
+        """What it has, its connections too."""
+        own = getattr(self._service, "objects", ())
+        return (*([self._group.objects()] if self._group else ()), *own)
 
     @property
     def connections(self) -> int:

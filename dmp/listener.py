@@ -7,6 +7,7 @@ from typing import Any
 
 import trio
 
+from dmp.admin import Admin
 from dmp.broker import Broker
 from dmp.definitions import Definitions
 from dmp.exchanges import Exchange
@@ -59,6 +60,7 @@ class DmpService:
             Verb("exchanges", "every exchange, its type and bindings", self._exchanges, ()),
             Verb("leases", "every lease that is not used yet: its target and age", self._leases, ()),
         )
+        self.objects = Admin(broker).objects
 
     async def run(self) -> None:
         """Messages and queues that expire."""

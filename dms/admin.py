@@ -11,13 +11,15 @@ from dms.dmsq_file import SUFFIX, DmsqWriter, import_into, read
 from dms.engine import Engine, Queue
 from dms.errors import QueueNotFound
 from dms.records import DeadLetter, Reason, RecordKind
-from dms.wire import Refusal, Status, malformed
+from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, malformed
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
+from shared.objects import QUEUES, Action, Objects, a_body, a_count, key_of, message_row
 from shared.plugin import Verb
 from shared.storage.log import read_records
 
 PEEK_MAX = 1000
 READ_BYTES = 1 << 20
+OPTIONS = ("ttl_ms", "max_deliveries", "dead_letter", "delay_ms", "retry_ms", "retry_max_ms")
 MOVED_AT_ONCE = 500
 
 
@@ -40,6 +42,78 @@ class Admin:
             Verb("export", "write a queue's messages to a .dmsq file", self.export, ("queue", "target")),
             Verb("import", "put a .dmsq file's messages into a queue", self.import_, ("source", "queue")),
         )
+
+    @property
+    def objects(self) -> Sequence[Objects]:
+        """What the API shows of it, and what can be done with that."""
+        name = {"limit": f"at most {PEEK_MAX} messages; 10"}
+        message = {"text": "the message", "base64": "the same, where it is not UTF-8"}
+        actions = (
+            Action("peek", "The first messages; takes nothing.", self._peek, name, looks=True),
+            Action("purge", "Drop its messages, but those that are held.", self._purge, {}, dry_runs=True),
+            Action("redrive", "Move dead letters back to where they came from.", self._redrive),
+            Action("messages", "Put one in.", self._put, message),
+        )
+        return (
+            Objects(
+                QUEUES,
+                lambda: list(self._engine.queues.values()),
+                lambda queue: key_of(queue.text),
+                self._find,
+                self._row,
+                actions,
+            ),
+        )
+
+    def _find(self, parts: Sequence[str]) -> Queue | None:
+        return self._engine.find(parts[0])
+
+    def _row(self, queue: Queue) -> dict[str, Any] | None:
+        if queue.deleted:
+            return None
+        found = self._describe(queue)
+        durable = queue.log is not None
+        return {
+            "name": queue.text,
+            **{name: found[name] for name in ("ready", "held", "delayed")},
+            "consumers": len(queue.line),
+            "bytes": found["disk_bytes"]
+            if durable
+            else queue.hot_bytes + queue.back_bytes + queue.held_bytes,
+            "durable": durable,
+            "settings": {"depth_max": queue.options.depth, **{name: found[name] for name in OPTIONS}},
+        }
+
+    async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
+        limit = a_count(arguments, "limit", 10, 1, PEEK_MAX)
+        items: list[dict[str, Any]] = []
+        async for seq, body, deliveries in self._messages(queue, held=False):
+            if len(items) >= limit:
+                break
+            more = {"dead_letter": body.about} if isinstance(body, DeadLetter) else {}
+            items.append(message_row(seq, body, properties={"deliveries": deliveries, **more}))
+        return {"items": items}
+
+    async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        if dry_run:
+            return {"purged": queue.depth - queue.held, "held": queue.held}
+        found = await self.purge({"queue": queue.text})
+        return {"purged": found["purged"], "held": found["held"]}
+
+    async def _redrive(self, queue: Queue, _: Mapping[str, Any], __: bool) -> dict[str, Any]:
+        found = await self.redrive({"queue": queue.text})
+        return {"moved": found["moved"], "left": found["left"]}
+
+    async def _put(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
+        body = a_body(arguments)
+        if len(body) > PAYLOAD_BYTES_MAX - len(queue.name) - 1:
+            raise malformed(f"a message, with its queue's name, has at most {PAYLOAD_BYTES_MAX} bytes")
+        if queue.room < 1:
+            raise Refusal(Status.QUEUE_FULL, f"{queue.text} is full")
+        ticket = queue.produce([body], len(body))
+        if ticket is not None:
+            await self._engine.store.wait(ticket)
+        return {"published": 1}
 
     async def queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """`queue`: only that."""
@@ -179,7 +253,7 @@ class Admin:
         }
         options = queue.options
         row["depth_max"] = options.depth
-        for name in ("ttl_ms", "max_deliveries", "dead_letter", "delay_ms", "retry_ms", "retry_max_ms"):
+        for name in OPTIONS:
             row[name] = getattr(options, name)
         return row
 

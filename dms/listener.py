@@ -31,7 +31,9 @@ class DmsService:
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("dms", engine.settings.port, self._open_session, pushes=True),
         )
-        self.admin_verbs: Sequence[Verb] = Admin(engine).verbs
+        admin = Admin(engine)
+        self.admin_verbs: Sequence[Verb] = admin.verbs
+        self.objects = admin.objects
 
     async def run(self) -> None:
         """Delays, lifetimes, notes."""

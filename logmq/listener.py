@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from logmq.admin import Admin
 from logmq.broker import Broker
 from logmq.groups import Groups
 from logmq.metrics import GAUGES
@@ -77,6 +78,7 @@ class LogmqService:
         self.admin_verbs: Sequence[Verb] = (
             Verb("groups", "every group's committed offsets", self._groups, ("topic", "group")),
         )
+        self.objects = Admin(broker).objects
 
     async def run(self) -> None:
         """Nothing runs beside the connections."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import trio
 
+from pubsub.admin import Admin
 from pubsub.fanout import Fanout
 from pubsub.metrics import GAUGES, Counts
 from pubsub.recording import FrameTrack
@@ -108,6 +109,7 @@ class PubsubService:
             ),
             Verb("forget", "end the session of a client that is away", self._forget, ("client",)),
         )
+        self.objects = Admin(self.sessions).objects
 
     async def run(self) -> None:
         """At the end put what is kept for clients that are away where the next start finds it."""

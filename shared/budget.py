@@ -96,6 +96,12 @@ class Account:
             within.give(self.used_bytes)
             within._accounts.pop(self.name.rpartition("/")[2], None)
 
+    def all(self) -> "Iterator[Account]":
+        """This account and those in it."""
+        yield self
+        for account in self._accounts.values():
+            yield from account.all()
+
     def samples(self) -> Iterator[Sample]:
         """Metrics of this account and of those in it."""
         labels = (("account", self.name),)

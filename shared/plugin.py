@@ -69,7 +69,7 @@ class Verb:
 
 
 class Service(Protocol):
-    """One running protocol."""
+    """One running protocol. It may have `objects: Sequence[Objects]`: what it has, for lists and actions."""
 
     endpoints: Sequence[TcpEndpoint | UdpEndpoint]
     admin_verbs: Sequence[Verb]

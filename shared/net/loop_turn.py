@@ -20,6 +20,7 @@ import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container
 from contextlib import closing
+from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -70,10 +71,14 @@ class DrivenConnection(Connection):
         "_loop",
         "_reason",
         "_session",
+        "bytes_in",
+        "bytes_out",
         "deadline",
         "expects",
         "heaped",
         "host",
+        "number",
+        "opened",
         "stalled_since",
     )
     _session: Session
@@ -82,6 +87,9 @@ class DrivenConnection(Connection):
         super().__init__(peer, Outbox(loop.settings.outbox_bytes_max))
         self._loop = loop
         self.host = host
+        self.number = loop.next_number()  # among all connections of the group, ever
+        self.opened = loop.time()
+        self.bytes_in = self.bytes_out = 0
         self.deadline = self.heaped = self.stalled_since = math.inf
         self.expects = False  # more comes with the commit: what is written before may go along
         self._accounted = False  # the budget knows of a backlog here
@@ -143,6 +151,26 @@ class DrivenConnection(Connection):
                 exc_info=error,
             )
             self.close("crash")
+
+    def describe(self) -> dict[str, Any]:
+        """What is known of it, for a list; without what its group knows."""
+        session = getattr(self, "_session", None)
+        state = "finishing" if self._finishing else "open" if self._reading else "paused"
+        return {
+            "peer": self.peer,
+            "user": getattr(session, "user", ""),
+            "state": state,
+            "waits_for": getattr(session, "waits_for", []),
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "held_bytes": self.held_bytes,
+            "backlog_bytes": self.outbox.size,
+        }
+
+    def kick(self, reason: str) -> None:
+        """Somebody who may has it closed; its protocol says so where it has words for that."""
+        close_for = getattr(getattr(self, "_session", None), "close_for", self.abort)
+        close_for(reason)
 
     def tcp_info(self) -> bytes | None:
         """For `liveness`; None where the transport is not TCP."""
@@ -333,6 +361,7 @@ class LoopTurn:
         self.awake = False
         """A driver looks for input soon, and for what was left to be sent: nobody else needs to."""
         self.draining = False
+        self.next_number = count(1).__next__
         self.to_send: list[DrivenConnection] = []
         """Those that have something to say (above)."""
         self.connections: set[DrivenConnection] = set()

@@ -14,9 +14,10 @@ import os
 import select
 import socket
 import ssl
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
@@ -29,11 +30,12 @@ from shared.net.counters import NetCounters
 from shared.net.datagram_sink import DatagramSink, SlotSink
 from shared.net.datagrams import DatagramEndpoint, allowed_networks, bind_udp
 from shared.net.listeners import Acceptor, Admitted, BoundAddress, bind_tcp, check_exposure
-from shared.net.loop_turn import AfterRound, LoopTurn, OpenSession
+from shared.net.loop_turn import AfterRound, DrivenConnection, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs
 from shared.net.settings import CertificateUser, NetSettings, TlsSettings
 from shared.net.stream import StreamDriver
 from shared.net.tls import TlsStream, server_context
+from shared.objects import CONNECTIONS, Action, Objects, time_text
 from shared.process_limits import memory_bytes
 
 if TYPE_CHECKING:
@@ -205,6 +207,42 @@ class Group:
         for endpoint in self._endpoints:
             endpoint.count_drops()
         return self.counters.samples(self.name)
+
+    def objects(self) -> Objects:
+        """Its connections, to list and to close."""
+        close = Action("close", "Close it; what it holds goes back.", self._kick)
+        return Objects(
+            CONNECTIONS,
+            lambda: list(self.loop.connections),
+            self._name,
+            self._find_connection,
+            self._describe,
+            (close,),
+        )
+
+    def _name(self, connection: DrivenConnection) -> str:
+        return f"{self.name}-{connection.number}"
+
+    def _find_connection(self, parts: Sequence[str]) -> DrivenConnection | None:
+        name, _, number = parts[0].rpartition("-")
+        if name != self.name or not number.isdecimal():
+            return None
+        return next((each for each in self.loop.connections if str(each.number) == number), None)
+
+    def _describe(self, connection: DrivenConnection) -> Mapping[str, Any] | None:
+        if connection.closed:
+            return None
+        age = self.loop.time() - connection.opened
+        return {
+            "id": self._name(connection),
+            **connection.describe(),
+            "since": time_text((time.time() - age) * 1000),
+            "tls": self._tls is not None,
+        }
+
+    async def _kick(self, connection: Any, _: Mapping[str, Any], __: bool) -> Mapping[str, Any]:
+        connection.kick("an administrator has closed it")
+        return {"closed": 1}
 
     async def _accept_all(self) -> None:
         with self._accepting:

@@ -124,6 +124,7 @@ class PollConnection(DrivenConnection):
             self._read_bytes = READ_BYTES
         loop = self._loop
         loop.counters.bytes_in += count
+        self.bytes_in += count
         self._dirty = True
         try:
             self._receive(data)
@@ -232,6 +233,7 @@ class PollConnection(DrivenConnection):
                 if (size <= SMALL_BYTES or len(chunks) == 1) and not outbox.file_bytes:  # as nearly always
                     sent = self.send_some(chunks[0] if len(chunks) == 1 else b"".join(chunks))  # type: ignore[arg-type]
                     self._loop.counters.bytes_out += sent
+                    self.bytes_out += sent
                     if sent == size:
                         chunks.clear()
                         outbox.size = 0
@@ -277,6 +279,7 @@ class PollConnection(DrivenConnection):
                     return
             outbox.advance(sent)
             counters.bytes_out += sent
+            self.bytes_out += sent
             taken += sent
 
     def _send_gathered(self) -> int:

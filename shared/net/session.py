@@ -52,6 +52,14 @@ class Stop:
     FIRST_OWN = 1 << 8
 
 
+STOP_WORDS = {
+    Stop.OWED: "answers that wait",
+    Stop.OUTBOX: "its peer to read",
+    Stop.STORE: "the disk",
+    Stop.OTHERS: "its turn",
+    Stop.LOGIN: "its login",
+}
+
 _IDLE, _APPLYING, _RELEASED = range(3)
 
 
@@ -338,6 +346,11 @@ class SessionBase:
         if self.user in ("", ANONYMOUS):
             self.user = "" if gate.asks_login else ANONYMOUS
         self.guard = None if self.user == ANONYMOUS and gate.opens else gate
+
+    @property
+    def waits_for(self) -> list[str]:
+        """Why its input is held back, in words."""
+        return [word for bit, word in STOP_WORDS.items() if self.stopped & bit]
 
     # Deadlines.
 

@@ -66,6 +66,7 @@ class StreamConnection(DrivenConnection):
                 loop.begin()
                 if data:
                     loop.counters.bytes_in += len(data)
+                    self.bytes_in += len(data)
                     self.call(self._session.receive, data)
                 else:
                     self.end_input()
@@ -91,6 +92,7 @@ class StreamConnection(DrivenConnection):
                     return
                 outbox.advance(len(data))
                 self._loop.counters.bytes_out += len(data)
+                self.bytes_out += len(data)
                 self._sent()
             self._scope.cancel()
         except GONE as error:

@@ -15,10 +15,11 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from brokers import admin, control
+from brokers import admin, api, control
 from brokers.errors import ExitCode, Refusal
 from shared.errors import BrokerError, LogMissing
 from shared.metrics import Sample
+from shared.objects import Objects
 from shared.plugin import Verb
 from tests.support.installed import quiet_log
 
@@ -30,6 +31,7 @@ class Host:
         self.reason: str | None = None
         self.calls: list[Mapping[str, Any]] = []
         self.backed_up: Path | None = None
+        self.has: list[tuple[str, Objects]] = []
 
     def unready(self) -> str | None:
         return self.reason
@@ -66,6 +68,12 @@ class Host:
             ("a", "miss"): Verb("miss", "Find none.", miss),
             ("a", "crash"): Verb("crash", "Break.", crash),
         }
+
+    def objects(self) -> Sequence[tuple[str, Objects]]:
+        return self.has
+
+    def overview(self) -> Mapping[str, Any]:
+        return {"state": "ready"}
 
     async def backup(self, target: Path) -> Any:
         if target.name == "full":
@@ -163,7 +171,7 @@ async def test_a_backup_needs_a_place_and_room(tmp_path: Path) -> None:
 
 async def test_what_is_no_request_is_refused(near_path: Path) -> None:
     async with serving(near_path):
-        too_large = b" " * (admin.BODY_BYTES_MAX + 1)
+        too_large = b" " * (api.BODY_BYTES_MAX + 1)
         deep = b"[" * 50_000
         for body, status in (
             (b"[1]", 400),

@@ -1,0 +1,368 @@
+"""Version 1 of the API, `/api/v1`: lists of what every protocol has, one object, what can be done with it.
+
+| request | answer |
+|---|---|
+| GET /overview | what runs, and what it did in the last minute |
+| GET /<kind>?limit=&after=&<filter>= | `{"items": [...], "next": <name to give as `after`, or null>}` |
+| POST /<kind> | makes one, where that can be made |
+| GET /<kind>/<name> | one; its columns are those of the list |
+| GET /<kind>/<name>/<action> | where it changes nothing: arguments are parameters of the query |
+| POST /<kind>/<name>/<action>?dry_run= | does it; arguments and answer are JSON objects |
+| DELETE /<kind>/<name>?dry_run= | the action `delete`, or `close` |
+| POST /backup, /reload | as without the API |
+| GET /openapi.json | all of this, for programs |
+
+Kinds, columns and actions are described once, in `shared.objects` and by the protocols. Parts of names are
+percent-encoded. What is done, but for what only looks, is a line of the audit log.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from heapq import merge
+from importlib.metadata import version
+from operator import itemgetter
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import trio
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from brokers import logs
+from brokers.render import json_value
+from shared.objects import KINDS, Action, KindColumn, ObjectKind, ObjectMissing, Objects, key_of
+
+ROOT = "/api/v1"
+LIMIT_USUAL, LIMIT_MAX = 100, 1000
+KEYS_AT_ONCE = 500
+"""Names that are sorted in one turn: half a millisecond."""
+ROWS_AT_ONCE = 100
+"""Rows that are made in one turn."""
+BODY_BYTES_MAX = 1 << 20
+"""Arguments are a few words, or a message. A larger body is refused before all of it is held."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+All = Callable[[], Sequence[tuple[str, Objects]]]
+Named = tuple[str, str, Objects, Any]
+"""The name among all of its kind, the protocol, and the object."""
+
+
+def routes(everything: All, overview: Callable[[], Mapping[str, Any]], *own: Endpoint) -> list[Route]:
+    """The routes of the API. `everything`: what there is, by protocol; `own`: backup and reload."""
+
+    async def see(_: Request) -> Response:
+        return as_json(overview())
+
+    async def describe(_: Request) -> Response:
+        return as_json(openapi(everything()))
+
+    async def objects(request: Request) -> Response:
+        parts = _parts(request)
+        kind = KINDS.get(parts[0])
+        if kind is None:
+            raise HTTPException(404, f"there is no {parts[0]} here; there are {', '.join(sorted(KINDS))}")
+        those = [(protocol, each) for protocol, each in everything() if each.kind is kind]
+        if len(parts) == 1 and request.method in ("GET", "HEAD"):
+            return as_json(await listed(kind, those, request.query_params))
+        if len(parts) == 1 and request.method == "POST":
+            return await _made(those, request)
+        return await _one(kind, those, parts[1:], request)
+
+    names = {endpoint.__name__: endpoint for endpoint in own}
+    return [
+        Route(f"{ROOT}/overview", see),
+        Route(f"{ROOT}/openapi.json", describe),
+        *(Route(f"{ROOT}/{name}", endpoint, methods=["POST"]) for name, endpoint in names.items()),
+        Route(f"{ROOT}/{{rest:path}}", objects, methods=["GET", "POST", "DELETE"]),
+    ]
+
+
+def as_json(value: Any) -> Response:
+    return Response(json.dumps(value, default=json_value), media_type="application/json")
+
+
+async def arguments_of(request: Request) -> Mapping[str, Any]:
+    """The body of a request: a JSON object; none is an empty one."""
+    body = bytearray()
+    async with aclosing(request.stream()) as parts:
+        async for part in parts:
+            body += part
+            if len(body) > BODY_BYTES_MAX:
+                raise HTTPException(413, f"arguments above {BODY_BYTES_MAX} bytes")
+    try:
+        arguments = json.loads(body or b"{}")
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # a lone surrogate, which no name on a wire can hold
+        raise HTTPException(400, "the body has text that is not Unicode") from None
+    except (ValueError, RecursionError):  # the latter: lists in lists, thousands deep
+        raise HTTPException(400, "the body is not JSON") from None
+    if not isinstance(arguments, dict):
+        raise HTTPException(400, "the body is not a JSON object")
+    return arguments
+
+
+async def listed(
+    kind: ObjectKind, those: Sequence[tuple[str, Objects]], query: Mapping[str, str]
+) -> Mapping[str, Any]:
+    """A page of a list."""
+    narrow = {name for _, each in those for name in each.narrow}
+    if unknown := sorted(set(query) - {"limit", "after", *kind.filters, *narrow}):
+        raise HTTPException(400, f"{unknown[0]}: no parameter of this list")
+    text = query.get("limit", str(LIMIT_USUAL))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= LIMIT_MAX):
+        raise HTTPException(400, f"limit is a number from 1 to {LIMIT_MAX}")
+    limit, after = int(text), query.get("after", "")
+    wanted = {name: query[name] for name in kind.filters if name in query}
+    if "protocol" in wanted:
+        those = [(protocol, each) for protocol, each in those if protocol == wanted["protocol"]]
+    chunks = [chunk async for chunk in _sorted_chunks(kind, those, after, query)]
+    items: list[Mapping[str, Any]] = []
+    last = None
+    looked = 0
+    for name, protocol, each, found in merge(*chunks, key=itemgetter(0)):
+        looked += 1
+        if looked % ROWS_AT_ONCE == 0:
+            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        row = _row(protocol, each, found)
+        if row is None or any(str(row.get(column)) != value for column, value in wanted.items()):
+            continue
+        if len(items) == limit:
+            return {"items": items, "next": last}
+        items.append(row)
+        last = name
+    return {"items": items, "next": None}
+
+
+async def _sorted_chunks(
+    kind: ObjectKind, those: Sequence[tuple[str, Objects]], after: str, query: Mapping[str, str]
+) -> Any:
+    """All that is behind `after`, in sorted parts, with a turn for others between them."""
+    for protocol, each in those:
+        prefix = f"{protocol}/" if kind.by_protocol else ""
+        by = next((name for name in each.narrow if name in query), None)
+        # A copy: what is listed may change in the next turn.
+        items = each.items() if by is None else each.narrow[by](query[by])
+        for at in range(0, len(items), KEYS_AT_ONCE):
+            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            chunk: list[Named] = []
+            for found in items[at : at + KEYS_AT_ONCE]:
+                name = prefix + each.name(found)
+                if name > after:
+                    chunk.append((name, protocol, each, found))
+            chunk.sort(key=itemgetter(0))
+            yield chunk
+
+
+def _row(protocol: str, objects: Objects, found: Any) -> Mapping[str, Any] | None:
+    """Its columns, in their order."""
+    row = objects.row(found)
+    if row is None:
+        return None
+    return {
+        column.name: row.get(column.name, protocol if column.name == "protocol" else None)
+        for column in objects.kind.columns
+    }
+
+
+async def _made(those: Sequence[tuple[str, Objects]], request: Request) -> Response:
+    makers = [(protocol, each.make) for protocol, each in those if each.make is not None]
+    if not makers:
+        raise HTTPException(405, "these cannot be made here")
+    protocol, action = makers[0]
+    return await _done(protocol, action, None, "", await arguments_of(request), request)
+
+
+async def _one(
+    kind: ObjectKind, those: Sequence[tuple[str, Objects]], parts: Sequence[str], request: Request
+) -> Response:
+    """One object, or something done with it."""
+    length = len(kind.parts) + kind.by_protocol
+    name, rest = parts[:length], parts[length:]
+    if len(name) < length or len(rest) > 1:
+        raise HTTPException(404, f"of {kind.name} a name has {length} parts, and one action may follow")
+    if kind.by_protocol:
+        those = [(protocol, each) for protocol, each in those if protocol == name[0]]
+    own = name[1:] if kind.by_protocol else name
+    there = [(protocol, each, found) for protocol, each in those if (found := each.find(own)) is not None]
+    if not there:
+        raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
+    protocol, each, found = there[0]
+    actions = {action.name: action for action in each.actions}
+    if not rest and request.method in ("GET", "HEAD"):
+        row = _row(protocol, each, found)
+        if row is None:
+            raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
+        return as_json(row)
+    if rest:
+        action = actions.get(rest[0])
+    else:
+        action = (actions.get("delete") or actions.get("close")) if request.method == "DELETE" else None
+    if action is None or (request.method == "DELETE" and rest):
+        can = ", ".join(sorted(actions)) or "nothing"
+        raise HTTPException(404 if rest else 405, f"no such action here; there is {can}")
+    if request.method in ("GET", "HEAD"):
+        if not action.looks:
+            raise HTTPException(405, f"{action.name} changes something: POST")
+        arguments: Mapping[str, Any] = {
+            name: int(value) if value.isascii() and value.isdecimal() and len(value) < 20 else value
+            for name, value in request.query_params.items()
+        }
+    else:
+        arguments = await arguments_of(request)
+    return await _done(protocol, action, found, key_of(*own), arguments, request)
+
+
+async def _done(
+    protocol: str, action: Action, found: Any, name: str, arguments: Mapping[str, Any], request: Request
+) -> Response:
+    """Call an action, and tell the audit log."""
+    if unknown := sorted(set(arguments) - set(action.takes)):
+        raise HTTPException(
+            400, f"{unknown[0]}: no such argument; {action.name} takes {', '.join(action.takes) or 'none'}"
+        )
+    dry_run = request.method not in ("GET", "HEAD") and request.query_params.get("dry_run", "0") not in (
+        "",
+        "0",
+        "false",
+    )
+    if dry_run and not action.dry_runs:
+        raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")
+    result = "refused"
+    try:
+        answer = await action.call(found, arguments, dry_run)
+        result = "done"
+    finally:
+        if not (dry_run or action.looks):
+            logs.audit(
+                user=request.scope.get("brokers.user", "(owner)"),
+                peer=request.scope.get("brokers.peer", "control"),
+                protocol=protocol,
+                action=action.name,
+                name=name,
+                result=result,
+            )
+    return as_json(answer)
+
+
+def _parts(request: Request) -> list[str]:
+    """The path behind the root, part by part: a name may hold a slash, which is encoded."""
+    raw = request.scope.get("raw_path") or request.url.path.encode()
+    path = raw.partition(b"?")[0].decode("latin-1").removeprefix(ROOT).strip("/")
+    try:
+        return [unquote_to_bytes(part).decode() for part in path.split("/")]
+    except UnicodeDecodeError:
+        raise HTTPException(400, "the path is not UTF-8") from None
+
+
+# What programs read about it.
+
+_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "": {"type": ["string", "null"]},
+    "count": {"type": ["integer", "null"]},
+    "bytes": {"type": ["integer", "null"], "description": "bytes"},
+    "seconds": {"type": ["number", "null"], "description": "seconds"},
+    "time": {"type": ["string", "null"], "format": "date-time"},
+    "flag": {"type": ["boolean", "null"]},
+    "list": {"type": ["array", "null"], "items": {"type": "string"}},
+    "table": {"type": ["object", "null"]},
+}
+_FAULT = {
+    "description": "A problem.",
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+
+
+def openapi(everything: Sequence[tuple[str, Objects]]) -> Mapping[str, Any]:
+    """The API as an OpenAPI document: what the protocols that run here have."""
+    paths: dict[str, Any] = {f"{ROOT}/overview": {"get": _operation("What runs, and how it is.")}}
+    schemas: dict[str, Any] = {
+        "Problem": {
+            "type": "object",
+            "properties": {name: {"type": "string"} for name in ("type", "title", "detail")}
+            | {"status": {"type": "integer"}},
+        }
+    }
+    for kind in KINDS.values():
+        those = [each for _, each in everything if each.kind is kind]
+        schemas[kind.name] = {
+            "type": "object",
+            "properties": {column.name: _schema(column) for column in kind.columns},
+        }
+        paths |= _paths(kind, those)
+    for name, help_text in (("backup", "Copy the live data folder."), ("reload", "Read the users again.")):
+        paths[f"{ROOT}/{name}"] = {"post": _operation(help_text)}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Brokers", "version": version("brokers")},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "basic": {"type": "http", "scheme": "basic"},
+                "token": {"type": "http", "scheme": "bearer"},
+            },
+        },
+        "security": [{"basic": []}, {"token": []}],
+    }
+
+
+def _schema(column: KindColumn) -> Mapping[str, Any]:
+    unit = _TYPES[column.unit]
+    more = f" In {unit['description']}." if "description" in unit else ""
+    return {**unit, "description": column.help + more}
+
+
+def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, Any]]:
+    row = {"$ref": f"#/components/schemas/{kind.name}"}
+    page = {
+        "type": "object",
+        "properties": {"items": {"type": "array", "items": row}, "next": {"type": ["string", "null"]}},
+    }
+    narrow = sorted({name for each in those for name in each.narrow})
+    query = [_parameter(name, "query") for name in ("limit", "after", *kind.filters, *narrow)]
+    listed = {"get": _operation(kind.help, page, query)}
+    for each in those:
+        if each.make is not None:
+            listed["post"] = _operation(each.make.help, takes=each.make.takes)
+    yield f"{ROOT}/{kind.name}", listed
+    parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
+    one = f"{ROOT}/{kind.name}/" + "/".join(f"{{{part}}}" for part in parts)
+    named = [_parameter(part, "path") for part in parts]
+    operations = {"get": _operation("One of them.", row, named)}
+    for action in {action.name: action for each in those for action in each.actions}.values():
+        dry_run = [_parameter("dry_run", "query")] if action.dry_runs else []
+        operation = _operation(action.help, parameters=[*named, *dry_run], takes=action.takes)
+        if action.name in ("delete", "close"):
+            operations["delete"] = operation
+        else:
+            yield f"{one}/{action.name}", {"post": operation}
+    yield one, operations
+
+
+def _parameter(name: str, place: str) -> Mapping[str, Any]:
+    kind = "integer" if name == "limit" else "string"
+    return {"name": name, "in": place, "required": place == "path", "schema": {"type": kind}}
+
+
+def _operation(
+    summary: str,
+    answer: Mapping[str, Any] | None = None,
+    parameters: Sequence[Mapping[str, Any]] = (),
+    takes: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    content = {"application/json": {"schema": answer or {"type": "object"}}}
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "parameters": list(parameters),
+        "responses": {"200": {"description": "Done.", "content": content}, "default": _FAULT},
+    }
+    if takes is not None:
+        schema = {
+            "type": "object",
+            "properties": {name: {"description": text} for name, text in takes.items()},
+        }
+        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+    return operation

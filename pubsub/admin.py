@@ -1,0 +1,101 @@
+"""What the API shows of pub/sub: sessions, and who has subscribed to what."""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from pubsub.sessions import WILDCARDS, ClientSession, Sessions
+from shared.errors import BrokerError
+from shared.objects import SESSIONS, SUBSCRIPTIONS, Action, Objects, key_of
+from shared.routing.index import RoutingIndex
+
+Subscription = tuple[ClientSession, bytes]
+
+
+class SessionInUse(BrokerError):
+    """Its client is connected."""
+
+
+class Admin:
+    """The objects of all sessions."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._all = sessions
+        delete = Action("delete", "End the session of a client that is away.", self._delete, dry_runs=True)
+        self.objects: Sequence[Objects] = (
+            Objects(
+                SESSIONS,
+                lambda: list(sessions.clients.values()),
+                lambda client: key_of(client.name),
+                self._find_session,
+                self._session,
+                (delete,),
+            ),
+            Objects(
+                SUBSCRIPTIONS,
+                lambda: [(each, pattern) for each in sessions.clients.values() for pattern in each.topics],
+                lambda found: key_of(found[0].name, _text(found[1])),
+                self._find_subscription,
+                self._subscription,
+                narrow={"topic": self._receivers},
+            ),
+        )
+
+    def _find_session(self, parts: Sequence[str]) -> ClientSession | None:
+        return self._all.clients.get(parts[0].encode())
+
+    def _session(self, client: ClientSession) -> dict[str, Any] | None:
+        if self._all.clients.get(client.id) is not client:
+            return None
+        connection = client.connection
+        messages, size = self._all.kept.held(client.id)
+        return {
+            "name": client.name,
+            "user": client.owner,
+            "peer": connection.peer if connection is not None else None,
+            "subscriptions": len(client.topics),
+            "waiting_bytes": connection.outbox.size if connection is not None else 0,
+            "dropped": client.dropped,
+            "kept": messages,
+            "kept_bytes": size,
+        }
+
+    async def _delete(self, client: ClientSession, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        if client.connection is not None:
+            raise SessionInUse(f"{client.name} is connected: close its connection first")
+        subscriptions = len(client.topics)
+        if not dry_run:
+            self._all.forget(client.id)
+        return {"deleted": 1, "subscriptions": subscriptions}
+
+    def _receivers(self, topic: str) -> list[Subscription]:
+        """The subscriptions by which a message of `topic` would go out, or be kept."""
+        name = topic.encode()
+        found: list[Subscription] = []
+        for client in chain(self._all.live.match(name), self._all.away.match(name)):
+            patterns: RoutingIndex[bytes] = RoutingIndex(WILDCARDS)
+            for pattern, keeps in client.topics.items():
+                if keeps or client.connection is not None:
+                    patterns.subscribe(pattern, pattern)
+            found += [(client, pattern) for pattern in patterns.match(name)]
+        return found
+
+    def _find_subscription(self, parts: Sequence[str]) -> Subscription | None:
+        client = self._all.clients.get(parts[0].encode())
+        pattern = parts[1].encode()
+        return (client, pattern) if client is not None and pattern in client.topics else None
+
+    def _subscription(self, found: Subscription) -> dict[str, Any] | None:
+        client, pattern = found
+        if pattern not in client.topics:
+            return None
+        return {
+            "client": client.name,
+            "pattern": _text(pattern),
+            "kept": client.topics[pattern],
+            "connected": client.connection is not None,
+        }
+
+
+def _text(pattern: bytes) -> str:
+    return pattern.decode(errors="backslashreplace")

@@ -1,0 +1,283 @@
+"""What a running protocol has, in a form that the API, commands and the page show alike.
+
+A *kind* (queues, topics, connections ...) is described once: its columns, their units, what they say. A
+service offers `Objects` of the kinds that it has (`Service.objects`). A list holds what all of them offer.
+Many objects do not hold the loop: names are taken at once, rows a few at a time.
+"""
+
+import base64
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import attrs
+
+from shared.errors import EXIT_MISSING, BrokerError
+
+Unit = Literal["", "count", "bytes", "seconds", "time", "flag", "list", "table"]
+"""Of a column's values: "" is text; `time` RFC 3339 with ms; a missing value is null everywhere."""
+
+
+class ObjectMissing(BrokerError):
+    """There is none of that name."""
+
+    exit_code = EXIT_MISSING
+
+
+class BadArgument(BrokerError):
+    """An argument of an action is missing, or is not what it should be."""
+
+
+@attrs.frozen
+class KindColumn:
+    """A value that every object of a kind has."""
+
+    name: str
+    help: str
+    unit: Unit = "count"
+
+
+@attrs.frozen
+class ObjectKind:
+    """Objects that are listed together. `columns`: in order of what matters; the first ones are its name.
+
+    `parts`: of what the name of one is made, beside the protocol; where `by_protocol`, that goes before.
+    `filters`: columns by which a list can be narrowed.
+    """
+
+    name: str
+    help: str
+    columns: tuple[KindColumn, ...]
+    parts: tuple[str, ...] = ("name",)
+    by_protocol: bool = False
+    filters: tuple[str, ...] = ()
+
+
+PROTOCOL = KindColumn("protocol", "Whose it is.", "")
+
+CONNECTIONS = ObjectKind(
+    "connections",
+    "Every connection of every protocol.",
+    (
+        KindColumn("id", "Its name here.", ""),
+        PROTOCOL,
+        KindColumn("peer", "The address of its other end.", ""),
+        KindColumn("user", "Who has logged in; anonymous: nobody was asked to.", ""),
+        KindColumn("state", "open, paused (its input is held back), or finishing.", ""),
+        KindColumn("waits_for", "Why its input is held back.", "list"),
+        KindColumn("since", "When it was accepted.", "time"),
+        KindColumn("tls", "Whether it is encrypted.", "flag"),
+        KindColumn("bytes_in", "Received on it.", "bytes"),
+        KindColumn("bytes_out", "Sent on it.", "bytes"),
+        KindColumn("held_bytes", "Of what it sent and is not all there, or not applied.", "bytes"),
+        KindColumn("backlog_bytes", "What waits to be taken by it.", "bytes"),
+    ),
+    parts=("id",),
+    filters=("protocol", "user"),
+)
+QUEUES = ObjectKind(
+    "queues",
+    "Every queue.",
+    (
+        PROTOCOL,
+        KindColumn("name", "Its name.", ""),
+        KindColumn("ready", "Messages that can be delivered."),
+        KindColumn("held", "Messages that were delivered and not acknowledged."),
+        KindColumn("delayed", "Messages that become ready later."),
+        KindColumn("consumers", "Who takes from it, or waits to."),
+        KindColumn(
+            "bytes", "What its messages take: on disk, or in memory where they are there alone.", "bytes"
+        ),
+        KindColumn("durable", "Whether it outlives the process.", "flag"),
+        KindColumn("settings", "What it was declared with.", "table"),
+    ),
+    by_protocol=True,
+    filters=("protocol",),
+)
+TOPICS = ObjectKind(
+    "topics",
+    "Every log.",
+    (
+        KindColumn("name", "Its name.", ""),
+        PROTOCOL,
+        KindColumn("first", "The first offset that is kept."),
+        KindColumn("end", "Where the next record goes."),
+        KindColumn("bytes", "What is kept.", "bytes"),
+        KindColumn("durability", "When a write is acknowledged.", ""),
+        KindColumn("retention_bytes", "So much is kept; null: all.", "bytes"),
+        KindColumn("retention_seconds", "So long it is kept; null: for ever.", "seconds"),
+        KindColumn("created", "When it was made.", "time"),
+    ),
+    filters=("protocol",),
+)
+GROUPS = ObjectKind(
+    "groups",
+    "What every group of consumers has committed, in every topic.",
+    (
+        KindColumn("group", "Its name.", ""),
+        KindColumn("topic", "What it reads.", ""),
+        PROTOCOL,
+        KindColumn("offset", "Where it goes on."),
+        KindColumn("end", "The end of the topic."),
+        KindColumn("lag_bytes", "How far it is behind.", "bytes"),
+    ),
+    parts=("group", "topic"),
+    filters=("protocol", "group", "topic"),
+)
+SESSIONS = ObjectKind(
+    "sessions",
+    "Every client that has subscribed, connected or not.",
+    (
+        KindColumn("name", "The client's id.", ""),
+        PROTOCOL,
+        KindColumn("user", "Who made it.", ""),
+        KindColumn("peer", "Where it is connected from; null: it is away.", ""),
+        KindColumn("subscriptions", "How many it has."),
+        KindColumn("waiting_bytes", "What waits to be taken by it.", "bytes"),
+        KindColumn("dropped", "Messages that it lost because it did not take them."),
+        KindColumn("kept", "Messages that are kept until it is back."),
+        KindColumn("kept_bytes", "What they take.", "bytes"),
+    ),
+    filters=("protocol", "user"),
+)
+SUBSCRIPTIONS = ObjectKind(
+    "subscriptions",
+    "Who has subscribed to what; with `topic`: who would get a message of it.",
+    (
+        KindColumn("client", "The client's id.", ""),
+        KindColumn("pattern", "What it has subscribed to.", ""),
+        PROTOCOL,
+        KindColumn("kept", "Whether messages are kept while it is away.", "flag"),
+        KindColumn("connected", "Whether it is there.", "flag"),
+    ),
+    parts=("client", "pattern"),
+    filters=("protocol", "client"),
+)
+EXCHANGES = ObjectKind(
+    "exchanges",
+    "Every exchange.",
+    (
+        KindColumn("name", "Its name; amq.default: the default exchange.", ""),
+        PROTOCOL,
+        KindColumn("type", "How it routes.", ""),
+        KindColumn("durable", "Whether it outlives the process.", "flag"),
+        KindColumn("auto_delete", "Whether it goes with its last binding.", "flag"),
+        KindColumn("internal", "Whether only other exchanges publish to it.", "flag"),
+        KindColumn("alternate", "The exchange that gets what it cannot route.", ""),
+        KindColumn("bindings", "Those that it is the source of."),
+    ),
+    filters=("protocol", "type"),
+)
+BINDINGS = ObjectKind(
+    "bindings",
+    "Every binding.",
+    (
+        KindColumn("id", "Its name here.", ""),
+        PROTOCOL,
+        KindColumn("exchange", "Its source.", ""),
+        KindColumn("queue", "The queue that it leads to; null: an exchange.", ""),
+        KindColumn("to_exchange", "The exchange that it leads to; null: a queue.", ""),
+        KindColumn("key", "Its routing key.", ""),
+        KindColumn("arguments", "Beside the key.", "table"),
+    ),
+    parts=("id",),
+    filters=("protocol", "exchange", "queue"),
+)
+KINDS: Mapping[str, ObjectKind] = {
+    kind.name: kind
+    for kind in (
+        CONNECTIONS,
+        QUEUES,
+        TOPICS,
+        GROUPS,
+        SESSIONS,
+        SUBSCRIPTIONS,
+        EXCHANGES,
+        BINDINGS,
+    )
+}
+
+
+@attrs.frozen
+class Action:
+    """What can be done with one object: `call(object, arguments, dry_run)` answers in values that JSON has.
+
+    `takes`: its arguments, by name, and what each is. `dry_runs`: it can say what it would do. `looks`: it
+    changes nothing. Raises BrokerError, in words for who asked.
+    """
+
+    name: str
+    help: str
+    call: Callable[[Any, Mapping[str, Any], bool], Awaitable[Mapping[str, Any]]]
+    takes: Mapping[str, str] = {}
+    dry_runs: bool = False
+    looks: bool = False
+
+
+@attrs.frozen
+class Objects:
+    """What one protocol has of one kind.
+
+    `items`: a copy of all objects, in any order: it may be 50,000 of them, so it does no more than copy.
+    `name`: of one, made by `key_of`. `find`: the object with these parts of a name. `row`: the columns of
+    one, without `protocol`; None: it is gone. `actions`: what can be done with each. `make`: what makes one;
+    its `call` gets None for the object. `narrow`: by a parameter of the query, other items than all.
+    """
+
+    kind: ObjectKind
+    items: Callable[[], Sequence[Any]]
+    name: Callable[[Any], str]
+    find: Callable[[Sequence[str]], Any | None]
+    row: Callable[[Any], Mapping[str, Any] | None]
+    actions: Sequence[Action] = ()
+    make: Action | None = None
+    narrow: Mapping[str, Callable[[str], Sequence[Any]]] = {}
+
+
+def key_of(*parts: str) -> str:
+    """The name of an object among all of its kind: as it stands in a path, but for letters that may."""
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+
+
+def time_text(milliseconds: float) -> str:
+    """RFC 3339 with milliseconds, UTC."""
+    at = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
+
+
+def message_row(position: int, body: bytes, **more: Any) -> dict[str, Any]:
+    """A message, as every list of messages has it."""
+    row: dict[str, Any] = {"position": position, "time": None, "bytes": len(body), **more}
+    try:
+        row["text"] = bytes(body).decode()
+    except UnicodeDecodeError:
+        row["base64"] = base64.b64encode(body).decode()
+    return row
+
+
+def a_count(arguments: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
+    """A whole number of an action's arguments. Raises BadArgument."""
+    value = arguments.get(name, default)
+    if type(value) is not int or not least <= value <= most:
+        raise BadArgument(f"{name} is a number from {least} to {most}")
+    return value
+
+
+def a_text(arguments: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    """A text of an action's arguments. Raises BadArgument."""
+    value = arguments.get(name, default)
+    if not isinstance(value, str):
+        raise BadArgument(f"{name} is a text" if name in arguments else f"{name} is missing")
+    return value
+
+
+def a_body(arguments: Mapping[str, Any]) -> bytes:
+    """The message to put in: `text`, or `base64`. Raises BadArgument."""
+    if ("text" in arguments) == ("base64" in arguments):
+        raise BadArgument("give text or base64: the message")
+    if "text" in arguments:
+        return a_text(arguments, "text").encode()
+    try:
+        return base64.b64decode(a_text(arguments, "base64"), validate=True)
+    except ValueError:
+        raise BadArgument("base64 is not base64") from None

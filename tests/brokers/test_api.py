@@ -1,0 +1,258 @@
+"""The API over a real server: every list, one object, and what can be done with it."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import attrs
+import pytest
+import trio
+
+from brokers import api
+from shared.objects import KINDS, QUEUES, Objects, key_of
+from tests.support.server import Server, run, speak
+
+
+@attrs.frozen
+class Api:
+    """Asks a server's API with its token."""
+
+    server: Server
+
+    def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, Any]:
+        token = (self.server.data / "admin.token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        url = f"{self.server.ready['page']}api/v1/{path}"
+        request = urllib.request.Request(url, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            kind = error.headers.get_content_type()
+            return (error.code, json.load(error)) if kind == "application/problem+json" else (0, kind)
+
+    def get(self, path: str) -> Any:
+        status, found = self.ask(path)
+        assert status == 200, found
+        return found
+
+    def post(self, path: str, body: Any = None) -> Any:
+        status, found = self.ask(path, body or {}, "POST")
+        assert status == 200, found
+        return found
+
+    def delete(self, path: str) -> Any:
+        status, found = self.ask(path, method="DELETE")
+        assert status == 200, found
+        return found
+
+    def command(self, protocol: str, *words: str) -> None:
+        environ = {
+            f"BROKERS_{protocol.upper()}_PORT": str(self.server.address(protocol)[1]),
+            "BROKERS_SERVE_DATA_DIR": str(self.server.data),
+        }
+        done = run(protocol, *words, environ=environ)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with Server(tmp_path_factory.mktemp("api")) as server:
+        yield Api(server)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_kind_is_a_list_with_the_columns_that_are_described(served: Api, kind: str) -> None:
+    found = served.get(kind)
+    assert set(found) == {"items", "next"}
+    columns = [column.name for column in KINDS[kind].columns]
+    assert all(list(row) == columns for row in found["items"])
+
+
+def test_the_overview_says_how_it_is_and_what_it_did(served: Api) -> None:
+    found = served.get("overview")
+    assert found["state"] == "ready"
+    assert {each["protocol"] for each in found["protocols"]} >= {"dms", "logmq"}
+    assert found["store"]["free_bytes"] > 0
+    assert found["budget"][0]["account"] == "process"
+    assert set(found) >= {"rates", "totals", "seconds", "loop"}
+
+
+def test_a_dms_queue_is_seen_peeked_filled_and_purged(served: Api) -> None:
+    served.command("dms", "create", "-q", "jobs")
+    path = "queues/dms/jobs"
+    assert served.post(f"{path}/messages", {"text": "one"}) == {"published": 1}
+    assert served.post(f"{path}/messages", {"base64": "/w=="}) == {"published": 1}
+    row = served.get(path)
+    assert (row["protocol"], row["name"], row["ready"], row["durable"]) == ("dms", "jobs", 2, True)
+    one, two = served.post(f"{path}/peek", {"limit": 5})["items"]
+    assert (one["text"], one["bytes"], two["base64"]) == ("one", 3, "/w==")
+    assert served.post(f"{path}/purge?dry_run=1") == {"purged": 2, "held": 0}
+    assert served.get(path)["ready"] == 2
+    assert served.post(f"{path}/purge") == {"purged": 2, "held": 0}
+    assert served.get(path)["ready"] == 0
+    assert "audit" in served.server.said
+    assert served.post(f"{path}/redrive") == {"moved": 0, "left": 0}
+
+
+def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None:
+    for path, body, status in (
+        ("queues/dms/none", None, 404),
+        ("queues/dms", None, 404),
+        ("nothing", None, 404),
+        ("queues?limit=0", None, 400),
+        ("queues?limit=1001", None, 400),
+        ("queues?colour=red", None, 400),
+        ("queues", {}, 405),
+        ("topics/none/trim", {}, 404),
+    ):
+        code, found = served.ask(path, body)
+        assert (code, found["status"]) == (status, status), path
+        assert found["detail"]
+    served.command("dms", "create", "-q", "wrong")
+    for path, body, status in (
+        ("queues/dms/wrong/peek", {"limit": 0}, 400),
+        ("queues/dms/wrong/peek", {"most": 1}, 400),
+        ("queues/dms/wrong/redrive?dry_run=1", {}, 400),
+        ("queues/dms/wrong/messages", {}, 400),
+        ("queues/dms/wrong/explode", {}, 404),
+    ):
+        assert served.ask(path, body)[0] == status, path
+    assert served.ask("queues/dms/wrong/purge")[0] == 405
+
+
+def test_a_topics_records_are_read_and_trimmed(served: Api) -> None:
+    said = speak(served.server.address("logmq"), b"PRODUCE orders hello\nPRODUCE orders hello, world\n")
+    assert said == b"OK 0\nOK 9\n"
+    row = served.get("topics/orders")
+    assert (row["first"], row["end"], row["bytes"]) == (0, 25, 25)
+    found = served.get("topics/orders/records?from=9")
+    assert [(each["position"], each["text"]) for each in found["items"]] == [(9, "hello, world")]
+    assert served.get("topics/orders/records?limit=1")["next"] == 9
+    assert served.ask("topics/orders/trim", {"offset": 3})[0] == 409
+    assert served.post("topics/orders/trim?dry_run=1", {"offset": 9})["dropped"] == 9
+    assert served.get("topics/orders")["first"] == 0
+    assert served.post("topics/orders/trim", {"offset": 9})["dropped"] == 9
+    assert served.get("topics/orders")["first"] == 9
+
+
+def test_a_groups_lag_is_seen_and_its_offset_reset(served: Api) -> None:
+    speak(served.server.address("logmq"), b"PRODUCE read one\nPRODUCE read two\nCOMMIT g read 7\n")
+    row = served.get("groups/g/read")
+    assert (row["offset"], row["end"], row["lag_bytes"]) == (7, 14, 7)
+    assert served.post("groups/g/read/reset?dry_run=1", {"offset": 0})["offset"] == 0
+    assert served.get("groups/g/read")["offset"] == 7
+    assert served.post("groups/g/read/reset", {"offset": 0}) == {"reset": 1, "before": 7, "offset": 0}
+    assert served.get("groups?topic=read")["items"][0]["lag_bytes"] == 14
+    assert served.ask("groups/g/read/reset", {"offset": 99})[0] == 400
+
+
+def test_exchanges_and_bindings_are_made_and_ended(served: Api) -> None:
+    served.command("dmp", "declare", "queue", "mail")
+    assert served.post("exchanges", {"name": "a/b", "type": "topic", "durable": True}) == {"declared": 1}
+    assert served.get(f"exchanges/{quote('a/b', safe='')}")["type"] == "topic"
+    assert served.post("bindings?dry_run=1", {"exchange": "a/b", "queue": "mail", "key": "x.#"})["bound"] == 1
+    assert served.get("bindings?exchange=a/b")["items"] == []
+    assert served.post("bindings", {"exchange": "a/b", "queue": "mail", "key": "x.#"}) == {"bound": 1}
+    (row,) = served.get("bindings?exchange=a%2Fb")["items"]
+    assert (row["queue"], row["key"], row["to_exchange"]) == ("mail", "x.#", None)
+    assert served.delete(f"bindings/{quote(row['id'], safe='')}") == {"unbound": 1}
+    assert served.delete(f"exchanges/{quote('a/b', safe='')}") == {"deleted": 1, "bindings": 0}
+    assert served.ask("exchanges/amq.direct", method="DELETE")[0] == 409
+    assert served.get("exchanges/amq.default")["type"] == "direct"
+    assert served.get("queues/dmp/mail")["ready"] == 0
+    assert served.post("queues/dmp/mail/purge") == {"purged": 0, "held": 0}
+
+
+def test_a_connection_is_listed_and_closed(served: Api) -> None:
+    import socket
+
+    with socket.create_connection(served.server.address("logmq"), timeout=30) as ours:
+        ours.sendall(b"PRODUCE seen x\n")
+        assert ours.recv(100) == b"OK 0\n"
+        own = "{}:{}".format(*ours.getsockname())
+        (row,) = (row for row in served.get("connections?protocol=logmq")["items"] if row["peer"] == own)
+        assert (row["user"], row["tls"], row["bytes_in"], row["bytes_out"]) == ("anonymous", False, 15, 5)
+        assert row["since"].endswith("Z")
+        assert served.get(f"connections/{row['id']}")["state"] == "open"
+        assert served.delete(f"connections/{row['id']}") == {"closed": 1}
+        assert ours.recv(100) == b""
+        assert served.ask(f"connections/{row['id']}")[0] == 404
+
+
+def test_who_would_get_a_topic_is_told(served: Api) -> None:
+    assert served.get("subscriptions?topic=home/kitchen")["items"] == []
+
+
+def test_the_document_of_the_api_names_what_there_is(served: Api) -> None:
+    found = served.get("openapi.json")
+    assert found["openapi"].startswith("3.1")
+    paths = found["paths"]
+    assert {"get", "delete"} <= set(paths["/api/v1/connections/{id}"])
+    assert "post" in paths["/api/v1/queues/{protocol}/{name}/purge"]
+    assert set(found["components"]["schemas"]) == {"Problem", *KINDS}
+    for path, methods in paths.items():
+        asked = [each["name"] for each in next(iter(methods.values()))["parameters"] if each["in"] == "path"]
+        assert asked == [part[1:-1] for part in path.split("/") if part.startswith("{")]
+
+
+# Lists, without a server.
+
+
+def many(count: int) -> Objects:
+    rows = {f"q{n:06}": n for n in range(count)}
+
+    def row(n: int) -> Mapping[str, Any]:
+        return {"name": f"q{n:06}", "ready": n % 2}
+
+    items = list(reversed(rows.values()))
+    return Objects(
+        QUEUES, lambda: list(items), lambda n: key_of(f"q{n:06}"), lambda parts: rows.get(parts[0]), row
+    )
+
+
+async def test_pages_follow_each_other_to_the_end_and_hold_each_object_once() -> None:
+    those = [("b", many(250)), ("a", many(250))]
+    seen: list[tuple[str, str]] = []
+    after = ""
+    while after is not None:
+        page = await api.listed(QUEUES, those, {"limit": "99", "after": after})
+        seen += [(row["protocol"], row["name"]) for row in page["items"]]
+        after = page["next"]
+    assert seen == sorted(seen)
+    assert len(set(seen)) == len(seen) == 500
+
+
+async def test_a_list_of_50_000_leaves_others_their_turn() -> None:
+    longest, last = 0.0, time.perf_counter()
+
+    async def watch() -> None:
+        nonlocal longest, last
+        last = time.perf_counter()
+        while True:
+            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    those = [("dms", many(50_000))]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await trio.sleep(0.01)
+        for query in ({"limit": "1000"}, {"limit": "1000", "after": "dms/q049000"}):
+            page = await api.listed(QUEUES, those, query)
+        nursery.cancel_scope.cancel()
+    assert len(page["items"]) == 999
+    assert longest < 0.1, "some 5 ms, where nothing else runs"
+
+
+def test_the_names_of_a_kind_are_its_first_columns(tmp_path: Path) -> None:
+    for kind in KINDS.values():
+        names = [column.name for column in kind.columns]
+        assert set(kind.parts) <= set(names)
+        assert set(kind.filters) <= set(names)
