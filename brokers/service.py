@@ -1,6 +1,7 @@
 """One protocol, served: its service, its listeners and connections, and what happens when it crashes."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import attrs
@@ -78,7 +79,11 @@ class SupervisedService:
 
     @property
     def admin_verbs(self) -> Sequence[Verb]:
-        return self._service.admin_verbs if self._service else ()
+        verbs = self._service.admin_verbs if self._service else ()
+        return [
+            attrs.evolve(verb, call=partial(self._call_audited, verb)) if verb.changes else verb
+            for verb in verbs
+        ]
 
     @property
     def objects(self) -> Sequence[Objects]:
@@ -184,6 +189,17 @@ class SupervisedService:
             yield from self._group.samples()
         if self._service:
             yield from self._service.samples()
+
+    async def _call_audited(self, verb: Verb, arguments: Mapping[str, Any]) -> Any:
+        """Call a verb, and leave a line in the audit log."""
+        result = "refused"
+        try:
+            found = await verb.call(arguments)
+            result = "done"
+            return found
+        finally:
+            name = str(arguments.get(verb.changes or "", ""))
+            self._access.guards[self.name].done("", "control", verb.name, name, result)
 
     async def _serve(self, task_status: "trio.TaskStatus[None]") -> None:
         if self._group is None:

@@ -37,8 +37,20 @@ class Admin:
         self.verbs: Sequence[Verb] = (
             Verb("queues", "every queue and what is known of it", self.queues, ("queue",)),
             Verb("peek", "the first messages of a queue; takes nothing", self.peek, ("queue", "limit")),
-            Verb("purge", "drop a queue's messages, but those that are held", self.purge, ("queue",)),
-            Verb("redrive", "move dead letters back to where they came from", self.redrive, ("queue",)),
+            Verb(
+                "purge",
+                "drop a queue's messages, but those that are held",
+                self.purge,
+                ("queue",),
+                changes="queue",
+            ),
+            Verb(
+                "redrive",
+                "move dead letters back to where they came from",
+                self.redrive,
+                ("queue",),
+                changes="queue",
+            ),
             Verb("export", "write a queue's messages to a .dmsq file", self.export, ("queue", "target")),
             Verb("import", "put a .dmsq file's messages into a queue", self.import_, ("source", "queue")),
         )

@@ -129,7 +129,7 @@ class Session(SessionBase):
         engine.log.debug("client connected", peer=connection.peer)
         self.admit(gate)
         self._set_queues()
-        connection.await_first(_SAID_NOTHING)
+        self.await_first(_SAID_NOTHING)
 
     # -- the fast path
 
@@ -641,6 +641,7 @@ class Session(SessionBase):
         queue = self._existing(MANAGE, payload)
         depth, ticket = queue.depth, self._engine.delete(queue)
         self._engine.log.debug("queue deleted", peer=self.connection.peer, queue=queue.text, messages=depth)
+        self.audit("delete", queue.name)
         self._confirm(ticket, Type.DELETE_QUEUE, message_id)
 
     def _list_queues(self, message_id: int, payload: bytes) -> None:

@@ -45,7 +45,7 @@ class Session(SessionBase):
         self._consumer: Consumer | None = None
         self.state = State.ROLE
         self.admit(gate)
-        connection.await_first()
+        self.await_first()
 
     def apply(self, data: bytes, at: int) -> int:
         while self.state is State.ROLE:

@@ -134,7 +134,7 @@ class Session(SessionBase):
         self._listing: tuple[Iterator[tuple[bytes, bool]], ReplySlot] | None = None
         broker.sessions.add(self)
         self.admit(broker.access)
-        connection.await_first(_SAID_NOTHING)
+        self.await_first(_SAID_NOTHING)
 
     # -- the driver's calls
 
@@ -885,6 +885,7 @@ class Session(SessionBase):
             ticket = self.broker.delete(log)
         except StoreError as error:
             raise refusal_for(error) from None
+        self.audit("delete", fields[0])
         self.replies.reply_after(ticket, b"OK\n")
 
     def _topics(self, fields: Sequence[bytes]) -> None:

@@ -22,6 +22,10 @@ from shared.storage.store import Log, Namespace
 from shared.storage.table import Table
 
 READ_BYTES = 1 << 20
+LOOK_SECONDS = 60.0
+"""How often sessions are looked for whose clients have been away for too long."""
+ENDED_AT_ONCE = 64
+"""Before others have their turn: a millisecond, with a few subscriptions each."""
 
 
 class SessionMissing(BrokerError):
@@ -59,6 +63,7 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
     kept = namespace.logs.get(KEPT_LOG)
     if kept is not None:
         await _restore_kept(sessions, kept, context)
+    sessions.restored(trio.current_time())
     return PubsubService(context, settings, sessions, namespace)
 
 
@@ -107,7 +112,13 @@ class PubsubService:
                 self._sessions,
                 ("topics",),
             ),
-            Verb("forget", "end the session of a client that is away", self._forget, ("client",)),
+            Verb(
+                "forget",
+                "end the session of a client that is away",
+                self._forget,
+                ("client",),
+                changes="client",
+            ),
         )
         self.objects = Admin(self.sessions).objects
 
@@ -118,9 +129,24 @@ class PubsubService:
             # From here on it is sent at most once: a crash loses it rather than have it sent twice.
             kept.drop_below(kept.end)
         try:
-            await trio.sleep_forever()
+            while True:
+                await trio.sleep(LOOK_SECONDS)
+                await self._end_long_away()
         finally:
             self._put_away()
+
+    async def _end_long_away(self) -> None:
+        ended = 0
+        while some := self.sessions.end_long_away(trio.current_time(), ENDED_AT_ONCE):
+            ended += some
+            self._context.store.commit_pending()
+            await trio.sleep(0)  # noqa: ASYNC115  # the driver alone uses trio.lowlevel
+        if ended:
+            self._context.log.info(
+                "sessions ended: their clients were away for pubsub.session_seconds, and have to "
+                "subscribe again",
+                sessions=ended,
+            )
 
     def drain(self) -> None:
         """Nobody waits for an answer; what is in the outboxes is sent as at any connection's end."""

@@ -20,6 +20,7 @@ class Counts:
     """As far as the log's index tells."""
     frames_dropped: int = counter("frames_dropped_total", "Messages dropped: a subscriber did not read.")
     subscribers_dropped_from: int = counter("subscribers_dropped_from_total", "Connections they were on.")
+    sessions_expired: int = counter("sessions_expired_total", "Sessions ended: away for session_seconds.")
     unpersisted: int = counter("unpersisted_total", "Subscriptions that the store did not take.")
     datagrams_bad: dict[str, int] = counter_by(
         "reason", "datagrams_bad_total", "Datagrams that were no messages."

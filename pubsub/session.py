@@ -43,7 +43,7 @@ class Session(SessionBase):
         self._id = b""
         self.state = State.ID
         self.admit(gate)
-        connection.await_first()
+        self.await_first()
 
     def apply(self, data: bytes, at: int) -> int:
         if self.state is State.ID:

@@ -7,9 +7,11 @@ Two indexes say who wants a topic. `live` holds the subscriptions of connected c
 clients that have messages kept. So a match costs by its receivers, not by the sessions that are remembered. A
 client moves between the two as it connects and leaves.
 
-A session without subscriptions ends with its connection.
+A session without subscriptions ends with its connection, one with them when its client has been away for
+`session_seconds`.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -98,6 +100,7 @@ class Sessions:
         self.live: RoutingIndex[ClientSession] = RoutingIndex(WILDCARDS)
         self.away: RoutingIndex[ClientSession] = RoutingIndex(WILDCARDS)
         self.clients: dict[bytes, ClientSession] = {}
+        self._away_since: OrderedDict[bytes, float] = OrderedDict()  # those that left first come first
         self.subscriptions = 0
         self.wild = 0
         """Those of them that are wild."""
@@ -114,6 +117,22 @@ class Sessions:
         self._count(client, topic, 1)
         if keeps:
             self.away.subscribe(client, topic)
+
+    def restored(self, now: float) -> None:
+        """All that is there is away, and counts as having left now."""
+        self._away_since.update(dict.fromkeys(self.clients, now))
+
+    def end_long_away(self, now: float, most: int) -> int:
+        """End `most` sessions whose clients have been away for `session_seconds`; returns how many."""
+        seconds, ended = self.settings.session_seconds, 0
+        while seconds and self._away_since and ended < most:
+            client_id, since = next(iter(self._away_since.items()))
+            if now - since < seconds:
+                break
+            self.forget(client_id)
+            ended += 1
+        self.counts.sessions_expired += ended
+        return ended
 
     def adopt(self, client_id: bytes) -> ClientSession:
         """Make a session: of a new client, or of one that is away and has kept messages."""
@@ -146,6 +165,7 @@ class Sessions:
             self._say(f"Client {client.name} already connected.")
             raise WireError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
         client.connection = connection
+        self._away_since.pop(client_id, None)
         client.dropped = 0
         limit_slow_receiver(
             connection,
@@ -168,12 +188,14 @@ class Sessions:
 
     def leave(self, client: ClientSession) -> None:
         """Its connection ends."""
+        now = client.connection.now if client.connection is not None else 0.0
         client.connection = None
         self.counts.connected -= 1
         self._say(f"Client {client.name} disconnected.")
         if not client.topics:
             self._end(client)
             return
+        self._away_since[client.id] = now
         self.live.drop(client)
         for topic, keeps in client.topics.items():
             if keeps:
@@ -275,6 +297,7 @@ class Sessions:
 
     def _end(self, client: ClientSession) -> None:
         del self.clients[client.id]
+        self._away_since.pop(client.id, None)
         self._memory.give(SESSION_BYTES)
 
     def _check_memory(self, size: int, fault: Fault) -> None:

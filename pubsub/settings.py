@@ -11,6 +11,7 @@ from shared.units import MIB, limit
 
 NAMESPACE = "pubsub"
 """Of the store, where both logs stand."""
+SESSION_SECONDS_MAX = 100 * 365 * 86_400
 SESSIONS_LOG, KEPT_LOG = "sessions", "kept"
 
 
@@ -33,6 +34,11 @@ class PubsubSettings:
     """Above that: `drop` its oldest messages, or `disconnect` it."""
     sessions_max: int = limit(100_000, 1, 10_000_000)
     """Clients that are connected or have subscriptions."""
+    session_seconds: float = attrs.field(
+        default=7 * 86_400.0, validator=[validators.ge(0), validators.le(SESSION_SECONDS_MAX)]
+    )
+    """A session whose client is away for so long ends, with its subscriptions and kept messages. A
+    start counts anew. 0: never."""
     subscriptions_max: int = limit(1_000, 1, 1_000_000)
     """Of one client."""
     subscriptions_total_max: int = limit(2_000_000, 1, 100_000_000)

@@ -531,6 +531,13 @@ class Guard:
             user=known, peer=peer, protocol=self.protocol, action="login", name="", result="refused"
         )
 
+    def done(self, user: str, peer: str, action: str, name: str | bytes, result: str = "done") -> None:
+        """Audit what a user has done."""
+        shown = text_of(name)
+        self.access.audit(
+            user=user, peer=peer, protocol=self.protocol, action=action, name=shown, result=result
+        )
+
     def refuse(self, user: str, action: str, name: str | bytes, peer: str) -> None:
         """Count a request that was refused, and tell the rule that would allow it."""
         self.denied[action] += 1

@@ -96,7 +96,7 @@ class MemoryConnection(Connection):
         if not self._mute:
             self.deadline = deadline
 
-    def await_first(self, farewell: bytes = b"") -> None:
+    def await_first(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
         self.awaits_first = farewell
 
     def spoke(self) -> None:

@@ -66,6 +66,8 @@ class Verb:
     call: Callable[[Mapping[str, Any]], Awaitable[Any]]
     takes: Sequence[str] | None = None
     """The arguments that there are: another is refused before the call. None: `call` looks itself."""
+    changes: str | None = None
+    """The argument that names what it takes away: each call leaves a line in the audit log. None: nothing."""
 
 
 class Service(Protocol):

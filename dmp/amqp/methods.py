@@ -155,7 +155,10 @@ def exchange_declare(channel: Channel, method: commands.Exchange.Declare) -> Non
 def exchange_delete(channel: Channel, method: commands.Exchange.Delete) -> None:
     name = method.exchange.encode()
     channel.mux.require(MANAGE, name or DEFAULT_IN_RULES)
+    found = name in channel.mux.broker.exchanges
     ticket = channel.mux.broker.topology.delete_exchange(name, if_unused=method.if_unused)
+    if found:
+        channel.mux.session.audit("delete-exchange", name)
     _answer(channel, method, commands.Exchange.DeleteOk(), ticket)
 
 
@@ -253,6 +256,7 @@ def queue_purge(channel: Channel, method: commands.Queue.Purge) -> None:
     channel.mux.require(MANAGE, _name_meant(channel, method.queue))
     queue = _named(channel, method.queue)
     count, ticket = channel.mux.broker.topology.purge_queue(queue)
+    channel.mux.session.audit("purge", queue.name)
     _answer(channel, method, commands.Queue.PurgeOk(count), ticket)
 
 
@@ -266,6 +270,7 @@ def queue_delete(channel: Channel, method: commands.Queue.Delete) -> None:
     count, ticket = 0, None
     if queue is not None:
         count, ticket = topology.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
+        channel.mux.session.audit("delete", name)
     _answer(channel, method, commands.Queue.DeleteOk(count), ticket)
 
 

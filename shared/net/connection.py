@@ -7,6 +7,7 @@ All of it runs in the trio thread. `receive` and `on_deadline` are never entered
 same session is under way, and `connection_lost` never from inside a call of the session's own.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -149,8 +150,9 @@ class Connection:
         """Have `on_deadline` called once `now` has reached `deadline`; replaces the one before; inf: none."""
         raise NotImplementedError
 
-    def await_first(self, farewell: bytes = b"") -> None:
-        """The peer has `first_request_seconds` from now on; then it is sent `farewell`, and closed.
+    def await_first(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
+        """The peer has `first_request_seconds`, but no more than `seconds_max`, from now on; then it is sent
+        `farewell`, and closed.
 
         For a session to say when it is opened; `spoke` ends it. It is apart from `wake_at`.
         """

@@ -108,8 +108,8 @@ class DrivenConnection(Connection):
         if not self._mute:
             self._loop.set_deadline(self, deadline)
 
-    def await_first(self, farewell: bytes = b"") -> None:
-        self._loop.await_first(self, farewell)
+    def await_first(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
+        self._loop.await_first(self, farewell, seconds_max)
 
     def spoke(self) -> None:
         self._loop.spoke(self)
@@ -369,8 +369,9 @@ class LoopTurn:
         self._after_round = after_round
         self._deadlines: Deadlines[DrivenConnection] = Deadlines()
         self._silent: OrderedDict[DrivenConnection, tuple[float, bytes]] = OrderedDict()
-        """Until when each may say nothing, and what it is told then. All have the same time, so the first of
-        them is the first to be late. (A dict would look for its first behind all that have left.)"""
+        """Until when each may say nothing, and what it is told then. All of a protocol have the same time,
+        so the first of them is the first to be late. Where users change that time, those that came before may
+        get the longer one. (A dict would look for its first behind all that have left.)"""
         self._silent_until = math.inf  # no later than that of the first
         self._timer = trio.CancelScope()
         self._lost: deque[DrivenConnection] = deque()
@@ -385,9 +386,9 @@ class LoopTurn:
         if deadlines.next < self._timer.deadline:
             self._timer.deadline = deadlines.next
 
-    def await_first(self, connection: DrivenConnection, farewell: bytes) -> None:
+    def await_first(self, connection: DrivenConnection, farewell: bytes, seconds_max: float) -> None:
         """`connection` has been opened, and is to say something."""
-        until = connection.now + self.settings.first_request_seconds
+        until = connection.now + min(self.settings.first_request_seconds, seconds_max)
         self._silent[connection] = until, farewell
         if self._silent_until == math.inf:
             self._silent_until = until

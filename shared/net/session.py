@@ -60,6 +60,8 @@ STOP_WORDS = {
     Stop.LOGIN: "its login",
 }
 
+LOGIN_SECONDS = 10.0
+"""For the first whole request where a login is required: strangers hold no connection for longer."""
 _IDLE, _APPLYING, _RELEASED = range(3)
 
 
@@ -297,6 +299,17 @@ class SessionBase:
             elif self.connection.certificate_user:
                 self.user = gate.user_of_certificate(self.connection.certificate_user) or ANONYMOUS
             self._set_guard(gate)
+
+    def await_first(self, farewell: bytes = b"") -> None:
+        """`Connection.await_first`, with less time for who has to log in."""
+        gate = self._gate
+        has_to_log_in = gate is not None and gate.asks_login
+        self.connection.await_first(farewell, LOGIN_SECONDS if has_to_log_in else math.inf)
+
+    def audit(self, action: str, name: str | bytes) -> None:
+        """Leave a line in the audit log: the user has done that."""
+        if self._gate is not None:
+            self._gate.done(self.user, self.connection.peer, action, name)
 
     def log_in(self, user: str, password: bytes, done: Callable[[bool], None]) -> None:
         """Tell `done` whether they fit: then the connection is that user's. Meanwhile input is held back."""

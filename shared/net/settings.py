@@ -56,8 +56,8 @@ class NetSettings:
     """For a TLS handshake."""
     first_request_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """From the connection (with TLS: from its handshake) to the first whole request: a line of LogMQ, DMS's
-    handshake, a subscriber's id, a role of KqueueMsgQ. Who says nothing is closed. (For AMQP and DMP there is
-    `dmp.login_seconds`.)"""
+    handshake, a subscriber's id, a role of KqueueMsgQ. Who says nothing is closed. At most 10 s
+    where a login is required. (For AMQP and DMP there is `dmp.login_seconds`.)"""
     linger_seconds: float = attrs.field(default=1.0, validator=validators.gt(0))
     """Reading and throwing away input after the last word, so that the peer can read it."""
     flush_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))

@@ -27,6 +27,7 @@ from kqmsgq import wire as kqmsgq_wire
 from pubsub import wire as pubsub_wire
 from pubsub.wire import Command
 from shared.access import Rule, Secret, User, written_users
+from shared.errors import BrokerError
 from tests.support.server import NotReadyError, Server, run, until
 
 C = commands
@@ -611,3 +612,46 @@ def test_a_listener_that_others_reach_starts_only_where_its_clients_are_identifi
         way = Way(server, authority if tls else None)
         assert logmq(way, None, None, "PRODUCE", "mine") == REFUSED, "beyond loopback a login is asked for"
         assert logmq(way, ("ann", PASSWORD), None, "PRODUCE", "mine") == DONE
+
+
+def test_what_is_deleted_purged_redriven_and_forgotten_leaves_a_line_in_the_audit_log(tmp_path: Path) -> None:
+    with served(tmp_path, USERS) as way:
+        with way.connect("logmq") as logmq_:
+            logmq_.sendall(f"AUTH root {PASSWORD}\nPRODUCE gone x\nDELETE gone\nDELETE missing\n".encode())
+            assert [_line(logmq_)[:3] for _ in range(4)] == [b"OK\n", b"OK ", b"OK\n", b"ERR"]
+        with way.connect("dms") as dms_:
+            hello = json.dumps({"user": "root", "password": PASSWORD}).encode()
+            dms_.sendall(dms_wire.pack(DmsType.HANDSHAKE, 1, hello))
+            for name in (b"\0\4left", b"\0\4gone"):
+                dms_.sendall(dms_wire.pack(DmsType.CREATE_QUEUE, 2, name))
+            dms_.sendall(dms_wire.pack(DmsType.DELETE_QUEUE, 3, b"\0\4gone"))
+            for _ in range(4):
+                _frame(dms_)
+        for verb in ("purge", "redrive"):
+            control.request(way.server.data, "POST", f"/dms/{verb}", {"queue": "left"})
+        with contextlib.suppress(BrokerError):
+            control.request(way.server.data, "POST", "/pubsub/forget", {"client": "nobody"})
+        with way.connect("dmp") as dmp_:
+            assert _amqp_login(dmp_, ("root", PASSWORD))
+            for method in (
+                *(C.Queue.Declare(queue="gone"), C.Exchange.Declare(exchange="gone")),
+                *(C.Queue.Purge(queue="gone"), C.Queue.Delete(queue="gone"), C.Queue.Delete(queue="gone")),
+                C.Exchange.Delete(exchange="gone"),
+            ):
+                assert not isinstance(_amqp_ask(dmp_, method), C.Channel.Close)
+        lines = [line.partition(" audit ")[2].split() for line in way.server.said.splitlines()]
+        found = [dict(field.split("=") for field in line[1:]) for line in lines if line]
+        assert [
+            (each["protocol"], each["user"].strip('"'), each["action"], each["name"], each["result"])
+            for each in found
+        ] == [
+            ("logmq", "root", "delete", "gone", "done"),
+            ("dms", "root", "delete", "gone", "done"),
+            ("dms", "", "purge", "left", "done"),
+            ("dms", "", "redrive", "left", "done"),
+            ("pubsub", "", "forget", "nobody", "refused"),
+            ("dmp", "root", "purge", "gone", "done"),
+            ("dmp", "root", "delete", "gone", "done"),
+            ("dmp", "root", "delete-exchange", "gone", "done"),
+        ]
+        assert all(each["peer"] == "control" or each["peer"].startswith("127.") for each in found)

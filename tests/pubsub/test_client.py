@@ -198,6 +198,7 @@ async def test_every_metric_has_its_name_and_counts_from_nought() -> None:
                 "kept_lost_total",
                 "frames_dropped_total",
                 "subscribers_dropped_from_total",
+                "sessions_expired_total",
                 "unpersisted_total",
                 "connected",
                 "sessions",

@@ -587,3 +587,42 @@ def test_sessions_that_were_saved_are_there_again_whatever_the_budget_says() -> 
     world.sessions.restore(b"one", b"a", keeps=False)
     assert budget.used_bytes > 10
     assert not world.subscriber(b"one").fault
+
+
+def test_a_session_ends_when_its_client_has_been_away_for_long() -> None:
+    world = World(PubsubSettings(session_seconds=100.0))
+    for number, name in enumerate((b"A", b"B", b"C")):
+        peer = world.subscriber(name, b"home", keep=True)
+        peer.connection.now = 10.0 * number
+        if name != b"C":
+            peer.lose()
+    world.publish(b"home")
+    assert world.sessions.end_long_away(99.9, 10) == 0
+    assert world.sessions.end_long_away(100.0, 10) == 1
+    assert world.sessions.clients.keys() == {b"B", b"C"}
+    assert world.changes[-1] == Changed(b"A", b"home", None), "it does not come back with a start"
+    assert world.sessions.kept.held(b"A") == (0, 0)
+    back = world.subscriber(b"B")
+    assert back.topics() == [b"home"]
+    assert world.sessions.end_long_away(1e6, 10) == 0, "who is connected has all the time there is"
+    back.connection.now = 200.0
+    back.lose()
+    assert world.sessions.end_long_away(299.0, 10) == 0, "it counts from when he left the last time"
+    assert world.sessions.end_long_away(300.0, 10) == 1
+    assert world.counts.sessions_expired == 2
+
+
+def test_sessions_that_a_start_found_are_away_from_then_on_and_end_some_at_a_time() -> None:
+    world = World(PubsubSettings(session_seconds=100.0))
+    for number in range(5):
+        world.sessions.restore(b"C%d" % number, b"home", True)
+    world.sessions.restored(50.0)
+    assert world.sessions.end_long_away(149.0, 3) == 0
+    assert [world.sessions.end_long_away(150.0, 3) for _ in range(3)] == [3, 2, 0]
+    assert world.sessions.clients == {}
+
+
+def test_no_session_ends_by_time_where_the_setting_is_0() -> None:
+    world = World(PubsubSettings(session_seconds=0))
+    world.subscriber(b"A", b"home").lose()
+    assert world.sessions.end_long_away(1e12, 10) == 0

@@ -6,7 +6,10 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
+from shared.access import Access, Required
 from shared.checks import StreamServer
+from shared.net.connection import Connection
+from shared.net.session import SessionBase
 from tests.shared.net.served import Recorder, Serve, Sessions, everywhere, read_all
 from tests.shared.net.test_stream import running
 
@@ -85,3 +88,29 @@ async def test_silence_ends_over_every_transport(serve: Serve) -> None:
         assert await read_all(speaker, 1) == b"y"
         assert served.group.counters.closed == {"silent": 1}
         assert served.network.admission.connections == 1
+
+
+class Silent(SessionBase):
+    """One whose client is asked for a login, or not."""
+
+    def __init__(self, connection: Connection, required: Required) -> None:
+        super().__init__(connection)
+        self.admit(Access({}).guard("echo", required))
+        self.await_first(b"bye")
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("required", "seconds"), [("never", 30), ("always", 10)])
+async def test_where_a_login_is_required_it_is_ten_seconds(
+    autojump_clock: MockClock, required: Required, seconds: float
+) -> None:
+    server = StreamServer()
+    async with running(server) as nursery:
+        near, far = memory_stream_pair()
+        start = trio.current_time()
+        nursery.start_soon(server.serve, far, lambda connection: Silent(connection, required))
+        assert await read_all(near) == b"bye"
+        assert trio.current_time() - start == pytest.approx(seconds)
+        await near.aclose()
