@@ -90,7 +90,7 @@ def problem(status: int, detail: str, **more: Any) -> Response:
 
 @attrs.define(eq=False)
 class Caller:
-    """A connection's other end: `peer` is its address. `trusted`: it has logged in once."""
+    """A connection's other end: `peer` is its address. `trusted`: it has asked for what it may."""
 
     peer: str
     certificate_user: str = ""
@@ -163,7 +163,7 @@ class Gate:
             found = await self._user(scope, headers, caller, cookies)
             refusal = self._denied(scope, found, caller) if isinstance(found, str) else found
             if isinstance(found, str):
-                caller.trusted = True
+                caller.trusted = caller.trusted or refusal is None
                 scope["brokers.user"], scope["brokers.peer"] = found, caller.peer
         await (refusal or self._app)(scope, receive, answer)
 

@@ -43,6 +43,8 @@ _STORE_GAUGES = {
     "read_only": "1: a sync failed, nothing more is written.",
     "damaged_ranges": "Places found damaged since the start.",
     "sync_seconds_mean": "Mean time of a sync.",
+    "sync_seconds_median": "Median time of the last 1000 syncs.",
+    "sync_seconds_p99": "99 of 100 of these took no longer.",
     "sync_seconds_last": "Time of the last sync.",
     "retention_paused": "1: the wall clock jumped, retention by age waits.",
     "recovery_seconds": "Time that the start took to recover.",

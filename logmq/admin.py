@@ -1,6 +1,7 @@
 """What the API shows of LogMQ, and what can be done with it: topics, their records, groups' offsets."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from logmq.broker import Broker
@@ -12,6 +13,7 @@ from shared.objects import (
     BadArgument,
     Objects,
     a_count,
+    a_text,
     key_of,
     message_row,
     time_text,
@@ -45,9 +47,13 @@ class Admin:
             "reset",
             "Set where the group goes on.",
             self._reset,
-            {"offset": "a record's start or the end"},
+            {
+                "offset": "a record's start or the end",
+                "time": "RFC 3339: before the first record from then on, by up to 64 KiB",
+            },
             dry_runs=True,
         )
+        delete = Action("delete", "Forget what the group has committed.", self._delete, dry_runs=True)
         self.objects: Sequence[Objects] = (
             Objects(
                 TOPICS,
@@ -63,7 +69,7 @@ class Admin:
                 lambda row: key_of(row.group, row.topic),
                 self._find_group,
                 self._group,
-                (reset,),
+                (reset, delete),
             ),
         )
 
@@ -134,10 +140,22 @@ class Admin:
         log = self._broker.topics.find(row.topic)
         if log is None:
             raise BadArgument(f"{row.topic} was deleted")
-        offset = await self._boundary(log, arguments)
+        if ("time" in arguments) == ("offset" in arguments):
+            raise BadArgument("give offset or time")
+        if "time" in arguments:
+            offset = log.seek(round(_moment(arguments) * 1000))
+        else:
+            offset = await self._boundary(log, arguments)
         if not dry_run:
             await self._broker.store.wait(self._broker.groups.commit(row.group, log, offset))
         return {"reset": 1, "before": row.offset, "offset": offset}
+
+    async def _delete(self, row: Committed, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        log = self._broker.topics.find(row.topic)
+        there = log is not None and self._broker.groups.committed(row.group, log) is not None
+        if log is not None and there and not dry_run:
+            await self._broker.store.wait(self._broker.groups.delete(row.group, log))
+        return {"deleted": int(there)}
 
     async def _boundary(self, log: Log, arguments: Mapping[str, Any]) -> int:
         """An offset between two records. Raises BadArgument and StoreError."""
@@ -146,3 +164,14 @@ class Admin:
         offset = a_count(arguments, "offset", 0, log.first, log.visible)
         await read_records(log, offset, 1)  # it says what is wrong with an offset inside a record
         return offset
+
+
+def _moment(arguments: Mapping[str, Any]) -> float:
+    """Unix seconds. Raises BadArgument."""
+    try:
+        moment = datetime.fromisoformat(a_text(arguments, "time"))
+        if moment.tzinfo is None or moment.year < 1970:
+            raise ValueError
+    except ValueError:
+        raise BadArgument("time is RFC 3339, with its zone: 2026-01-31T12:00:00Z") from None
+    return moment.timestamp()

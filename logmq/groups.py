@@ -77,6 +77,19 @@ class Groups:
         ticket.when_done(lambda done: self._written(key, done))
         return ticket
 
+    def delete(self, group: str, log: Log) -> Ticket:
+        """Forget a commit, which is there. Raises StoreError."""
+        key = _key(group, log)
+        ticket = self._table.delete(key)
+        self._unsynced.pop(key, None)
+        keys = self._by_log[log.id]
+        keys.discard(key)
+        if not keys:
+            del self._by_log[log.id]
+        self._count -= 1
+        self._memory.give(COMMIT_BYTES)
+        return ticket
+
     @property
     def graves(self) -> Collection[int]:
         """Ids of deleted logs of which something may be left."""

@@ -48,6 +48,7 @@ _INLINE_LOGS_MAX = 64
 """A batch of more logs is committed by the thread: each costs some microseconds beside its bytes."""
 _RECENT_BYTES_MAX = 1 << 20
 """What has just gone to a log's file is kept in memory for whoever watches the log, unless it is more."""
+_SYNCS_RECENT = 1000
 _SYNCS_IN_THREAD = 8
 """So many of the last ones are looked at: one of them nearly always finds the interpreter free."""
 _SYNC_SHORT_SECONDS = 100e-6
@@ -79,7 +80,14 @@ class CommitCounts:
     sync_seconds_last: float = 0.0
     sync_seconds_total: float = 0.0
     sync_seconds: float = math.inf
+    recent: deque[float] = attrs.Factory(lambda: deque(maxlen=_SYNCS_RECENT))
+    """What the last syncs took."""
     _in_thread: deque[float] = attrs.Factory(lambda: deque(maxlen=_SYNCS_IN_THREAD))
+
+    def sync_quantile(self, share: float) -> float:
+        """So many of the last syncs took no longer; 0 before one was made."""
+        took = sorted(self.recent)
+        return took[min(int(share * len(took)), len(took) - 1)] if took else 0.0
 
     @property
     def sync_seconds_mean(self) -> float:
@@ -95,6 +103,7 @@ class CommitCounts:
         self.syncs += 1
         self.sync_seconds_last = seconds
         self.sync_seconds_total += seconds
+        self.recent.append(seconds)
         if in_thread:
             self._in_thread.append(seconds)
             self.sync_seconds = min(self._in_thread)

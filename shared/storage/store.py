@@ -64,6 +64,9 @@ class StoreStatistics:
     journal_syncs: int
     sync_seconds_last: float
     sync_seconds_mean: float
+    sync_seconds_median: float
+    """Of the last 1000, as is the next."""
+    sync_seconds_p99: float
     journal_bytes: int
     checkpoints: int
     pending_bytes: int
@@ -337,6 +340,8 @@ class Store:
             journal_syncs=self._journal.syncs,
             sync_seconds_last=counts.sync_seconds_last,
             sync_seconds_mean=counts.sync_seconds_mean,
+            sync_seconds_median=counts.sync_quantile(0.5),
+            sync_seconds_p99=counts.sync_quantile(0.99),
             journal_bytes=self._journal.disk_bytes,
             checkpoints=self._checkpointer.checkpoints,
             pending_bytes=committer.pending_bytes,

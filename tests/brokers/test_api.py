@@ -76,10 +76,12 @@ def test_every_kind_is_a_list_with_the_columns_that_are_described(served: Api, k
 
 
 def test_the_overview_says_how_it_is_and_what_it_did(served: Api) -> None:
+    speak(served.server.address("logmq"), b"PRODUCE overview hello\n")
     found = served.get("overview")
     assert found["state"] == "ready"
     assert {each["protocol"] for each in found["protocols"]} >= {"dms", "logmq"}
     assert found["store"]["free_bytes"] > 0
+    assert 0 < found["store"]["sync_seconds_median"] <= found["store"]["sync_seconds_p99"]
     assert found["budget"][0]["account"] == "process"
     assert set(found) >= {"rates", "totals", "seconds", "loop"}
 
@@ -151,6 +153,15 @@ def test_a_groups_lag_is_seen_and_its_offset_reset(served: Api) -> None:
     assert served.post("groups/g/read/reset", {"offset": 0}) == {"reset": 1, "before": 7, "offset": 0}
     assert served.get("groups?topic=read")["items"][0]["lag_bytes"] == 14
     assert served.ask("groups/g/read/reset", {"offset": 99})[0] == 400
+    assert served.ask("groups/g/read/reset", {"time": "yesterday"})[0] == 400
+    assert served.ask("groups/g/read/reset", {"time": "2026-01-01T00:00:00Z", "offset": 0})[0] == 400
+    assert served.post("groups/g/read/reset", {"time": "2026-01-01T00:00:00Z"})["offset"] == 0
+    assert served.post("groups/g/read/reset", {"time": "2100-01-01T00:00:00Z"})["offset"] == 14
+    assert served.ask("groups/g/read?dry_run=1", method="DELETE") == (200, {"deleted": 1})
+    assert served.get("groups/g/read")["offset"] == 14
+    assert served.delete("groups/g/read") == {"deleted": 1}
+    assert served.ask("groups/g/read")[0] == 404
+    assert speak(served.server.address("logmq"), b"COMMIT g read 7\n") == b"OK 7\n"
 
 
 def test_exchanges_and_bindings_are_made_and_ended(served: Api) -> None:
