@@ -90,7 +90,7 @@ class LoopWatch:
 
 
 def _place(frame: FrameType | None) -> str:
-    """`dms.engine:Queue.give_back`: the innermost call of our own packages."""
+    """`dms.engine:Engine.give_back`: the innermost call of our own packages."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] not in _NOT_OURS:

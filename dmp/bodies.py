@@ -271,7 +271,7 @@ class Bodies:
                 self._memory.charge(BODY_BYTES)
 
     def claim(self, reference: bytes) -> bool:
-        """A queue's log has that; False: the body is not there."""
+        """Note that a queue's log refers to this body. False: there is no such body."""
         body = self._bodies.get(reference[_LENGTH.size :])
         if body is None:
             return False

@@ -2,7 +2,7 @@
 
 from shared.net import session
 
-# Messages put into queues, counted once for each queue. After so many other connections have their turn.
+# Messages put into queues, counted once for each queue. After this many, other connections get their turn.
 WORK_PER_STRETCH = 4096
 
 

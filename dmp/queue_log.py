@@ -90,9 +90,10 @@ class QueueLog:
         self._live_bytes += total
 
     def found(self, messages: Sequence[Message], cold_at: float) -> None:
-        """A start has found these, in the order of their records; `cold_at`: where the first that is cold is.
+        """Add messages that a start has found, in the order of their records.
 
-        Those behind it were written again: what is cold comes to memory later, and stands before them.
+        Those behind `cold_at`, the offset of the first cold record, are copies. Cold messages are loaded
+        later, and go before them.
         """
         self.keep(messages)
         for message in messages:

@@ -91,8 +91,8 @@ class DmpSettings:
     bindings_max: int = limit(200_000, 1, 10_000_000)
     """Of all exchanges together."""
     wild_words_max: int = limit(50_000, 0, 100_000_000)
-    """The words of bindings to topic exchanges with more than three wildcards, all together. Many of them can
-    be made to be work for one key, each for all of its words; so much is some 20 ms."""
+    """The words of bindings to topic exchanges with more than three wildcards, all together. One key can
+    be made to match against all of them: 50,000 words cost some 20 ms."""
     consumers_max: int = limit(4096, 1, 65535)
     """On one connection."""
     unacked_max: int = limit(100_000, 1, 10_000_000)
@@ -114,7 +114,7 @@ class DmpSettings:
     """Of these, as long as durable queues have what came on disk: above it what is behind a queue's front is
     there alone, and is read back when its turn comes."""
     queue_warn_messages: int = limit(0, 0, 1 << 40)
-    """Ready messages above which a queue is logged and counted, once until it has halved; 0: none."""
+    """A queue with more ready messages is logged and counted; again only after it has halved. 0: never."""
     queue_drop_messages: int = limit(0, 0, 1 << 40)
     """Ready messages above which a queue drops what comes new, counted; 0: none."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)

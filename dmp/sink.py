@@ -347,7 +347,7 @@ class Sink:
         return route
 
     def _lanes_of(self, queues: tuple[Queue, ...]) -> Sequence[Lane]:
-        """The same object for the same queues."""
+        """One shared sequence of lanes for each set of queues: `_scan` compares by identity."""
         lanes = self._lanes.get(queues)
         if lanes is None and queues and not self._of_queue:
             if self._laned.isdisjoint(queues):

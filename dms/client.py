@@ -200,7 +200,7 @@ class Client:
         return sent_again
 
     async def _produce(self, pieces: "Sequence[_Piece]") -> None:
-        """Send all over one connection. Over two, a lost one would leave a gap in the order."""
+        """Send all over one connection: with two, losing one would leave a gap in the order."""
         link = await self._reconnecting.connected()
         lost: Disconnected | None = None
         try:

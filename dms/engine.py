@@ -894,7 +894,7 @@ class Engine:
             queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
 
     def page(self, after: bytes | None) -> Sequence[tuple[bytes, int]]:
-        """Names and depths in order, from behind `after` on; more than a frame holds, but not all."""
+        """The next names and depths behind `after`, sorted: enough to fill a frame."""
         names = self._names
         if names is None:
             names = self._names = sorted(self.queues)
@@ -909,7 +909,7 @@ class Engine:
     # -- dead letters
 
     def park(self, queue: Queue) -> None:
-        """Its dead messages have no place: `Expiry.on_room` is called when there is one."""
+        """Its dead-letter queue has no room: remember it. `Expiry.on_room` is called once there is."""
         name = queue.options.dead_letter
         if name:
             self.parked.setdefault(name.encode(), {})[queue] = None

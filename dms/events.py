@@ -135,7 +135,7 @@ class _Records:
             self._fault(number, "its sequence")
 
     def _fault(self, number: "int | np.signedinteger[Any]", what: str) -> None:
-        """A record cannot be read, and has no other rows. The first fault counts."""
+        """Mark a record as unreadable, so that it yields only its fault. The first fault counts."""
         self.faults.setdefault(int(number), what)
         self.kind[number] = 0
 

@@ -78,7 +78,10 @@ class Run(NamedTuple):
 
 
 class KeptMessage(NamedTuple):
-    """A message copied forward: not in the row any more, and not gone. `due`: an age, 0 for at once."""
+    """A message that has left the row but is still held, copied into a snapshot.
+
+    `due`: the age at which it may go out; 0: now.
+    """
 
     seq: int
     deliveries: int

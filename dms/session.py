@@ -523,7 +523,7 @@ class Session(SessionBase):
         return self._unanswered <= self._most_credits + ACKS_BEYOND_CREDITS or not self._is_behind()
 
     def _is_behind(self) -> bool:
-        """Whether so many ACKs wait for the disk that no CONSUME behind them lines up."""
+        """Whether so many ACKs wait for the disk that further CONSUMEs must not line up yet."""
         if self._unanswered <= self._most_credits + ACKS_BEYOND_CREDITS:
             return False
         acking = self._acking

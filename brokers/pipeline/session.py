@@ -201,7 +201,7 @@ def with_logging(
 
 
 def of_a_command(config: Mapping[str, str], master: str = "local[*]") -> dict[str, str]:
-    """Return the settings for a command, which says in one line itself what went wrong."""
+    """Return the settings for a command, which reports errors itself, in one line."""
     ours = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
     if master.startswith("local"):  # on a cluster, workers start before anything is shipped
         ours["spark.python.daemon.module"] = "brokers.pipeline.workers"

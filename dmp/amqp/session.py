@@ -88,7 +88,7 @@ class AmqpSession(SessionBase):
         self._channel_max = settings.channels_max
         self._heartbeat_seconds = 0
         self._heard = connection.now
-        self._index = 0  # of the method that is being handled
+        self._index = 0  # class and method id of the method that is being handled
         broker.sessions.add(self)
         self.admit(broker.access)
         connection.on_drained = self.drained

@@ -192,7 +192,7 @@ class Commit:
         self.disk.sync_folder("")
 
     def _write(self, batch: CommitBatch) -> None:
-        """One batch of the journal. Raises OSError where nothing of it stands; PoisonError."""
+        """Write one batch to the journal. Raises OSError if nothing of it was written, PoisonError if nobody can tell."""
         if batch.broken is not None:
             raise PoisonError("what was promised to a batch is not in it") from batch.broken
         pieces: list[bytes | memoryview] = []

@@ -19,8 +19,8 @@ class Disk(Protocol):
     """Nothing can be written, now or later."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int:
-        """Open for reading and writing; where that cannot be because the file system has become read-only, a
-        file that is there is opened for reading, and `read_only` says so from then on."""
+        """Open for reading and writing. On a file system that has become read-only, open an existing file for
+        reading, and set `read_only`."""
 
     def close(self, fd: int) -> None: ...
 

@@ -377,8 +377,8 @@ class _Gap(NamedTuple):
 
 
 def mend(disk: Disk, files: OpenFiles, log: Log, number: int, offset: int, count: int, end: int) -> None:
-    """Make index entries that are not good anew, in their places: those from entry `number` on, up to the
-    first that reaches beyond `offset`. The index has `count` entries, which reach to `end`.
+    """Rebuild bad index entries in place, from entry `number` on, up to the first that reaches beyond
+    `offset`. The index has `count` entries, which reach to `end`.
 
     Raises CorruptRecord where there is nothing to mend, FileGone and OSError.
     """

@@ -59,7 +59,7 @@ class SpaceWatch:
         left = free - committer.tails.bytes - committer.pending_bytes
         self.scarce = left < 2 * reserve
         full = left < reserve
-        # Where log files take nothing their records stay in memory, which has an end, too.
+        # Log files that cannot be written leave their records in memory: stop publishing before that is full.
         full |= committer.tails.failing_bytes > settings.pending_bytes_max
         if full != committer.full:
             if full:

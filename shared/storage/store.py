@@ -100,7 +100,7 @@ class Store:
         lock: FolderLock | None,
     ) -> None:
         self.folder: Path | None = None
-        """Where it is, for what else the user puts there; None where the disk is not the system's."""
+        """The folder's path, for other files put there; None for a simulated disk."""
         self._disk = disk
         self._in_thread = in_thread
         self._lock = lock

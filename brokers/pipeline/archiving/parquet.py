@@ -89,7 +89,7 @@ def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression
 
 
 def merge(root: Path, work: Work, parts: Sequence[Part], compression: str = "zstd") -> Written:
-    """Write the records of several fresh files of a log anew: a file for each day, and behind each gap."""
+    """Rewrite several fresh files of a log into one for each day; a new one begins after each gap."""
     return write(root, attrs.evolve(work, gaps_allowed=True), _records(root, parts), compression)
 
 

@@ -145,7 +145,7 @@ class Served:
     # -- reading
 
     def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
-        """`bare` changes nothing: a server reports damage only to those who fetch the bytes."""
+        """`bare` is ignored here: a server reports damage only when the bytes are fetched."""
         yield from self._read(span, policy, list(chunk_groups(self._covered(span, policy))))
 
     def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:

@@ -72,7 +72,7 @@ def target(options: Options) -> Target:
 
 @attrs.frozen
 class Plan:
-    """A batch's end, and the bytes that the logs have behind it, by source and topic."""
+    """Where a batch ends, and how many bytes each log has after that, by source and topic."""
 
     end: Offset
     behind: Mapping[str, Mapping[str, int]]

@@ -177,7 +177,7 @@ class Writer:
     def write(self, piece: PackedRecords, name: str, number: int) -> None:
         """Send piece `number` of its topic, then wait for room.
 
-        `name`: no other writer has it, and a repeated task has it again. Raises NotWritten, and OSError if
+        `name`: unique to the task; a repeated task uses the same one. Raises NotWritten, and OSError if
         the server is away for too long.
         """
         if len(piece.records) > SKIPPED_BODY_BYTES_MAX:
