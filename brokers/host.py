@@ -42,7 +42,7 @@ from shared.net.network import Network
 from shared.net.tls import server_context
 from shared.objects import Objects
 from shared.plugin import Context, Plugin, Verb
-from shared.process_limits import memory_bytes
+from shared.process_limits import memory_limit_bytes
 from shared.recording.recorder import Recording
 from shared.recording.settings import RecordSettings
 from shared.storage.settings import StorageSettings
@@ -84,7 +84,7 @@ class Host:
         self._rates = Rates(self.samples)
         self.page: str | None = None
         self.admin_token = ""
-        self._budget = Account("process", memory_bytes() * MEMORY_PERCENT // 100)
+        self._budget = Account("process", memory_limit_bytes() * MEMORY_PERCENT // 100)
         self._access = Access(users.load(config), audit=logs.audit, denied=partial(users.tell_denied, log))
         self._logins = Logins(self._access)
         self._network = Network(config.net, self._budget, config.access.certificate_user)

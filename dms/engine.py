@@ -1,6 +1,6 @@
 """The queue engine: queues, the order of their messages, and the consumers they go to. No connection in it.
 
-Down: a session calls `Queue.produce`, `Queue.line_up` (credits), `Engine.ack`, `Queue.put_back` (a NACK) and
+Down: a session calls `Queue.produce`, `Queue.line_up` (credits), `Engine.ack`, `Queue.requeue` (a NACK) and
 `Engine.gone`. What has to be durable first is answered with a ticket. Up: the engine tells a session through
 its `DeliveryReceiver`, and nothing else.
 
@@ -483,7 +483,7 @@ class Queue:
             self.engine.unkept(count)
         return ticket
 
-    def put_back(self, deliveries: Sequence[Delivery[Queue]], *, nacked: bool) -> None:
+    def requeue(self, deliveries: Sequence[Delivery[Queue]], *, nacked: bool) -> None:
         """Messages come back to their old places; `nacked`: their consumer said so."""
         self.let_go(len(deliveries))
         if self.deleted:
@@ -628,7 +628,7 @@ class Queue:
             self.hold(count, sum(len(body) + BODY_OVERHEAD_BYTES for _, _, body, _ in deliveries))
             self.engine.counts.acked -= count
             if consumer.gone:
-                self.put_back(deliveries, nacked=False)
+                self.requeue(deliveries, nacked=False)
             else:
                 consumer.unacked.add_all(ids, deliveries)
 
@@ -1033,7 +1033,7 @@ class Engine:
                 for delivery in pieces.popleft():
                     by_queue.setdefault(delivery[0], []).append(delivery)
                 for queue, deliveries in by_queue.items():
-                    queue.put_back(deliveries, nacked=False)
+                    queue.requeue(deliveries, nacked=False)
                 if pieces:
                     yield
         finally:

@@ -24,7 +24,7 @@ class Refusals:
         self._untold: dict[str, int] = {}  # by limit or status: few kinds, whatever clients do
         self._told_at: dict[str, float] = {}
 
-    def tell(self, connection: Connection, refusal: Refusal, count: int = 1) -> None:
+    def note(self, connection: Connection, refusal: Refusal, count: int = 1) -> None:
         """`count` requests of one connection are answered with this."""
         status = refusal.status
         self._counts.refused(status, count)
@@ -46,7 +46,7 @@ class Refusals:
                 count=count,
             )
 
-    def tell_last(self, connection: Connection, refusal: Refusal) -> None:
+    def note_last(self, connection: Connection, refusal: Refusal) -> None:
         """The connection ends with this answer."""
         self._counts.refused(refusal.status)
         self._log.info(

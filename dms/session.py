@@ -681,7 +681,7 @@ class Session(SessionBase):
             delivery[0].let_go(1)
             raise _deleted(delivery[0])
         self.reply(pack(Type.NACK_OK, message_id))
-        delivery[0].put_back((delivery,), nacked=True)
+        delivery[0].requeue((delivery,), nacked=True)
 
     def _disconnect(self, message_id: int, payload: bytes) -> None:
         if payload:
@@ -730,7 +730,7 @@ class Session(SessionBase):
                 delivery = consumer.unacked.get(delivery_id)
                 if delivery is not None and delivery[0] in lost:
                     consumer.unacked.pop(delivery_id)
-                    delivery[0].put_back((delivery,), nacked=False)
+                    delivery[0].requeue((delivery,), nacked=False)
         if self.queue is not None and not guard.may(self.user, READ, self.queue.name):
             self.queue, self.queue_name = None, _NOBODY
 
@@ -753,7 +753,7 @@ class Session(SessionBase):
             self._check_left()
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
-        self._refusals.tell(self.connection, refusal, len(ids))
+        self._refusals.note(self.connection, refusal, len(ids))
         self.push(refusal.frames(ids))
         self._check_left()
 
@@ -812,7 +812,7 @@ class Session(SessionBase):
         self._refuse_all((message_id.to_bytes(4),), refusal)
 
     def _refuse_all(self, ids: Sequence[bytes], refusal: Refusal) -> None:
-        self._refusals.tell(self.connection, refusal, len(ids))
+        self._refusals.note(self.connection, refusal, len(ids))
         self.reply(refusal.frames(ids))
 
     def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
@@ -821,7 +821,7 @@ class Session(SessionBase):
             engine.unkept(count)
             return reply
         refusal = refusal_for(error)
-        self._refusals.tell(self.connection, refusal, count)
+        self._refusals.note(self.connection, refusal, count)
         return refusal.frames(runs.answered(reply))
 
     def _is_crowded(self) -> bool:
@@ -866,7 +866,7 @@ class Session(SessionBase):
         self, refusal: Refusal, event: Event, message_id: int = 0, type_: Type = Type.ERROR
     ) -> None:
         """The last answer, behind which nothing can be understood any more."""
-        self._refusals.tell_last(self.connection, refusal)
+        self._refusals.note_last(self.connection, refusal)
         self.reply(refusal.frame(message_id, type_))
         self._end(event)
 

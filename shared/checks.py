@@ -105,8 +105,8 @@ class MemoryConnection(Connection):
     def await_rest(self) -> None:
         self.rests_awaited += 1
 
-    def _press(self) -> None:
-        self._apply_policy()
+    def _outbox_over_bound(self) -> None:
+        self._enforce_bound()
 
 
 class StreamServer:

@@ -68,7 +68,7 @@ def keep_freed_memory(kept_bytes: int, block_bytes_max: int) -> None:
         mallopt(_M_TRIM_THRESHOLD, kept_bytes)
 
 
-def memory_bytes() -> int:
+def memory_limit_bytes() -> int:
     """What this process may use: the machine's memory, or less where a control group says so."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *_cgroup_limits()])

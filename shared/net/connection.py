@@ -101,7 +101,7 @@ class Connection:
         if not self._dirty:
             self._touch()
         elif size > outbox.bound:
-            self._press()
+            self._outbox_over_bound()
 
     def write_file(self, part: FileRange) -> None:
         """Append a range of an open file; `part.release` is called once it is sent or never will be."""
@@ -112,7 +112,7 @@ class Connection:
         if not self._dirty:
             self._touch()
         elif size > self.outbox.bound:
-            self._press()
+            self._outbox_over_bound()
 
     def expect(self) -> None:
         """More will be written when this round ends: what is written until then may go along with it."""
@@ -207,7 +207,7 @@ class Connection:
         """Something was written and nobody has promised to flush it."""
         raise NotImplementedError
 
-    def _press(self) -> None:
+    def _outbox_over_bound(self) -> None:
         """The outbox is above its bound with what was just written: see to it, by the policy."""
         raise NotImplementedError
 
@@ -215,7 +215,7 @@ class Connection:
         """Drop oldest chunks down to `size` bytes; returns the bytes dropped."""
         return self.outbox.drop_oldest(size)
 
-    def _apply_policy(self) -> None:
+    def _enforce_bound(self) -> None:
         """The outbox is above its bound after what could be sent was sent."""
         outbox = self.outbox
         too_much = outbox.waiting_bytes > outbox.bound and outbox.waiting_chunks > 1

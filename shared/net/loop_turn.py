@@ -184,9 +184,9 @@ class DrivenConnection(Connection):
         self._dirty = True
         loop.to_send.append(self)
         if self.outbox.size > self.outbox.bound:
-            self._press()
+            self._outbox_over_bound()
 
-    def _press(self) -> None:
+    def _outbox_over_bound(self) -> None:
         if self.outbox.policy is Policy.WAIT:
             self._above = True  # it is flushed when the session returns, which by now should be soon
         else:

@@ -36,7 +36,7 @@ from shared.net.settings import CertificateUser, NetSettings, TlsSettings
 from shared.net.stream import StreamDriver
 from shared.net.tls import TlsStream, server_context
 from shared.objects import CONNECTIONS, Action, Objects, time_text
-from shared.process_limits import memory_bytes
+from shared.process_limits import memory_limit_bytes
 
 if TYPE_CHECKING:
     from shared.net.poll import PollDriver
@@ -56,7 +56,7 @@ class Network:
         self.certificate_user = certificate_user
         budget = budget or unbounded()
         self.admission = Admission(settings, budget.account("connections"))
-        limit = int(memory_bytes() * settings.outboxes_memory_percent / 100)
+        limit = int(memory_limit_bytes() * settings.outboxes_memory_percent / 100)
         self.backlogs = Backlogs(budget.account("backlogs", limit))
 
     def group(

@@ -297,7 +297,7 @@ class PollConnection(DrivenConnection):
         outbox = self.outbox
         self._account()
         if outbox.size > outbox.bound:
-            self._apply_policy()
+            self._enforce_bound()
         if self.closed:
             return
         if self._above:

@@ -142,7 +142,7 @@ class StreamConnection(DrivenConnection):
         if self.outbox.size or self._accounted:
             self._account()
             if self.outbox.size > self.outbox.bound:
-                self._apply_policy()
+                self._enforce_bound()
             self._changed.unpark_all()
 
     def _advance(self) -> None:

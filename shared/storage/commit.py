@@ -53,7 +53,7 @@ class LogCommit:
         self.entries_written = log.entries_written
         self.entries_start = log.entries_start if log.entries_written == UNKNOWN else 0
 
-    def mean_direct(self, index_fd: int) -> None:
+    def pin_for_direct(self, index_fd: int) -> None:
         self.direct_meant = True
         self.index_fd = self.pinned_index_fd = index_fd
         self.waiting_entries = self.log.closed_entries[:]  # closed before; others may write them meanwhile
@@ -64,7 +64,7 @@ class LogCommit:
             self.closed.append(self.open_entry)
             self.open_entry = None
 
-    def give_back(self, files: OpenFiles) -> None:
+    def unpin(self, files: OpenFiles) -> None:
         """The log may be looked at again; files that the commit opened stay open, as far as there is room."""
         log = self.log
         log.busy = False
@@ -192,7 +192,10 @@ class Commit:
         self.disk.sync_folder("")
 
     def _write(self, batch: CommitBatch) -> None:
-        """Write one batch to the journal. Raises OSError if nothing of it was written, PoisonError if nobody can tell."""
+        """Write one batch to the journal.
+
+        Raises OSError if nothing of it was written, PoisonError if nobody can tell.
+        """
         if batch.broken is not None:
             raise PoisonError("what was promised to a batch is not in it") from batch.broken
         pieces: list[bytes | memoryview] = []

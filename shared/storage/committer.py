@@ -318,7 +318,7 @@ class Committer:
         if self._batches:  # too much, or appended by those whom this commit answered
             self._wake.set()
 
-    def sync_written(self) -> None:
+    def sync_journal(self) -> None:
         """Sync what modes `interval` and `none` left unsynced, here and now. Errors poison."""
         if self.read_only is None:
             try:
@@ -425,7 +425,7 @@ class Committer:
                 if part.journaled:
                     journaled.add(log)
                 elif not target.direct_meant:
-                    target.mean_direct(self._files.pin(log.index_file))
+                    target.pin_for_direct(self._files.pin(log.index_file))
             for change in batch.changes:
                 if change.kind is EntryKind.FIRST and change.log not in logs:
                     logs[change.log] = LogCommit(change.log, self._files.pin(change.log.file))
@@ -451,7 +451,7 @@ class Committer:
         except Exception as error:
             self._busy = False
             self.poison(commit.crashed(error))
-            self._take_back(log for batch in commit.batches for log in batch.appends)
+            self._roll_back(log for batch in commit.batches for log in batch.appends)
             for batch in commit.batches:
                 batch.resolve(self.read_only)
             self._rest()
@@ -459,7 +459,7 @@ class Committer:
     def _publish(self, commit: Commit) -> None:
         """In this order: who waits for a ticket finds everything else in place."""
         for target in commit.logs.values():
-            target.give_back(self._files)
+            target.unpin(self._files)
         good = commit.batches[: commit.good]
         self._count(commit, good)
         failure = commit.error or commit.direct_error  # for a poison there is `read_only`
@@ -479,7 +479,7 @@ class Committer:
         for batch in good:
             batch.resolve(None, direct_error)
         if direct_failed:
-            self._take_back(log for log, target in commit.logs.items() if target.direct_meant)
+            self._roll_back(log for log, target in commit.logs.items() if target.direct_meant)
         if commit.poison is not None:
             self._set_read_only(commit.poison)
         if self.read_only is not None or error is not None:
@@ -570,11 +570,11 @@ class Committer:
         for batch in reversed(failed):
             for change in reversed(batch.changes):
                 self._registry.undone(change)
-        self._take_back(dict.fromkeys(log for batch in failed for log in batch.appends))
+        self._roll_back(dict.fromkeys(log for batch in failed for log in batch.appends))
         for batch in failed:
             batch.resolve(error)
 
-    def _take_back(self, logs: Iterable[Log]) -> None:
+    def _roll_back(self, logs: Iterable[Log]) -> None:
         for log in logs:
             log.end = log.visible
             if log.rolled_back is not None:

@@ -279,7 +279,7 @@ class Store:
             lambda: [log_snapshot(log) for log in self._inventory.all_logs()]
         )
 
-    async def flush_index(self) -> bool:
+    async def flush(self) -> bool:
         """Write to the logs' files what is only in memory and in the journal, and the index entries; False
         where some could not be written."""
         return await self._log_writer.flush()
@@ -303,7 +303,7 @@ class Store:
         try:
             committer.commit_pending()
             committer.closed = True  # no start would look for what came after the last checkpoint
-            committer.sync_written()
+            committer.sync_journal()
             clean = committer.read_only is None and await self._checkpointer.checkpoint(clean=True)
             if committer.read_only is not None:
                 raise StoreReadOnly(str(committer.read_only))

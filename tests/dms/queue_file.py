@@ -24,17 +24,21 @@ class Record:
     unix_ms: int = attrs.field(default=0, eq=False)
 
 
-def read(path: Path) -> list[Record]:
-    """Every record of the file. Raises ValueError for any byte that the document does not account for."""
+def read(path: Path, *, growing: bool = False) -> list[Record]:
+    """Every record of the file. Raises ValueError for any byte that the document does not account for.
+
+    `growing`: a server writes it at this moment, so its last record may not be whole yet.
+    """
     data = path.read_bytes()
     found = []
     at = 0
     while at < len(data):
-        (length,) = struct.unpack_from(">I", data, at)
-        payload = data[at + 4 : at + 4 + length]
-        if len(payload) != length:
+        length = int.from_bytes(data[at : at + 4])
+        if at + 4 + length > len(data):
+            if growing:
+                break
             raise ValueError(f"a record at {at} is cut short")
-        found.append(_record(at, payload))
+        found.append(_record(at, data[at + 4 : at + 4 + length]))
         at += 4 + length
     return found
 

@@ -21,7 +21,7 @@ def filled(count: int = COUNT, options: bytes = b"") -> World:
     for number in range(0, count, 10):
         peer.produce("orders", *map(body, range(number, number + 10)))
         peer.take()
-    assert trio.run(world.store.flush_index)
+    assert trio.run(world.store.flush)
     return world
 
 
@@ -97,7 +97,7 @@ def test_what_a_snapshot_held_is_lost_with_it_and_the_rest_is_found_without() ->
     world.settle()
     end = log_of(world).end
     peer.produce("orders", body(COUNT))
-    assert trio.run(world.store.flush_index)
+    assert trio.run(world.store.flush)
     world.disk.flip("dms/orders.log", (end - 10) * 8)
     restart(world)
     found, refused = drained(world.connect())

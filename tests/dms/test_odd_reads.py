@@ -87,7 +87,7 @@ def test_acks_of_what_nobody_holds_are_refused_together_and_keep_no_consume_from
 ) -> None:
     peer = full_of()
     peer.produce("a", *[b"x"] * 100)  # the first goes to who waits
-    refusals = counted(monkeypatch, Refusals, "tell", lambda *_: 1)
+    refusals = counted(monkeypatch, Refusals, "note", lambda *_: 1)
     consumes = counted(monkeypatch, Consumer, "wait", lambda *_: 1)
     peer.send((wire.pack(Type.CONSUME, 2, A) + UNKNOWN) * 50)
     frames = peer.take()

@@ -46,10 +46,10 @@ def test_the_bytes_of_queues_files_are_those_of_the_document(tmp_path: Path) -> 
             client.send(spec.frame(spec.PRODUCE, 1, spec.name("jobs") + BODY) * PAST_A_SNAPSHOT)
             for _ in range(PAST_A_SNAPSHOT):
                 assert client.reply()[:2] == (spec.PRODUCE + 1, 0)
-            until(lambda: any(one.kind == SNAPSHOT for one in read(jobs)))
+            until(lambda: any(one.kind == SNAPSHOT for one in read(jobs, growing=True)))
             client.disconnect()
             assert client.rest() == []
-        until(lambda: read(jobs)[-1].kind == MOVED)
+        until(lambda: read(jobs, growing=True)[-1].kind == MOVED)
         control.request(server.data, "POST", "/dms/purge", {"queue": "dead"})
         assert server.stop() == 0
     found = read(jobs)

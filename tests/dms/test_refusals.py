@@ -76,5 +76,5 @@ def test_ordinary_answers_are_told_at_level_debug_alone() -> None:
         refusals = Refusals(Counts(), structlog.stdlib.get_logger())
         missing = Refusal(Status.QUEUE_NOT_FOUND, "orders does not exist")
         for _ in range(3):
-            refusals.tell(MemoryConnection(), missing)
+            refusals.note(MemoryConnection(), missing)
     assert lines(logged) == [("debug", "QUEUE_NOT_FOUND", 1)] * 3

@@ -80,7 +80,7 @@ def remake(folder: Path, payloads: list[bytes], *, clean: bool = True) -> None:
         if clean:
             await store.close()
             return
-        await store.flush_index()
+        await store.flush()
         store.abandon()
 
     trio.run(run)

@@ -84,7 +84,7 @@ def test_a_log_that_the_catalog_does_not_have_yet_is_found(tmp_path: Path) -> No
             names = "Neu!", "Fürs Büro/1", long
             for name in names:
                 add(store, "dms", name, [b"a", b"b"])
-            await store.flush_index()
+            await store.flush()
             for name in names:
                 assert values(options(data, namespace="dms"), whole(data, name, "dms")) == [b"a", b"b"]
         finally:
@@ -101,7 +101,7 @@ def test_names_that_only_the_journal_has_are_their_namespaces_own(tmp_path: Path
         try:
             for namespace in ("dms", "other"):
                 add(store, namespace, long + namespace, [b"a"])
-            await store.flush_index()
+            await store.flush()
             with closing(Folder(str(data), "dms")) as opened:
                 assert list(opened.spots(TopicChoice(pattern=".*"))) == [long + "dms"]
         finally:
@@ -212,7 +212,7 @@ def test_the_journal_is_read_once_for_many_topics_that_retention_was_at(
             for name in names:
                 for start in range(0, 3000, 100):
                     add(store, "logmq", name, RECORDS[start : start + 100])
-            await store.flush_index()
+            await store.flush()
             logs = store.namespace("logmq", ALWAYS).logs
             indexes = {name: (data / "logmq" / f"{name}.idx").read_bytes() for name in names}
             for name in names:

@@ -78,7 +78,7 @@ def test_what_the_index_does_not_vouch_for_is_not_read(tmp_path: Path) -> None:
     async def run() -> None:
         store = await open_folder(folder)
         add(store, *ORDERS, RECORDS)
-        await store.flush_index()
+        await store.flush()
         store.abandon()  # before the catalog has it
 
     trio.run(run)
@@ -261,7 +261,7 @@ def test_retention_that_overtakes_a_read_is_told_from_damage(tmp_path: Path, ver
         try:
             for start in range(0, 3000, 100):
                 add(store, *ORDERS, RECORDS[start : start + 100])
-            await store.flush_index()
+            await store.flush()
             planned = whole(data)
             log = store.namespace("logmq", ALWAYS).logs["orders"]
             log.retention = Retention(bytes_max=200_000)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.process_limits import memory_bytes
+from shared.process_limits import memory_limit_bytes
 
 
 def test_memory_is_the_machines_unless_a_control_group_says_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = memory_bytes()
+    whole = memory_limit_bytes()
     assert whole > 64 << 20
     files = {
         "/proc/self/cgroup": "0::/brokers/serve\n",
@@ -26,7 +26,7 @@ def test_memory_is_the_machines_unless_a_control_group_says_less(monkeypatch: py
             raise FileNotFoundError(str(path)) from None
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    assert memory_bytes() == 32 << 20
+    assert memory_limit_bytes() == 32 << 20
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc's malloc")

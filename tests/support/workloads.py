@@ -92,7 +92,7 @@ class Worker:
 
     async def write_tails(self) -> None:
         """What commits left in memory goes to the logs' files, unsynced."""
-        await self.witness.store.flush_index()
+        await self.witness.store.flush()
 
     async def checkpoint(self) -> None:
         since = self.witness.tick()

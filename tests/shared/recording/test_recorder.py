@@ -60,7 +60,7 @@ class World:
     async def empty(self) -> None:
         """It takes more again."""
         self.disk.before = None
-        await self.store.flush_index()  # which tries again what was not taken
+        await self.store.flush()  # which tries again what was not taken
         async with running(self.store):
             await trio.sleep(1.1)
         assert not self.store.statistics().full
@@ -319,7 +319,7 @@ async def test_a_gap_is_marked_as_soon_as_there_is_room_again(autojump_clock: Mo
         await trio.sleep(1.1 * HELD_SECONDS)
         assert here.value("left_out_messages", reason="store") == 3
         here.disk.before = None
-        await here.store.flush_index()
+        await here.store.flush()
         await trio.sleep(1.1 + 2 * HELD_SECONDS)
         nursery.cancel_scope.cancel()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 3)]

@@ -126,7 +126,7 @@ async def test_cold_reads_are_answered_later_and_the_same() -> None:
     disk = ColdDisk()
     store = await open_store(disk)
     log = await filled(store)
-    assert await store.flush_index()
+    assert await store.flush()
     async with running(store):
         assert len(await read_all(log)) == 300
         assert payloads(await ask(log.read, 1004, 1))[0][:6] == b"000001"
@@ -142,7 +142,7 @@ async def test_cold_reads_are_answered_later_and_the_same() -> None:
 async def test_what_is_appended_on_a_cold_answer_is_committed_without_anybodys_help() -> None:
     store = await open_store(ColdDisk())
     log = await filled(store)
-    assert await store.flush_index()
+    assert await store.flush()
     tickets: list[Ticket] = []
     async with running(store):
         log.is_record_start(200 * 1004, lambda _: tickets.append(log.append(records(b"later"), 1)[1]))
@@ -162,7 +162,7 @@ async def test_a_cold_read_is_answered_when_the_store_stops() -> None:
 
     store = await Store.open(Path("unused"), SMALL, disk=ColdDisk(), clock=HandClock(), in_thread=in_thread)
     log = await filled(store)
-    assert await store.flush_index()
+    assert await store.flush()
     found: list[object] = []
     threads_are_busy = True
     async with running(store):
@@ -174,7 +174,7 @@ async def test_a_cold_read_is_answered_when_the_store_stops() -> None:
 async def test_a_bug_in_who_asked_does_not_end_the_store() -> None:
     store = await open_store(ColdDisk())
     log = await filled(store)
-    assert await store.flush_index()
+    assert await store.flush()
 
     def bug(_: object) -> None:
         raise ZeroDivisionError

@@ -64,7 +64,7 @@ async def test_a_commit_of_more_logs_than_handles_leaves_few_open(mode: Durabili
     for n in range(3):
         tickets = [log.append(records(b"%d" % n), 1)[1] for log in logs]
         await store.wait(tickets[0])
-        assert await store.flush_index()
+        assert await store.flush()
     assert most <= 2 * 10 + 2 * 16 + 5
     assert len(disk.open_paths) <= 10 + 3, "handles, and the journal's segments"
     for log in logs:
@@ -216,7 +216,7 @@ async def test_a_file_that_takes_less_or_nothing_costs_its_own_log_alone(short: 
         disk.before = before
         await append_to_each(store, logs, b"second")
         await append_to_each(store, logs, b"third")
-        assert await store.flush_index() is short
+        assert await store.flush() is short
         assert store.statistics().unapplied_logs == (0 if short else 1)
         await expect(logs, b"first", b"second", b"third")
     disk.before = None

@@ -147,7 +147,7 @@ async def test_a_served_folder_shows_the_logs_made_since_the_last_checkpoint(tmp
     store.namespace("logmq", ALWAYS).delete("gone")
     store.commit_pending()
     assert [(row.name, row.records) for row in log_ls(tmp_path)] == [("new", 0), ("old", 1)]
-    assert await store.flush_index()
+    assert await store.flush()
     assert [(row.name, row.records) for row in log_ls(tmp_path)] == [("new", 2), ("old", 1)]
     store.abandon()
 

@@ -39,7 +39,7 @@ async def killed(*, indexes: bool, mode: Durability = ALWAYS) -> FakeDisk:
         for number in range(6):
             await store.wait(log.append(records(b"%s %d" % (name.encode(), number)), 1)[1])
     if indexes:
-        assert await store.flush_index()
+        assert await store.flush()
     store.abandon()
     return disk.kill()
 

@@ -81,7 +81,7 @@ async def test_what_a_log_file_has_is_kept_where_the_journals_newest_batch_is_no
     await append_each(store, "orders", 3)
     whole, size = await read_all(log), log.end
     if has_index_entry:
-        await store.flush_index()
+        await store.flush()
     store.abandon()
     disk = disk.kill()
     last = batches(disk).batches[-1]
@@ -144,7 +144,7 @@ async def test_bytes_that_indexes_vouch_for_survive_damage_of_the_journal() -> N
     await append_each(store, "orders", 20, size=30_000)
     log = store.namespace("logmq", ALWAYS).logs["orders"]
     whole = await read_all(log)
-    await store.flush_index()
+    await store.flush()
     store.abandon()
     disk = disk.kill()
     found = batches(disk)
@@ -206,7 +206,7 @@ async def test_a_log_whose_create_is_lost_comes_back_by_its_files_and_no_id_is_u
     lost, _ = store.namespace("logmq", INTERVAL).create("lost")
     lost.append(records(b"lost"), 1)
     store.commit_pending()
-    await store.flush_index()
+    await store.flush()
     store.abandon()
     machine = disk.kill()
     create = batches(machine).batches[0]  # the files made it to the disk, the journal did not
@@ -232,7 +232,7 @@ async def test_interval_loses_a_suffix_and_never_a_hole(autojump_clock: MockCloc
             if n == 3:
                 async with running(store):
                     await trio.sleep(2 * INTERVAL.seconds)
-        await store.flush_index()
+        await store.flush()
         machine = disk.power_cut().boot(lambda n, what: random_.randrange(n))
         store = await open_store(machine, ROOMY)
         log = store.namespace("logmq", INTERVAL).logs["orders"]

@@ -34,7 +34,7 @@ async def filled(store: Store, clock: HandClock, retention: Retention, count: in
     for n in range(count):
         await store.wait(log.append(records(b"%04d" % n + bytes(RECORD - 8)), 1)[1])
         clock.advance(1)
-    assert await store.flush_index()
+    assert await store.flush()
     return log
 
 

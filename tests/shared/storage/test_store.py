@@ -141,7 +141,7 @@ async def test_an_offset_inside_a_record_is_refused_and_the_nearest_below_named(
 async def test_chunks_are_ranges_of_the_file_that_hold_whole_records(tmp_path: Path) -> None:
     store = await open_store(folder=tmp_path)
     log = await filled(store)
-    assert await store.flush_index()
+    assert await store.flush()
     data = (tmp_path / "logmq" / "orders.log").read_bytes()
     assert data == b"".join(records(payload) for payload in await read_all(log))
     offset = 0
@@ -339,13 +339,13 @@ async def test_a_thread_late_with_an_old_logs_work_does_not_touch_the_new_ones_f
     old, _ = namespace.create("orders")
     await store.wait(old.append(records(b"old"), 1)[1])
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(store.flush_index)
+        nursery.start_soon(store.flush)
         await reached.wait()
         namespace.delete("orders")
         new, _ = namespace.create("orders")
         await store.wait(new.append(records(b"new one"), 1)[1])
         gate.set()
-    await store.flush_index()
+    await store.flush()
     assert await read_all(new) == [b"new one"]
     store, disk = await reopen(store, disk)
     new = store.namespace("logmq", ALWAYS).logs["orders"]
@@ -361,7 +361,7 @@ async def test_names_become_file_names_that_any_file_system_takes() -> None:
         log = namespace.logs[name]
         _, ticket = log.append(records(name.encode()), 1)
         await store.wait(ticket)
-    assert await store.flush_index()
+    assert await store.flush()
     names = disk.names("dms")
     assert {"%4Frders.log", "%2Ehidden.log", "a%2Fb.log", "%C3%BC.log"} < set(names)
     assert all(len(name) < 220 for name in names)
@@ -389,7 +389,7 @@ async def test_a_file_that_nobody_owns_is_moved_aside() -> None:
     log, _ = namespace.create("orders")
     _, ticket = log.append(records(b"ours"), 1)
     await store.wait(ticket)
-    assert await store.flush_index()
+    assert await store.flush()
     assert await read_all(log) == [b"ours"]
     assert f"orders.log.stray-{log.id}" in disk.names("logmq")
 

@@ -101,7 +101,7 @@ async def test_a_large_commit_of_one_log_goes_to_its_file_unless_something_waits
     await append(store, log, b"small")
     await append(store, log, large)
     assert file_size(disk, "logmq/t0.log") == 4 + len(large)
-    assert await store.flush_index()
+    assert await store.flush()
     assert file_size(disk, "logmq/t0.log") == log.end
     assert await read_all(log) == [large, b"small", large]
 
@@ -133,7 +133,7 @@ async def test_their_memory_is_charged_and_given_back(autojump_clock: MockClock)
     assert account.used_bytes == one.end + two.end
     await store.wait(store.namespace("logmq", ALWAYS).delete("t0"))
     assert account.used_bytes == two.end
-    assert await store.flush_index()
+    assert await store.flush()
     assert account.used_bytes == 0
 
 
@@ -144,7 +144,7 @@ async def test_reads_are_the_same_wherever_the_records_are(flushed: int) -> None
     bodies = [b"%d" % n * (7 * n) for n in range(9)]
     for n, body in enumerate(bodies):
         if n == flushed:
-            assert await store.flush_index()
+            assert await store.flush()
         await append(store, log, body)
     offset = 0
     for n, body in enumerate(bodies):
@@ -205,7 +205,7 @@ async def test_a_mode_that_goes_around_the_journal_begins_where_the_file_has_all
     await append(store, log, b"synced")
     store.namespace("logmq", ALWAYS).change_mode("t0", NONE)
     if written:
-        assert await store.flush_index()
+        assert await store.flush()
     for n in range(3):
         await append(store, log, b"%d" % n)
     assert (file_size(disk, "logmq/t0.log") == log.end) is written, "else it would lie behind a hole"

@@ -330,17 +330,17 @@ def dms_snapshot_forgets_older() -> list[Change]:
 @bug("one worker")
 def dms_nack_loses_place() -> list[Change]:
     """A NACK puts a message behind the next."""
-    put_back = Queue.put_back
+    requeue = Queue.requeue
 
-    def put_back_behind(self: Queue, outs: Any, *, nacked: bool) -> None:
+    def requeue_behind(self: Queue, outs: Any, *, nacked: bool) -> None:
         if not nacked or self.log is None or self.is_cold or self.head == self.end:
-            put_back(self, outs, nacked=nacked)
+            requeue(self, outs, nacked=nacked)
             return
         (out,) = outs  # it changes places with the first of the row
         first, self.bodies[0] = self.bodies[0], out[2]
-        put_back(self, [(self, out[1], first, out[3])], nacked=True)
+        requeue(self, [(self, out[1], first, out[3])], nacked=True)
 
-    return [(Queue, "put_back", put_back_behind)]
+    return [(Queue, "requeue", requeue_behind)]
 
 
 @bug("one worker")
