@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pika
 import pytest
 import trustme
 from pamqp import base, commands
@@ -655,3 +656,42 @@ def test_what_is_deleted_purged_redriven_and_forgotten_leaves_a_line_in_the_audi
             ("dmp", "root", "delete-exchange", "gone", "done"),
         ]
         assert all(each["peer"] == "control" or each["peer"].startswith("127.") for each in found)
+
+
+def test_pika_works_as_a_user_and_is_told_what_he_may_not(tmp_path: Path) -> None:
+    with served(tmp_path, USERS, BROKERS_ACCESS_REQUIRED="always") as way:
+        host, port = way.server.address("dmp")
+
+        def connect(user: str, password: str) -> pika.BlockingConnection:
+            credentials = pika.PlainCredentials(user, password)
+            return pika.BlockingConnection(pika.ConnectionParameters(host, port, credentials=credentials))
+
+        for user, password in (("guest", "guest"), ("ann", "wrong"), ("nobody", PASSWORD)):
+            with pytest.raises(pika.exceptions.ProbableAuthenticationError, match="ACCESS_REFUSED"):
+                connect(user, password)
+        with (
+            contextlib.closing(connect("root", PASSWORD)) as root,
+            contextlib.closing(connect("ann", PASSWORD)) as ann,
+        ):
+            root.channel().queue_declare("other")
+            channel = ann.channel()
+            channel.exchange_declare("mine")
+            channel.queue_declare("mine")
+            channel.queue_bind("mine", "mine", "key")
+            channel.confirm_delivery()
+            channel.basic_publish("mine", "key", b"hello", pika.BasicProperties(user_id="ann"))
+            got: list[bytes] = []
+            ended: list[object] = []
+            channel.add_on_cancel_callback(ended.append)
+            channel.basic_consume("mine", lambda channel, method, properties, body: got.append(body))
+            until(lambda: ann.process_data_events(0) or got == [b"hello"])
+            run("user", "deny", "ann", "*:*:mine*", "--data-dir", str(way.server.data))
+            until(lambda: root.channel().queue_declare("mine", passive=True).method.message_count == 1)
+            until(lambda: ann.process_data_events(0) or len(ended) == 1)
+            for ask in (
+                lambda channel: channel.queue_declare("mine"),
+                lambda channel: channel.basic_get("other"),
+                lambda channel: channel.queue_delete("other"),
+            ):
+                with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="not allowed"):
+                    ask(ann.channel())
