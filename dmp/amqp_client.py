@@ -530,9 +530,9 @@ async def open_amqp(
 ) -> AsyncIterator[Client]:
     """A client, logged in; it says goodbye at the end of the block, when all is sent.
 
-    `host`: also a URL, `dmp+tls://ann@host:5672`. `how`: login and TLS; without a login it is that of a
-    client certificate, else guest. Raises Refused, ConnectionRefusedError where nobody answers, Disconnected,
-    ssl.SSLError.
+    `host`: also a URL, `dmp+tls://ann@host:5672`. `how`: login and TLS; without a login it is guest, or
+    the user of a client certificate. Raises Refused, ConnectionRefusedError where nobody answers,
+    Disconnected, ssl.SSLError.
     """
     address = Address.of(host, port, kind="AMQP", protocol="dmp", usual_user="guest", **how)
     stream = await address.open()

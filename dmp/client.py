@@ -127,8 +127,9 @@ async def open_sink(
     """A sink, connected; the end of the block waits until the server has read everything.
 
     `declare`: its type (direct, topic, fanout, headers), where it may not be there yet. `host`: also a
-    URL, `dmp+tls://ann@host:5672`. `how`: login and TLS; without a login it is that of a client certificate,
-    else guest. Raises Refused, ConnectionRefusedError where nobody answers, Disconnected, ssl.SSLError.
+    URL, `dmp+tls://ann@host:5672`. `how`: login and TLS; without a login it is guest, or the user
+    of a client certificate. Raises Refused, ConnectionRefusedError where nobody answers, Disconnected,
+    ssl.SSLError.
     """
     address = Address.of(host, port, kind="DMP", protocol="dmp", usual_user="guest", **how)
     async with open_principal(address) as principal:

@@ -147,13 +147,14 @@ class Principal:
     async def log_in(self, login: Login = NOBODY) -> int:
         """Once it is greeted; returns how large frames may be, in bytes. Raises Refused, Disconnected.
 
-        Without a login the server that offers EXTERNAL takes the client's certificate; else it is guest.
+        A user without a password is that of the client's certificate, by EXTERNAL. Who names nobody is guest,
+        which the server takes for a certificate's user where there is one.
         """
         properties: dict[str, Any] = {
             "product": "Brokers",
             "capabilities": {"authentication_failure_close": True, "consumer_cancel_notify": True},
         }
-        if login or "EXTERNAL" not in self._mechanisms:
+        if login or not login.user or "EXTERNAL" not in self._mechanisms:
             said = "PLAIN", f"\0{login.user}\0{login.secret}" if login else "\0guest\0guest"
         else:
             said = "EXTERNAL", login.user

@@ -105,7 +105,7 @@ class Session(SessionBase):
         self._queues.counts.fault(Fault.LOGIN)
         self.state = TRANSITIONS[self.state][Event.FAULT]
         self.end()
-        self.connection.abort("login refused")
+        self.connection.abort("login refused", reset=True)
 
     def access_changed(self) -> None:
         super().access_changed()

@@ -83,7 +83,7 @@ class MemoryConnection(Connection):
         self.finished = self._mute = True
         self.deadline = math.inf
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, *, reset: bool = False) -> None:
         self.aborted = reason
         self.closed = self._mute = True
         self.deadline = math.inf

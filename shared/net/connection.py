@@ -124,8 +124,11 @@ class Connection:
         """
         raise NotImplementedError
 
-    def abort(self, reason: str) -> None:
-        """Close now, unsent output lost; counted and logged by `reason` (fixed words, no peer's bytes)."""
+    def abort(self, reason: str, *, reset: bool = False) -> None:
+        """Close now, unsent output lost; counted and logged by `reason` (fixed words, no peer's bytes).
+
+        `reset`: the peer sees no orderly end, also where there was no such output.
+        """
         raise NotImplementedError
 
     def crashed(self, error: Exception) -> None:

@@ -126,12 +126,12 @@ class DrivenConnection(Connection):
         self._loop.set_deadline(self, math.inf)
         self._advance()
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, *, reset: bool = False) -> None:
         if not self.closed:
             self._loop.log.info(
                 "connection aborted: what it was not sent is lost", peer=self.peer, reason=reason
             )
-            self.close(reason)
+            self.close(reason, reset=reset)
 
     def crashed(self, error: Exception) -> None:
         """The peer's fault is answered; a bug of the session costs its connection, and no other."""
@@ -221,7 +221,7 @@ class DrivenConnection(Connection):
         """The transport says that the peer is gone."""
         self.close("timed out" if error.errno == errno.ETIMEDOUT else "reset")
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, *, reset: bool = False) -> None:
         """Let go of everything but the session, which hears of it at the end of the round."""
         if self.closed:
             return
@@ -232,7 +232,7 @@ class DrivenConnection(Connection):
         self.held_bytes = 0
         if self._accounted:
             self._account()
-        self._shut(reset=backlog)
+        self._shut(reset=reset or backlog)
 
     # What the turn of the loop calls.
 

@@ -12,11 +12,13 @@ import pytest
 import trio
 import trustme
 
+import dmp
 import dms.client
 import kqmsgq.client
 import logmq.client
 import pubsub.client
 from brokers import control
+from dmp.amqp_client import Refused, open_amqp
 from dms.errors import Denied
 from logmq.client import LogmqError
 from pubsub.client import Kind
@@ -32,7 +34,7 @@ USERS = {
     "ann": User("ann", RULES, SECRET),
     "sensor": User("sensor", RULES, certificate=True),
 }
-PROTOCOLS = ("logmq", "dms", "pubsub", "kqmsgq")
+PROTOCOLS = ("logmq", "dms", "pubsub", "kqmsgq", "dmp")
 
 
 class Place:
@@ -134,6 +136,18 @@ async def _pubsub(host: str, port: int, how: How) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def _dmp(host: str, port: int, how: How) -> None:
+    async with (
+        open_amqp(host, port, **how) as client,
+        dmp.open_feed([("amq.topic", "#")], host, port, **how) as feed,
+        dmp.open_sink("amq.topic", host, port, **how) as sink,
+    ):
+        await client.declare_queue("queue")
+        await client.publish("queue", b"hello")
+        await sink.send("key", b"hello")
+        await anext(feed)
+
+
 def _port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
 
@@ -150,6 +164,7 @@ CLIENTS: dict[str, tuple[Callable[[str, int, How], Awaitable[None]], type[Except
     "dms": (_dms, Denied),
     "pubsub": (_pubsub, Disconnected),
     "kqmsgq": (_kqmsgq, Disconnected),
+    "dmp": (_dmp, Refused),
 }
 
 
@@ -188,6 +203,7 @@ async def test_a_client_logs_in_by_password_url_variable_and_certificate(
     host, port = place.server.address(protocol)
     files: How = {"ca": place.ca, "certificate": place.certificate, "key": place.key}
     await attempt(protocol, host, port, files)
+    await attempt(protocol, host, port, {**files, "user": "sensor"})
     if protocol != "pubsub":  # there the certificate's user has the session already
         await attempt(protocol, f"{protocol}+tls://ann@{host}:{port}", 1, {**files, "password": PASSWORD})
 
@@ -234,6 +250,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "dms": ("list",),
     "kqmsgq": ("produce", "-q", "queue", "hello"),
     "pubsub": ("subscriber", "cli"),
+    "dmp": ("declare", "queue", "of-a-command"),
 }
 
 
