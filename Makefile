@@ -12,7 +12,7 @@ SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood
-.PHONY: trial-damage trial-neighbours trial-fairness trial-archive trial-replay trial-cluster trials clean
+.PHONY: trial-damage trial-neighbours trial-fairness trial-archive trial-replay trial-cluster trials bench-compare clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
@@ -70,6 +70,10 @@ trial-cluster: $(VENV)/.test
 
 trials: trial-power trial-kill trial-sim trial-states trial-damage trial-flood trial-neighbours \
 	trial-fairness trial-archive trial-replay trial-cluster
+
+# What changed since a commit, beyond noise: `make bench-compare BASE=HEAD~1 ARGS="--protocols logmq"`.
+bench-compare: $(VENV)/.serve
+	@.ci/bench-compare $(BIN)/python "$(BASE)" $(ARGS)
 
 lock:
 	.ci/lock

@@ -15,31 +15,33 @@ limit, it is so for all of them. Measured in turns:
 
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import attrs
 import trio
-from pamqp import commands
+from pamqp import base, commands
 
-from brokers.bench.load import Address, Case, FanOut, Measured, connect, in_turns, pass_on, poured
+from brokers.bench.load import Address, Case, FanOut, Measured, in_turns, opened, poured
 from brokers.bench.options import Rounds, Seconds, Size, some
-from brokers.bench.servers import nats_server, redis_server, serving
+from brokers.bench.servers import nats_fan_out, nats_server, redis_server, serving
+from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, passing, swept
 from brokers.errors import ExitCode, Refusal
 from dmp import wire
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, encode
 from dmp.data_types import short
 from dmp.principal import Principal
 from dmp.properties import NO_PROPERTIES
-from dmp.wire import DMP_HEADER
+from dmp.wire import AMQP_HEADER, DMP_HEADER
 from shared.cli.options import Json
 from shared.cli.progress import progress
 
-EXCHANGE = KEY = "bench"
+EXCHANGE = "bench"
+KEY = b"bench"
 TAG = "t"
-T = TypeVar("T")
+SIZE_MAX = 100_000
 
 
 @attrs.frozen
@@ -57,26 +59,6 @@ class Row:
     ratio: float | None
 
 
-@attrs.define(eq=False)
-class Way:
-    """A writer and its readers, subscribed. `sent`, `got`: one message's bytes at either end."""
-
-    writer: socket.socket
-    readers: Sequence[socket.socket]
-    sent: bytes
-    got: int
-    hold: Sequence[socket.socket] = ()
-    """What must stay open meanwhile."""
-
-    def close(self) -> None:
-        for sock in (self.writer, *self.readers, *self.hold):
-            sock.close()
-
-
-OpenWay = Callable[[Address, bytes, int], Way]
-"""With a body and a number of readers."""
-
-
 def bench(
     *,
     readers: Annotated[int, some("Readers of everything; one alone is measured too.")] = 10,
@@ -84,36 +66,33 @@ def bench(
     size: Size = 100,
     seconds: Seconds = 2.0,
     rounds: Rounds = 3,
+    sweep: Sweep = NO_SWEEP,
     json: Json = False,
-) -> list[Row]:
+) -> Iterable[Any]:
     """Measure DMP on this machine.
 
     A sink and feeds, one and many, beside basic.publish on the same server, and beside
     redis and nats where they are installed.
     """
-    if not 1 <= size <= 100_000:
-        raise Refusal("--size: 1 to 100000 bytes", ExitCode.USAGE)
-    body = b"x" * size
+    if sweep.sweep:
+        return swept([SWEPT], sweep, window, seconds, rounds, json=json)
+    if not 4 <= size <= SIZE_MAX:
+        raise Refusal(f"--size: 4 to {SIZE_MAX} bytes", ExitCode.USAGE)
     rows: list[Row] = []
     with ExitStack() as stack, progress("measuring", total=3) as update:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        ours = stack.enter_context(serving(folder, "dmp"))["dmp"]
-        peers: dict[str, tuple[Address, OpenWay]] = {"direct": (ours, direct), "basic": (ours, basic)}
-        if (redis := stack.enter_context(redis_server(folder))) is not None:
-            peers["redis"] = redis, redis_way
-        if (nats := stack.enter_context(nats_server())) is not None:
-            peers["nats"] = nats, nats_way
+        own = stack.enter_context(serving(folder, "dmp"))["dmp"]
+        peers: dict[str, tuple[Address, Load]] = {"direct": (own, direct)}
+        for name, (start, load) in SWEPT.peers.items():
+            if (address := stack.enter_context(start(folder, own))) is not None:
+                peers[name] = address, load
 
-        def way(address: Address, open_: OpenWay, count: int, under_way: int) -> Callable[[], Measured]:
-            def measured() -> Measured:
-                with closing(open_(address, body, count)) as opened:
-                    return run(opened, under_way, seconds)
-
-            return measured
+        def way(address: Address, load: Load, point: Point) -> Callable[[], Measured]:
+            return lambda: load(address, point, seconds)
 
         for done, (count, under_way) in enumerate(((1, 1), (1, window), (readers, window)), 1):
-            ways = {name: way(*peer, count, under_way) for name, peer in peers.items()}
-            best = in_turns(rounds, ways)
+            point = Point(size, 1, count, under_way)
+            best = in_turns(rounds, {name: way(*peer, point) for name, peer in peers.items()})
             mine = best.pop("direct")
             rows += [
                 Row(
@@ -130,127 +109,134 @@ def bench(
     return rows
 
 
-def run(way: Way, window: int, seconds: float) -> Measured:
-    """Keep `window` messages on their way for `seconds`, after a warm-up. Raises Refusal."""
-    return pass_on(
-        FanOut(lambda queue, stamp: way.sent, way.got, 0), [way.writer], way.readers, window, seconds
-    )
+def direct(address: Address, point: Point, seconds: float) -> Measured:
+    with leased(address, point.name_list(), point.size, point.producers, point.clients) as fan:
+        return passing(lambda point: fan)(address, point, seconds)
 
 
-def _prepared(address: Address, prepare: Callable[[Principal], Awaitable[T]]) -> tuple[T, socket.socket]:
-    """What `prepare` returns, done by a principal that is logged in; and its connection, which blocks now."""
+@contextmanager
+def leased(address: Address, keys: Sequence[bytes], size: int, sinks: int, feeds: int) -> Iterator[FanOut]:
+    """Sinks, and feeds of queues, each bound with the keys of one sink, which live as long as this does."""
 
-    async def run() -> tuple[T, socket.socket]:
+    async def leases() -> tuple[int, list[bytes]]:
         stream = await trio.open_tcp_stream(*address)
         principal = Principal(stream)
         await principal.greet()
         await principal.log_in()
         await principal.open_channel()
-        done = await prepare(principal)
-        return done, socket.socket(fileno=stream.socket.detach())
+        await principal.declare_exchange(EXCHANGE, _kind(keys))
+        found = [await principal.sink_lease(EXCHANGE) for _ in range(sinks)]
+        for number in range(feeds):
+            queue = await principal.declare_queue("")
+            for key in keys[number % sinks :: sinks]:
+                await principal.bind(queue, EXCHANGE, key.decode())
+            found.append(await principal.feed_lease(queue))
+        return stream.socket.detach(), found
 
-    done, sock = trio.run(run)
-    sock.setblocking(True)
-    return done, sock
+    fd, found = trio.run(leases)
+    with socket.socket(fileno=fd):
+        yield FanOut(
+            hello_producer=lambda number: DMP_HEADER + short(found[number]),
+            hello_consumer=lambda number: DMP_HEADER + short(found[sinks + number]),
+            message=lambda key, stamp: direct_message(keys[key], size),
+            delivered_bytes=len(direct_message(keys[0], size)),
+            stamp_at=0,
+            queues=len(keys) // sinks,
+            groups=sinks,
+        )
 
 
-async def _exchange(principal: Principal) -> None:
-    await principal.declare_exchange(EXCHANGE, "fanout")
+def _kind(keys: Sequence[bytes]) -> str:
+    """Of exchange: with one key everybody gets everything anyway."""
+    return "fanout" if len(keys) == 1 else "direct"
 
 
-async def _bound_queue(principal: Principal) -> str:
-    await _exchange(principal)
-    queue = await principal.declare_queue("")
-    await principal.bind(queue, EXCHANGE, KEY)
-    return queue
-
-
-def direct(address: Address, body: bytes, readers: int) -> Way:
-    async def leases(principal: Principal) -> list[bytes]:
-        feeds = [await principal.feed_lease(await _bound_queue(principal)) for _ in range(readers)]
-        return [await principal.sink_lease(EXCHANGE), *feeds]
-
-    found, sock = _prepared(address, leases)
-    sink, *feeds = [_leased(address, lease) for lease in found]
-    message = direct_message(body)
-    return Way(sink, feeds, message, len(message), (sock,))
+def direct_message(key: bytes, size: int) -> bytes:
+    """As a sink takes it, and a feed gives it."""
+    return wire.message(wire.Message(b"", key, b"x" * size))
 
 
 def recorded(size: int) -> Case:
     """A sink and a feed, as `brokers bench recording` wants them."""
-    body = b"x" * size
-    message = direct_message(body)
+    message = direct_message(KEY, size)
 
-    def run(address: tuple[str, int], data: Path, seconds: float) -> float:
-        with closing(direct(address, body, 1)) as way:
-            return poured(way.writer, way.readers[0], message, seconds)
+    def run(address: Address, data: Path, seconds: float) -> float:
+        with leased(address, [KEY], size, 1, 1) as fan, opened(address, fan, 1, 1) as ((sink,), (feed,)):
+            return poured(sink, feed, message, seconds)
 
     return Case(run, "dmp_messages_sunk_total", len(message))
 
 
-def direct_message(body: bytes) -> bytes:
-    """As a sink takes it, and a feed gives it."""
-    return wire.message(wire.Message(b"", KEY.encode(), body))
+def _basic(point: Point) -> FanOut:
+    """Everything up to the first message is said at once."""
+    keys, groups, size = point.name_list(), point.producers, point.size
+    hello: bytes = AMQP_HEADER + b"".join(
+        encode(method, channel)
+        for channel, method in (
+            (0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
+            (0, commands.Connection.TuneOk(2047, 128 << 10, 0)),
+            (0, commands.Connection.Open("/")),
+            (1, commands.Channel.Open()),
+            (1, commands.Exchange.Declare(exchange=EXCHANGE, exchange_type=_kind(keys))),
+        )
+    )
+
+    def consume(number: int) -> bytes:
+        methods: list[base.Frame] = [commands.Queue.Declare(exclusive=True)]
+        for key in keys[number % groups :: groups]:
+            methods.append(commands.Queue.Bind(exchange=EXCHANGE, routing_key=key.decode()))
+        methods.append(commands.Basic.Consume(consumer_tag=TAG, no_ack=True))
+        return hello + b"".join(encode(method, 1) for method in methods)
+
+    content = _frame(HEADER, b"\0\x3c\0\0" + size.to_bytes(8, "big") + NO_PROPERTIES) + _frame(
+        BODY, b"x" * size
+    )
+    heads = [encode(commands.Basic.Publish(exchange=EXCHANGE, routing_key=key.decode()), 1) for key in keys]
+    deliver = encode(commands.Basic.Deliver(TAG, 1, False, EXCHANGE, keys[0].decode()), 1)
+    return FanOut(
+        hello_producer=lambda number: hello,
+        hello_consumer=consume,
+        message=lambda key, stamp: heads[key] + content,
+        delivered_bytes=len(deliver + content),
+        stamp_at=0,
+        queues=len(keys) // groups,
+        groups=groups,
+    )
 
 
-def basic(address: Address, body: bytes, readers: int) -> Way:
-    async def consume(principal: Principal) -> None:
-        queue = await _bound_queue(principal)
-        method = commands.Basic.Consume(queue=queue, consumer_tag=TAG, no_ack=True)
-        await principal.call(method, commands.Basic.ConsumeOk)
-
-    consumers = [_prepared(address, consume)[1] for _ in range(readers)]
-    _, writer = _prepared(address, _exchange)
-    header = b"\0\x3c\0\0" + len(body).to_bytes(8, "big") + NO_PROPERTIES
-    content = _frame(HEADER, header) + _frame(BODY, body)
-    publish = encode(commands.Basic.Publish(exchange=EXCHANGE, routing_key=KEY), 1)
-    deliver = encode(commands.Basic.Deliver(TAG, 1, False, EXCHANGE, KEY), 1)
-    return Way(writer, consumers, publish + content, len(deliver + content))
-
-
-def redis_way(address: Address, body: bytes, readers: int) -> Way:
-    subscribers = []
-    for _ in range(readers):
-        sock = connect(address)
-        sock.sendall(b"SUBSCRIBE bench\r\n")
-        _read_until(sock, b":1\r\n")
-        subscribers.append(sock)
-    rest = b"$5\r\nbench\r\n$%d\r\n%b\r\n" % (len(body), body)
-    got = b"*3\r\n$7\r\nmessage\r\n" + rest
-    return Way(connect(address), subscribers, b"*3\r\n$7\r\nPUBLISH\r\n" + rest, len(got))
+def _redis(point: Point) -> FanOut:
+    channels, groups = point.name_list(), point.producers
+    rests = [
+        b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(name), name, point.size, b"x" * point.size) for name in channels
+    ]
+    return FanOut(
+        hello_consumer=lambda number: b"SUBSCRIBE %b\r\n" % b" ".join(channels[number % groups :: groups]),
+        message=lambda channel, stamp: b"*3\r\n$7\r\nPUBLISH\r\n" + rests[channel],
+        delivered_bytes=len(b"*3\r\n$7\r\nmessage\r\n" + rests[0]),
+        stamp_at=0,
+        queues=len(channels) // groups,
+        groups=groups,
+    )
 
 
-def nats_way(address: Address, body: bytes, readers: int) -> Way:
-    hello = b'CONNECT {"verbose":false}\r\n'
-    subscribers = []
-    for _ in range(readers):
-        sock = connect(address)
-        sock.sendall(hello + b"SUB bench 1\r\nPING\r\n")
-        _read_until(sock, b"PONG\r\n")
-        subscribers.append(sock)
-    writer = connect(address)
-    writer.sendall(hello + b"PING\r\n")
-    _read_until(writer, b"PONG\r\n")
-    rest = b"%d\r\n%b\r\n" % (len(body), body)
-    return Way(writer, subscribers, b"PUB bench " + rest, len(b"MSG bench 1 " + rest))
-
-
-def _leased(address: Address, lease: bytes) -> socket.socket:
-    sock = connect(address)
-    sock.sendall(DMP_HEADER + short(lease))
-    _read_until(sock, b'"')
-    _read_until(sock, b'"')
-    return sock
-
-
-def _read_until(sock: socket.socket, end: bytes) -> None:
-    said = b""
-    while not said.endswith(end):
-        data = sock.recv(1)
-        if not data:
-            raise ConnectionError("the server closed a connection")
-        said += data
+def _nats(point: Point) -> FanOut:
+    # Messages are not looked at, as of the others.
+    return attrs.evolve(nats_fan_out(point.name_list(), point.size, groups=point.producers), stamp_at=0)
 
 
 def _frame(kind: int, payload: bytes) -> bytes:
-    return FRAME_HEAD.pack(kind, 1, len(payload)) + payload + FRAME_END
+    head: bytes = FRAME_HEAD.pack(kind, 1, len(payload))
+    return head + payload + FRAME_END
+
+
+SWEPT = Swept(
+    "dmp",
+    "direct",
+    direct,
+    {
+        "basic": (lambda folder, own: nullcontext(own), passing(_basic)),
+        "redis": (lambda folder, own: redis_server(folder), passing(_redis)),
+        "nats": (lambda folder, own: nats_server(), passing(_nats)),
+    },
+    SIZE_MAX,
+)

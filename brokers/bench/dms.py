@@ -15,15 +15,16 @@ The servers are processes of their own, the load comes from this one. Measured i
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from brokers.bench import options
-from brokers.bench.load import Address, Measured, Row, Talk, connect, in_turns, run
+from brokers.bench.load import Address, Measured, Row, Talk, connect, in_turns, repeated, run
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, maybe_none, some
 from brokers.bench.servers import beanstalkd, redis_server, serving
+from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, asking, swept
 from brokers.errors import ExitCode, Refusal
 from dms import wire
 from dms.wire import Type
@@ -32,6 +33,7 @@ from shared.cli.options import Json
 Mode = Literal["memory", "synced", "queues"]
 MODES: tuple[Mode, ...] = ("memory", "synced", "queues")
 QUEUE = "bench"
+SIZE_MAX = 4000
 OPTIONS = b'{"depth":1000000}'
 """What is under way when a round ends stays, as it does with the others."""
 
@@ -46,15 +48,26 @@ def bench(
     seconds: Seconds = 2.0,
     rounds: Rounds = 3,
     data_dir: DataDir = None,
+    sweep: Sweep = NO_SWEEP,
     json: Json = False,
-) -> list[Row]:
+) -> Iterable[Any]:
     """Measure DMS on this machine.
 
     Messages produced, consumed and acknowledged: in memory, on disk, and in one
     queue among many; beside beanstalkd and redis where they are installed.
     """
-    if not 1 <= size <= 4000:
-        raise Refusal("--size: 1 to 4000 bytes", ExitCode.USAGE)
+    if sweep.sweep:
+        return swept(
+            [SWEPT[mode] for mode in modes if mode in SWEPT],
+            sweep,
+            window,
+            seconds,
+            rounds,
+            data_dir,
+            json=json,
+        )
+    if not 1 <= size <= SIZE_MAX:
+        raise Refusal(f"--size: 1 to {SIZE_MAX} bytes", ExitCode.USAGE)
 
     def measure(mode: Mode) -> Iterator[Row]:
         with ExitStack() as stack:
@@ -126,11 +139,11 @@ def make_queues(address: Address, names: Sequence[str]) -> None:
                         raise Refusal(f"the server that was to be measured: {payload.decode()}")
 
 
-def dms_talk(size: int, window: int) -> Talk:
+def dms_talk(size: int, window: int, queues: Sequence[bytes] = (QUEUE.encode(),)) -> Talk:
     """A message produced and one asked for; each that comes is acknowledged along with the next."""
-    name = wire.pack_name(QUEUE)
-    produce = wire.pack(Type.PRODUCE, 1, name + b"x" * size)
-    consume = wire.pack(Type.CONSUME, 2, name)
+    names = [wire.pack_name(queue.decode()) for queue in queues]
+    produce = repeated([wire.pack(Type.PRODUCE, 1, name + b"x" * size) for name in names])
+    consume = repeated([wire.pack(Type.CONSUME, 2, name) for name in names])
     ack = wire.pack(Type.ACK, 0)[:-4]
     delivered: list[bytes] = []
     rest = b""
@@ -141,7 +154,7 @@ def dms_talk(size: int, window: int) -> Talk:
         said, greeting = greeting, b""
         acks = [ack + delivery for delivery in delivered]
         delivered.clear()
-        return said + b"".join(acks) + produce * count + consume * count
+        return said + b"".join(acks) + produce(count) + consume(count)
 
     def answers(data: bytes) -> int:
         nonlocal rest
@@ -162,18 +175,25 @@ def dms_talk(size: int, window: int) -> Talk:
     return Talk(requests, answers, window)
 
 
-def beanstalk_talk(size: int, window: int) -> Talk:
+def beanstalk_talk(size: int, window: int, tubes: Sequence[bytes] = (b"default",)) -> Talk:
     """put, reserve, delete."""
     # By turns: what it syncs one by one would otherwise all come before the first answer.
-    unit = b"put 0 0 60 %d\r\n%b\r\nreserve\r\n" % (size, b"x" * size)
+    put = b"put 0 0 60 %d\r\n%b\r\nreserve\r\n" % (size, b"x" * size)
+    unit = repeated([put] if len(tubes) == 1 else [b"use %b\r\n%b" % (tube, put) for tube in tubes])
+    greeting = b""
+    if tubes[0] != b"default":
+        watched = b"".join(b"watch %b\r\n" % tube for tube in tubes)
+        greeting = b"use %b\r\n%bignore default\r\n" % (tubes[0], watched)
     reserved = re.compile(rb"RESERVED (\d+) %d\r\nx{%d}\r\n" % (size, size))
     jobs: list[bytes] = []
     rest = b""
 
     def requests(count: int) -> bytes:
+        nonlocal greeting
+        said, greeting = greeting, b""
         deletes = [b"delete %b\r\n" % job for job in jobs]
         jobs.clear()
-        return b"".join(deletes) + unit * count
+        return said + b"".join(deletes) + unit(count)
 
     def answers(data: bytes) -> int:
         nonlocal rest
@@ -186,11 +206,11 @@ def beanstalk_talk(size: int, window: int) -> Talk:
     return Talk(requests, answers, window)
 
 
-def redis_talk(size: int, window: int) -> Talk:
+def redis_talk(size: int, window: int, lists: Sequence[bytes] = (QUEUE.encode(),)) -> Talk:
     """RPUSH and LPOP."""
-    body = b"x" * size
-    push = b"*3\r\n$5\r\nRPUSH\r\n$5\r\nbench\r\n$%d\r\n%b\r\n" % (size, body)
-    pop = b"*2\r\n$4\r\nLPOP\r\n$5\r\nbench\r\n"
+    named = [b"$%d\r\n%b\r\n" % (len(name), name) for name in lists]
+    push = repeated([b"*3\r\n$5\r\nRPUSH\r\n%b$%d\r\n%b\r\n" % (name, size, b"x" * size) for name in named])
+    pop = repeated([b"*2\r\n$4\r\nLPOP\r\n" + name for name in named])
     end = b"x\r\n"
     rest = b""
 
@@ -200,7 +220,38 @@ def redis_talk(size: int, window: int) -> Talk:
         rest = next((end[:cut] for cut in (2, 1) if data.endswith(end[:cut])), b"")
         return data.count(end)
 
-    return Talk(lambda count: push * count + pop * count, answers, window)
+    return Talk(lambda count: push(count) + pop(count), answers, window)
+
+
+def _at(talk: Callable[[int, int, Sequence[bytes]], Talk]) -> Load:
+    return asking(lambda point, client: talk(point.size, point.window, point.names_of(client)))
+
+
+def _swept_dms(address: Address, point: Point, seconds: float) -> Measured:
+    make_queues(address, [name.decode() for name in point.name_list()])
+    return _at(dms_talk)(address, point, seconds)
+
+
+SWEPT = {
+    "memory": Swept(
+        "dms",
+        "memory",
+        _swept_dms,
+        {"beanstalkd": (lambda folder, own: beanstalkd(), _at(beanstalk_talk))},
+        SIZE_MAX,
+        {"BROKERS_DMS_PERSIST": "false"},
+        one_name_each=True,  # a connection waits for messages of one queue only
+    ),
+    "synced": Swept(
+        "dms",
+        "synced",
+        _swept_dms,
+        {"redis lists": (lambda folder, own: redis_server(folder), _at(redis_talk))},
+        SIZE_MAX,
+        one_name_each=True,
+    ),
+}
+"""By the mode whose server and peer it takes."""
 
 
 def _closed() -> bytes:

@@ -8,12 +8,11 @@ The servers are processes of their own, the load comes from this one. Measured i
 - `fan-out`: one producer, many consumers, each of which gets everything.
 """
 
-import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import attrs
 
@@ -27,10 +26,13 @@ from brokers.bench.load import (
     beside,
     fan_out,
     in_turns,
+    opened,
     poured,
+    stamped_body,
 )
 from brokers.bench.options import Rounds, Seconds, Size, each, some
-from brokers.bench.servers import nats_server, serving
+from brokers.bench.servers import nats_fan_out, nats_server, serving
+from brokers.bench.sweep import NO_SWEEP, Load, Sweep, Swept, passing, swept
 from brokers.errors import ExitCode, Refusal
 from kqmsgq import wire
 from shared.cli.options import Json
@@ -67,28 +69,33 @@ def bench(
     consumers: Annotated[int, some("Consumers that all get everything.")] = 50,
     seconds: Seconds = 2.0,
     rounds: Rounds = 3,
+    sweep: Sweep = NO_SWEEP,
     json: Json = False,
-) -> list[Row]:
+) -> Iterable[Any]:
     """Measure KqueueMsgQ on this machine.
 
     One producer to one consumer, several over many queues, one to many; beside
     nats-server where it is installed.
     """
+    if sweep.sweep:
+        return swept([SWEPT], sweep, window, seconds, rounds, json=json)
     if size < STAMP_BYTES + 8:
         raise Refusal(f"--size: {STAMP_BYTES + 8} bytes at least, for a message's time", ExitCode.USAGE)
     if queues % many or queues > 1000:
         raise Refusal("--queues: a multiple of --many, 1000 at most", ExitCode.USAGE)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        servers: Servers = {"kqmsgq": (stack.enter_context(serving(folder, "kqmsgq"))["kqmsgq"], ours)}
+        servers: Servers = {"kqmsgq": (stack.enter_context(serving(folder, "kqmsgq"))["kqmsgq"], fan_out_of)}
         if (address := stack.enter_context(nats_server())) is not None:
-            servers["nats-server"] = address, nats
+            servers["nats-server"] = address, nats_fan_out
 
         def row(mode: Mode, producers: int, consumers: int, under_way: int, of_queues: int = 1) -> Row:
+            names = [b"bench-%03d" % number for number in range(of_queues)]
+
             def way(address: Address, speak: Speak) -> Callable[[], Measured]:
                 return lambda: fan_out(
                     address,
-                    speak(size, of_queues, consumers if of_queues > 1 else 1),
+                    speak(names, size, share=consumers if of_queues > 1 else 1),
                     producers=producers,
                     consumers=consumers,
                     window=under_way,
@@ -120,25 +127,39 @@ def bench(
         return each(modes, measure)
 
 
-Speak = Callable[[int, int, int], FanOut]
-"""How a server is spoken to: of a size, a number of queues, and one of consumers that share them."""
+Speak = Callable[..., FanOut]
+"""How a server is spoken to: the names, a size, and how many share these names."""
 Servers = dict[str, tuple[Address, Speak]]
 
 
-def ours(size: int, queues: int, share: int) -> FanOut:
-    filler = b"x" * (size - STAMP_BYTES)
-    names = _names(queues)
+def fan_out_of(names: Sequence[bytes], size: int, *, share: int = 1, groups: int = 1) -> FanOut:
+    """Names of one length."""
+    body, stamped = stamped_body(size)
+    step = share * groups
     return FanOut(
-        hello_producer=wire.PRODUCE,
+        hello_producer=lambda producer: wire.PRODUCE,
         hello_consumer=lambda consumer: (
-            wire.CONSUME + b"".join(map(wire.subscribe, names[consumer % share :: share]))
+            wire.CONSUME + b"".join(map(wire.subscribe, names[consumer % step :: step]))
         ),
-        message=lambda queue, stamp: wire.message(names[queue], stamp + filler),
+        message=lambda queue, stamp: wire.message(names[queue], body(stamp)),
         delivered_bytes=len(wire.message(names[0], bytes(size))),
-        stamp_at=size,
-        queues=queues,
+        stamp_at=size if stamped else 0,
+        queues=len(names) // groups,
         share=share,
+        groups=groups,
     )
+
+
+def _at(speak: Speak) -> Load:
+    return passing(lambda point: speak(point.name_list(), point.size, groups=point.producers))
+
+
+SWEPT = Swept(
+    "kqmsgq",
+    "fan-out",
+    _at(fan_out_of),
+    {"nats-server": (lambda folder, own: nats_server(), _at(nats_fan_out))},
+)
 
 
 def recorded(size: int) -> Case:
@@ -146,32 +167,7 @@ def recorded(size: int) -> Case:
     message = wire.message(b"bench", b"x" * size)
 
     def run(address: tuple[str, int], data: Path, seconds: float) -> float:
-        with socket.create_connection(address) as consumer, socket.create_connection(address) as producer:
-            consumer.sendall(wire.CONSUME + wire.subscribe(b"bench"))
-            producer.sendall(wire.PRODUCE)
+        with opened(address, fan_out_of([b"bench"], size), 1, 1) as ((producer,), (consumer,)):
             return poured(producer, consumer, message, seconds)
 
     return Case(run, "kqmsgq_messages_produced_total", len(message))
-
-
-def nats(size: int, queues: int, share: int) -> FanOut:
-    filler = b"x" * (size - STAMP_BYTES)
-    names = _names(queues)
-    hello = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
-    return FanOut(
-        hello_producer=hello,
-        hello_consumer=lambda consumer: (
-            hello
-            + b"".join(b"SUB %b %b\r\n" % (name, name[-3:]) for name in names[consumer % share :: share])
-        ),
-        message=lambda queue, stamp: b"PUB %b %d\r\n%b%b\r\n" % (names[queue], size, stamp, filler),
-        delivered_bytes=len(b"MSG %b %b %d\r\n" % (names[0], names[0][-3:], size)) + size + 2,
-        stamp_at=size + 2,
-        queues=queues,
-        share=share,
-        aside=b"PING\r\n",
-    )
-
-
-def _names(queues: int) -> list[bytes]:
-    return [b"bench-%03d" % number for number in range(queues)]

@@ -219,10 +219,15 @@ class Talk:
     @classmethod
     def repeating(cls, requests: Sequence[bytes], lines_each: int, window: int) -> "Talk":
         """The same requests over and over, whose answers have so many lines each."""
-        if len(requests) == 1:
-            return cls(lambda count: requests[0] * count, lines(lines_each), window)
-        ring = cycle(requests)
-        return cls(lambda count: b"".join(islice(ring, count)), lines(lines_each), window)
+        return cls(repeated(requests), lines(lines_each), window)
+
+
+def repeated(requests: Sequence[bytes]) -> Callable[[int], bytes]:
+    """The next so many of them, one after the other, and from the first again."""
+    if len(requests) == 1:
+        return lambda count: requests[0] * count
+    ring = cycle(requests)
+    return lambda count: b"".join(islice(ring, count))
 
 
 def lines(ends_each: int = 1) -> Callable[[bytes], int]:
@@ -300,7 +305,7 @@ class FanOut:
     is a line, and they differ in length.
     `stamp_at`: where its stamp is, from its end; the latency is then that of the last whole message in each
     read of a consumer. 0: messages have none, and the latency is from a piece's send to the arrival of its
-    last byte at the last consumer. `hello_producer`, `hello_consumer(consumer)`: sent first.
+    last byte at the last consumer. `hello_producer`, `hello_consumer` (number): sent first.
     `queues`: a producer's messages go to one after the other. `share`: one message in so many goes to each
     consumer. `groups`: the consumer n gets everything of the producer n % groups, whose queues are numbered
     from n in steps of `groups`; without groups every producer goes round all queues.
@@ -311,13 +316,21 @@ class FanOut:
     message: Callable[[int, bytes], bytes]
     delivered_bytes: int
     stamp_at: int
-    hello_producer: bytes = b""
+    hello_producer: Callable[[int], bytes] = lambda producer: b""
     hello_consumer: Callable[[int], bytes] = lambda consumer: b""
     queues: int = 1
     share: int = 1
     groups: int = 1
     aside: bytes = b""
     datagrams: bool = False
+
+
+def stamped_body(size: int) -> tuple[Callable[[bytes], bytes], bool]:
+    """How a body of that size is made of a stamp, and whether it has room for one."""
+    if size < STAMP_BYTES + len(FILLER):
+        return lambda stamp: b"x" * size, False
+    filler = b"x" * (size - STAMP_BYTES)
+    return lambda stamp: stamp + filler, True
 
 
 class Consumer:
@@ -415,17 +428,26 @@ def fan_out(
 
     `bystanders` connect too, as the consumers that come after the last one; nothing is for them.
     """
+    with opened(address, fan, producers, consumers, bystanders) as (outward, inward):
+        return pass_on(fan, outward, inward, window, seconds)
+
+
+@contextmanager
+def opened(
+    address: Address, fan: FanOut, producers: int, consumers: int, bystanders: int = 0
+) -> Iterator[tuple[list[socket.socket], list[socket.socket]]]:
+    """The producers' and the consumers' connections, ready. Raises Refusal."""
     with ExitStack() as stack:
         aside = stack.enter_context(_connected(address, bystanders))
         inward = stack.enter_context(_connected(address, consumers))
         outward = stack.enter_context(_connected(address, producers, datagrams=fan.datagrams))
         for number, sock in enumerate([*inward, *aside]):
             sock.sendall(fan.hello_consumer(number))
-        for sock in outward:
-            if fan.hello_producer:
-                sock.sendall(fan.hello_producer)
+        for number, sock in enumerate(outward):
+            if hello := fan.hello_producer(number):
+                sock.sendall(hello)
         _wait_ready(fan, inward, outward)
-        return pass_on(fan, outward, inward, window, seconds)
+        yield outward, inward
 
 
 def pass_on(

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import count as numbers
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -42,6 +42,7 @@ from brokers.bench.load import (
 )
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, some
 from brokers.bench.servers import redis_server, serving
+from brokers.bench.sweep import NO_SWEEP, Load, Sweep, Swept, asking, swept
 from brokers.errors import ExitCode, Refusal
 from shared.cli.options import Json, Port
 
@@ -64,13 +65,16 @@ def bench(
     host: Annotated[str, Parameter(help="Address of a server that runs already.")] = "127.0.0.1",
     port: Annotated[Port, Parameter(help="Its port; without one a server is started.")] = None,
     data_dir: DataDir = None,
+    sweep: Sweep = NO_SWEEP,
     json: Json = False,
-) -> list[Row]:
+) -> Iterable[Any]:
     """Measure LogMQ on this machine.
 
     Durable produce (one client in a closed loop, then many with windows; to one topic
     and to many), CONSUME message by message, FETCH from the page cache, TAIL to many readers.
     """
+    if sweep.sweep:
+        return swept([SWEPT], sweep, window, seconds, rounds, data_dir, json=json)
     if size < 24:
         raise Refusal("--size: a message of this bench has 24 bytes at least, for its time", ExitCode.USAGE)
     with ExitStack() as stack:
@@ -93,7 +97,7 @@ def _produce(
 ) -> Iterator[Row]:
     """One durable client, then many."""
     body = b"x" * size
-    xadd = b"*5\r\n$4\r\nXADD\r\n$5\r\nbench\r\n$1\r\n*\r\n$1\r\nm\r\n$%d\r\n%b\r\n" % (size, body)
+    xadd = _xadd(b"bench", body)
     with redis_server(folder) as redis:
         for count, under_way in ((1, 1), (connections, window)):
             line = b"PRODUCE bench-%d %b\n" % (perf_counter_ns(), body)
@@ -199,6 +203,27 @@ def _beside_the_first(
         measured = middle([measure(count, window) for _ in range(rounds)])
         one = one or measured
         yield Row.of(mode, count, window, size, measured, "one", measured.rate / one.rate)
+
+
+def _xadd(stream: bytes, body: bytes) -> bytes:
+    head = b"*5\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$1\r\n*\r\n$1\r\nm\r\n" % (len(stream), stream)
+    return head + b"$%d\r\n%b\r\n" % (len(body), body)
+
+
+def _at(request: Callable[[bytes, bytes], bytes], lines_each: int) -> Load:
+    return asking(
+        lambda point, client: Talk.repeating(
+            [request(name, b"x" * point.size) for name in point.names_of(client)], lines_each, point.window
+        )
+    )
+
+
+SWEPT = Swept(
+    "logmq",
+    "produce",
+    _at(lambda topic, body: b"PRODUCE %b %b\n" % (topic, body), 1),
+    {"redis": (lambda folder, own: redis_server(folder), _at(_xadd, 2))},
+)
 
 
 def _way(

@@ -12,11 +12,11 @@ The servers are processes of their own, the load comes from this one. Measured i
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import attrs
 
@@ -33,9 +33,11 @@ from brokers.bench.load import (
     beside,
     fan_out,
     in_turns,
+    stamped_body,
 )
 from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import mosquitto, serving
+from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, passing, swept
 from brokers.errors import ExitCode, Refusal
 from pubsub import wire
 from pubsub.recording import BEFORE_BYTES
@@ -84,13 +86,16 @@ def bench(
     rate: Annotated[int, some("Datagrams a second of the flood.")] = 200_000,
     seconds: Seconds = 2.0,
     rounds: Rounds = 3,
+    sweep: Sweep = NO_SWEEP,
     json: Json = False,
-) -> list[Row]:
+) -> Iterable[Any]:
     """Measure pub/sub on this machine.
 
     One publisher to many subscribers beside mosquitto, where it is installed, and
     a flood of datagrams beside a bare loop that takes it in.
     """
+    if sweep.sweep:
+        return swept([SWEPT], sweep, window, seconds, rounds, json=json)
     if not STAMP_BYTES + 8 <= size <= wire.PAYLOAD_BYTES_MAX:
         raise Refusal(f"--size: {STAMP_BYTES + 8} to {wire.PAYLOAD_BYTES_MAX} bytes", ExitCode.USAGE)
     if not 1 <= matching <= subscribers:
@@ -137,42 +142,78 @@ def bench(
         return each(modes, measure)
 
 
-def pubsub_fan_out(size: int, matching: int) -> FanOut:
+def pubsub_fan_out(
+    size: int,
+    matching: int,
+    topics: Sequence[bytes] = TOPICS,
+    patterns: Sequence[bytes] = MATCHING,
+    groups: int = 1,
+) -> FanOut:
     """Subscribers from `matching` on are subscribed to what nothing is for."""
-    filler = b"x" * (size - STAMP_BYTES)
+    body, stamped = stamped_body(size)
 
     def hello(number: int) -> bytes:
-        pattern = MATCHING[number % len(MATCHING)] if number < matching else b"other/+/%d/*" % number
+        pattern = patterns[number % len(patterns)] if number < matching else b"other/+/%d/*" % number
         return wire.encode_id(b"b%d" % number) + wire.encode_command(Command.SUBSCRIBE, pattern)
 
     return FanOut(
         hello_consumer=hello,
-        message=lambda queue, stamp: wire.datagram(TOPICS[queue], Kind.STRING, stamp + filler),
+        message=lambda queue, stamp: wire.datagram(topics[queue], Kind.STRING, body(stamp)),
         delivered_bytes=wire.FRAME_BYTES,
-        stamp_at=wire.FRAME_BYTES - wire.DATA_AT,
-        queues=len(TOPICS),
+        stamp_at=wire.FRAME_BYTES - wire.DATA_AT if stamped else 0,
+        queues=len(topics) // groups,
+        groups=groups,
         datagrams=True,
     )
 
 
-def mqtt_fan_out(size: int, matching: int) -> FanOut:
+def mqtt_fan_out(
+    size: int,
+    matching: int,
+    topics: Sequence[bytes] = TOPICS,
+    patterns: Sequence[bytes] = IN_MQTT,
+    groups: int = 1,
+) -> FanOut:
     """MQTT 3.1.1, QoS 0."""
-    filler = b"x" * (size - STAMP_BYTES)
+    body, stamped = stamped_body(size)
 
     def hello(number: int) -> bytes:
-        pattern = IN_MQTT[number % len(IN_MQTT)] if number < matching else b"other/+/%d/#" % number
+        pattern = patterns[number % len(patterns)] if number < matching else b"other/+/%d/#" % number
         return _mqtt(0x10, b"\0\4MQTT\4\2\0\0" + _text(b"b%d" % number)) + _mqtt(
             0x82, b"\0\1" + _text(pattern) + b"\0"
         )
 
     return FanOut(
-        hello_producer=_mqtt(0x10, b"\0\4MQTT\4\2\0\0" + _text(b"publisher")),
+        hello_producer=lambda producer: _mqtt(0x10, b"\0\4MQTT\4\2\0\0" + _text(b"publisher%d" % producer)),
         hello_consumer=hello,
-        message=lambda queue, stamp: _mqtt(0x30, _text(TOPICS[queue]) + stamp + filler),
-        delivered_bytes=len(_mqtt(0x30, _text(TOPICS[0]) + bytes(size))),
-        stamp_at=size,
-        queues=len(TOPICS),
+        message=lambda queue, stamp: _mqtt(0x30, _text(topics[queue]) + body(stamp)),
+        delivered_bytes=len(_mqtt(0x30, _text(topics[0]) + bytes(size))),
+        stamp_at=size if stamped else 0,
+        queues=len(topics) // groups,
+        groups=groups,
     )
+
+
+def _at(fan: Callable[..., FanOut], any_levels: bytes) -> Load:
+    """A wildcard for each group takes all topics of its publisher."""
+
+    def made(point: Point) -> FanOut:
+        groups = point.producers
+        topics = [b"%03d/%b" % (number % groups, name) for number, name in enumerate(point.name_list())]
+        patterns = [b"%03d/%b" % (group, any_levels) for group in range(groups)]
+        return fan(point.size, point.clients, topics, patterns, groups)
+
+    return passing(made)
+
+
+SWEPT = Swept(
+    "pubsub",
+    "fan-out",
+    _at(pubsub_fan_out, b"*"),
+    {"mosquitto": (lambda folder, own: mosquitto(folder), _at(mqtt_fan_out, b"#"))},
+    SIZE_MAX,
+    under_way_bytes=128 << 10,  # or datagrams are lost for want of a buffer
+)
 
 
 def _mqtt(kind: int, body: bytes) -> bytes:

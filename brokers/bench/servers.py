@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import clock_gettime, monotonic, sleep
 
-from brokers.bench.load import Address
+from brokers.bench.load import Address, FanOut, stamped_body
 from brokers.errors import Refusal
 
 START_SECONDS = 60.0
@@ -21,16 +21,21 @@ _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def serving(
-    folder: Path, protocol: str, environ: Mapping[str, str] | None = None
+    folder: Path, protocol: str, environ: Mapping[str, str] | None = None, python: str = sys.executable
 ) -> Iterator[Mapping[str, tuple[str, int]]]:
     """`brokers serve` with one protocol; `environ`: settings. Where it is, by the names of its endpoints.
 
-    Its data is in `data` of `folder`, which is there.
+    Its data is in `data` of `folder`, which is there. `python`: that of another environment serves what is
+    installed in it.
     """
     ready, said = folder / "ready.json", folder / "server.log"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("BROKERS_")}
-    clean["BROKERS_ADMIN_ENABLED"] = "false"  # what is measured is the protocol
-    command = [sys.executable, "-m", "brokers", "serve", "--enable", protocol, "--port", f"{protocol}=0"]
+    asked = (python, "-P", "-c", "from brokers.settings import AdminSettings")
+    if python == sys.executable or not subprocess.run(asked, capture_output=True, check=False).returncode:
+        clean["BROKERS_ADMIN_ENABLED"] = (
+            "false"  # what is measured is the protocol; older ones do not know it
+        )
+    command = [python, "-P", "-m", "brokers", "serve", "--enable", protocol, "--port", f"{protocol}=0"]
     with (
         said.open("wb") as log,
         subprocess.Popen(
@@ -104,6 +109,26 @@ def beanstalkd(folder: Path | None = None) -> Other:
 def nats_server() -> Other:
     """Core only: in memory, at most once."""
     return _other("nats-server", lambda port: ("-a", "127.0.0.1", "-p", str(port), "-l", os.devnull))
+
+
+def nats_fan_out(names: Sequence[bytes], size: int, *, share: int = 1, groups: int = 1) -> FanOut:
+    """Names of one length, that differ in the last three bytes: these are the subscriptions' ids."""
+    hello = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+    body, stamped = stamped_body(size)
+    step = share * groups
+    return FanOut(
+        hello_producer=lambda producer: hello,
+        hello_consumer=lambda consumer: (
+            hello + b"".join(b"SUB %b %b\r\n" % (name, name[-3:]) for name in names[consumer % step :: step])
+        ),
+        message=lambda queue, stamp: b"PUB %b %d\r\n%b\r\n" % (names[queue], size, body(stamp)),
+        delivered_bytes=len(b"MSG %b %b %d\r\n" % (names[0], names[0][-3:], size)) + size + 2,
+        stamp_at=size + 2 if stamped else 0,
+        queues=len(names) // groups,
+        share=share,
+        groups=groups,
+        aside=b"PING\r\n",
+    )
 
 
 def mosquitto(folder: Path) -> Other:

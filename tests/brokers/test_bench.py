@@ -9,15 +9,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-from brokers.bench import dmp, dms, floor, kqmsgq, load, logmq, net, pubsub, recording
+from brokers.bench import compare, dmp, dms, floor, kqmsgq, load, logmq, net, pubsub, recording, sweep
 from brokers.bench.datagrams import bare_receiver, flood
 from brokers.bench.load import Consumer, FanOut, Producer, Talk
+from brokers.bench.servers import nats_fan_out
 from brokers.errors import ExitCode, Refusal
 from dmp import wire as dmp_wire
 from dms import wire as dms_wire
@@ -124,7 +126,7 @@ def test_the_smallest_message_is_measured_as_any_other() -> None:
     [
         (logmq.bench, {"size": 10}, "24 bytes"),
         (dms.bench, {"size": 5000}, "1 to 4000"),
-        (dmp.bench, {"size": 0}, "1 to 100000"),
+        (dmp.bench, {"size": 0}, "4 to 100000"),
         (kqmsgq.bench, {"size": 20}, "28 bytes"),
         (kqmsgq.bench, {"queues": 10, "many": 4}, "a multiple of --many"),
         (pubsub.bench, {"size": 20}, "28 to 1500"),
@@ -222,6 +224,7 @@ def test_a_refusal_is_told() -> None:
 # -- messages that are handed on
 
 STAMP = b"%020d" % 7
+FOUR = [b"bench-%03d" % number for number in range(4)]
 
 
 def delivered_by_kqmsgq(fan: FanOut) -> bytes:
@@ -248,8 +251,8 @@ def lines_of(fan: FanOut) -> bytes:
 @pytest.mark.parametrize(
     ("fan", "delivered"),
     [
-        (kqmsgq.ours(50, 4, 2), delivered_by_kqmsgq),
-        (kqmsgq.nats(50, 4, 2), delivered_by_nats),
+        (kqmsgq.fan_out_of(FOUR, 50, share=2), delivered_by_kqmsgq),
+        (nats_fan_out(FOUR, 50, share=2), delivered_by_nats),
         (pubsub.pubsub_fan_out(50, 4), delivered_by_pubsub),
         (pubsub.mqtt_fan_out(50, 4), delivered_by_mqtt),
         (FanOut(lambda queue, stamp: b"", delivered_bytes=0, stamp_at=51), lines_of),
@@ -299,8 +302,8 @@ def test_no_more_than_a_window_is_on_its_way_and_every_delivery_is_counted() -> 
     with pairs(3) as ((writer, inside), *outs):
         thread = threading.Thread(target=stand_in, args=(inside, [out for _, out in outs]))
         thread.start()
-        way = dmp.Way(writer, [reader for reader, _ in outs], message, len(message))
-        measured = dmp.run(way, 8, 0.05)
+        fan = FanOut(lambda queue, stamp: message, len(message), 0)
+        measured = load.pass_on(fan, [writer], [reader for reader, _ in outs], 8, 0.05)
         writer.close()
         thread.join()
     assert most <= 8 * len(message)
@@ -331,6 +334,144 @@ def test_a_flood_says_what_it_sent_and_the_bare_loop_what_it_had() -> None:
         until(lambda: received() == told.datagrams)
     assert 0 < told.datagrams <= 5000 * told.seconds
     assert told.seconds >= 0.1
+
+
+# -- sweeps
+
+
+def swept(bench: Callable[..., Any], **options: Any) -> list[sweep.Row]:
+    points = sweep.Sweep(**({"sweep": True, "sizes": (16,), "names": (4,), "clients": (2, 5)} | options))
+    return list(bench(window=4, sweep=points, json=True, seconds=0.02, rounds=1))
+
+
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_sweep_has_a_row_for_every_point_and_peer(protocol: str) -> None:
+    rows = swept(PROTOCOLS[protocol][0])
+    clients = (5,) if protocol == "dms" else (2, 5)  # of which a connection has one queue
+    assert {(row.size, row.names, row.clients) for row in rows} == set(product((16,), (4,), clients))
+    for row in rows:
+        assert row.protocol == protocol
+        assert row.window == 4
+        assert row.messages_per_second
+        assert row.cpu_us
+        assert (row.ratio is None) == (row.baseline == "-")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_sweep_without_a_point_is_refused(protocol: str) -> None:
+    with pytest.raises(Refusal, match="no point"):
+        swept(PROTOCOLS[protocol][0], sizes=(2 << 20,))
+
+
+FAST, SLOW = (sweep.RoundFigures(rate, 1e6 / rate, 2e6 / rate, None, 50) for rate in (300.0, 100.0))
+
+
+def test_a_row_is_the_middle_round_beside_each_peer_that_managed_one() -> None:
+    point = sweep.Point(16, 2, 3, 4)
+    found = {"logmq": [SLOW, FAST, FAST], "redis": [None, SLOW, None], "other": [None, None, None]}
+    redis, other = sweep.beside_peers(logmq.SWEPT, point, found)
+    assert (redis.baseline, redis.messages_per_second, redis.ratio) == ("redis", 300, 3)
+    assert redis.median_ratio == redis.p99_ratio == pytest.approx(1 / 3, abs=0.01)
+    assert (other.baseline, other.messages_per_second, other.ratio) == ("other", 300, None)
+    (alone,) = sweep.beside_peers(logmq.SWEPT, point, {"logmq": [None]})
+    assert (alone.baseline, alone.messages_per_second, alone.ratio) == ("-", None, None)
+
+
+def test_clients_share_names_evenly_and_no_more_is_on_its_way_than_is_safe() -> None:
+    many = sweep.Point(16, 7, 3, 1)
+    assert [len(many.names_of(client)) for client in range(3)] == [3, 2, 2]
+    said = sorted(name for client in range(3) for name in many.names_of(client))
+    assert said == [*many.name_list(), b"bench-006"]
+    few = sweep.Point(16, 2, 5, 1)
+    assert [few.names_of(client) for client in range(5)] == [[b"bench-%03d" % (n % 2)] for n in range(5)]
+    points = logmq.SWEPT.points(sweep.Sweep(sizes=(16, 65536), names=(1,), clients=(1, 1000)), 10_000)
+    assert [point.window for point in points] == [10_000, 262, 64, 1]
+
+
+def test_the_picture_has_a_panel_for_each_size_and_peer() -> None:
+    pytest.importorskip("matplotlib")
+    from brokers.bench import picture
+
+    found = {"logmq": [FAST], "redis": [SLOW], "other": [None]}
+    rows = [
+        row
+        for size, names, clients in product((16, 300), (1, 3), (2, 5))
+        for row in sweep.beside_peers(logmq.SWEPT, sweep.Point(size, names, clients, 1), found)
+    ]
+    figure = picture.figure_of(rows)
+    assert [axes.get_title() for axes in figure.axes] == ["16 B", "300 B"] * 2
+    assert [text.get_text() for text in figure.axes[0].texts] == ["3"] * 4
+    assert not figure.axes[2].texts, "a point that failed has no number"
+    assert picture.draw(rows).startswith(b"\x89PNG")
+
+
+# -- two environments
+
+
+def rounds_of(*rates: float) -> list[sweep.RoundFigures]:
+    return [sweep.RoundFigures(rate, 1e6 / rate, 2e6 / rate, None, 50) for rate in rates]
+
+
+def compared(
+    *points: tuple[list[sweep.RoundFigures], list[sweep.RoundFigures]],
+) -> dict[str, list[compare.Comparison]]:
+    measured = [
+        (sweep.Point(100, 1, clients, 1), list(zip(base, ours, strict=True)))
+        for clients, (base, ours) in enumerate(points, 1)
+    ]
+    found: dict[str, list[compare.Comparison]] = {}
+    for row in compare.changes(logmq.SWEPT, measured):
+        found.setdefault(row.figure, []).append(row)
+    return found
+
+
+def test_a_change_counts_when_it_is_larger_than_what_the_rounds_differ_by() -> None:
+    still = rounds_of(100, 104, 96, 100, 102), rounds_of(102, 99, 101, 98, 100)
+    better = rounds_of(100, 104, 96, 100, 102), rounds_of(151, 153, 147, 149, 150)
+    rates = compared(still, better)["rate"]
+    assert [row.beyond_noise for row in rates] == [False, True, False]
+    assert (rates[1].base, rates[1].ours) == (100, 150)
+    assert 45 < rates[1].change_percent < 55
+    assert 0 < rates[1].noise_percent < 10
+    assert [row.clients for row in rates] == [1, 2, None], "the last is all points together"
+    median = compared(still, better)["median_us"][1]
+    assert median.beyond_noise
+    assert -37 < median.change_percent < -30, "shorter is less"
+
+
+def test_rounds_that_agree_by_chance_are_held_to_the_usual_noise() -> None:
+    noisy = rounds_of(100, 140, 70, 120, 90), rounds_of(120, 80, 100, 130, 95)
+    agreeing = rounds_of(*[100] * 5), rounds_of(*[103] * 5)
+    assert compared(agreeing)["rate"][0].beyond_noise
+    assert not compared(noisy, agreeing, noisy)["rate"][1].beyond_noise
+
+
+def test_a_single_round_and_rounds_that_failed_change_nothing() -> None:
+    assert not any(row.beyond_noise for row in compared((rounds_of(100), rounds_of(900)))["rate"])
+    point = sweep.Point(100, 1, 1, 1)
+    assert list(compare.changes(logmq.SWEPT, [(point, [(None, *rounds_of(1)), (None, None)])])) == []
+    assert "cpu_us" not in compared((rounds_of(1, 2), rounds_of(1, 2))), "the system did not say"
+
+
+@pytest.mark.usefixtures("_short")
+def test_another_environments_server_is_loaded_beside_ours(tmp_path: Path) -> None:
+    rows = compare.bench(
+        Path(sys.executable),
+        protocols=("kqmsgq",),
+        sizes=(100,),
+        names=(2,),
+        clients=(2,),
+        all_figures=True,
+        data_dir=tmp_path,
+        seconds=0.02,
+        rounds=2,
+    )
+    assert [(row.figure, row.size) for row in rows] == [
+        (each, size) for each in compare.FIGURES for size in (100, None)
+    ]
+    assert all(row.base and row.ours for row in rows if row.size)
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- the machine, the network layer, and recording

@@ -1,0 +1,286 @@
+"""`brokers bench <protocol> --sweep`: every size with every number of names and of clients, beside the peers.
+
+At each point the server and its peers are started anew, and loaded in turns, round after round; the middle
+round counts. A sweep takes no longer than points times servers times rounds, each of `--seconds` and a moment
+to begin. With `--json` each row is shown when it is measured, so an interrupted sweep loses nothing.
+
+Clients share names evenly. Where messages are handed on, there are as many consumers as clients, and each
+producer has names of its own: one name is one producer to all consumers, and with as many names as clients
+each producer has one consumer.
+"""
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Annotated, Any
+
+import attrs
+from cyclopts import Parameter
+
+from brokers.bench.load import Address, FanOut, Measured, Talk, fan_out, run, taken_in_turns
+from brokers.bench.options import SEVERAL
+from brokers.bench.servers import processor_seconds, server_process, serving
+from brokers.errors import ExitCode, Refusal
+from shared.cli.options import a_path, flag
+from shared.cli.progress import progress
+
+UNDER_WAY_BYTES = 4 << 20
+"""Of all clients together, whatever the window: below any server's limit for one slow consumer."""
+
+
+def _counts(_: type, numbers: Sequence[int] | None) -> None:
+    if numbers is not None and min(numbers) < 1:
+        raise ValueError("1 at least")
+
+
+_COUNTS = Parameter.combine(SEVERAL, Parameter(validator=_counts, group="Sweep"))
+Sizes = Annotated[tuple[int, ...], _COUNTS, Parameter(help="Of messages, in bytes.")]
+Names = Annotated[tuple[int, ...], _COUNTS, Parameter(help="Topics, queues or keys.")]
+Clients = Annotated[tuple[int, ...], _COUNTS, Parameter(help="Connections, or consumers.")]
+
+
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class Sweep:
+    """The options of a sweep."""
+
+    sweep: Annotated[
+        bool, flag("All of these sizes, names and clients instead."), Parameter(group="Sweep")
+    ] = False
+    sizes: Sizes = (16, 256, 4096, 65536)
+    names: Names = (1, 30, 1000)
+    clients: Clients = (1, 30, 1000)
+    picture: Annotated[
+        Path | None,
+        Parameter(help="A PNG of the ratios.", show_default=False, converter=a_path, group="Sweep"),
+    ] = None
+
+
+NO_SWEEP = Sweep()
+
+
+@attrs.frozen
+class Point:
+    """`window`: messages of each client (of each producer, where there are consumers) on their way."""
+
+    size: int
+    names: int
+    clients: int
+    window: int
+
+    @property
+    def producers(self) -> int:
+        return min(self.names, self.clients)
+
+    def name_list(self) -> list[bytes]:
+        """Of one length. Every producer has as many; those that are over are left out."""
+        return [b"bench-%03d" % number for number in range(self.names // self.producers * self.producers)]
+
+    def names_of(self, client: int) -> list[bytes]:
+        """Those that one client writes to, where there are no consumers."""
+        return [b"bench-%03d" % number for number in range(client % self.names, self.names, self.clients)]
+
+
+Load = Callable[[Address, Point, float], Measured]
+"""A round of so many seconds at a point."""
+Start = Callable[[Path, Address], AbstractContextManager[Address | None]]
+"""Starts a peer, with a folder for it and the address of our own server; None where it is not installed."""
+
+
+def passing(fan: Callable[[Point], FanOut]) -> Load:
+    """Messages are handed on."""
+    return lambda address, point, seconds: fan_out(
+        address,
+        fan(point),
+        producers=point.producers,
+        consumers=point.clients,
+        window=point.window,
+        seconds=seconds,
+    )
+
+
+def asking(talk: Callable[[Point, int], Talk]) -> Load:
+    """Requests are answered; `talk` is that of the client with a number."""
+    return lambda address, point, seconds: run(
+        address, [talk(point, client) for client in range(point.clients)], seconds
+    )
+
+
+@attrs.frozen
+class Swept:
+    """How a protocol is swept: its own load, and its peers, how each is started and its load."""
+
+    protocol: str
+    mode: str
+    load: Load
+    peers: Mapping[str, tuple[Start, Load]]
+    size_max: int = 1 << 20
+    environ: Mapping[str, str] = {}
+    under_way_bytes: int = UNDER_WAY_BYTES
+    one_name_each: bool = False
+    """A client uses one name, so there are no points with more names than clients."""
+
+    def points(self, sweep: Sweep, window: int) -> list[Point]:
+        """Those that the protocol can have."""
+        return [
+            Point(size, names, clients, max(min(window, self.under_way_bytes // (size * clients)), 1))
+            for size in sweep.sizes
+            if size <= self.size_max
+            for names in sweep.names
+            for clients in sweep.clients
+            if names <= clients or not self.one_name_each
+        ]
+
+
+@attrs.frozen
+class RoundFigures:
+    """One round. `cpu_us`: of the server's processor for a message, warm-up and connecting included.
+    `load_percent`: how busy the load's own process was; near 100 it is the load that is measured."""
+
+    rate: float
+    median_us: float
+    p99_us: float
+    cpu_us: float | None
+    load_percent: float
+
+
+@attrs.frozen
+class Row:
+    """A point beside one peer. `ratio`, `median_ratio`, `p99_ratio`: ours over the peer's, so of the last two
+    less is better. Empty: a server did not manage this point, or no peer is installed."""
+
+    protocol: str
+    mode: str
+    size: int
+    names: int
+    clients: int
+    window: int
+    messages_per_second: int | None
+    median_us: float | None
+    p99_us: float | None
+    cpu_us: float | None
+    load_percent: int | None
+    baseline: str
+    ratio: float | None
+    median_ratio: float | None
+    p99_ratio: float | None
+
+
+def swept(
+    adapters: Sequence[Swept],
+    sweep: Sweep,
+    window: int,
+    seconds: float,
+    rounds: int,
+    data_dir: Path | None = None,
+    *,
+    json: bool,
+) -> Iterable[Row]:
+    """A row for each point and peer, then the picture; for JSON each row as soon as it is measured. Raises
+    Refusal."""
+    if sweep.picture is not None and importlib.util.find_spec("matplotlib") is None:
+        raise Refusal("--picture needs matplotlib, which pip install 'brokers[spark]' brings", ExitCode.USAGE)
+    points = [(adapter, point) for adapter in adapters for point in adapter.points(sweep, window)]
+    if not points:
+        raise Refusal("--sweep: no point of these sizes, names and clients can be measured", ExitCode.USAGE)
+    rows = _rows(points, seconds, rounds, data_dir, sweep.picture)
+    return rows if json else list(rows)
+
+
+def _rows(
+    points: Sequence[tuple[Swept, Point]],
+    seconds: float,
+    rounds: int,
+    data_dir: Path | None,
+    picture: Path | None,
+) -> Iterator[Row]:
+    rows: list[Row] = []
+    with progress("measuring", total=len(points)) as update:
+        for done, (adapter, point) in enumerate(points, 1):
+            found = rounds_at(adapter, point, seconds, rounds, data_dir)
+            fresh = list(beside_peers(adapter, point, found))
+            rows += fresh
+            yield from fresh
+            update(done)
+    if picture is not None:
+        from brokers.bench.picture import draw
+
+        picture.write_bytes(draw(rows))
+
+
+def rounds_at(
+    adapter: Swept, point: Point, seconds: float, rounds: int, data_dir: Path | None
+) -> dict[str, list[RoundFigures | None]]:
+    """The rounds of each server, ours first; None is a round that failed."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
+        home = folder / adapter.protocol
+        home.mkdir()
+        bound = stack.enter_context(serving(home, adapter.protocol, adapter.environ))
+        ways = {adapter.protocol: _metered(adapter.load, bound[adapter.protocol], home, point, seconds)}
+        for name, (start, load) in adapter.peers.items():
+            home = folder / name.replace(" ", "-")
+            home.mkdir()
+            address = stack.enter_context(start(home, bound[adapter.protocol]))
+            if address is not None:
+                ways[name] = _metered(load, address, home, point, seconds)
+        return taken_in_turns(rounds, ways)
+
+
+def _metered(
+    load: Load, address: Address, home: Path, point: Point, seconds: float
+) -> Callable[[], RoundFigures | None]:
+    def measure() -> RoundFigures | None:
+        data = home / "data"
+        server = server_process(data) if data.exists() else None  # one of ours
+        before = None if server is None else processor_seconds(server)
+        begun, busy = perf_counter(), process_time()
+        try:
+            measured = load(address, point, seconds)
+        except (Refusal, OSError):
+            return None
+        busy = 100 * (process_time() - busy) / (perf_counter() - begun)
+        after = None if server is None else processor_seconds(server)
+        cpu = None if before is None or after is None else (after - before) * 1e6 / max(measured.total, 1)
+        return RoundFigures(measured.rate, measured.median_us, measured.p99_us, cpu, busy)
+
+    return measure
+
+
+def beside_peers(
+    adapter: Swept, point: Point, found: Mapping[str, Sequence[RoundFigures | None]]
+) -> Iterator[Row]:
+    """A row for each peer, of the middle rounds."""
+    middle = {name: _middle(rounds) for name, rounds in found.items()}
+    ours = middle.pop(adapter.protocol)
+    for name, theirs in middle.items() or [("-", None)]:
+        yield Row(
+            adapter.protocol,
+            adapter.mode,
+            **attrs.asdict(point),
+            messages_per_second=None if ours is None else round(ours.rate),
+            median_us=None if ours is None else round(ours.median_us, 1),
+            p99_us=None if ours is None else round(ours.p99_us, 1),
+            cpu_us=None if ours is None or ours.cpu_us is None else round(ours.cpu_us, 2),
+            load_percent=None if ours is None else round(ours.load_percent),
+            baseline=name,
+            ratio=_ratio(ours, theirs, "rate"),
+            median_ratio=_ratio(ours, theirs, "median_us"),
+            p99_ratio=_ratio(ours, theirs, "p99_us"),
+        )
+
+
+def _middle(rounds: Iterable[RoundFigures | None]) -> RoundFigures | None:
+    known = sorted((each for each in rounds if each is not None), key=lambda each: each.rate)
+    return known[len(known) // 2] if known else None
+
+
+def _ratio(ours: RoundFigures | None, theirs: RoundFigures | None, figure: str) -> float | None:
+    if ours is None or theirs is None:
+        return None
+    above: Any = getattr(ours, figure)
+    below: Any = getattr(theirs, figure)
+    return float(f"{above / below:.3g}") if below else None
