@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import base, commands
 
-from dmp.amqp.channel import Channel, Confirms, Consumer, consumer_bytes
+from dmp.amqp.channel import (
+    SETTLED_AT_ONCE,
+    SETTLED_PER_WORK,
+    Channel,
+    Confirms,
+    Consumer,
+    Delivery,
+    consumer_bytes,
+)
 from dmp.amqp.transactions import Outcome, Transaction
 from dmp.amqp.wire import Direct, FieldTable, declare_ok, get_ok
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
@@ -437,15 +445,12 @@ def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.Re
     """All that is unacknowledged is delivered again: by its queue, or to the consumer that had it."""
     if isinstance(method, commands.Basic.Recover):
         channel.reply(commands.Basic.RecoverOk())
-    unacked = list(channel.unacked.values())
     again: dict[Consumer, list[Message]] = {}
-    back: list[tuple[Queue, Message]] = []
-    channel.unacked.clear()
-    for consumer, queue, message in unacked:
-        if consumer is not None:
-            consumer.unacked -= 1
+    back: list[Delivery] = []
+    for delivery in channel.take_unacked(0, True):
+        consumer, _, message = delivery
         if method.requeue or consumer is None or channel.consumers.get(consumer.tag) is not consumer:
-            back.append((queue, message))
+            back.append(delivery)
         else:
             message.redelivered = True
             again.setdefault(consumer, []).append(message)
@@ -455,19 +460,32 @@ def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.Re
     channel.deal()
 
 
-def _give_back(channel: Channel, deliveries: list[tuple[Queue, Message]], requeue: bool) -> None:
-    counts = channel.mux.broker.counts
-    queues: dict[Queue, list[Message]] = {}
-    for queue, message in deliveries:
-        queues.setdefault(queue, []).append(message)
-    for queue, messages in queues.items():
+def _give_back(channel: Channel, deliveries: list[Delivery], requeue: bool) -> None:
+    """Of very many in slices."""
+    mux = channel.mux
+    counts = mux.broker.counts
+
+    def reject(queue: Queue, messages: list[Message]) -> None:
+        counts.rejected += len(messages)
+        queue.reject(messages)
+
+    if len(deliveries) > SETTLED_AT_ONCE:
         if requeue:
-            counts.requeued += len(messages)
-            queue.requeue(messages)
+            mux.return_in_slices(deliveries)
         else:
-            counts.rejected += len(messages)
-            queue.reject(messages)
-    for queue in queues:
-        if not queue.deleted:
-            queue.deal()
+            mux.apply_in_slices(deliveries, reject)
+    else:
+        mux.worked(len(deliveries) // SETTLED_PER_WORK)
+        queues: dict[Queue, list[Message]] = {}
+        for _, queue, message in deliveries:
+            queues.setdefault(queue, []).append(message)
+        for queue, messages in queues.items():
+            if requeue:
+                counts.requeued += len(messages)
+                queue.requeue(messages)
+            else:
+                reject(queue, messages)
+        for queue in queues:
+            if not queue.deleted:
+                queue.deal()
     channel.deal()  # others of its consumers may have room now, too

@@ -289,6 +289,56 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
     assert queue.unacked == len(sent) + 1
 
 
+@pytest.mark.parametrize(
+    ("method", "count", "part"),
+    [("ack", 9_000, 0), ("ack", 17_000, 8_600), ("requeue", 10_000, 1_000), ("reject", 9_000, 0)],
+)
+async def test_very_many_that_are_acknowledged_or_given_back_at_once_go_in_turns(
+    world: World, method: str, count: int, part: int
+) -> None:
+    """`part`: so many of the newest stay unacknowledged."""
+    peer = Peer(world).login()
+    queue = world.queue(b"q")
+    peer.method(C.Confirm.Select())
+    peer.method(C.Basic.Consume(0, "q", "tag"))
+    sent = numbered(count)
+    peer.send(publish("", "q", *sent))
+    peer.frames()
+    assert queue.unacked == count
+    peer.method(C.Basic.Cancel("tag"))
+    peer.frames()
+    tag = count - part if part else 0
+    said = {
+        "ack": C.Basic.Ack(tag, True),
+        "requeue": C.Basic.Nack(tag, True, True),
+        "reject": C.Basic.Nack(tag, True, False),
+    }[method]
+    peer.session.receive(encode(said, 1) + publish("", "other", b"x"))
+    turns = 0
+    while world.broker.background.busy:
+        if method != "requeue":
+            assert not peer.frames_now(), "a confirm says that all before it was taken"
+        before = queue.unacked
+        world.broker.timers.run_due()
+        assert before - queue.unacked < 3000
+        turns += 1
+    assert turns > 2
+    assert peer.names() == ["Basic.Ack"], "the confirm"
+    assert queue.unacked == part
+    counts = world.broker.counts
+    assert (counts.acknowledged, counts.requeued, counts.rejected) == (
+        (count - part) * (method == "ack"),
+        (count - part) * (method == "requeue"),
+        (count - part) * (method == "reject"),
+    )
+    assert ready(queue) == (sent[: count - part] if method == "requeue" else [])
+    peer.method(C.Basic.Ack(0, True))
+    while world.broker.background.busy:
+        world.broker.timers.run_due()
+    peer.frames()
+    assert queue.unacked == 0
+
+
 async def test_very_many_queues_of_one_owner_go_in_turns(world: World) -> None:
     count = 1280
     peer = Peer(world).login()
