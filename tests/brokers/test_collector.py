@@ -16,7 +16,14 @@ class FakeGc:
 
     def __init__(self) -> None:
         self.callbacks: list[Callable[[str, dict[str, int]], None]] = []
-        self.walked = self.frozen = 0
+        self.walked = self.frozen = self.counted = 0
+        self.thresholds = 700, 10, 10
+
+    def get_threshold(self) -> tuple[int, int, int]:
+        return self.thresholds
+
+    def set_threshold(self, *thresholds: int) -> None:
+        self.thresholds = thresholds  # type: ignore[assignment]
 
     def collect(self) -> None:
         for callback in self.callbacks:
@@ -32,6 +39,7 @@ class FakeGc:
         self.frozen = 0
 
     def get_freeze_count(self) -> int:
+        self.counted += 1
         return self.frozen
 
 
@@ -77,6 +85,29 @@ def test_everything_is_walked_again_when_twice_as_much_is_set_apart_but_not_ofte
     fake.seconds *= 3  # type: ignore[attr-defined]
     fake.collect()
     assert fake.walked == 0  # twice what was alive is not there yet
+
+
+def test_what_is_set_apart_is_counted_seldom_for_that_walks_it_all(fake: FakeGc) -> None:
+    Collector(fake).install()
+    fake.counted = 0
+    for _ in range(5):
+        fake.seconds += WHOLE_SECONDS / 6  # type: ignore[attr-defined]
+        fake.walked = FEW * 2
+        fake.collect()
+        assert fake.walked == 0
+    assert fake.counted == 0
+    fake.seconds += WHOLE_SECONDS / 3  # type: ignore[attr-defined]
+    fake.walked = FEW * 2
+    fake.collect()
+    assert fake.counted == 1
+
+
+def test_full_collections_come_early_until_it_is_removed(fake: FakeGc) -> None:
+    its = Collector(fake)
+    its.install()
+    assert fake.thresholds == (700, 10, collector.OLD_MOST)
+    its.remove()
+    assert fake.thresholds == (700, 10, 10)
 
 
 def test_garbage_in_cycles_is_found_also_where_it_was_set_apart() -> None:
