@@ -5,7 +5,7 @@ to the last entry. Writes go in steps of many logs each, in a thread, while comm
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,9 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 _STEP_LOGS = 256
 _STEP_BYTES = 4 << 20
 """One step writes about so much. It is copied in the trio thread first, which takes less than 1 ms."""
+
+_LOOKED_AT_ONCE = 1024
+"""After so many logs that are only looked at others have their turn: 1 ms."""
 
 Write = tuple[int, memoryview, int]
 
@@ -97,16 +100,17 @@ class LogWriter:
         """Write what is old, long or too much."""
         async with self._lock:
             now = self._clock.monotonic()
-            for log in self._committer.unindexed:
+            due = dict.fromkeys(self._tails.due(now))
+            async for log in _in_slices(self._committer.unindexed):
                 if (
                     log.open_entry is not None
                     and not log.busy
                     and now - log.open_since >= ENTRY_COVERS_SECONDS
                 ):
                     log.close_entry()
-            due = dict.fromkeys(self._tails.due(now))
-            others = (log for log in self._committer.unindexed if log not in due and _writable_entries(log))
-            return await self._flush([*due, *others])
+                if log not in due and _writable_entries(log):
+                    due[log] = None
+            return await self._flush(due)
 
     async def flush(self) -> bool:
         """Write all that is in memory now; False where some could not be. Nothing is synced.
@@ -137,7 +141,7 @@ class LogWriter:
             tail_errors |= {w.log.name: w.tail_error for w in step if w.tail_error is not None}
             index_errors += [w.index_error for w in step if w.index_error is not None]
         self._complain(tail_errors, index_errors)
-        for log in list(self._committer.unindexed):
+        async for log in _in_slices(self._committer.unindexed):
             if log.gone or (log.open_entry is None and not log.closed_entries):
                 self._committer.unindexed.pop(log, None)
         return not tail_errors and not index_errors
@@ -292,6 +296,14 @@ class LogWriter:
             writing.entries_written = True
         except OSError as error:
             writing.index_error = error
+
+
+async def _in_slices(logs: Iterable[Log]) -> AsyncIterator[Log]:
+    """As they are now; between two slices others have their turn."""
+    for number, log in enumerate(list(logs), 1):
+        yield log
+        if number % _LOOKED_AT_ONCE == 0:
+            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
 
 
 def _writable_entries(log: Log, end: int | None = None) -> list[IndexEntry]:
