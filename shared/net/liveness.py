@@ -25,16 +25,36 @@ UNACKED = struct.Struct("=24xI28xI")
 """Of Linux's struct tcp_info: tcpi_unacked (segments) at 24, tcpi_last_ack_recv (ms ago) at 56."""
 
 
+PASSED = struct.Struct("=120xQQ")
+"""Of the same: tcpi_bytes_acked at 120, tcpi_bytes_received at 128."""
+
+
 class Pushed(Protocol):
     """A connection that receives pushes."""
 
     stalled_since: float
     """When data was first seen in flight with no acknowledgement since; inf: not so at the last look."""
 
-    def tcp_info(self) -> bytes | None:
-        """The first 60 bytes of struct tcp_info; None where there is none (a closed one)."""
+    def tcp_info(self, size: int = UNACKED.size) -> bytes | None:
+        """The first `size` bytes of struct tcp_info; None where there is none (a closed one)."""
 
     def abort(self, reason: str) -> None: ...
+
+
+def bytes_passed(connection: Pushed) -> tuple[int, int] | tuple[None, None]:
+    """Received and acknowledged bytes, as the system counts them; with TLS these are the encrypted ones.
+
+    To count them on the way took 9 to 19 % of KqueueMsgQ's processor time a message, one producer to one
+    consumer (6 runs in turns, twice).
+    """
+    try:
+        info = connection.tcp_info(PASSED.size) if AVAILABLE else None
+    except OSError:
+        info = None
+    if info is None or len(info) < PASSED.size:
+        return None, None
+    sent, received = PASSED.unpack(info)
+    return received, sent
 
 
 def is_dead(connection: Pushed, now: float, seconds: float) -> bool:

@@ -32,6 +32,7 @@ from shared.net.admission import Admission
 from shared.net.connection import Connection, Session
 from shared.net.counters import NetCounters
 from shared.net.deadlines import Deadlines
+from shared.net.liveness import UNACKED
 from shared.net.outbox import Backlogs, Outbox, Policy
 from shared.net.settings import NetSettings
 
@@ -71,8 +72,6 @@ class DrivenConnection(Connection):
         "_loop",
         "_reason",
         "_session",
-        "bytes_in",
-        "bytes_out",
         "deadline",
         "expects",
         "heaped",
@@ -89,7 +88,6 @@ class DrivenConnection(Connection):
         self.host = host
         self.number = loop.next_number()  # among all connections of the group, ever
         self.opened = loop.time()
-        self.bytes_in = self.bytes_out = 0
         self.deadline = self.heaped = self.stalled_since = math.inf
         self.expects = False  # more comes with the commit: what is written before may go along
         self._accounted = False  # the budget knows of a backlog here
@@ -161,8 +159,6 @@ class DrivenConnection(Connection):
             "user": getattr(session, "user", ""),
             "state": state,
             "waits_for": getattr(session, "waits_for", []),
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
             "held_bytes": self.held_bytes,
             "backlog_bytes": self.outbox.size,
         }
@@ -172,7 +168,7 @@ class DrivenConnection(Connection):
         close_for = getattr(getattr(self, "_session", None), "close_for", self.abort)
         close_for(reason)
 
-    def tcp_info(self) -> bytes | None:
+    def tcp_info(self, size: int = UNACKED.size) -> bytes | None:
         """For `liveness`; None where the transport is not TCP."""
         raise NotImplementedError
 

@@ -233,9 +233,12 @@ class Group:
         if connection.closed:
             return None
         age = self.loop.time() - connection.opened
+        passed = liveness.bytes_passed(connection)
         return {
             "id": self._name(connection),
             **connection.describe(),
+            "bytes_in": passed[0],
+            "bytes_out": passed[1],
             "since": time_text((time.time() - age) * 1000),
             "tls": self._tls is not None,
         }

@@ -124,7 +124,6 @@ class PollConnection(DrivenConnection):
             self._read_bytes = READ_BYTES
         loop = self._loop
         loop.counters.bytes_in += count
-        self.bytes_in += count
         self._dirty = True
         try:
             self._receive(data)
@@ -195,10 +194,10 @@ class PollConnection(DrivenConnection):
         if not self.closed:
             self._driver.again(self)
 
-    def tcp_info(self) -> bytes | None:
+    def tcp_info(self, size: int = liveness.UNACKED.size) -> bytes | None:
         if self.closed:
             return None
-        return self.sock.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, liveness.UNACKED.size)
+        return self.sock.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, size)
 
     def await_rest(self) -> None:
         if not self.closed:
@@ -233,7 +232,6 @@ class PollConnection(DrivenConnection):
                 if (size <= SMALL_BYTES or len(chunks) == 1) and not outbox.file_bytes:  # as nearly always
                     sent = self.send_some(chunks[0] if len(chunks) == 1 else b"".join(chunks))  # type: ignore[arg-type]
                     self._loop.counters.bytes_out += sent
-                    self.bytes_out += sent
                     if sent == size:
                         chunks.clear()
                         outbox.size = 0
@@ -279,7 +277,6 @@ class PollConnection(DrivenConnection):
                     return
             outbox.advance(sent)
             counters.bytes_out += sent
-            self.bytes_out += sent
             taken += sent
 
     def _send_gathered(self) -> int:

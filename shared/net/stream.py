@@ -66,7 +66,6 @@ class StreamConnection(DrivenConnection):
                 loop.begin()
                 if data:
                     loop.counters.bytes_in += len(data)
-                    self.bytes_in += len(data)
                     self.call(self._session.receive, data)
                 else:
                     self.end_input()
@@ -92,7 +91,6 @@ class StreamConnection(DrivenConnection):
                     return
                 outbox.advance(len(data))
                 self._loop.counters.bytes_out += len(data)
-                self.bytes_out += len(data)
                 self._sent()
             self._scope.cancel()
         except GONE as error:
@@ -113,11 +111,11 @@ class StreamConnection(DrivenConnection):
             self.call(self.on_drained)
             self._loop.end()
 
-    def tcp_info(self) -> bytes | None:
+    def tcp_info(self, size: int = liveness.UNACKED.size) -> bytes | None:
         transport = self._transport
         if self.closed or not isinstance(transport, trio.SocketStream):
             return None
-        info: bytes = transport.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, liveness.UNACKED.size)
+        info: bytes = transport.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, size)
         return info
 
     def await_rest(self) -> None:
