@@ -70,3 +70,4 @@ class AdminSettings:
     names: tuple[str, ...] = ()
     """Names by which browsers reach it, beside the address: what `Host` may be."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
+    """Section `[admin.tls]`: instead of `[tls]`."""

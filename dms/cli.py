@@ -175,8 +175,8 @@ async def consume(
     """Take messages out of a queue and show them, one a line.
 
     Each is acknowledged once it is shown; in a pipe, once it is read. All others go
-    back to the queue at the end. Without -c it takes one, or --max. Where none comes
-    in the server's time for a CONSUME, the exit code is 75.
+    back to the queue at the end. Without -c it takes one, or --max. Where none
+    comes in the server's time for a CONSUME, the exit code is 75.
     """
     if nack and continuous:
         raise UsageError("--nack", "needs --max and not --continuous: what goes back comes again")
