@@ -273,7 +273,7 @@ def stock_amid_deletion() -> list[Change]:
 @bug("full disks")
 def failed_write_not_taken_back() -> list[Change]:
     """The end of a log stays where a failed write would have brought it."""
-    return [(Committer, "_take_back", lambda self, logs: None)]
+    return [(Committer, "_roll_back", lambda self, logs: None)]
 
 
 @bug("intervals")
