@@ -1,6 +1,6 @@
-"""What the blocks of the recorded log are as rows: messages as they came into a sink.
+"""What the blocks of the recorded log are as rows: messages as they came into a sink or by `basic.publish`.
 
-The sink names the block, since messages may leave their exchange empty; the key is the message's.
+The sink or the exchange names the block; messages to a sink may leave theirs empty. The key is the message's.
 """
 
 import struct
@@ -14,6 +14,7 @@ from dmp import queue_records
 from dmp.logs import QUEUES
 from dmp.wire import (
     RECORDED_MESSAGES,
+    RECORDED_PUBLISHES,
     SIZE_BYTES,
     WireError,
     end_of,
@@ -122,7 +123,7 @@ def _number(number: int) -> int:
     return number
 
 
-LOG = RecordedLog("dmp", Codec(RECORDED_MESSAGES, walk))
+LOG = RecordedLog("dmp", Codec((RECORDED_MESSAGES, RECORDED_PUBLISHES), walk))
 TABLES: Sequence[LogTable] = (
     *LOG.tables(),
     LogTable(

@@ -32,7 +32,9 @@ ENVELOPE_BYTES_MIN = 1 + 1 + FLAGS_BYTES + LENGTH_BYTES  # behind the size, of t
 PROPERTIES_BYTES_MAX = 128 * 1024
 """Flags and properties: they must fit one frame where a message goes on to AMQP."""
 
-RECORDED_MESSAGES = 1  # the codec of recorded blocks (RECORDING.md): whole messages as they came into a sink
+# Codecs of recorded blocks (RECORDING.md), of one layout: whole messages
+RECORDED_MESSAGES = 1  # as they came into a sink
+RECORDED_PUBLISHES = 2  # as `basic.publish` brought them
 
 _U32 = struct.Struct(">I")
 read_u32 = _U32.unpack_from

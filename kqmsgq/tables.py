@@ -50,5 +50,5 @@ def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> s
     return None
 
 
-LOG = RecordedLog("kqmsgq", Codec(RECORDED_MESSAGES, walk))
+LOG = RecordedLog("kqmsgq", Codec((RECORDED_MESSAGES,), walk))
 TABLES: Sequence[LogTable] = LOG.tables()

@@ -197,7 +197,7 @@ def _kept(payload: bytes) -> Mapping[str, Any] | None:
 
 LOG = RecordedLog(
     "pubsub",
-    Codec(RECORDED_FRAMES, walk, ends_at_nul=frozenset({"name", "source"}), key=kind_names),
+    Codec((RECORDED_FRAMES,), walk, ends_at_nul=frozenset({"name", "source"}), key=kind_names),
 )
 TABLES: Sequence[LogTable] = (
     LOG.table(

@@ -25,6 +25,7 @@ from pamqp import base, commands
 
 from dmp.amqp.content import BodyFrames, Content, Incoming
 from dmp.amqp.publishing import Publishing
+from dmp.amqp.recording import PublishTracks
 from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
 from dmp.amqp.wire import (
     FRAME_END,
@@ -88,6 +89,7 @@ class Mux:
 
     `at` and `current`: where the frame that is being handled ends, and its channel. A Refusal is about these.
     `dealing`: deliveries may be sent. `capabilities`: the client's. `payload_max`: bytes that a frame holds.
+    `recorded`: None where nothing is recorded.
     """
 
     def __init__(self, session: SessionBase, broker: Broker) -> None:
@@ -104,6 +106,8 @@ class Mux:
         self.dealing = False
         self.incoming = Incoming(session, broker.settings, broker.bodies)
         self.publishing = Publishing(self)
+        recorder = broker.recorder
+        self.recorded = None if recorder is None else PublishTracks(recorder, self.connection.peer)
         self._settled: dict[Queue, list[Message]] = {}  # acknowledged, and not told to the queues yet
         self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for
         self._to_confirm: dict[Confirms, None] = {}

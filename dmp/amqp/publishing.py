@@ -199,6 +199,8 @@ class Publishing:
             except StoreError as error:
                 self.refuse(channel, count, str(error) or "the store takes no writes")
                 return
+        if mux.recorded is not None:
+            mux.recorded.record(post.content, post.head, bodies)
         if channel.confirms is not None:
             channel.confirms.add(count, ticket)
         mux.worked(count * len(queues))
@@ -225,7 +227,7 @@ class Publishing:
 
     def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: Confirms) -> None:
         """Some queue is nearly full and rejects what it has no room for: each message has its own confirm."""
-        head = post.head
+        head, recorded = post.head, self._mux.recorded
         for body in bodies:
             rejected = any(
                 queue.kind.arguments.rejects and not queue.room_for(head, 1) for queue in post.queues
@@ -234,6 +236,8 @@ class Publishing:
                 ticket = self._mux.broker.publish(head, post.queues, (body,))
             except StoreError:
                 rejected, ticket = True, None
+            if recorded is not None and not rejected:
+                recorded.record(post.content, head, (body,))
             confirms.add(1, None if rejected else ticket, refused=rejected)
 
     def refuse(self, channel: Channel, count: int, why: str) -> None:

@@ -66,12 +66,12 @@ and the block's head; it returns what is wrong with the first frame that it cann
 
 @attrs.frozen
 class Codec:
-    """What the frames of a protocol's blocks are. `number`: what its blocks call it (RECORDING.md).
+    """What the frames of a protocol's blocks are. `numbers`: what its blocks call them (RECORDING.md).
 
     `ends_at_nul`: fields that end at their first NUL, if they have one. `key`: from keys' bytes to text.
     """
 
-    number: int
+    numbers: Sequence[int]
     walk: Walk
     ends_at_nul: frozenset[str] = frozenset()
     key: "Callable[[pa.Array], pa.Array] | None" = None
@@ -142,7 +142,7 @@ class Rows:
             raise BadBlock(f"it is of the protocol {head.protocol.decode(errors='backslashreplace')}")
         if head.time_us // 1000 > TIME_MS_MAX:
             raise BadBlock("its time")
-        if head.codec not in (GAP, self._codec.number):
+        if head.codec != GAP and head.codec not in self._codec.numbers:
             raise BadBlock(f"codec {head.codec}")
 
     def _gap(self, number: int, head: Block, frames: Raw) -> None:

@@ -56,26 +56,30 @@ Frames = Callable[[Block, bytes], Iterator[Row]]
 """The rows of a block's frames, in plain Python; ends, or raises ValueError where it can read no further."""
 
 
-def plainly(payloads: Sequence[bytes], log: str, frames: Frames) -> list[Row]:
+def plainly(payloads: Sequence[bytes], log: str, frames: Frames, codecs: Sequence[int] = (1,)) -> list[Row]:
     """The table `recorded`, with True for any fault but a gap's."""
     found = []
     at = 0
     for payload in payloads:
         place = {"log": log, "offset": at, "protocol": log}
-        for row in _of_block(payload, log, frames):
+        for row in _of_block(payload, log, frames, codecs):
             empty = dict.fromkeys(("name", "key", "source", "payload", "fault"))
             found.append({**place, "time": RECORD_TIME, **empty, **row})
         at += 4 + len(payload)
     return found
 
 
-def _of_block(payload: bytes, log: str, frames: Frames) -> Iterator[Row]:
+def _of_block(payload: bytes, log: str, frames: Frames, codecs: Sequence[int]) -> Iterator[Row]:
     try:
         head = blocks.unpack(payload)
     except ValueError:
         yield {"fault": True}
         return
-    if head.protocol != log.encode() or head.codec not in (0, 1) or head.time_us > 253_402_300_799_999_999:
+    if (
+        head.protocol != log.encode()
+        or head.codec not in (0, *codecs)
+        or head.time_us > 253_402_300_799_999_999
+    ):
         yield {"fault": True}
         return
     time = time_of(head)
@@ -131,9 +135,11 @@ def repeated(messages: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 
 
 class Tape:
-    """A recorder that keeps what it gets. `blocks`: messages, frames; `tracks`: codec, name, source."""
+    """A recorder that keeps what it gets. `blocks`: messages, frames; `tracks`: codec, name, source;
+    `left_out`: reason, messages, bytes."""
 
     def __init__(self) -> None:
+        self.left_out: list[tuple[str, int, int]] = []
         self.blocks: list[tuple[int, bytes]] = []
         self.tracks: list[tuple[int, bytes, bytes]] = []
 
@@ -143,6 +149,9 @@ class Tape:
 
     def record(self, messages: int, frames: bytes | memoryview) -> None:
         self.blocks.append((messages, bytes(frames)))
+
+    def leave_out(self, reason: str, messages: int, size: int) -> None:
+        self.left_out.append((reason, messages, size))
 
     @property
     def messages(self) -> int:

@@ -46,7 +46,7 @@ def batch(*payloads: bytes) -> pa.RecordBatch:
 
 
 def rows(*payloads: bytes) -> Rows:
-    return Rows(batch(*payloads), "echo", Codec(ECHO, walk))
+    return Rows(batch(*payloads), "echo", Codec((ECHO,), walk))
 
 
 GOOD = payload(b".abc.def", 2)
@@ -110,7 +110,7 @@ def test_a_frame_without_a_name_of_its_own_has_its_block_s() -> None:
 
 def test_a_part_of_a_batch_is_read_as_that_part() -> None:
     whole = batch(GOOD, payload(b".ghi", 1))
-    part = Rows(whole.slice(1), "echo", Codec(ECHO, walk))
+    part = Rows(whole.slice(1), "echo", Codec((ECHO,), walk))
     assert part.payload().to_pylist() == [b"ghi"]
 
 
