@@ -3,7 +3,8 @@
 | request | answer |
 |---|---|
 | GET /overview | what runs, and what it did in the last minute |
-| GET /<kind>?limit=&after=&<filter>= | `{"items": [...], "next": <name to give as `after`, or null>}` |
+| GET /<kind>?limit=&after=&match=&<filter>= | `{"items": [...], "next": <to give as `after`, or null>}` |
+| GET /<kind>?sort=&limit= | the first of all by a column; `sort=-ready`: the largest first |
 | POST /<kind> | makes one, where that can be made |
 | GET /<kind>/<name> | one; its columns are those of the list |
 | GET /<kind>/<name>/<action> | where it changes nothing: arguments are parameters of the query |
@@ -19,35 +20,26 @@ percent-encoded. What is done, but for what only looks, is a line of the audit l
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from heapq import merge
 from importlib.metadata import version
-from operator import itemgetter
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-import trio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from brokers import logs
+from brokers.listing import listed, row_of
 from brokers.render import json_value
 from shared.objects import KINDS, Action, KindColumn, ObjectKind, ObjectMissing, Objects, key_of
 
 ROOT = "/api/v1"
-LIMIT_USUAL, LIMIT_MAX = 100, 1000
-KEYS_AT_ONCE = 500
-"""Names that are sorted in one turn: half a millisecond."""
-ROWS_AT_ONCE = 100
-"""Rows that are made in one turn."""
 BODY_BYTES_MAX = 1 << 20
 """Arguments are a few words, or a message. A larger body is refused before all of it is held."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 All = Callable[[], Sequence[tuple[str, Objects]]]
-Named = tuple[str, str, Objects, Any]
-"""The name among all of its kind, the protocol, and the object."""
 
 
 def routes(everything: All, overview: Callable[[], Mapping[str, Any]], *own: Endpoint) -> list[Route]:
@@ -104,69 +96,6 @@ async def arguments_of(request: Request) -> Mapping[str, Any]:
     return arguments
 
 
-async def listed(
-    kind: ObjectKind, those: Sequence[tuple[str, Objects]], query: Mapping[str, str]
-) -> Mapping[str, Any]:
-    """A page of a list."""
-    narrow = {name for _, each in those for name in each.narrow}
-    if unknown := sorted(set(query) - {"limit", "after", *kind.filters, *narrow}):
-        raise HTTPException(400, f"{unknown[0]}: no parameter of this list")
-    text = query.get("limit", str(LIMIT_USUAL))
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= LIMIT_MAX):
-        raise HTTPException(400, f"limit is a number from 1 to {LIMIT_MAX}")
-    limit, after = int(text), query.get("after", "")
-    wanted = {name: query[name] for name in kind.filters if name in query}
-    if "protocol" in wanted:
-        those = [(protocol, each) for protocol, each in those if protocol == wanted["protocol"]]
-    chunks = [chunk async for chunk in _sorted_chunks(kind, those, after, query)]
-    items: list[Mapping[str, Any]] = []
-    last = None
-    looked = 0
-    for name, protocol, each, found in merge(*chunks, key=itemgetter(0)):
-        looked += 1
-        if looked % ROWS_AT_ONCE == 0:
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-        row = _row(protocol, each, found)
-        if row is None or any(str(row.get(column)) != value for column, value in wanted.items()):
-            continue
-        if len(items) == limit:
-            return {"items": items, "next": last}
-        items.append(row)
-        last = name
-    return {"items": items, "next": None}
-
-
-async def _sorted_chunks(
-    kind: ObjectKind, those: Sequence[tuple[str, Objects]], after: str, query: Mapping[str, str]
-) -> Any:
-    """All that is behind `after`, in sorted parts, with a turn for others between them."""
-    for protocol, each in those:
-        prefix = f"{protocol}/" if kind.by_protocol else ""
-        by = next((name for name in each.narrow if name in query), None)
-        # A copy: what is listed may change in the next turn.
-        items = each.items() if by is None else each.narrow[by](query[by])
-        for at in range(0, len(items), KEYS_AT_ONCE):
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-            chunk: list[Named] = []
-            for found in items[at : at + KEYS_AT_ONCE]:
-                name = prefix + each.name(found)
-                if name > after:
-                    chunk.append((name, protocol, each, found))
-            chunk.sort(key=itemgetter(0))
-            yield chunk
-
-
-def _row(protocol: str, objects: Objects, found: Any) -> Mapping[str, Any] | None:
-    """Its columns, in their order."""
-    row = objects.row(found)
-    if row is None:
-        return None
-    return {
-        column.name: row.get(column.name, protocol if column.name == "protocol" else None)
-        for column in objects.kind.columns
-    }
-
-
 async def _made(those: Sequence[tuple[str, Objects]], request: Request) -> Response:
     makers = [(protocol, each.make) for protocol, each in those if each.make is not None]
     if not makers:
@@ -192,7 +121,7 @@ async def _one(
     protocol, each, found = there[0]
     actions = {action.name: action for action in each.actions}
     if not rest and request.method in ("GET", "HEAD"):
-        row = _row(protocol, each, found)
+        row = row_of(protocol, each, found)
         if row is None:
             raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
         return as_json(row)
@@ -322,7 +251,9 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
         "properties": {"items": {"type": "array", "items": row}, "next": {"type": ["string", "null"]}},
     }
     narrow = sorted({name for each in those for name in each.narrow})
-    query = [_parameter(name, "query") for name in ("limit", "after", *kind.filters, *narrow)]
+    query = [
+        _parameter(name, "query") for name in ("limit", "after", "match", "sort", *kind.filters, *narrow)
+    ]
     listed = {"get": _operation(kind.help, page, query)}
     for each in those:
         if each.make is not None:

@@ -12,8 +12,9 @@ from urllib.parse import quote
 import attrs
 import pytest
 import trio
+from starlette.exceptions import HTTPException
 
-from brokers import api
+from brokers import listing
 from shared.objects import KINDS, QUEUES, Objects, key_of
 from tests.support.server import Server, run, speak
 
@@ -233,11 +234,36 @@ async def test_pages_follow_each_other_to_the_end_and_hold_each_object_once() ->
     seen: list[tuple[str, str]] = []
     after = ""
     while after is not None:
-        page = await api.listed(QUEUES, those, {"limit": "99", "after": after})
+        page = await listing.listed(QUEUES, those, {"limit": "99", "after": after})
         seen += [(row["protocol"], row["name"]) for row in page["items"]]
         after = page["next"]
     assert seen == sorted(seen)
     assert len(set(seen)) == len(seen) == 500
+
+
+async def test_a_list_is_narrowed_by_a_part_of_the_name_and_sorted_by_a_column() -> None:
+    those = [("a", many(300)), ("b", many(300))]
+
+    async def names(**query: str) -> list[str]:
+        found = await listing.listed(QUEUES, those, query)
+        return [f"{row['protocol']}/{row['name']}" for row in found["items"]]
+
+    assert await names(match="Q0002", limit="2") == ["a/q000200", "a/q000201"]
+    assert await names(match="*99", protocol="b") == ["b/q000099", "b/q000199", "b/q000299"]
+    assert await names(sort="-name", limit="3") == ["a/q000299", "b/q000299", "a/q000298"]
+    for wrong in ({"sort": "settings"}, {"sort": "name", "after": "a"}, {"match": "x" * 300}):
+        with pytest.raises(HTTPException):
+            await listing.listed(QUEUES, those, wrong)
+
+
+async def test_a_selection_says_how_many_there_are_and_begins_anywhere() -> None:
+    those = [("a", many(700)), ("b", many(800))]
+    for wanted in (listing.Wanted(), listing.Wanted(descending=True), listing.Wanted(sort="name")):
+        found = await listing.selected(QUEUES, those, wanted, 1490, 100)
+        assert (len(found.items), found.total) == (10, 1500)
+        assert (await listing.selected(QUEUES, those, wanted, 1500, 100)).items == []
+    first = await listing.selected(QUEUES, those, listing.Wanted(descending=True), 0, 1)
+    assert (first.items[0]["protocol"], first.items[0]["name"]) == ("b", "q000799")
 
 
 async def test_a_list_of_50_000_leaves_others_their_turn() -> None:
@@ -252,11 +278,12 @@ async def test_a_list_of_50_000_leaves_others_their_turn() -> None:
             longest, last = max(longest, now - last), now
 
     those = [("dms", many(50_000))]
+    last_page = {"limit": "1000", "after": "dms/q049000"}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         await trio.sleep(0.01)
-        for query in ({"limit": "1000"}, {"limit": "1000", "after": "dms/q049000"}):
-            page = await api.listed(QUEUES, those, query)
+        for query in ({"limit": "1000"}, {"sort": "-ready", "limit": "1000"}, last_page):
+            page = await listing.listed(QUEUES, those, query)
         nursery.cancel_scope.cancel()
     assert len(page["items"]) == 999
     assert longest < 0.1, "some 5 ms, where nothing else runs"

@@ -1,0 +1,201 @@
+"""Lists of objects: pages by name, and the first ones by a column, made in turns.
+
+50,000 objects do not hold the loop. By name a page costs a look at every
+name. By a column it costs every row.
+"""
+
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from fnmatch import translate
+from heapq import merge
+from operator import itemgetter
+from typing import Any
+
+import attrs
+import trio
+from starlette.exceptions import HTTPException
+
+from shared.objects import ObjectKind, Objects
+
+LIMIT_USUAL, LIMIT_MAX = 100, 1000
+KEYS_AT_ONCE = 500
+"""Names that are sorted in one turn: half a millisecond."""
+ROWS_AT_ONCE = 100
+"""Rows that are made in one turn."""
+MATCH_MAX = 256
+RANKED_MAX = 10_000
+"""By a column nobody sees more than the first ones, so that no more rows are held."""
+UNSORTED = ("list", "table")
+"""Units of columns that have no order."""
+
+Row = Mapping[str, Any]
+Those = Sequence[tuple[str, Objects]]
+"""What each protocol has of one kind."""
+Named = tuple[str, str, Objects, Any]
+"""The name among all of its kind, the protocol, and the object."""
+
+
+@attrs.frozen
+class Wanted:
+    """What a list shows. Raises HTTPException (400) where the query asks for what is not there.
+
+    `filters`: the value of a column, as text. `match`: part of the name, or, with `*` and `?`, all of it, in
+    any case. `sort`: a column; "" is the name. `narrow`: the parameter of `Objects.narrow` and its value.
+    """
+
+    filters: Mapping[str, str] = {}
+    match: str = ""
+    sort: str = ""
+    descending: bool = False
+    narrow: tuple[str, str] | None = None
+
+    @classmethod
+    def parse(cls, kind: ObjectKind, those: Those, query: Mapping[str, str], also: Sequence[str]) -> "Wanted":
+        """`also`: what else the query may have."""
+        narrow = {name for _, each in those for name in each.narrow}
+        if unknown := sorted(set(query) - {"match", "sort", *also, *kind.filters, *narrow}):
+            raise HTTPException(400, f"{unknown[0]}: no parameter of this list")
+        match = query.get("match", "")
+        if len(match) > MATCH_MAX:
+            raise HTTPException(400, f"match has at most {MATCH_MAX} characters")
+        sort = query.get("sort", "").removeprefix("-")
+        if sort and sort not in {column.name for column in kind.columns if column.unit not in UNSORTED}:
+            raise HTTPException(400, f"sort: {kind.name} are not sorted by {sort}")
+        if sort == kind.columns[0].name and not kind.by_protocol:
+            sort = ""
+        return cls(
+            {name: query[name] for name in kind.filters if name in query},
+            match,
+            sort,
+            query.get("sort", "").startswith("-"),
+            next(((name, query[name]) for name in sorted(narrow) if name in query), None),
+        )
+
+
+@attrs.frozen
+class Selection:
+    """Rows of a list; `total`: how many it has in all."""
+
+    items: Sequence[Row]
+    total: int
+
+
+async def listed(kind: ObjectKind, those: Those, query: Mapping[str, str]) -> Mapping[str, Any]:
+    """A page of a list."""
+    wanted = Wanted.parse(kind, those, query, ("limit", "after"))
+    text = query.get("limit", str(LIMIT_USUAL))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= LIMIT_MAX):
+        raise HTTPException(400, f"limit is a number from 1 to {LIMIT_MAX}")
+    limit = int(text)
+    if "sort" in query:
+        if "after" in query:
+            raise HTTPException(400, "after: a list that is sorted by a column has no other pages")
+        found = await selected(kind, those, wanted, 0, limit)
+        return {"items": found.items, "next": None}
+    chunks = [chunk async for chunk in _sorted_chunks(kind, those, wanted, query.get("after", ""))]
+    items: list[Row] = []
+    last = None
+    async with aclosing(_rows(merge(*chunks, key=itemgetter(0)), wanted)) as rows:
+        async for name, row in rows:
+            if len(items) == limit:
+                return {"items": items, "next": last}
+            items.append(row)
+            last = name
+    return {"items": items, "next": None}
+
+
+async def selected(kind: ObjectKind, those: Those, wanted: Wanted, skip: int, limit: int) -> Selection:
+    """`limit` rows behind the first `skip`, in the order that is wanted."""
+    chunks = [chunk async for chunk in _sorted_chunks(kind, those, wanted)]
+    if wanted.sort == "" and not set(wanted.filters) - {"protocol"}:
+        total = sum(map(len, chunks))
+        first = total - skip - limit if wanted.descending else skip
+        names = _slice(merge(*chunks, key=itemgetter(0)), max(first, 0), max(first + limit, 0))
+        rows = [row async for _, row in _rows([each async for each in names], wanted)]
+        return Selection(rows[::-1] if wanted.descending else rows, total)
+    keep = min(skip + limit, RANKED_MAX)
+    best: list[tuple[Any, Row]] = []
+    total = 0
+    async for _, row in _rows((each for chunk in chunks for each in chunk), wanted):
+        total += 1
+        best.append((row.get(wanted.sort), row))
+        if len(best) >= 2 * keep + ROWS_AT_ONCE:
+            best = _first(best, keep, wanted.descending)
+    return Selection([row for _, row in _first(best, keep, wanted.descending)[skip:]], total)
+
+
+def row_of(protocol: str, objects: Objects, found: Any) -> Row | None:
+    """The columns of one object, in their order; None: it is gone."""
+    row = objects.row(found)
+    if row is None:
+        return None
+    return {
+        column.name: row.get(column.name, protocol if column.name == "protocol" else None)
+        for column in objects.kind.columns
+    }
+
+
+def _first(found: list[tuple[Any, Row]], keep: int, descending: bool) -> list[tuple[Any, Row]]:
+    """The first by value; those without one come last."""
+    there = [each for each in found if each[0] is not None]
+    there.sort(key=itemgetter(0), reverse=descending)
+    return [*there, *(each for each in found if each[0] is None)][:keep]
+
+
+async def _slice(names: Iterator[Named], first: int, end: int) -> AsyncGenerator[Named, None]:
+    for at, each in enumerate(names):
+        if at >= end:
+            return
+        if at % KEYS_AT_ONCE == 0:
+            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        if at >= first:
+            yield each
+
+
+async def _rows(
+    names: Iterator[Named] | Sequence[Named], wanted: Wanted
+) -> AsyncGenerator[tuple[str, Row], None]:
+    """The rows that the filters leave, with their names. One that is left early is closed."""
+    for looked, (name, protocol, each, found) in enumerate(names):
+        if looked % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        row = row_of(protocol, each, found)
+        if row is not None and all(str(row.get(name)) == value for name, value in wanted.filters.items()):
+            yield name, row
+
+
+async def _sorted_chunks(
+    kind: ObjectKind, those: Those, wanted: Wanted, after: str = ""
+) -> AsyncGenerator[list[Named], None]:
+    """All that is behind `after` and fits the name that is wanted, in sorted parts, a turn for each."""
+    fits = _pattern(wanted.match)
+    for protocol, each in those:
+        if wanted.filters.get("protocol", protocol) != protocol:
+            continue
+        prefix = f"{protocol}/" if kind.by_protocol else ""
+        by = wanted.narrow if wanted.narrow is not None and wanted.narrow[0] in each.narrow else None
+        # A copy: what is listed may change in the next turn.
+        items = each.items() if by is None else each.narrow[by[0]](by[1])
+        for at in range(0, len(items), KEYS_AT_ONCE):
+            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            chunk: list[Named] = []
+            for found in items[at : at + KEYS_AT_ONCE]:
+                key = each.name(found)
+                name = prefix + key
+                if name > after and (fits is None or fits.search(_plain(key))):
+                    chunk.append((name, protocol, each, found))
+            chunk.sort(key=itemgetter(0))
+            yield chunk
+
+
+def _plain(key: str) -> str:
+    """A name as people write it (`shared.objects.key_of`)."""
+    return key.replace("%2F", "/").replace("%25", "%") if "%" in key else key
+
+
+def _pattern(match: str) -> re.Pattern[str] | None:
+    if not match:
+        return None
+    globs = "*" in match or "?" in match
+    return re.compile(translate(match) if globs else re.escape(match), re.IGNORECASE)
