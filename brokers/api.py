@@ -194,6 +194,8 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
     "bytes": {"type": ["integer", "null"], "description": "bytes"},
     "seconds": {"type": ["number", "null"], "description": "seconds"},
     "time": {"type": ["string", "null"], "format": "date-time"},
+    "rate": {"type": ["number", "null"], "description": "messages a second"},
+    "bytes_rate": {"type": ["number", "null"], "description": "bytes a second"},
     "flag": {"type": ["boolean", "null"]},
     "list": {"type": ["array", "null"], "items": {"type": "string"}},
     "table": {"type": ["object", "null"]},

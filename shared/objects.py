@@ -14,8 +14,9 @@ import attrs
 
 from shared.errors import EXIT_MISSING, BrokerError
 
-Unit = Literal["", "count", "bytes", "seconds", "time", "flag", "list", "table"]
-"""Of a column's values: "" is text; `time` RFC 3339 with ms; a missing value is null everywhere."""
+Unit = Literal["", "count", "bytes", "seconds", "time", "rate", "bytes_rate", "flag", "list", "table"]
+"""Of a column's values: "" is text; `time` RFC 3339 with ms; `rate` is a second, of messages, `bytes_rate` of
+bytes; a missing value is null everywhere."""
 
 
 class ObjectMissing(BrokerError):
@@ -64,12 +65,15 @@ CONNECTIONS = ObjectKind(
         KindColumn("peer", "The address of its other end.", ""),
         KindColumn("user", "Who has logged in; anonymous: nobody was asked to.", ""),
         KindColumn("state", "open, paused (its input is held back), or finishing.", ""),
-        KindColumn("waits_for", "Why its input is held back.", "list"),
+        KindColumn("waits_for", "What it waits for, and why its input is held back.", "list"),
         KindColumn("since", "When it was accepted.", "time"),
         KindColumn("tls", "Whether it is encrypted.", "flag"),
         KindColumn("bytes_in", "Received on it, as the system counts; null where it does not say.", "bytes"),
         KindColumn("bytes_out", "Taken by its other end.", "bytes"),
-        KindColumn("held_bytes", "Of what it sent and is not all there, or not applied.", "bytes"),
+        KindColumn("messages_in", "Received on it; null where its protocol does not count them."),
+        KindColumn("messages_out", "Sent on it, the same."),
+        KindColumn("held", "Messages that it was delivered and has not acknowledged."),
+        KindColumn("input_bytes", "Of what it sent and is not all there, or not applied.", "bytes"),
         KindColumn("backlog_bytes", "What waits to be taken by it.", "bytes"),
     ),
     parts=("id",),
@@ -84,7 +88,14 @@ QUEUES = ObjectKind(
         KindColumn("ready", "Messages that can be delivered."),
         KindColumn("held", "Messages that were delivered and not acknowledged."),
         KindColumn("delayed", "Messages that become ready later."),
+        KindColumn("dead", "Messages that wait for room in their dead-letter queue."),
         KindColumn("consumers", "Who takes from it, or waits to."),
+        KindColumn("paused", "Whether deliveries are stopped; publishing goes on.", "flag"),
+        KindColumn("in_rate", "Messages that come, of late.", "rate"),
+        KindColumn("out_rate", "Messages that leave, of late.", "rate"),
+        KindColumn(
+            "oldest_seconds", "How long the next to go out has been there; null: none is ready.", "seconds"
+        ),
         KindColumn(
             "bytes", "What its messages take: on disk, or in memory where they are there alone.", "bytes"
         ),
@@ -102,7 +113,11 @@ TOPICS = ObjectKind(
         PROTOCOL,
         KindColumn("first", "The first offset that is kept."),
         KindColumn("end", "Where the next record goes."),
+        KindColumn("records", "How many are kept."),
         KindColumn("bytes", "What is kept.", "bytes"),
+        KindColumn("in_rate", "What comes, of late.", "bytes_rate"),
+        KindColumn("first_time", "When the first record that is kept came.", "time"),
+        KindColumn("last_time", "When the last one came.", "time"),
         KindColumn("durability", "When a write is acknowledged.", ""),
         KindColumn("retention_bytes", "So much is kept; null: all.", "bytes"),
         KindColumn("retention_seconds", "So long it is kept; null: for ever.", "seconds"),
@@ -120,6 +135,10 @@ GROUPS = ObjectKind(
         KindColumn("offset", "Where it goes on."),
         KindColumn("end", "The end of the topic."),
         KindColumn("lag_bytes", "How far it is behind.", "bytes"),
+        KindColumn("lag_records", "The same in records."),
+        KindColumn(
+            "lag_seconds", "How long the next record that it reads has been there; 0: none is.", "seconds"
+        ),
     ),
     parts=("group", "topic"),
     filters=("protocol", "group", "topic"),

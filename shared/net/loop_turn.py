@@ -159,7 +159,7 @@ class DrivenConnection(Connection):
             "user": getattr(session, "user", ""),
             "state": state,
             "waits_for": getattr(session, "waits_for", []),
-            "held_bytes": self.held_bytes,
+            "input_bytes": self.held_bytes,
             "backlog_bytes": self.outbox.size,
         }
 
