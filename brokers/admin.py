@@ -38,9 +38,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from brokers import api, metrics
+from brokers import api, logs, metrics
 from brokers.admin_gate import problem
+from brokers.api import Operation
 from brokers.errors import ExitCode, copy_errors, exit_code
+from brokers.following import PARAMETERS, Followers
 from shared.errors import BrokerError, printable
 from shared.metrics import Sample
 from shared.objects import BadArgument, ObjectMissing, Objects
@@ -78,6 +80,7 @@ class Operated(Protocol):
 def application(host: Operated) -> Starlette:
     """The ASGI application over `host`; a door stands before it."""
     scraping = trio.Lock()
+    followers = Followers()
 
     async def livez(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -130,9 +133,29 @@ def application(host: Operated) -> Starlette:
             raise HTTPException(400, "action, name: short texts")
         return api.as_json(host.reload(*said))
 
+    async def log_lines(request: Request) -> Response:
+        level = request.query_params.get("level", "debug")
+        try:
+            wanted = logs.at_least(level)
+        except KeyError:
+            raise HTTPException(400, "level is debug, info, warning, error or audit") from None
+        return followers.answer(request, logs.RECENT, wanted)
+
     async def front(_: Request) -> Response:
         return RedirectResponse("/status", 303)
 
+    operations = [
+        Operation(
+            "/backup", "Copy the live data folder.", backup, "POST", takes={"target": "its absolute path"}
+        ),
+        Operation("/reload", "Read the users file again.", reload, "POST"),
+        Operation(
+            "/logs",
+            "The last lines of the log.",
+            log_lines,
+            query={"level": "debug, info, warning or error: it and those above; audit", **PARAMETERS},
+        ),
+    ]
     return Starlette(
         routes=[
             Route("/", front),
@@ -143,7 +166,7 @@ def application(host: Operated) -> Starlette:
             Route("/verbs", verbs),
             Route("/reload", reload, methods=["POST"]),
             Route("/backup", backup, methods=["POST"]),
-            *api.routes(host.objects, host.overview, backup, reload),
+            *api.routes(host.objects, host.overview, operations),
             Route("/{protocol}/{verb}", call, methods=["POST"]),
         ],
         exception_handlers={

@@ -19,6 +19,7 @@ import os
 import secrets
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -165,6 +166,8 @@ class Gate:
             if isinstance(found, str):
                 caller.trusted = caller.trusted or refusal is None
                 scope["brokers.user"], scope["brokers.peer"] = found, caller.peer
+                # An answer that goes on and on asks again.
+                scope["brokers.allowed"] = partial(self._may, scope, found)
         await (refusal or self._app)(scope, receive, answer)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
@@ -299,10 +302,14 @@ class Gate:
         response.headers["WWW-Authenticate"] = 'Basic realm="brokers", charset="UTF-8"'
         return response
 
-    def _denied(self, scope: MutableMapping[str, Any], user: str, caller: Caller) -> Response | None:
+    def _may(self, scope: MutableMapping[str, Any], user: str) -> bool:
         action = READ if scope["method"] in LOOKING else MANAGE
-        if user == TOKEN_USER or self._access.may_admin(user, action):
+        return user == TOKEN_USER or self._access.may_admin(user, action)
+
+    def _denied(self, scope: MutableMapping[str, Any], user: str, caller: Caller) -> Response | None:
+        if self._may(scope, user):
             return None
+        action = READ if scope["method"] in LOOKING else MANAGE
         self.guard.refuse(user, action, "", caller.peer)
         return problem(403, "denied")
 

@@ -10,7 +10,7 @@
 | GET /<kind>/<name>/<action> | where it changes nothing: arguments are parameters of the query |
 | POST /<kind>/<name>/<action>?dry_run= | does it; arguments and answer are JSON objects |
 | DELETE /<kind>/<name>?dry_run= | the action `delete`, or `close` |
-| POST /backup, /reload | as without the API |
+| what `Operation`s say | beside the lists: logs, backup ... |
 | GET /openapi.json | all of this, for programs |
 
 Kinds, columns and actions are described once, in `shared.objects` and by the protocols. Parts of names are
@@ -21,9 +21,10 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote_to_bytes
 
+import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -42,14 +43,31 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 All = Callable[[], Sequence[tuple[str, Objects]]]
 
 
-def routes(everything: All, overview: Callable[[], Mapping[str, Any]], *own: Endpoint) -> list[Route]:
-    """The routes of the API. `everything`: what there is, by protocol; `own`: backup and reload."""
+@attrs.frozen
+class Operation:
+    """What can be asked beside the lists, at `ROOT` and `path`; it is in the OpenAPI document.
+
+    `query`: its parameters; `takes`: what its body has; both with what each is.
+    """
+
+    path: str
+    help: str
+    endpoint: Endpoint
+    method: Literal["GET", "POST"] = "GET"
+    query: Mapping[str, str] = {}
+    takes: Mapping[str, str] = {}
+
+
+def routes(
+    everything: All, overview: Callable[[], Mapping[str, Any]], own: Sequence[Operation]
+) -> list[Route]:
+    """The routes of the API. `everything`: what there is, by protocol."""
 
     async def see(_: Request) -> Response:
         return as_json(overview())
 
     async def describe(_: Request) -> Response:
-        return as_json(openapi(everything()))
+        return as_json(openapi(everything(), own))
 
     async def objects(request: Request) -> Response:
         parts = _parts(request)
@@ -63,11 +81,10 @@ def routes(everything: All, overview: Callable[[], Mapping[str, Any]], *own: End
             return await _made(those, request)
         return await _one(kind, those, parts[1:], request)
 
-    names = {endpoint.__name__: endpoint for endpoint in own}
     return [
         Route(f"{ROOT}/overview", see),
         Route(f"{ROOT}/openapi.json", describe),
-        *(Route(f"{ROOT}/{name}", endpoint, methods=["POST"]) for name, endpoint in names.items()),
+        *(Route(f"{ROOT}{each.path}", each.endpoint, methods=[each.method]) for each in own),
         Route(f"{ROOT}/{{rest:path}}", objects, methods=["GET", "POST", "DELETE"]),
     ]
 
@@ -206,7 +223,7 @@ _FAULT = {
 }
 
 
-def openapi(everything: Sequence[tuple[str, Objects]]) -> Mapping[str, Any]:
+def openapi(everything: Sequence[tuple[str, Objects]], own: Sequence[Operation]) -> Mapping[str, Any]:
     """The API as an OpenAPI document: what the protocols that run here have."""
     paths: dict[str, Any] = {f"{ROOT}/overview": {"get": _operation("What runs, and how it is.")}}
     schemas: dict[str, Any] = {
@@ -223,8 +240,11 @@ def openapi(everything: Sequence[tuple[str, Objects]]) -> Mapping[str, Any]:
             "properties": {column.name: _schema(column) for column in kind.columns},
         }
         paths |= _paths(kind, those)
-    for name, help_text in (("backup", "Copy the live data folder."), ("reload", "Read the users again.")):
-        paths[f"{ROOT}/{name}"] = {"post": _operation(help_text)}
+    for each in own:
+        query = [_parameter(name, "query", text) for name, text in each.query.items()]
+        takes = None if each.method == "GET" else each.takes
+        operation = _operation(each.help, parameters=query, takes=takes)
+        paths.setdefault(f"{ROOT}{each.path}", {})[each.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "Brokers", "version": version("brokers")},
@@ -275,9 +295,10 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
     yield one, operations
 
 
-def _parameter(name: str, place: str) -> Mapping[str, Any]:
+def _parameter(name: str, place: str, text: str = "") -> Mapping[str, Any]:
     kind = "integer" if name == "limit" else "string"
-    return {"name": name, "in": place, "required": place == "path", "schema": {"type": kind}}
+    more = {"description": text} if text else {}
+    return {"name": name, "in": place, "required": place == "path", "schema": {"type": kind}, **more}
 
 
 def _operation(

@@ -23,11 +23,18 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import structlog
 
 from brokers.escape import escape, escape_name
+from brokers.recent import Recent
 
 if TYPE_CHECKING:
     from brokers.settings import LogFormat, LogLevel
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
 LINES_PER_SECOND = 50
 """Of one matter: a few dozen matters are all that those who connect can bring up."""
 MATTERS_MAX = 200
@@ -52,10 +59,11 @@ def configure(
         processors=[
             structlog.processors.add_log_level,
             *([] if level == "debug" else [_AtMost(clock)]),
-            _WhileRead(lines),
             _stamp,
             _flatten_exception,
             _harmless,
+            _remember,
+            _WhileRead(lines),
             _json if form == "json" else _text,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
@@ -65,6 +73,21 @@ def configure(
     log = cast(structlog.stdlib.BoundLogger, structlog.get_logger())
     logging.basicConfig(handlers=[_Forward(log)], level=max(logging.WARNING, _LEVELS[level]), force=True)
     return log
+
+
+RECENT = Recent()
+"""The last lines of this process, whether or not somebody reads standard error."""
+
+
+def at_least(level: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether a row of `RECENT` is of this level or above; `audit`: is of the audit log. Raises KeyError.
+
+    A line of the audit log counts as info.
+    """
+    if level == "audit":
+        return lambda row: bool(row["level"] == "audit")
+    least = _LEVELS[level]
+    return lambda row: _LEVELS.get(row["level"], logging.INFO) >= least
 
 
 def unfiltered() -> structlog.stdlib.BoundLogger:
@@ -252,6 +275,13 @@ def _value(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_value(inner) for inner in value]
     return escape_name(str(value))
+
+
+def _remember(_: Any, __: str, event: Event) -> Event:
+    fields = dict(event)
+    row = {name: fields.pop(name, None) for name in ("time", "level", "protocol", "event")}
+    RECENT.add({**row, "fields": fields})
+    return event
 
 
 def _json(_: Any, __: str, event: Event) -> str:

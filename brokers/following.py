@@ -1,0 +1,95 @@
+"""What goes on, as a list or followed: `Recent` rows as server-sent events.
+
+A follower looks four times a second, so that what adds rows (any thread, a message on its way) wakes nobody.
+What was pushed out between two looks is told as an event `missed`. An `id` is a row's number; a browser that
+connects again says the last one that it has (`Last-Event-ID`), and goes on behind it.
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable
+
+import trio
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from brokers.api import as_json
+from brokers.recent import KEPT, Recent, Row
+from brokers.render import json_value
+
+LOOK_SECONDS = 0.25
+BEAT_SECONDS = 15.0
+"""After so long without a row a comment is sent, which finds out who has gone."""
+FOLLOWERS_MAX = 32
+"""Of all there is to follow: each holds a connection of the admin port's 128."""
+PARAMETERS = {
+    "follow": "1: go on, as server-sent events",
+    "after": "an id: only later ones",
+    "limit": "rows of a list: the newest, or the first behind `after`",
+}
+
+Wanted = Callable[[Row], bool]
+
+
+class Followers:
+    """Who follows something now; `answer` serves one more, or the list."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def answer(self, request: Request, recent: Recent, wanted: Wanted) -> Response:
+        """`?follow=1`: a stream of events, first what is kept; else a list. Raises HTTPException."""
+        query = request.query_params
+        after = _number(request.headers.get("last-event-id") or query.get("after", ""), "after")
+        if after > recent.last:  # of an earlier run
+            after = 0
+        if query.get("follow", "0") in ("", "0", "false"):
+            limit = min(_number(query.get("limit", str(KEPT)), "limit") or 1, KEPT)
+            rows = [{"id": number, **row} for number, row in recent.after(after) if wanted(row)]
+            # The newest, unless the caller goes through them.
+            items = rows[:limit] if after else rows[-limit:]
+            more = items[-1]["id"] if items and items[-1] is not rows[-1] else None
+            return as_json({"items": items, "next": None if more is None else str(more)})
+        if self.count >= FOLLOWERS_MAX:
+            raise HTTPException(503, f"{FOLLOWERS_MAX} follow already: end one, or ask without follow")
+        allowed: Callable[[], bool] = request.scope.get("brokers.allowed", lambda: True)
+        return StreamingResponse(
+            self._events(recent, after, wanted, allowed),
+            media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no"},  # a proxy before us hands on what it gets
+        )
+
+    async def _events(
+        self, recent: Recent, after: int, wanted: Wanted, allowed: Callable[[], bool]
+    ) -> AsyncIterator[bytes]:
+        self.count += 1
+        try:
+            yield b": follows\n\n"
+            beat = trio.current_time() + BEAT_SECONDS
+            first = after == 0
+            while allowed():
+                rows = recent.after(after)
+                if rows:
+                    text = []
+                    if (missed := rows[0][0] - after - 1) and not first:
+                        text.append(f'event: missed\ndata: {{"count": {missed}}}\n\n')
+                    after, first = rows[-1][0], False
+                    for number, row in rows:
+                        if wanted(row):
+                            data = json.dumps({"id": number, **row}, default=json_value)
+                            text.append(f"id: {number}\ndata: {data}\n\n")
+                    if text:
+                        yield "".join(text).encode()
+                        beat = trio.current_time() + BEAT_SECONDS
+                if trio.current_time() >= beat:
+                    yield b":\n\n"
+                    beat = trio.current_time() + BEAT_SECONDS
+                await trio.sleep(LOOK_SECONDS)
+        finally:
+            self.count -= 1
+
+
+def _number(text: str, name: str) -> int:
+    if text and not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise HTTPException(400, f"{name} is a number")
+    return int(text or 0)
