@@ -14,6 +14,7 @@ from shared.cli.app import examples
 from shared.cli.options import Json
 
 PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
+CONTEXT_HELP = "Servers by name, for the commands that ask a running one."
 USER_HELP = "Users: who may log in, and what each may do."
 BENCH_HELP = "Measure this machine: the network layer, or a protocol's server."
 
@@ -34,6 +35,7 @@ def add_commands(app: App, root: Callable[[], App]) -> None:
     app.command(_config_app())
     server_cli.add_commands(app)
     folder_cli.add_commands(app)
+    app.command("brokers.context_cli:app", name="context", help=CONTEXT_HELP)
     app.command("brokers.user_cli:app", name="user", help=USER_HELP)
     app.command("brokers.bench.cli:app", name="bench", help=BENCH_HELP)
     app.command("brokers.pipeline.cli:app", name="pipeline", help=PIPELINE_HELP)

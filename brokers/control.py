@@ -1,4 +1,6 @@
-"""The control socket, `<data>/control.sock`: HTTP to the process that serves a data folder.
+"""The doors of a running server, from outside: its control socket, and its admin port. Both speak HTTP.
+
+The control socket is `<data>/control.sock`, of the process that serves a data folder.
 
 A socket's path may have about a hundred bytes, a data folder's any number. A longer path is reached through
 a handle of its folder (`/proc/self/fd/<n>/control.sock`), which is always short.
@@ -10,11 +12,16 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from brokers.errors import ExitCode, Refusal
+from shared.errors import UsageError
+
+if TYPE_CHECKING:
+    import ssl
 
 NAME = "control.sock"
 PATH_BYTES_MAX = 100
@@ -52,47 +59,177 @@ def remove(folder: Path) -> None:
 
 
 def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-    """Ask the process that serves `folder`. Returns its JSON answer, or its text if it is not JSON.
+    """Ask the process that serves `folder`, as `AdminClient.request` does."""
+    return socket_client(folder).request(method, path, body)
 
-    Raises Refusal: UNAVAILABLE if none serves it, FAILED with the server's own words if it refuses.
+
+class AdminClient:
+    """Asks one running server, by one of its doors: `socket_client` and `port_client` make it.
+
+    `name`: what errors call the server. `connect`: a connection, not opened yet, each of whose steps takes at
+    most ANSWER_SECONDS. `unreachable`: what to say of an error of opening it. `headers`: of each request.
     """
-    seconds = ANSWER_SECONDS if method == "GET" else None  # a backup takes as long as it takes
-    with contextlib.closing(ControlConnection(folder, seconds)) as connection:
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], http.client.HTTPConnection],
+        unreachable: Callable[[OSError], str],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self._connect = connect
+        self._unreachable = unreachable
+        self._headers = headers or {}
+
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return its JSON answer, or its text if it is not JSON.
+
+        Raises Refusal: UNAVAILABLE if none is there, MISSING if the API has no such object, FAILED with the
+        server's own words if it refuses.
+        """
+        with contextlib.closing(self._connect()) as connection, self._errors():
+            response = self._sent(connection, method, path, body)
+            return self._result(path, response, response.read())
+
+    def lines(self, path: str) -> Iterator[str]:
+        """The lines of an answer that goes on, until either side ends it. Raises as `request`."""
+        with contextlib.closing(self._connect()) as connection, self._errors():
+            response = self._sent(connection, "GET", path, None)
+            if response.status != 200 or response.headers.get_content_type() != "text/event-stream":
+                self._result(path, response, response.read())
+                raise Refusal(f"{self.name} does not follow {path}: it is of another version")
+            connection.sock.settimeout(None)
+            for line in response:
+                yield line.decode(errors="replace").rstrip("\r\n")
+
+    def _sent(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> http.client.HTTPResponse:
         try:
-            data = None if body is None else json.dumps(body).encode()
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
-                connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
-            response = connection.getresponse()
-            answer = response.read()
-        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
-            raise Refusal(
-                f"no server is running on the data folder {folder} (start one with: brokers serve)",
-                ExitCode.UNAVAILABLE,
-            ) from None
+            connection.connect()
+        except OSError as error:
+            raise Refusal(self._unreachable(error), ExitCode.UNAVAILABLE) from None
+        headers = dict(self._headers)
+        data = None
+        if method != "GET":
+            connection.sock.settimeout(None)  # a backup takes as long as it takes
+            data = json.dumps(body or {}).encode()  # the admin port takes nothing without a body in JSON
+            headers["Content-Type"] = "application/json"
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
+            connection.request(method, path, data, headers)
+        return connection.getresponse()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
         except TimeoutError:
-            raise Refusal(f"the server on {folder} does not answer: nothing in {seconds:g} s") from None
-        except PermissionError:
-            raise Refusal(f"{folder / NAME} belongs to another user", ExitCode.UNAVAILABLE) from None
+            raise Refusal(f"{self.name} does not answer: nothing in {ANSWER_SECONDS:g} s") from None
         except (OSError, http.client.HTTPException) as error:
             raise Refusal(
-                f"the server on {folder} went away before it answered ({error or type(error).__name__})",
+                f"{self.name} went away before it answered ({error or type(error).__name__})",
                 ExitCode.UNAVAILABLE,
             ) from None
-    is_json = response.headers.get_content_type() in ("application/json", "application/problem+json")
-    result = json.loads(answer) if is_json else answer.decode()
-    if response.status >= 400:
+
+    def _result(self, path: str, response: http.client.HTTPResponse, answer: bytes) -> Any:
+        kind = response.headers.get_content_type()
+        is_json = kind in ("application/json", "application/problem+json")
+        is_api = path.startswith("/api/")
+        try:
+            result = json.loads(answer) if is_json else answer.decode()
+        except ValueError:
+            raise Refusal(f"{self.name} answered what cannot be read: it is of another version") from None
+        if not is_json and (is_api or kind == "text/html"):
+            raise Refusal(f"{self.name} is no admin port of brokers: it answered {kind} to {path}")
+        if response.status < 400:
+            return result
         found = result if isinstance(result, dict) else {}
         usual = f"the server answered {response.status} {response.reason}"
-        said = found.get("error") or found.get("detail") or usual
-        raise Refusal(said, ExitCode(found.get("exit_code", ExitCode.FAILED)))
-    return result
+        said = str(found.get("error") or found.get("detail") or usual)
+        code = ExitCode.MISSING if response.status == 404 and is_api else ExitCode.FAILED
+        if response.status == 401:
+            said = f"{self.name} wants a login ({said}): --token-file, or --user and --password-file"
+        elif response.status == 403:
+            said = (
+                f"{self.name} refuses that to this user ({said}): a rule admin:read or admin:manage allows it"
+            )
+        elif response.status == 404 and said == "Not Found":
+            said = f"{self.name} has no {path}: it is of another version"
+        raise Refusal(said, _exit_code(found.get("exit_code"), code))
+
+
+def _exit_code(said: Any, otherwise: ExitCode) -> ExitCode:
+    try:
+        return ExitCode(said)
+    except ValueError:
+        return otherwise
+
+
+def socket_client(folder: Path) -> AdminClient:
+    """Asks the process that serves `folder`, over its control socket."""
+
+    def unreachable(error: OSError) -> str:
+        if isinstance(error, PermissionError):
+            return f"{folder / NAME} belongs to another user"
+        if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
+            return f"no server is running on the data folder {folder} (start one with: brokers serve)"
+        return f"the server on {folder} cannot be reached: {error.strerror or error}"
+
+    return AdminClient(f"the server on {folder}", lambda: ControlConnection(folder), unreachable)
+
+
+def port_client(
+    url: str, authorization: str | None = None, tls: "Callable[[], ssl.SSLContext | None] | None" = None
+) -> AdminClient:
+    """Asks the admin port at `url`, http(s)://HOST:PORT. `authorization`: the header of a login.
+
+    Raises UsageError, whose text holds nothing of the URL: somebody may have written a password into it.
+    """
+    host, port, secure = address_in(url)
+    context = tls() if secure and tls is not None else None
+    shown = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def connect() -> http.client.HTTPConnection:
+        if secure:
+            return http.client.HTTPSConnection(host, port, timeout=ANSWER_SECONDS, context=context)
+        return http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
+
+    def unreachable(error: OSError) -> str:
+        why = getattr(error, "verify_message", "")
+        if why:
+            return f"the certificate of {shown} is not trusted: {why} (--ca names its authority)"
+        if secure and type(error).__module__ == "ssl":
+            return f"{shown} speaks no TLS that can be used here: {getattr(error, 'reason', None) or error}"
+        text = "no answer" if isinstance(error, TimeoutError) else error.strerror or error
+        return f"{shown} cannot be reached: {text}"
+
+    return AdminClient(shown, connect, unreachable, {"Authorization": authorization} if authorization else {})
+
+
+def address_in(url: str) -> tuple[str, int, bool]:
+    """Host, port and whether TLS is spoken, of an admin port's URL. Raises UsageError."""
+    form = "http://HOST:PORT or https://HOST:PORT is expected"
+    try:
+        found = urlsplit(url)
+        port = found.port
+    except ValueError:
+        raise UsageError("--url", form) from None
+    if found.scheme not in ("http", "https") or not found.hostname or port == 0:
+        raise UsageError("--url", form)
+    if found.username is not None or found.query or found.fragment:
+        raise UsageError("--url", f"holds no login: --token-file FILE, or --user; {form}")
+    if found.path not in ("", "/"):
+        raise UsageError("--url", form)
+    secure = found.scheme == "https"
+    return found.hostname, port or (443 if secure else 80), secure
 
 
 class ControlConnection(http.client.HTTPConnection):
-    """HTTP over the socket in a folder; `seconds` for each step of it, or None."""
+    """HTTP over the socket in a folder."""
 
-    def __init__(self, folder: Path, seconds: float | None) -> None:
-        super().__init__("brokers", timeout=seconds)
+    def __init__(self, folder: Path) -> None:
+        super().__init__("brokers", timeout=ANSWER_SECONDS)
         self._folder = folder
 
     def connect(self) -> None:

@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import attrs
 from cyclopts import Parameter
 
+from brokers.asking import AdminPlace, DataDir
 from brokers.errors import InvalidSettings, Problem
 from shared.cli.options import (
+    AdminCa,
+    AdminUrl,
     Ca,
     Certificate,
+    Context,
     Host,
     Key,
     KeyFile,
@@ -25,13 +29,14 @@ from shared.cli.options import (
     Port,
     Server,
     Tls,
+    TokenFile,
     User,
     a_path,
     flag,
 )
 
 if TYPE_CHECKING:
-    from shared.plugin import Plugin, ServeRequest, VerbRequest
+    from shared.plugin import Plugin, ServeRequest
 
 ConfigFile = Annotated[
     Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).", converter=a_path)
@@ -141,9 +146,20 @@ def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Ca
     return _with_flags(verb, {name: (kind, None) for name, kind in kinds.items()}, serve)
 
 
-def with_config_flag(verb: "Callable[..., VerbRequest]") -> "Callable[..., VerbRequest]":
-    """Add `--config` to a protocol's verb that asks about a data folder."""
-    return _with_flags(verb, CONFIG_FLAG, lambda own, given: attrs.evolve(own(), **given))
+def with_admin_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Add flags to a verb that asks a running server: which one, and as whom.
+
+    A verb of the host gets what they say in its parameter of the class `AdminPlace`. A protocol's, which has
+    no such parameter, returns a VerbRequest, which gets them.
+    """
+    parameters = inspect.signature(verb, eval_str=True).parameters
+    wanted = next((name for name, each in parameters.items() if each.annotation is AdminPlace), None)
+
+    def asking(own: Callable[..., Any], given: dict[str, Any]) -> Any:
+        given["key"] = given.pop("key_file")
+        return attrs.evolve(own(), flags=given) if wanted is None else own(**{wanted: AdminPlace(**given)})
+
+    return _with_flags(verb, ADMIN_FLAGS, asking, without=wanted)
 
 
 PLACE_FLAGS: Mapping[str, Any] = {"host": (Host, None), "port": (Port, None)}
@@ -158,6 +174,17 @@ SERVER_FLAGS: Mapping[str, Any] = {
 }
 """The names are those in `Server`, except `key_file`: a verb may have a `--key` of its own."""
 CONFIG_FLAG: Mapping[str, Any] = {"config": (ConfigFile, None)}
+ADMIN_FLAGS: Mapping[str, Any] = {
+    "data_dir": (DataDir, None),
+    **CONFIG_FLAG,
+    "url": (AdminUrl, None),
+    "context": (Context, None),
+    "token_file": (TokenFile, None),
+    **{name: SERVER_FLAGS[name] for name in ("user", "password_file")},
+    "ca": (AdminCa, None),
+    **{name: SERVER_FLAGS[name] for name in ("certificate", "key_file")},
+}
+"""The names are those in `AdminPlace`, except `key_file`."""
 Find = Callable[[type[Place], "Plugin", Mapping[str, Any], Path | None], Place]
 """Finds a server by the flags that were given, and by the settings for the rest."""
 

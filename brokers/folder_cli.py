@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from brokers.asking import DataDir, data_folder, existing
 from brokers.errors import ExitCode, Refusal, copy_errors, folder_errors
 from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import CommandResult, Several, cell
-from brokers.server_cli import DataDir, copied, data_folder, existing
+from brokers.server_cli import copied
 from shared.cli.app import examples
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import progress

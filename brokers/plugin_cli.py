@@ -14,7 +14,7 @@ from cyclopts import App
 
 from brokers import plugins
 from brokers.errors import Refusal
-from brokers.flags import with_config_flag, with_host_flags, with_server_flags, with_table_flags
+from brokers.flags import with_admin_flags, with_host_flags, with_server_flags, with_table_flags
 from shared.cli.options import Place
 from shared.plugin import Plugin, VerbRequest
 
@@ -52,7 +52,7 @@ def _app(name: str) -> App:
         verb = app[word].default_command
         if verb is not None:
             if inspect.signature(verb).return_annotation in (VerbRequest, "VerbRequest"):
-                verb = with_config_flag(verb)
+                verb = with_admin_flags(verb)
             app[word].default_command = with_table_flags(with_server_flags(verb, plugin, _find))
     return app
 

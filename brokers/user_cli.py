@@ -13,10 +13,10 @@ import attrs
 from cyclopts import Parameter
 
 from brokers import plugins
+from brokers.asking import DataDir, data_folder
 from brokers.errors import ExitCode, Refusal, nearest
 from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import CommandResult
-from brokers.server_cli import DataDir, data_folder
 from shared.access import (
     ADMIN,
     PSEUDO_USERS,

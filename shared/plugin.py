@@ -174,7 +174,7 @@ class VerbRequest:
     and shows what it answers. `cold`: where none runs, the host opens the folder itself, serves nothing, and
     calls the verb of the service that it opened; without it that is an error (exit 69). `own_dir`: the folder
     of the protocol's own `serve`, for where nobody has named one and the host's usual one is not there.
-    `config` is the host's: it adds `--config` to every verb that is said to return this.
+    `flags` is the host's: what was given of the flags that it adds to every verb that is said to return this.
     """
 
     protocol: str
@@ -183,4 +183,4 @@ class VerbRequest:
     data_dir: Path | None = None
     cold: bool = False
     own_dir: Path | None = None
-    config: Path | None = None
+    flags: Mapping[str, Any] = {}

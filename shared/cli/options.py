@@ -99,6 +99,22 @@ PasswordFile = Annotated[
     ),
 ]
 
+AdminUrl = Annotated[
+    str | None,
+    Parameter(name="--url", help="Ask the admin port there, http(s)://HOST:15800.", show_default=False),
+]
+AdminCa = Annotated[
+    Path | None, Parameter(help="PEM: trust this authority.", converter=a_path, show_default=False)
+]
+Context = Annotated[
+    str | None,
+    Parameter(help="Ask the server of this context (BROKERS_CONTEXT).", show_default=False),
+]
+TokenFile = Annotated[
+    Path | None,
+    Parameter(help="Log in with the token in this file.", show_default=False, converter=a_path),
+]
+
 
 @attrs.frozen(kw_only=True)
 class Place:

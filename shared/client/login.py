@@ -15,7 +15,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 USER_VARIABLE, PASSWORD_FILE_VARIABLE = "BROKERS_USER", "BROKERS_PASSWORD_FILE"
-VARIABLES = (USER_VARIABLE, PASSWORD_FILE_VARIABLE)
+CONTEXT_VARIABLE = "BROKERS_CONTEXT"
+VARIABLES = (USER_VARIABLE, PASSWORD_FILE_VARIABLE, CONTEXT_VARIABLE)
 """What clients and commands read where nothing else is said. They are no settings of a server."""
 PASSWORD_BYTES_MAX = 4096
 """Of a password's file; no protocol takes more."""
@@ -86,20 +87,20 @@ def login_of(
     return Login(user, Password(password) if isinstance(password, str) else password)
 
 
-def read_password(file: str | Path) -> Password:
+def read_password(file: str | Path, what: str = "password") -> Password:
     """The first line of a file, without its end. Raises ValueError."""
     try:
         with open(file, "rb") as opened:
             line = opened.readline(PASSWORD_BYTES_MAX + 2)
         text = line.rstrip(b"\r\n").decode()
     except OSError as error:
-        raise ValueError(f"cannot read the password file {file}: {error.strerror}") from None
+        raise ValueError(f"cannot read the {what} file {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"the password file {file} is not UTF-8 text") from None
+        raise ValueError(f"the {what} file {file} is not UTF-8 text") from None
     if not text:
-        raise ValueError(f"the password file {file} has no password in its first line")
+        raise ValueError(f"the {what} file {file} has no {what} in its first line")
     if len(text.encode()) > PASSWORD_BYTES_MAX:
-        raise ValueError(f"the password file {file}: {PASSWORD_BYTES_MAX} bytes at most")
+        raise ValueError(f"the {what} file {file}: {PASSWORD_BYTES_MAX} bytes at most")
     return Password(text)
 
 

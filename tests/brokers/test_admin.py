@@ -1,5 +1,6 @@
 """The control socket: what it answers, who may ask, and what a caller is told."""
 
+import http.client
 import os
 import socket
 import stat
@@ -316,8 +317,13 @@ def test_only_what_asks_has_a_time_to_be_answered_in(tmp_path: Path, monkeypatch
 
     class Connection(control.ControlConnection):
         def connect(self) -> None:
-            given.append(self.timeout)
-            raise ConnectionRefusedError
+            self.sock, other = socket.socketpair()
+            self.sock.settimeout(self.timeout)
+            other.close()
+
+        def getresponse(self) -> http.client.HTTPResponse:
+            given.append(self.sock.gettimeout())
+            raise ConnectionResetError
 
     monkeypatch.setattr(control, "ControlConnection", Connection)
     for method in ("GET", "POST"):

@@ -76,7 +76,9 @@ def test_where_a_file_names_no_folder_the_usual_one_counts(
     Path("own").mkdir()
     Path("b.toml").write_text("[serve]\nlog_level = 'debug'")
     with pytest.raises(Refusal, match="the data folder own "):
-        server_cli.ask(VerbRequest("logmq", "groups", {}, own_dir=Path("own"), config=Path("b.toml")))
+        server_cli.ask(
+            VerbRequest("logmq", "groups", {}, own_dir=Path("own"), flags={"config": Path("b.toml")})
+        )
 
 
 def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def test_an_argument_that_is_none_is_left_out_and_one_that_is_nothing_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(control, "request", lambda *arguments: asked.append(arguments[-1]))
+    monkeypatch.setattr(control.AdminClient, "request", lambda *arguments: asked.append(arguments[-1]))
     arguments = {"count": 0, "raw": False, "name": "", "topic": None}
     server_cli.ask(VerbRequest("logmq", "groups", arguments, tmp_path))
     assert asked == [{"count": 0, "raw": False, "name": ""}]

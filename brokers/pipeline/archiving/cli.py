@@ -73,12 +73,12 @@ def archive(
     require_spark()
     from json import dumps
 
+    from brokers.asking import existing
     from brokers.pipeline.archiving.feed import ArchiveInput
     from brokers.pipeline.archiving.job import Settings
     from brokers.pipeline.archiving.manifest import Manifest
     from brokers.pipeline.archiving.plan import Ripe
     from brokers.pipeline.source.options import parse
-    from brokers.server_cli import existing
 
     for flag, number, least in (
         ("--trigger", trigger, 0.01),

@@ -174,7 +174,7 @@ def where(
 
 def check_folder(path: Path) -> None:
     """Raise StoreFormat if it is not a data folder, Refusal if it is not there, or OSError."""
-    from brokers.server_cli import existing
+    from brokers.asking import existing
     from shared.storage.os_disk import OsDisk
     from shared.storage.tools.view import check_format
 

@@ -1,0 +1,202 @@
+"""Which running server a command asks, by which door, and what it says where that fails."""
+
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from brokers import control
+from brokers.asking import AdminPlace
+from brokers.errors import ExitCode, Refusal
+from shared.errors import BrokerError, UsageError
+from tests.brokers.conftest import Run
+from tests.support.server import Server
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("BROKERS_CONTEXT", "BROKERS_SERVE_DATA_DIR", "BROKERS_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def token_of(server: Server) -> Path:
+    return server.data / "admin.token"
+
+
+def test_the_same_answer_by_socket_by_url_and_by_context(
+    command: Run, home: Path, shared_server: Server
+) -> None:
+    page, token = shared_server.ready["page"], str(token_of(shared_server))
+    assert command("context", "add", "here", page, "--token-file", token)[0] == ExitCode.OK
+    ways = (
+        ("--data-dir", str(shared_server.data)),
+        ("--url", page, "--token-file", token),
+        ("--context", "here"),
+    )
+    for words in (("call", "--json"), ("dms", "queues", "--json")):
+        answers = {command(*words, *way) for way in ways}
+        assert len(answers) == 1
+        assert next(iter(answers))[0] == ExitCode.OK
+
+
+def test_a_context_counts_where_no_flag_and_no_variable_says_otherwise(
+    command: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(**flags: object) -> str | Path | None:
+        place = AdminPlace(**flags).settled()  # type: ignore[arg-type]
+        return place.url or place.data_dir
+
+    assert asked() == Path("data")
+    for name, where in (("one", "http://one:1"), ("two", "http://two:2")):
+        assert command("context", "add", name, where, "--user", "ann", "--password-file", "p")[0] == 0
+    assert command("context", "use", "one")[0] == ExitCode.OK
+    assert asked() == "http://one:1"
+    assert asked(data_dir=Path("d")) == Path("d")
+    assert asked(url="http://three:3") == "http://three:3"
+    monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", "said")
+    assert asked() == Path("said")
+    monkeypatch.setenv("BROKERS_CONTEXT", "two")
+    assert asked() == "http://two:2"
+    assert asked(context="one") == "http://one:1"
+    found = AdminPlace(token_file=Path("t")).settled()
+    assert (found.url, found.user, found.password_file) == ("http://two:2", None, None), "one login, not two"
+    with pytest.raises(UsageError, match="names a server already"):
+        asked(context="one", url="http://three:3")
+
+
+def test_the_file_of_contexts_is_its_owners_alone_and_says_what_was_added(command: Run, home: Path) -> None:
+    assert command("context", "add", 'a"b', "http://x:1")[0] == ExitCode.USAGE
+    assert command("context", "add", "a.b", "https://x:1", "--ca", "own \\ \u00e9.pem")[0] == ExitCode.OK
+    file = home / ".config/brokers/contexts.toml"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    _, said, _ = command("context", "list", "--columns", "context,used,url,ca")
+    assert said.splitlines()[1].split(maxsplit=3) == ["a.b", "no", "https://x:1", f"{home}/own \\ \u00e9.pem"]
+    assert command("context", "rm", "ab") == (
+        ExitCode.MISSING,
+        "",
+        f"brokers: there is no context ab in {file}; did you mean a.b?\n",
+    )
+    assert command("context", "rm", "a.b")[0] == ExitCode.OK
+    assert command("context", "list") == (ExitCode.OK, "", "")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://x", "http://", "http://x:0", "http://ann:pw@x:1", "http://x:1/?token=pw", "x:1", "http://["],
+)
+def test_what_is_no_url_of_an_admin_port_is_a_mistake_that_shows_no_secret(url: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        AdminPlace(url=url).client()
+    assert "pw" not in str(refused.value)
+
+
+def test_a_login_that_is_for_no_port_is_a_mistake(home: Path) -> None:
+    with pytest.raises(UsageError, match="--user: is for an admin port"):
+        AdminPlace(user="ann").client()
+
+
+@pytest.mark.parametrize(
+    ("token", "code", "said"),
+    [
+        (None, ExitCode.FAILED, "wants a login"),
+        ("wrong", ExitCode.FAILED, "wants a login (the login does not fit)"),
+        ("", ExitCode.USAGE, "has no token in its first line"),
+    ],
+)
+def test_a_login_that_does_not_fit_says_what_would(
+    command: Run, home: Path, shared_server: Server, token: str | None, code: ExitCode, said: str
+) -> None:
+    words = ["status", "--url", shared_server.ready["page"]]
+    if token is not None:
+        Path("token").write_text(f"{token}\n")
+        words += ["--token-file", "token"]
+    got, out, line = command(*words)
+    assert (got, out) == (code, "")
+    assert said in line
+    assert "--token-file" in line
+
+
+def test_where_nobody_listens_the_exit_code_is_that_of_no_server(command: Run) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        code, _, said = command("status", "--url", url)
+    assert (code, said) == (ExitCode.UNAVAILABLE, f"brokers: {url} cannot be reached: Connection refused\n")
+
+
+Serve = Callable[[bytes, ssl.SSLContext | None], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Answers one request with these bytes; gives host and port."""
+    threads: list[threading.Thread] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+
+        def begin(answer: bytes, tls: ssl.SSLContext | None) -> str:
+            def run() -> None:
+                try:
+                    sock, _ = listener.accept()
+                    with tls.wrap_socket(sock, server_side=True) if tls else sock as stream:
+                        stream.recv(65536)
+                        stream.sendall(answer)
+                except OSError:
+                    pass  # what the other end thinks of it is what is tested
+
+            threads.append(threading.Thread(target=run))
+            threads[-1].start()
+            return f"127.0.0.1:{listener.getsockname()[1]}"
+
+        yield begin
+        for thread in threads:
+            thread.join()
+
+
+def test_a_certificate_is_trusted_by_its_authority_alone(serve: Serve, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    answer = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 8\r\n\r\n{"a": 1}'
+    with pytest.raises(Refusal, match=r"is not trusted: .*--ca") as refused:
+        AdminPlace(url=f"https://{serve(answer, context)}").client().request("GET", "/status")
+    assert refused.value.code == ExitCode.UNAVAILABLE
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    client = AdminPlace(url=f"https://{serve(answer, context)}", ca=tmp_path / "ca.pem").client()
+    assert client.request("GET", "/status") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "said", "code"),
+    [
+        ("200 OK", "text/html", b"<html>", "is no admin port of brokers", ExitCode.FAILED),
+        ("200 OK", "application/json", b"{", "of another version", ExitCode.FAILED),
+        (
+            "404 Not Found",
+            "application/problem+json",
+            b'{"detail": "Not Found"}',
+            "version",
+            ExitCode.MISSING,
+        ),
+        ("404 Not Found", "application/problem+json", b'{"detail": "no x"}', "^no x$", ExitCode.MISSING),
+        ("403 Forbidden", "application/problem+json", b'{"detail": "denied"}', "admin:read", ExitCode.FAILED),
+        ("409 Conflict", "application/json", b'{"error": "e", "exit_code": 999}', "^e$", ExitCode.FAILED),
+    ],
+)
+def test_an_answer_that_helps_nobody_is_told_in_words(
+    serve: Serve, status: str, kind: str, body: bytes, said: str, code: ExitCode
+) -> None:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    client = control.port_client(f"http://{serve(head.encode() + body, None)}")
+    with pytest.raises(BrokerError, match=said) as refused:
+        client.request("GET", "/api/v1/overview")
+    assert isinstance(refused.value, Refusal)
+    assert refused.value.code == code
