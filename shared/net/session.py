@@ -321,7 +321,7 @@ class SessionBase:
                 self.user = user
                 self.access_changed()
             done(fits)
-            self.go(Stop.LOGIN)
+            self.go_soon(Stop.LOGIN)  # in a turn of the driver, whose end commits what was written
 
         gate = self._gate
         if gate is None:

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.access import Access
 from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.session import SessionBase, Stop
@@ -236,6 +238,20 @@ def test_who_says_go_from_deep_within_has_input_go_on_a_turn_later() -> None:
     assert (session.done, session.stopped) == ([b"stop"], Stop.OTHERS)
     connection.advance(0)
     assert session.done == [b"stop", b"a"]
+
+
+def test_what_is_behind_a_login_goes_on_in_a_turn_of_the_driver_which_commits_it() -> None:
+    session, connection = opened()
+    access, told = Access({}), list[bool]()
+    access.check_password = lambda guard, user, password, peer, done: checks.append(done)
+    checks: list[Callable[[bool], None]] = []
+    session.admit(access.guard("lines"))
+    session.log_in("ann", b"right", told.append)
+    session.receive(b"a\n")
+    checks[0](True)
+    assert (told, session.user, session.done) == ([True], "ann", [])
+    connection.advance(0)
+    assert session.done == [b"a"]
 
 
 def test_a_peer_that_does_not_take_its_answers_is_not_read_until_it_has() -> None:
