@@ -1,5 +1,6 @@
 """Fixtures that any test may ask for, and which worker runs what."""
 
+import inspect
 import logging
 import os
 import signal
@@ -39,6 +40,12 @@ FIRST = ("tests/pipeline/", "tests/e2e/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function):
+            # pytest-trio takes the clock from a test's own arguments, and sleeps for real without one.
+            asked = {"autojump_clock", "mock_clock"}.intersection(item.fixturenames)
+            if lost := asked.difference(inspect.signature(item.obj).parameters):
+                raise pytest.UsageError(f"{item.nodeid}: a test names {lost} itself, or it does nothing")
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FIRST])
 
 

@@ -7,6 +7,7 @@ import attrs
 import pytest
 import trio
 import trio.lowlevel
+from trio.testing import MockClock
 
 from shared.access import Access, Secret, User
 from shared.net import logins
@@ -62,7 +63,7 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> Bench:
+async def bench(nursery: trio.Nursery) -> Bench:
     access = Access({"ann": User("ann", password=ANN), "cert": User("cert", certificate=True)})
     threads = Threads()
     found = Bench(access, threads, Logins(access, threads))
@@ -100,7 +101,9 @@ async def test_users_that_change_while_a_password_is_checked_count(bench: Bench)
     assert found == [False]
 
 
-async def test_after_failures_an_address_waits_for_each_answer_and_no_other_does(bench: Bench) -> None:
+async def test_after_failures_an_address_waits_for_each_answer_and_no_other_does(
+    bench: Bench, autojump_clock: MockClock
+) -> None:
     assert await bench.answer("ann", b"right")
     for _ in range(FAILURES_MAX):
         assert not await bench.answer("ann", b"wrong")
@@ -139,7 +142,7 @@ async def test_logins_that_wait_have_a_bound(bench: Bench) -> None:
 
 
 async def test_addresses_whose_failures_are_kept_have_a_bound(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     monkeypatch.setattr(logins, "ADDRESSES_MAX", 2)
     for host in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
@@ -152,7 +155,7 @@ async def test_addresses_whose_failures_are_kept_have_a_bound(
     assert trio.current_time() - before >= SLOW_SECONDS
 
 
-async def test_an_ipv6_network_is_one_address(bench: Bench) -> None:
+async def test_an_ipv6_network_is_one_address(bench: Bench, autojump_clock: MockClock) -> None:
     for n in range(FAILURES_MAX):
         await bench.answer("ann", b"wrong", f"[2001:db8::{n + 1}]")
     before = trio.current_time()
