@@ -9,6 +9,7 @@ from dmp.broker import Broker
 from dmp.declarations import Binding, ExchangeKind
 from dmp.exchanges import DEFAULT, Exchange
 from dmp.queues import Queue
+from dmp.refusals import shown
 from shared.objects import (
     BINDINGS,
     EXCHANGES,
@@ -20,6 +21,7 @@ from shared.objects import (
     a_text,
     key_of,
 )
+from shared.queues import pausing
 from shared.storage.store import Ticket
 
 DEFAULT_NAME = "amq.default"
@@ -72,7 +74,11 @@ class Admin:
                 lambda queue: key_of(_text(queue.name)),
                 self._find_queue,
                 self._queue,
-                (purge, delete),
+                (
+                    purge,
+                    delete,
+                    *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
+                ),
             ),
             Objects(
                 EXCHANGES,
@@ -109,7 +115,9 @@ class Admin:
             "ready": queue.depth,
             "held": queue.unacked,
             "delayed": 0,
+            "dead": 0,
             "consumers": len(queue.consumers) + (queue.feed is not None),
+            "paused": queue.paused,
             "bytes": queue.depth_bytes,
             "durable": queue.log is not None,
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **asked},
@@ -128,6 +136,9 @@ class Admin:
             messages, ticket = self._broker.topology.delete_queue(queue)
             await self._settled(ticket)
         return {"deleted": 1, "messages": messages, "bindings": bindings}
+
+    async def _set_paused(self, queue: Queue, paused: bool) -> None:
+        await self._settled(self._broker.topology.set_paused(queue, paused))
 
     # Exchanges.
 

@@ -21,7 +21,7 @@ from shared.storage.store import Log, Ticket
 from shared.storage.table import Table
 
 _AUTO_DELETE, _INTERNAL, _ALTERNATE = 1, 2, 4
-_ADOPTED, _LOST = 8, 16
+_ADOPTED, _LOST, _PAUSED = 8, 16, 32
 
 Row = tuple[Log, bytes, int]  # what `Store.append_all`, `Namespace.create` and `Namespace.delete` take
 
@@ -35,6 +35,7 @@ class SavedQueue:
     kind: QueueKind
     adopted: bool = False
     lost: bool = False
+    paused: bool = False
 
 
 @attrs.frozen
@@ -69,8 +70,8 @@ class Definitions:
             saved.exchanges.append((rest, _exchange_kind(value)))
         elif kind == b"q":
             rest.decode()  # or it names no log
-            adopted, lost = bool(value[0] & _ADOPTED), bool(value[0] & _LOST)
-            saved.queues.append(SavedQueue(rest, _queue_kind(value), adopted, lost))
+            adopted, lost, paused = (bool(value[0] & flag) for flag in (_ADOPTED, _LOST, _PAUSED))
+            saved.queues.append(SavedQueue(rest, _queue_kind(value), adopted, lost, paused))
         else:
             binding = _binding(rest)
             if binding.source == DEFAULT:
@@ -89,7 +90,8 @@ class Definitions:
     def queue_row(self, queue: SavedQueue) -> Row:
         """For `Namespace.create`: a queue's row comes with its log."""
         kind = queue.kind
-        flags = _AUTO_DELETE * kind.auto_delete + _ADOPTED * queue.adopted + _LOST * queue.lost
+        flags = _AUTO_DELETE * kind.auto_delete + _ADOPTED * queue.adopted
+        flags += _LOST * queue.lost + _PAUSED * queue.paused
         return self.table.put_record(b"q" + queue.name, bytes((flags,)) + kind.table)
 
     def put_queue(self, queue: SavedQueue) -> Ticket:

@@ -75,6 +75,11 @@ GAUGES = (
     Gauge("consumers", "Consumers.", lambda b: b.counts.consumers),
     Gauge("exchanges", "Exchanges.", lambda b: len(b.exchanges)),
     Gauge("queues", "Queues.", lambda b: len(b.queues)),
+    Gauge(
+        "queues_paused",
+        "Queues that deliver nothing until they are resumed.",
+        lambda b: sum(queue.paused for queue in b.queues.values()),
+    ),
     Gauge("bindings", "Bindings.", lambda b: b.bindings),
     Gauge("wild_words", "Words of topic bindings with more than three wildcards.", lambda b: b.wild_words),
     Gauge(

@@ -132,8 +132,9 @@ class Queue:
     unacked: int = attrs.field(default=0, init=False)
     unsynced: int = attrs.field(default=0, init=False)
     unsynced_bytes: int = attrs.field(default=0, init=False)  # of the bodies that wait for the disk
-    returning: int = attrs.field(default=0, init=False)
-    """So many connections give back what they had, in slices. Until all is back nothing is given out."""
+    paused: bool = attrs.field(default=False, init=False)
+    stops: int = attrs.field(default=0, init=False)
+    """Reasons to give nothing out: it is paused; each connection that gives back what it had, in slices."""
     capped: bool = attrs.field(init=False)  # it may refuse what comes: ask `room_for`
 
     consumers: Consumers = attrs.field(init=False)
@@ -184,7 +185,7 @@ class Queue:
     @property
     def empty(self) -> bool:
         """Nothing stands before a message that would come now."""
-        return not (self.ready or self._unsynced or self.returning or self.paged)
+        return not (self.ready or self._unsynced or self.stops or self.paged)
 
     @property
     def paged(self) -> bool:
@@ -449,8 +450,9 @@ class Queue:
         It is on its way from the log, or stands behind expired messages that have not gone yet, or behind
         what comes back.
         """
-        if self.ready or self.returning:
-            return self._behind or self.returning > 0
+        returning = self.stops > self.paused
+        if self.ready or returning:
+            return self._behind or returning
         return self.cold is not None and self.cold.reading
 
     @property
@@ -511,7 +513,7 @@ class Queue:
 
     def _give_out(self, *, check: bool = False) -> None:
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
-        if self.returning:
+        if self.stops:
             return
         asked = 0
         while (depth := self.depth) and not self._blocked and not (check and self._behind):
@@ -546,6 +548,8 @@ class Queue:
                 self._expired(late)
 
     def _somebody_has_room(self) -> bool:
+        if self.paused:
+            return False
         return self.consumers.have_room() if self.feed is None else room_of(self.feed)[0] > 0
 
     def _hand_over(self, taker: Taker, messages: list[Message]) -> None:
@@ -576,7 +580,7 @@ class Queue:
         self.used_now()
         if self._timed:
             self._expire_ready()
-        if self.feed is not None or self.returning or not (self.ready or self._warm()) or self._behind:
+        if self.feed is not None or self.stops or not (self.ready or self._warm()) or self._behind:
             return None
         message = self._pop()
         if no_ack:
@@ -675,14 +679,26 @@ class Queue:
 
     def await_returns(self) -> None:
         """Nothing is given out until `all_returned`: some of what comes back stands before all there is."""
-        self.returning += 1
+        self.stops += 1
 
     def all_returned(self) -> None:
         """One who called `await_returns` has had its messages requeued."""
-        self.returning -= 1
-        if not (self.returning or self.deleted):
+        self.stops -= 1
+        if self.stops == self.paused and not self.deleted:
             self.deal()
             self._tell_waiting()
+
+    def pause(self) -> None:
+        """Give nothing out, until it is resumed. What comes waits, and expires."""
+        self.paused = True
+        self.stops += 1
+
+    def resume(self) -> None:
+        """Give out again."""
+        self.paused = False
+        self.stops -= 1
+        if not (self.stops or self.deleted):
+            self.deal()
 
     # -- who takes
 

@@ -32,6 +32,7 @@ from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
 from shared.budget import Account
 from shared.errors import StoreError
+from shared.queues.pausing import tell_paused
 from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Ticket
 
@@ -236,9 +237,23 @@ class Topology:
         """How many messages that were. Raises StoreError."""
         ticket = None
         if queue.lost:
-            saved = SavedQueue(queue.name, queue.kind, queue.adopted)
+            saved = SavedQueue(queue.name, queue.kind, queue.adopted, paused=queue.paused)
             ticket = self._broker.definitions.put_queue(saved)
         return queue.purge(), ticket
+
+    def set_paused(self, queue: Queue, paused: bool) -> Ticket | None:
+        """Give nothing out, or again. A queue that is not durable forgets it at exit. Raises StoreError."""
+        if queue.paused == paused:
+            return None
+        ticket = None
+        if queue.log is not None:
+            saved = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, paused)
+            ticket = self._broker.definitions.put_queue(saved)
+        if paused:
+            queue.pause()
+        else:
+            queue.resume()
+        return ticket
 
     def queue(self, name: bytes, owner: Owner | None) -> Queue:
         """The one by that name. Raises Refusal: NOT_FOUND, or as `find_queue`."""
@@ -301,7 +316,9 @@ class Topology:
         """The first declaration of a queue whose definition was lost is its definition."""
         if not kind.durable or kind.exclusive:
             return None  # it is another's queue that is meant; `_same_queue` says why not
-        ticket = self._broker.definitions.put_queue(SavedQueue(queue.name, kind, lost=queue.lost))
+        ticket = self._broker.definitions.put_queue(
+            SavedQueue(queue.name, kind, lost=queue.lost, paused=queue.paused)
+        )
         queue.define(kind)
         self._charge_queue(queue)
         return ticket
@@ -468,6 +485,7 @@ class Topology:
             await self._adopt(left.encode(), defined=b"q" + left.encode() in saved.unreadable)
         broker.bodies.restored()
         self._restore_bindings(saved)
+        tell_paused(broker.log, [shown(queue.name) for queue in broker.queues.values() if queue.paused])
 
     async def _restore_queue(self, saved: SavedQueue) -> None:
         broker = self._broker
@@ -484,6 +502,8 @@ class Topology:
             )
         queue = Queue(saved.name, saved.kind, broker, None, broker.limits)
         queue.adopted = saved.adopted
+        if saved.paused:
+            queue.pause()
         await self._load(queue, log, lost=lost)
 
     async def _adopt(self, name: bytes, *, defined: bool) -> None:

@@ -15,6 +15,7 @@ from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, malformed
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.objects import QUEUES, Action, Objects, a_body, a_count, key_of, message_row
 from shared.plugin import Verb
+from shared.queues import pausing
 from shared.storage.log import read_records
 
 PEEK_MAX = 1000
@@ -65,6 +66,7 @@ class Admin:
             Action("purge", "Drop its messages, but those that are held.", self._purge, {}, dry_runs=True),
             Action("redrive", "Move dead letters back to where they came from.", self._redrive),
             Action("messages", "Put one in.", self._put, message),
+            *pausing.actions(self._set_paused, lambda queue: queue.text, self._engine.log),
         )
         return (
             Objects(
@@ -87,13 +89,13 @@ class Admin:
         durable = queue.log is not None
         return {
             "name": queue.text,
-            **{name: found[name] for name in ("ready", "held", "delayed")},
+            **{name: found[name] for name in ("ready", "held", "delayed", "dead", "paused")},
             "consumers": len(queue.line),
             "bytes": found["disk_bytes"]
             if durable
             else queue.hot_bytes + queue.back_bytes + queue.held_bytes,
             "durable": durable,
-            "settings": {"depth_max": queue.options.depth, **{name: found[name] for name in OPTIONS}},
+            "settings": {"depth_limit": queue.options.depth, **{name: found[name] for name in OPTIONS}},
         }
 
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
@@ -115,6 +117,11 @@ class Admin:
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], __: bool) -> dict[str, Any]:
         found = await self.redrive({"queue": queue.text})
         return {"moved": found["moved"], "left": found["left"]}
+
+    async def _set_paused(self, queue: Queue, paused: bool) -> None:
+        ticket = self._engine.set_paused(queue, paused)
+        if ticket is not None:
+            await self._engine.store.wait(ticket)
 
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         body = a_body(arguments)
@@ -186,7 +193,7 @@ class Admin:
                 await self._pause()
         finally:
             stay = [seq for seq in stay if seq in queue.back]
-            queue.returning += 1
+            queue.stops += 1
             self._engine.background.add(_let_out(queue, stay))
         return {"queue": queue.text, "moved": moved, "left": len(stay)}
 
@@ -250,21 +257,28 @@ class Admin:
 
     def _describe(self, queue: Queue) -> dict[str, Any]:
         log, cold, expiry = queue.log, queue.cold, queue.expiry
-        shown = queue.end - queue.head
-        held_up = shown - min(max(queue.released - queue.head, 0), shown)
+        in_row = queue.end - queue.head
+        dead = dead_in_row = delayed = 0
+        released = queue.released
+        if expiry is not None:
+            dead, released, delayed = expiry.dead, expiry.released, expiry.delayed
+            dead_in_row = min(max(expiry.expired - queue.head, 0), in_row)
+        ready_in_row = max(min(released - queue.head, in_row) - dead_in_row, 0)
         row: dict[str, Any] = {
             "queue": queue.text,
             "depth": queue.depth,
-            "ready": shown - held_up + len(queue.returned),
+            "ready": ready_in_row + len(queue.returned),
             "held": queue.held,
-            "delayed": held_up + (expiry.delayed if expiry is not None else 0),
+            "delayed": in_row - ready_in_row - dead_in_row + delayed,
+            "dead": dead,
+            "paused": queue.paused,
             "waiting": sum(credit.left for credit in queue.line),
             "in_memory": len(queue.bodies) + len(queue.back),
             "durability": "memory" if log is None else str(log.log.mode),
             "disk_bytes": 0 if cold is None else cold.log.end - cold.log.first,
         }
         options = queue.options
-        row["depth_max"] = options.depth
+        row["depth_limit"] = options.depth
         for name in OPTIONS:
             row[name] = getattr(options, name)
         return row
@@ -369,7 +383,7 @@ def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:
                 else:
                     heappush(queue.returned, seq)
     finally:
-        queue.returning -= 1
+        queue.stops -= 1
         if expiry is not None:
             expiry.bury()
         if queue.line and not queue.deleted:

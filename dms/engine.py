@@ -16,7 +16,10 @@ to that. On a disk every change is also a record in the queue's log (`dms.queue_
 
 What takes long goes in turns (`Engine.background`, and a queue's timer), and others are served in between:
 redelivery to many credits, the end of many credits, and the return of what a lost connection held. While
-messages return their queue delivers nothing (`returning`), so order is what it would be at once.
+messages return their queue delivers nothing (`stops`), so order is what it would be at once.
+
+A queue that is paused delivers nothing either. It takes messages, and they expire; its row in the table says
+so, and it is paused after a restart, too.
 """
 
 from __future__ import annotations
@@ -202,9 +205,10 @@ class Queue:
         "log",
         "name",
         "options",
+        "paused",
         "released",
         "returned",
-        "returning",
+        "stops",
         "tail",
         "text",
     )
@@ -233,8 +237,10 @@ class Queue:
         """By sequence: body, and how often it was delivered."""
         self.back_bytes = 0
         self.returned: list[int] = []
-        self.returning = 0
-        """Lost connections whose deliveries are on their way back: until then nothing goes out."""
+        self.stops = 0
+        """Reasons to deliver nothing: it is paused; each lost connection whose deliveries are on their way
+        back."""
+        self.paused = False
         self.line: deque[Credit] = deque()
         self.deadline = self.heaped = math.inf  # for the engine's timers
 
@@ -348,7 +354,7 @@ class Queue:
         """Serve the credits in line, in their order, as far as messages are ready."""
         line, bodies, engine = self.line, self.bodies, self.engine
         again = 0
-        while line and not self.returning:
+        while line and not self.stops:
             credit = line[0]
             want = len(credit.ids) - credit.at
             if not want:
@@ -391,11 +397,23 @@ class Queue:
         credit.consumer.unacked.single[delivery_id] = self, seq, body, deliveries
         credit.consumer.deliver(credit, (delivery_id,), (body,))
 
+    def pause(self) -> None:
+        """Deliver nothing, until it is resumed."""
+        self.paused = True
+        self.stops += 1
+
+    def resume(self) -> None:
+        """Deliver again."""
+        self.paused = False
+        self.stops -= 1
+        if self.line and not self.deleted:
+            self.dispatch()
+
     def take_next(self, consumer: Consumer) -> tuple[bytes, bytes] | None:
         """Fast path of `line_up` for one credit: the id and body of the next message, which `consumer` now
         holds. None where it is not that simple: none is ready, or something or somebody is before it."""
         bodies, seq = self.bodies, self.head
-        if not bodies or self.line or self.returned or seq >= self.released or self.returning:
+        if not bodies or self.line or self.returned or seq >= self.released or self.stops:
             return None
         if self.cold is not None and self.cold.damage is not None:
             return None
@@ -904,7 +922,26 @@ class Engine:
     def row(self, queue: Queue, *, snapshot: int) -> bytes:
         """What the table has about a queue."""
         assert queue.log is not None
-        return _row(queue.log.log, self._asked[queue], snapshot)
+        return _row(queue.log.log, self._asked[queue], snapshot, queue.paused)
+
+    def set_paused(self, queue: Queue, paused: bool) -> Ticket | None:
+        """Have a queue deliver nothing, or again. A queue in memory forgets it at exit. Raises Refusal."""
+        if queue.paused == paused:
+            return None
+        ticket = None
+        if queue.log is not None:
+            before = json.loads(self.table.get(queue.name) or b"{}")
+            snapshot = before["snapshot"] if before.get("log") == queue.log.log.id else 0
+            try:
+                row = _row(queue.log.log, self._asked[queue], snapshot, paused)
+                ticket = self.table.put(queue.name, row)
+            except StoreError as error:
+                raise refusal_for(error) from None
+        if paused:
+            queue.pause()
+        else:
+            queue.resume()
+        return ticket
 
     # -- dead letters
 
@@ -1021,7 +1058,7 @@ class Engine:
             return
         queues = {delivery[0] for piece in pieces for delivery in piece}
         for queue in queues:
-            queue.returning += 1
+            queue.stops += 1
         self.returning[consumer.number] = pieces
         self.background.add(self._give_back_in_turns(consumer.number, queues))
 
@@ -1040,7 +1077,7 @@ class Engine:
             del self.returning[number]
             self.tell_budget()
             for queue in queues:
-                queue.returning -= 1
+                queue.stops -= 1
                 if queue.line:
                     queue.dispatch()
 
@@ -1124,8 +1161,9 @@ def _background_crashed(error: Exception) -> None:
     )
 
 
-def _row(log: Log, asked: Mapping[str, Any], snapshot: int) -> bytes:
-    return json.dumps({"log": log.id, "options": asked, "snapshot": snapshot}).encode()
+def _row(log: Log, asked: Mapping[str, Any], snapshot: int, paused: bool = False) -> bytes:
+    row = {"log": log.id, "options": asked, "snapshot": snapshot}
+    return json.dumps({**row, "paused": True} if paused else row).encode()
 
 
 def _undo_move(source: Queue, messages: Mapping[int, tuple[bytes, int]]) -> None:

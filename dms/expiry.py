@@ -133,8 +133,15 @@ class Expiry:
 
     @property
     def delayed(self) -> int:
-        """Messages in `back` that may not go out now."""
-        return len(self.put_off_until) + sum(map(len, self._dead.values()))
+        """Messages in `back` that may not go out before their time."""
+        return len(self.put_off_until)
+
+    @property
+    def dead(self) -> int:
+        """Messages that are dead and have not left: where they should go is missing or full, or it is not
+        their turn yet."""
+        row = max(min(self.expired, self.queue.end) - self.queue.head, 0)
+        return row + sum(map(len, self._dead.values()))
 
     # -- time
 

@@ -42,6 +42,11 @@ class Counts:
 
 GAUGES = (
     Gauge("queues", "Queues.", lambda engine: len(engine.queues)),
+    Gauge(
+        "queues_paused",
+        "Queues that deliver nothing until they are resumed.",
+        lambda engine: sum(queue.paused for queue in engine.queues.values()),
+    ),
     Gauge("clients", "Connections that have made their handshake.", lambda engine: len(engine.consumers)),
     Gauge(
         "messages",

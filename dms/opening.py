@@ -16,6 +16,7 @@ from dms.settings import NAMESPACE, QUEUES, TABLES_NAMESPACE, DmsSettings
 from dms.times import Times
 from shared.errors import StoreError
 from shared.plugin import Context
+from shared.queues.pausing import tell_paused
 from shared.storage.log import WholeRecords
 from shared.storage.lost import Lost
 from shared.storage.settings import Durability
@@ -150,6 +151,8 @@ async def open_engine(context: Context, settings: DmsSettings, times: Times | No
         if row.get("log") != log.id:  # none, or of an earlier queue of that name
             row = {}
         queue = engine.adopt(name, row.get("options", {}))
+        if row.get("paused"):
+            queue.pause()
         try:
             await open_log(queue, log, row.get("snapshot", 0))
         except (StoreError, NotOurs) as error:
@@ -168,6 +171,7 @@ async def open_engine(context: Context, settings: DmsSettings, times: Times | No
                 "backup, or create the queue again to go on without them",
                 queue=key.decode(errors="replace"),
             )
+    tell_paused(context.log, [queue.text for queue in engine.queues.values() if queue.paused])
     for queue in tuple(engine.queues.values()):
         if queue.expiry is not None:  # now that the dead-letter queues are there
             queue.expiry.on_time(engine.times.now_ms())

@@ -104,6 +104,23 @@ def test_a_dms_queue_is_seen_peeked_filled_and_purged(served: Api) -> None:
     assert served.post(f"{path}/redrive") == {"moved": 0, "left": 0}
 
 
+@pytest.mark.parametrize("protocol", ["dms", "dmp"])
+def test_a_queue_is_paused_and_resumed(served: Api, protocol: str) -> None:
+    served.command(protocol, *(("create", "-q") if protocol == "dms" else ("declare", "queue")), "still")
+    path = f"queues/{protocol}/still"
+    assert served.get(path)["paused"] is False
+    assert served.post(f"{path}/pause?dry_run=1") == {"paused": 1}
+    assert served.get(path)["paused"] is False
+    assert served.post(f"{path}/pause") == {"paused": 1}
+    assert served.post(f"{path}/pause") == {"paused": 0}
+    assert served.get(path)["paused"] is True
+    with urllib.request.urlopen(f"{served.server.ready['page']}metrics", timeout=30) as answer:
+        assert f"brokers_{protocol}_queues_paused 1" in answer.read().decode()
+    assert served.post(f"{path}/resume") == {"resumed": 1}
+    assert served.get(path)["paused"] is False
+    assert "a queue is paused" in served.server.said
+
+
 def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None:
     for path, body, status in (
         ("queues/dms/none", None, 404),

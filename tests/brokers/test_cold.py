@@ -65,7 +65,7 @@ def test_the_settings_of_a_file_hold_where_no_server_runs(
     capsys.readouterr()
     assert run(["dms", "queues", *told]) == ExitCode.OK
     (row,) = capsys.readouterr().out.splitlines()
-    assert (json.loads(row)["queue"], json.loads(row)["depth_max"]) == ("orders", 7)
+    assert (json.loads(row)["queue"], json.loads(row)["depth_limit"]) == ("orders", 7)
 
 
 def test_where_a_file_names_no_folder_the_usual_one_counts(

@@ -325,3 +325,61 @@ async def test_a_full_queue_by_bytes_rejects_too_and_takes_no_dead_letters(world
     source.reject([message])
     assert queue.depth == 2
     assert world.broker.counts.dead_letters_lost == 1
+
+
+async def test_a_paused_queue_takes_messages_and_gives_them_out_once_it_is_resumed(world: World) -> None:
+    queue = world.queue(messages_max=2, rejects=True)
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", b"0")
+    world.topology.set_paused(queue, True)
+    world.topology.set_paused(queue, True)
+    world.publish(b"", b"q", b"1", b"2", b"3")
+    assert (taker.bodies, ready(queue)) == ([b"0"], [b"1", b"2"]), "what is full stays full"
+    queue.requeue(taker.messages)
+    queue.deal()
+    assert queue.get(no_ack=True) is None
+    assert not queue.warming
+    world.topology.set_paused(queue, False)
+    assert taker.bodies == [b"0", b"0", b"1", b"2"]
+
+
+async def test_what_comes_back_to_a_paused_queue_in_slices_waits_with_the_rest(world: World) -> None:
+    queue = world.queue()
+    world.publish(b"", b"q", b"0")
+    queue.await_returns()
+    world.topology.set_paused(queue, True)
+    assert queue.warming
+    queue.all_returned()
+    assert not queue.warming
+    taker = Taker()
+    queue.add_consumer(taker)
+    queue.deal()
+    assert taker.bodies == []
+    queue.await_returns()
+    world.topology.set_paused(queue, False)
+    assert taker.bodies == []
+    queue.all_returned()
+    assert taker.bodies == [b"0"]
+
+
+async def test_a_durable_queue_stays_paused_over_crashes_and_purges_until_it_is_resumed(world: World) -> None:
+    queue = world.queue(durable=True)
+    world.topology.set_paused(queue, True)
+    queue.lost = True
+    world.topology.purge_queue(queue)
+    world.settle()
+    world = await world.again()
+    queue = world.broker.queues[b"q"]
+    assert (queue.paused, queue.lost) == (True, False)
+    world.publish(b"", b"q", b"0", properties=PERSISTENT)
+    world.settle()
+    taker = Taker()
+    queue.add_consumer(taker)
+    queue.deal()
+    assert taker.bodies == []
+    world.topology.set_paused(queue, False)
+    assert taker.bodies == [b"0"]
+    world.settle()
+    world = await world.again()
+    assert not world.broker.queues[b"q"].paused

@@ -1,0 +1,56 @@
+"""Pausing a queue: it takes messages and delivers none. How is each protocol's own; here is what they say."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from shared.objects import Action
+
+SHOWN_MAX = 10
+
+
+def actions(
+    set_paused: Callable[[Any, bool], Awaitable[None]],
+    name_of: Callable[[Any], str],
+    log: structlog.stdlib.BoundLogger,
+) -> tuple[Action, Action]:
+    """`pause` and `resume`. `set_paused`: has a queue paused or not, for good where it is durable."""
+
+    async def change(queue: Any, paused: bool, dry_run: bool) -> Mapping[str, int]:
+        changes = queue.paused != paused
+        if changes and not dry_run:
+            await set_paused(queue, paused)
+            if paused:
+                log.warning(
+                    "a queue is paused: it delivers nothing until it is resumed", queue=name_of(queue)
+                )
+            else:
+                log.info("a queue is resumed: it delivers again", queue=name_of(queue))
+        return {"paused" if paused else "resumed": int(changes)}
+
+    async def pause(queue: Any, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, int]:
+        return await change(queue, True, dry_run)
+
+    async def resume(queue: Any, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, int]:
+        return await change(queue, False, dry_run)
+
+    return (
+        Action(
+            "pause",
+            "Stop deliveries; publishing goes on. A durable queue stays paused over a restart.",
+            pause,
+            dry_runs=True,
+        ),
+        Action("resume", "Deliver again.", resume, dry_runs=True),
+    )
+
+
+def tell_paused(log: structlog.stdlib.BoundLogger, names: Sequence[str]) -> None:
+    """At a start: some queues are paused still."""
+    if names:
+        log.warning(
+            "queues are paused since an earlier run: they deliver nothing until they are resumed",
+            queues=sorted(names)[:SHOWN_MAX],
+            count=len(names),
+        )
