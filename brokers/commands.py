@@ -13,6 +13,17 @@ from brokers.flags import ConfigFile, Flag, ServeCommand, port_flags, with_host_
 from shared.cli.app import examples
 from shared.cli.options import Json
 
+OBJECT_KINDS = (
+    "connections",
+    "queues",
+    "topics",
+    "groups",
+    "sessions",
+    "subscriptions",
+    "exchanges",
+    "bindings",
+)
+"""Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""
 PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
 CONTEXT_HELP = "Servers by name, for the commands that ask a running one."
 USER_HELP = "Users: who may log in, and what each may do."
@@ -34,6 +45,9 @@ def add_commands(app: App, root: Callable[[], App]) -> None:
     )
     app.command(_config_app())
     server_cli.add_commands(app)
+    for kind in OBJECT_KINDS:
+        app.command(f"brokers.object_cli:{kind}", name=kind, help=f"List the {kind}.")
+    app.command("brokers.object_cli:kick", name="kick", help="Close connections.")
     folder_cli.add_commands(app)
     app.command("brokers.context_cli:app", name="context", help=CONTEXT_HELP)
     app.command("brokers.user_cli:app", name="user", help=USER_HELP)

@@ -25,6 +25,17 @@ GROUP = "brokers.protocols"
 OWN_SECTIONS = frozenset({"serve", "net", "tls", "access", "admin", "client", "storage", "record"})
 OWN_VERBS = frozenset(
     {"serve", "config", "status", "metrics", "call", "fsck", "log", "backup", "restore"}
+    | {
+        "connections",
+        "kick",
+        "queues",
+        "topics",
+        "groups",
+        "sessions",
+        "subscriptions",
+        "exchanges",
+        "bindings",
+    }
     | {"bench", "completion", "pipeline", "reload", "user", "context"}
 )
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")

@@ -5,6 +5,7 @@ A verb returns what it found and never prints:
 - None: nothing to show; `str`: a line (or several); `bytes`: raw bytes, as they are;
 - one mapping or attrs object: its fields, one a line;
 - a sequence of them: the rows of a table; an iterator or async iterator: rows as they come;
+- a `Listing`: rows whose columns have units;
 - `Several` results: one after the other, with a blank line between;
 - `CommandResult`: a result, and the exit code of the command.
 
@@ -18,10 +19,12 @@ import base64
 import codecs
 import enum
 import json
+import shlex
 import shutil
 import sys
 import textwrap
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TextIO
 
 import attrs
@@ -35,6 +38,8 @@ Row = Mapping[str, Any]
 
 GROUPED_FROM = 10_000
 """From here on numbers are written as 10,000."""
+NUMBERS = frozenset({"count", "bytes", "seconds", "rate", "bytes_rate"})
+"""Units of columns that are aligned as numbers."""
 PLACES = frozenset(
     {"offset", "first", "end", "last", "committed", "seq", "id", "pid", "port", "delivery", "value"}
 )
@@ -46,6 +51,15 @@ class Several:
     """Results to show one after the other. For JSON a verb returns one object instead."""
 
     results: tuple[Any, ...]
+
+
+@attrs.frozen
+class Listing:
+    """Rows whose columns have units (`shared.objects.Unit`). `following`: behind this name there are more."""
+
+    rows: Sequence[Row]
+    units: Mapping[str, str]
+    following: str | None = None
 
 
 @attrs.frozen
@@ -96,6 +110,10 @@ class Output:
             self._stream.buffer.flush()
         elif isinstance(result, str):
             self._line(self._json_text(result) if self._json else self._safe(result))
+        elif isinstance(result, Listing):
+            self._rows(result.rows, result.units)
+            if result.following is not None and self._terminal and not self._json:
+                self._line(f"\nThere are more: --after {shlex.quote(escape(result.following))}")
         elif (row := _row(result)) is not None:
             self._line(self._json_text(row)) if self._json else self._record(row)
         elif isinstance(result, Iterator):
@@ -139,27 +157,27 @@ class Output:
         for name, value in row.items():
             self._line(f"{name:<{width}}  {self._safe(self._cell(name, value))}")
 
-    def _rows(self, items: Sequence[Any]) -> None:
+    def _rows(self, items: Sequence[Any], units: Mapping[str, str] | None = None) -> None:
         if self._columns is not None:
             items = [_only(self._columns, row) for row in _as_rows(items)]
         if self._json:
             for item in items:
                 self._next(item)
         elif items:
-            self._table(_as_rows(items))
+            self._table(_as_rows(items), units or {})
         elif self._terminal and self._listed is not None:
             self._line(f"no {self._listed}")
 
-    def _table(self, rows: Sequence[Row]) -> None:
+    def _table(self, rows: Sequence[Row], units: Mapping[str, str]) -> None:
         names = list(dict.fromkeys(name for row in rows for name in row))
         if not names:
             return
         columns = [
             Column(
                 name,
-                [escape(self._cell(name, row.get(name))) for row in rows],
-                right=all(_is_number(row.get(name)) for row in rows),
-                empty=not any(row.get(name) for row in rows),
+                [escape(self._cell(name, row.get(name), units.get(name))) for row in rows],
+                right=all(_is_number(row.get(name)) for row in rows) and units.get(name, "count") in NUMBERS,
+                empty=_is_dispensable([row.get(name) for row in rows], units.get(name)),
             )
             for name in names
         ]
@@ -178,9 +196,14 @@ class Output:
         for line in textwrap.wrap(said, shutil.get_terminal_size().columns, break_long_words=False):
             self._line(line)
 
-    def _cell(self, name: str, value: Any) -> str:
+    def _cell(self, name: str, value: Any, said: str | None = None) -> str:
+        """`said`: the unit of the column, where that is described."""
+        if self._terminal and said == "time" and isinstance(value, str):
+            return local_time(value)
         if not self._terminal or not _is_number(value) or value is None:
             return cell(value)
+        if said in ("rate", "bytes_rate"):
+            return f"{readable(value, 'bytes') if said == 'bytes_rate' else self._cell('', value)}/s"
         unit = named_unit(name)
         if unit is not None:
             return readable(value, unit)
@@ -231,6 +254,21 @@ def cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(cell, value))
     return str(value)
+
+
+def _is_dispensable(values: Sequence[Any], unit: str | None) -> bool:
+    """Whether a column is the first to be left out: it has no value, or long ones that only some look at."""
+    if unit is None:
+        return not any(values)
+    return unit == "table" or all(value is None or value in ("", []) for value in values)
+
+
+def local_time(text: str) -> str:
+    """A time in RFC 3339, on the clock here; what is none stays as it is."""
+    try:
+        return datetime.fromisoformat(text).astimezone().isoformat(timespec="seconds")
+    except (ValueError, OverflowError):
+        return text
 
 
 def _is_number(value: Any) -> bool:

@@ -4,14 +4,14 @@ import io
 import json
 import re
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-from brokers.render import Output
+from brokers.render import Listing, Output
 from shared.cli.progress import progress
 from shared.errors import UsageError
 
@@ -102,6 +102,27 @@ def test_amounts_are_read_by_people_on_a_terminal_alone() -> None:
     assert datetime.fromisoformat(created).timestamp() == 1_795_324_814
     assert datetime.fromisoformat(created).tzinfo is not None
     assert value == "20000"
+
+
+def test_a_list_with_units_has_them_on_a_terminal_and_what_most_look_at_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    units = {"name": "", "ready": "count", "none": "rate", "in_rate": "bytes_rate", "more": "table"}
+    rows = [{"name": "a", "ready": 0, "none": None, "in_rate": 2048.0, "more": {"key": "value " * 9}}]
+    listing = Listing([{**rows[0], "since": "2026-01-31T12:00:00.000Z"}], {**units, "since": "time"}, "x/a b")
+    local = datetime(2026, 1, 31, 12, tzinfo=UTC).astimezone().isoformat()
+    assert shown(listing, stream=Terminal()).splitlines() == [
+        "name  ready  none  in_rate  since",
+        "─" * (28 + len(local)),
+        f"a         0     -  2 KiB/s  {local}",
+        "",
+        "Not shown: more (--json).",
+        "",
+        "There are more: --after 'x/a b'",
+    ]
+    assert shown(listing).splitlines()[1].split()[:4] == ["a", "0", "-", "2048"]
+    assert [json.loads(line) for line in shown(listing, as_json=True).splitlines()] == listing.rows
 
 
 def test_a_list_of_nothing_says_so_on_a_terminal() -> None:

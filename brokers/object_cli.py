@@ -1,0 +1,177 @@
+"""Lists of what runs, with the columns of the API: `brokers queues`, `connections` ...; and `kick`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import fill
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
+
+from cyclopts import App, Parameter
+
+from brokers.asking import AdminPlace
+from brokers.control import AdminClient
+from brokers.errors import ExitCode, Refusal
+from brokers.flags import with_admin_flags, with_table_flags
+from brokers.render import CommandResult, Listing
+from shared.cli.app import examples
+from shared.cli.options import Json, at_least_one, flag
+from shared.errors import UsageError
+from shared.objects import KINDS, ObjectKind
+
+ROOT = "/api/v1"
+PAGE = 1000
+"""The most that one answer has."""
+SMALLEST_FIRST = ("", "time", "flag")
+"""Units of columns by which the first is not the largest."""
+
+
+def __getattr__(name: str) -> App:
+    """The command that lists a kind: what `app.command("brokers.object_cli:queues")` imports."""
+    if name not in KINDS:
+        raise AttributeError(name)
+    return list_app(KINDS[name])
+
+
+def list_app(kind: ObjectKind) -> App:
+    wide = max(len(column.name) for column in kind.columns)
+    columns = "\n".join(
+        fill(
+            column.help,
+            80,
+            initial_indent=f"    {column.name:<{wide}}  ",
+            subsequent_indent=" " * (wide + 6),
+        )
+        for column in kind.columns
+    )
+    own = (f"brokers {kind.name} protocol=NAME",) if "protocol" in kind.filters else ()
+    app = App(
+        name=kind.name,
+        help_format="plaintext",
+        help_epilogue=f"Columns, which --columns and --sort take:\n\n{columns}\n\n"
+        + examples("brokers", f"brokers {kind.name}", *own, f"brokers {kind.name} 'a*' --json"),
+    )
+    app.default(with_admin_flags(with_table_flags(_list_verb(kind))))
+    return app
+
+
+def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
+    def list_objects(
+        *wanted: Annotated[
+            str,
+            Parameter(help="Part of a name, or all of it with * and ?; COLUMN=VALUE: with that value alone."),
+        ],
+        sort: Annotated[
+            str | None, Parameter(help="By this column; numbers largest first.", show_default=False)
+        ] = None,
+        reverse: Annotated[bool, flag("The other way round.")] = False,
+        limit: Annotated[
+            int | None,
+            Parameter(
+                name=("--limit", "-n"),
+                help="So many; else all.",
+                validator=at_least_one,
+                show_default=False,
+            ),
+        ] = None,
+        after: Annotated[
+            str | None, Parameter(help="Those behind this name, for the next page.", show_default=False)
+        ] = None,
+        at: AdminPlace,
+        json: Json = False,
+    ) -> Listing:
+        query = _query(wanted)
+        units = {column.name: column.unit for column in kind.columns}
+        if sort is None:
+            if reverse:
+                raise UsageError("--reverse", "needs --sort")
+            rows, following = pages(at.client(), kind.name, query, limit, after)
+            return Listing(rows, units, following)
+        if sort not in units:
+            raise UsageError("--sort", f"no column {sort}; there are {', '.join(units)}")
+        if after is not None:
+            raise UsageError("--after", "is by name, and not with --sort")
+        descending = (units[sort] not in SMALLEST_FIRST) is not reverse
+        if limit is not None and limit <= PAGE:
+            order = f"-{sort}" if descending else sort
+            return Listing(first(at.client(), kind.name, {**query, "sort": order}, limit), units)
+        rows, _ = pages(at.client(), kind.name, query)
+        there = [row for row in rows if row[sort] is not None]
+        there.sort(key=lambda row: row[sort], reverse=descending)
+        return Listing([*there, *(row for row in rows if row[sort] is None)][:limit], units)
+
+    list_objects.__doc__ = f"List the {kind.name}.\n\n{kind.help}"
+    return list_objects
+
+
+def _query(wanted: Sequence[str]) -> dict[str, str]:
+    query: dict[str, str] = {}
+    for word in wanted:
+        column, equals, value = word.partition("=")
+        name, text = (column, value) if equals and column else ("match", word)
+        if name in query:
+            raise UsageError("WANTED", f"{name} is given twice")
+        query[name] = text
+    return query
+
+
+def pages(
+    client: AdminClient,
+    kind: str,
+    query: Mapping[str, str],
+    limit: int | None = None,
+    after: str | None = None,
+) -> tuple[list[Mapping[str, Any]], str | None]:
+    """All rows behind `after`, `limit` at most; and the name behind which there are more, if any."""
+    rows: list[Mapping[str, Any]] = []
+    while True:
+        size = PAGE if limit is None else min(PAGE, limit - len(rows))
+        asked = {**query, "limit": str(size), **({} if after is None else {"after": after})}
+        found = client.request("GET", f"{ROOT}/{kind}?{urlencode(asked)}")
+        rows += found["items"]
+        after = found["next"]
+        if after is None or (limit is not None and len(rows) >= limit):
+            return rows, after
+
+
+def first(
+    client: AdminClient, kind: str, query: Mapping[str, str], limit: int
+) -> Sequence[Mapping[str, Any]]:
+    """The first rows of a list, `PAGE` at most."""
+    found = client.request("GET", f"{ROOT}/{kind}?{urlencode({**query, 'limit': str(limit)})}")
+    return list(found["items"])
+
+
+def path_of(kind: str, *parts: str) -> str:
+    """The path of one object, or of what can be done with it."""
+    return "/".join((ROOT, kind, *(quote(part, safe="") for part in parts)))
+
+
+kick = App(name="kick", help_format="plaintext", help_epilogue=examples("brokers", "brokers kick dms-12"))
+
+
+@kick.default
+@with_admin_flags
+def _kick(
+    connection: Annotated[
+        tuple[str, ...],
+        Parameter(name="--connection", help="What `brokers connections` calls it.", negative=""),
+    ],
+    *,
+    at: AdminPlace,
+    json: Json = False,
+) -> CommandResult:
+    """Close connections. A client is told so where its protocol has words for it.
+
+    The exit code is 66 where one is not there (any more); the others are closed.
+    """
+    client = at.client()
+    rows: list[Mapping[str, Any]] = []
+    code = ExitCode.OK
+    for each in connection:
+        try:
+            rows.append({"connection": each, **client.request("DELETE", path_of("connections", each))})
+        except Refusal as error:
+            if error.code != ExitCode.MISSING:
+                raise
+            rows.append({"connection": each, "closed": 0})
+            code = ExitCode.MISSING
+    return CommandResult(rows, code)

@@ -1,0 +1,106 @@
+"""`brokers queues` and the like: what the API lists, narrowed, sorted and paged; and `brokers kick`."""
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from brokers import control, object_cli
+from brokers.commands import OBJECT_KINDS
+from brokers.errors import ExitCode
+from shared.objects import KINDS
+from tests.brokers.conftest import Run
+from tests.support.server import Server, speak, until
+
+Rows = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def topics(shared_server: Server) -> list[str]:
+    """Names of topics, of which the first has most in it."""
+    names = [f"listed.{number}" for number in range(7)]
+    said = b"".join(b"PRODUCE %s %s\n" % (name.encode(), b"x" * (50 - at)) for at, name in enumerate(names))
+    speak(shared_server.address("logmq"), said)
+    return names
+
+
+@pytest.fixture
+def rows(command: Run, shared_server: Server) -> Rows:
+    def listed(*words: str) -> list[dict[str, Any]]:
+        code, out, said = command(*words, "--json", "--data-dir", str(shared_server.data))
+        assert code == ExitCode.OK, said
+        return [json.loads(line) for line in out.splitlines()]
+
+    return listed
+
+
+def test_there_is_a_command_for_what_is_listed() -> None:
+    assert set(OBJECT_KINDS) <= set(KINDS)
+
+
+@pytest.mark.parametrize("kind", OBJECT_KINDS)
+def test_a_list_is_that_of_the_api(rows: Rows, shared_server: Server, topics: list[str], kind: str) -> None:
+    told = control.request(shared_server.data, "GET", f"/api/v1/{kind}?limit=1000")["items"]
+    assert [list(row) for row in rows(kind)] == [list(row) for row in told]
+
+
+@pytest.mark.parametrize("page", [1, 3, 1000])
+def test_a_list_has_all_pages_or_as_many_rows_as_are_asked_for(
+    rows: Rows, topics: list[str], monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr(object_cli, "PAGE", page)
+
+    def names(*words: str) -> list[str]:
+        return [row["name"] for row in rows("topics", "listed.*", *words)]
+
+    assert names() == topics
+    assert names("--limit", "4") == topics[:4]
+    assert names("--limit", "4", "--after", topics[1]) == topics[2:6]
+    assert names("--sort", "bytes") == topics
+    assert names("--sort", "bytes", "-n", "2") == topics[:2]
+    assert names("--sort", "bytes", "--reverse", "-n", "5") == topics[:1:-1]
+    assert names("--sort", "name", "--reverse") == topics[::-1]
+
+
+def test_a_list_is_narrowed_by_a_name_or_by_a_column(rows: Rows, topics: list[str]) -> None:
+    assert [row["name"] for row in rows("topics", "STED.3")] == [topics[3]]
+    assert rows("topics", "protocol=dms") == []
+    assert len(rows("topics", "protocol=logmq", "match=listed.?")) == len(topics)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["topics", "colour=red"], ExitCode.FAILED, "colour: no parameter of this list"),
+        (["topics", "--sort", "colour"], ExitCode.USAGE, "no column colour; there are name, "),
+        (["topics", "--reverse"], ExitCode.USAGE, "needs --sort"),
+        (["topics", "--sort", "name", "--after", "a"], ExitCode.USAGE, "not with --sort"),
+        (["topics", "--limit", "0"], ExitCode.USAGE, "1 at least"),
+        (["topics", "a", "b"], ExitCode.USAGE, "match is given twice"),
+        (["kick", "nix-1"], ExitCode.MISSING, ""),
+    ],
+)
+def test_what_cannot_be_listed_is_a_line(
+    command: Run, shared_server: Server, words: list[str], code: ExitCode, said: str
+) -> None:
+    got, _, line = command(*words, "--data-dir", str(shared_server.data))
+    assert got == code
+    assert said in line
+
+
+def test_a_connection_is_kicked_and_others_that_are_not_there_are_told(
+    command: Run, rows: Rows, shared_server: Server
+) -> None:
+    with socket.create_connection(shared_server.address("logmq"), timeout=10) as client:
+        client.sendall(b"PING\n")
+        assert client.recv(100) == b"PONG\n"
+        peer = "{}:{}".format(*client.getsockname())
+        (name,) = [row["id"] for row in rows("connections", "protocol=logmq") if row["peer"] == peer]
+        code, out, _ = command("kick", "nix-1", name, "--json", "--data-dir", str(shared_server.data))
+        assert code == ExitCode.MISSING
+        told = [json.loads(line) for line in out.splitlines()]
+        assert told == [{"connection": "nix-1", "closed": 0}, {"connection": name, "closed": 1}]
+        assert client.recv(100) == b""
+    until(lambda: all(row["id"] != name for row in rows("connections")))
