@@ -11,7 +11,8 @@ what is behind it, whose offsets stood on it.
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -148,6 +149,8 @@ class Committer:
     _filling_since: float = 0.0  # monotonic: what came by then had to wait for a commit under way
     _busy: bool = False
     _running: bool = False
+    _together: bool = False
+    """Whatever is appended now goes into the newest batch, which nobody takes."""
     _wake: trio.Event = attrs.Factory(trio.Event)
     _sync_by: float = math.inf  # monotonic: when written batches must be synced
     _idle: list[Callable[[], None]] = attrs.Factory(list)
@@ -166,7 +169,11 @@ class Committer:
     def begin(self, log: Log, size: int, reserved: bool) -> LogAppend:
         """The append to which `size` bytes of `log` are added next. Raises what `Log.append` raises."""
         self._require_writable(log, reserved)
-        part = self._batch(size).append_to(log, mode_of(log))
+        mode = mode_of(log)
+        if self._together and mode is Mode.DIRECT:
+            mode = Mode.SYNCED  # as in `append_all`: around the journal it could be lost by itself
+            self._journal_queued(log)
+        part = self._batch(size).append_to(log, mode)
         if not self.full:  # else each append must ask whether it may use the reserve
             log.pending = part
         return part
@@ -201,6 +208,24 @@ class Committer:
             if log.fold is not None:  # which may append more, and so seal the batch
                 log.fold(offset, records)
         return offsets, ticket
+
+    @contextmanager
+    def together(self, size: int) -> Iterator[CommitBatch]:
+        """See `Store.together`; the batch is that of all that is appended within."""
+        if self._together:
+            raise RuntimeError("what is together already is one batch: it is not nested")
+        batches = self._batches
+        batch = self._batch(size)
+        if batch.tickets[Mode.DIRECT] is not None:  # some log's next records may be on their way around
+            batch.seal()
+            if batches and batches[-1] is batch:
+                batches.append(CommitBatch(size + ENTRY_HEADER_BYTES))
+            batch = batches[-1]
+        self._together = True
+        try:
+            yield batch
+        finally:
+            self._together = False
 
     def add(self, change: Change, mode: Mode, beside: Sequence[tuple[Log, bytes, int]] = ()) -> Ticket:
         """Add a change of the catalog, and keep room for `beside`. Raises StoreReadOnly, StoreClosed."""
@@ -286,7 +311,7 @@ class Committer:
         batches = self._batches
         need = size + ENTRY_HEADER_BYTES
         if batches:
-            if batches[-1].room >= need:
+            if batches[-1].room >= need or self._together:
                 return batches[-1]
             batches[-1].seal()
             if self._awaited_bytes() + need > self._settings.pending_bytes_max:
@@ -307,7 +332,7 @@ class Committer:
 
     def commit_pending(self) -> None:
         """Have everything that was appended committed: at once if that is quick, else soon."""
-        if not self._batches or self._busy:
+        if not self._batches or self._busy or self._together:
             return
         if not self._running:
             while self._batches and not self._busy:

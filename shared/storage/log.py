@@ -185,6 +185,11 @@ class CommitBatch:
                 self.sync = True
         return ticket
 
+    @property
+    def strictest(self) -> Ticket | None:
+        """Done when all of the batch is as durable as any of it asks; None: nothing is in it."""
+        return next((ticket for ticket in self.tickets if ticket is not None), None)
+
     def append_to(self, log: "Log", mode: Mode) -> LogAppend:
         """What is appended to the log, made if it is not there. The stricter of its modes counts."""
         part = self.appends.get(log)

@@ -10,6 +10,7 @@ of it. Disk, clock and threads come in from outside, so that a simulation can st
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from shared.storage.format import SECTOR
 from shared.storage.inventory import Inventory, LogSnapshot, Namespace, log_snapshot
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.lock import FolderLock
-from shared.storage.log import Log, LogAppend, Ticket
+from shared.storage.log import CommitBatch, Log, LogAppend, Ticket
 from shared.storage.log_writer import LogWriter
 from shared.storage.os_disk import OsDisk
 from shared.storage.reading import Reader
@@ -207,6 +208,16 @@ class Store:
     ) -> tuple[list[int], Ticket]:
         """Append to several logs, all or nothing, in the strictest of their modes. Raises as `Log.append`."""
         return self._committer.append_all(parts, reserved)
+
+    def together(self, size: int) -> AbstractContextManager[CommitBatch]:
+        """Within it all appends and gathered records, to whichever logs, become one batch of the journal: no
+        crash separates them, and where the disk refuses one it has none of them.
+
+        `size`: about how many bytes that will be. Nothing may be awaited within. An append that raises
+        has appended nothing, but those before it stay: what may be refused comes first. Logs around the
+        journal go through it here, and are synced.
+        """
+        return self._committer.together(size)
 
     def charge_to(self, account: Account) -> None:
         """Charge to it the memory of records that wait for their logs' files."""

@@ -112,7 +112,21 @@ class Witness:
 
     def append_all(self, parts: Sequence[tuple[Log, Sequence[bytes]]]) -> None:
         packed = [(log, b"".join(map(format.record, payloads)), len(payloads)) for log, payloads in parts]
-        offsets, ticket = self.store.append_all(packed)
+        self._all_or_none(parts, *self.store.append_all(packed))
+
+    def append_together(self, parts: Sequence[tuple[Log, Sequence[bytes]]]) -> None:
+        """The same by an append for each, in one entry."""
+        with self.store.together(64) as batch:  # it may be more than was said
+            offsets = [
+                log.append(b"".join(map(format.record, payloads)), len(payloads))[0]
+                for log, payloads in parts
+            ]
+        assert batch.strictest is not None
+        self._all_or_none(parts, offsets, batch.strictest)
+
+    def _all_or_none(
+        self, parts: Sequence[tuple[Log, Sequence[bytes]]], offsets: Sequence[int], ticket: Ticket
+    ) -> None:
         modes = {self._life(log).mode for log, _ in parts}
         strictest = next(
             mode for mode in ("always", "interval", "none") if mode in {m.split(":")[0] for m in modes}

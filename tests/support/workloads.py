@@ -49,6 +49,12 @@ class Worker:
         self.witness.append_all([(self.log(name), [self.payload()]) for name in names])
         self.settle()
 
+    async def join(self, *names: str) -> None:
+        """In one entry, an append for each log, behind one that is in the same commit for itself."""
+        self.witness.append(self.log(names[0]), [self.payload()])
+        self.witness.append_together([(self.log(name), [self.payload()]) for name in names])
+        self.settle()
+
     async def together(self, *names: str) -> None:
         """Several logs in one commit, each for itself."""
         for name in names:
@@ -152,6 +158,9 @@ OPERATIONS: dict[str, Operation] = {
     "change unjournaled": lambda worker: worker.append_all("u", "a"),
     "delete unjournaled": lambda worker: worker.replace("u"),
     "drop unjournaled": lambda worker: worker.drop("u"),
+    "join": lambda worker: worker.join("a", "i"),
+    "join weak": lambda worker: worker.join("n", "i"),
+    "join weakest": lambda worker: worker.join("n", "n2"),
     "sync in time": lambda worker: worker.sync_in_time(),
     "append much": lambda worker: worker.append("a", 900, 900, 900),  # most of a journal segment
 }

@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from shared.errors import StoreReadOnly
+from shared.errors import StoreFull, StoreReadOnly
 from shared.storage.commit import Commit
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store
@@ -337,6 +337,53 @@ async def test_an_append_to_several_logs_of_mode_none_is_one_synced_batch() -> N
     store.commit_pending()
     assert ticket.done
     assert store.statistics().journal_batches == batches + 1, "one log by itself goes around it as ever"
+
+
+async def test_all_that_is_appended_together_is_one_batch_of_the_journal() -> None:
+    disk, store = await fresh_store()
+    logs = await logs_of(store, ALWAYS, INTERVAL, NONE)
+    none = logs[2]
+    for log in logs:
+        log.append(records(b"before"), 1)
+    batches = store.statistics().journal_batches
+    (syncs,) = watch(disk, "sync")
+    gathered = records(b"gathered")
+    with store.together(10) as batch:
+        for log in logs:
+            log.append(records(b"together"), 1)
+        store.commit_pending()  # by somebody who was called
+        part = logs[0].gather(len(gathered), lambda: None)
+        part.batch.room += len(gathered)
+        part.add(gathered, 1)
+        none.append(records(bytes(9 << 20)), 1)  # more than fits
+        assert batch.strictest is not None
+    await store.wait(batch.strictest)
+    assert store.statistics().journal_batches == batches + 2, "what came before may be a batch of its own"
+    assert syncs[-1].startswith("journal/")
+    store, _ = await reopen(store, disk)
+    kept = [await read_all(log) for log in store.namespace("logmq", ALWAYS).logs.values()]
+    assert [each[:2] for each in kept] == [[b"before", b"together"]] * 3
+    assert (kept[0][2], len(kept[2][2])) == (b"gathered", 9 << 20)
+
+
+async def test_what_the_disk_refuses_together_is_taken_back_together() -> None:
+    disk, store = await fresh_store()
+    logs = await logs_of(store, ALWAYS, INTERVAL)
+
+    left = [OSError(errno.ENOSPC, "no space")]
+
+    def full(operation: Operation) -> None:
+        if operation.kind == "write" and left:
+            raise left.pop()
+
+    disk.before = full
+    with store.together(10) as batch:
+        for log in logs:
+            log.append(records(b"together"), 1)
+    assert batch.strictest is not None
+    with pytest.raises(StoreFull):
+        await store.wait(batch.strictest)
+    assert [log.end for log in logs] == [0, 0]
 
 
 async def test_direct_bytes_queued_before_a_journaled_append_do_not_come_after_it() -> None:

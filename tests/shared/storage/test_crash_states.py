@@ -73,6 +73,14 @@ def test_logs_that_go_around_the_journal_keep_what_was_synced_in_time(workers: P
     assert total.runs > len(workloads)
 
 
+def test_what_is_appended_together_is_there_as_a_whole_or_not_at_all(workers: ProcessPoolExecutor) -> None:
+    joins = ("join", "join weak", "join weakest")
+    workloads = [*((join,) for join in joins), ("append none", "join weak"), ("join", "restart")]
+    total = _tally(workers.map(check_short, workloads))
+    assert total.sampled == 0, "all states of all cuts"
+    assert total.runs > len(workloads)
+
+
 def test_long_workloads_keep_their_promises_in_half_a_million_states(workers: ProcessPoolExecutor) -> None:
     total = _tally(workers.map(_long, _SEEDS))
     assert total.states >= 500_000
