@@ -27,6 +27,7 @@ OBJECT_KINDS = (
 PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
 CONTEXT_HELP = "Servers by name, for the commands that ask a running one."
 USER_HELP = "Users: who may log in, and what each may do."
+REPLAY_HELP = "Send messages of the past again: recorded traffic, a log, or an archive."
 BENCH_HELP = "Measure this machine: the network layer, or a protocol's server."
 
 
@@ -51,6 +52,7 @@ def add_commands(app: App, root: Callable[[], App]) -> None:
     folder_cli.add_commands(app)
     app.command("brokers.context_cli:app", name="context", help=CONTEXT_HELP)
     app.command("brokers.user_cli:app", name="user", help=USER_HELP)
+    app.command("brokers.replaying.cli:app", name="replay", help=REPLAY_HELP)
     app.command("brokers.bench.cli:app", name="bench", help=BENCH_HELP)
     app.command("brokers.pipeline.cli:app", name="pipeline", help=PIPELINE_HELP)
     app.command(

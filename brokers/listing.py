@@ -37,7 +37,7 @@ Named = tuple[str, str, Objects, Any]
 
 
 @attrs.frozen
-class Wanted:
+class ListQuery:
     """What a list shows. Raises HTTPException (400) where the query asks for what is not there.
 
     `filters`: the value of a column, as text. `match`: part of the name, or, with `*` and `?`, all of it, in
@@ -51,7 +51,9 @@ class Wanted:
     narrow: tuple[str, str] | None = None
 
     @classmethod
-    def parse(cls, kind: ObjectKind, those: Those, query: Mapping[str, str], also: Sequence[str]) -> "Wanted":
+    def parse(
+        cls, kind: ObjectKind, those: Those, query: Mapping[str, str], also: Sequence[str]
+    ) -> "ListQuery":
         """`also`: what else the query may have."""
         narrow = {name for _, each in those for name in each.narrow}
         if unknown := sorted(set(query) - {"match", "sort", *also, *kind.filters, *narrow}):
@@ -83,7 +85,7 @@ class Selection:
 
 async def listed(kind: ObjectKind, those: Those, query: Mapping[str, str]) -> Mapping[str, Any]:
     """A page of a list."""
-    wanted = Wanted.parse(kind, those, query, ("limit", "after"))
+    wanted = ListQuery.parse(kind, those, query, ("limit", "after"))
     text = query.get("limit", str(LIMIT_USUAL))
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= LIMIT_MAX):
         raise HTTPException(400, f"limit is a number from 1 to {LIMIT_MAX}")
@@ -105,7 +107,7 @@ async def listed(kind: ObjectKind, those: Those, query: Mapping[str, str]) -> Ma
     return {"items": items, "next": None}
 
 
-async def selected(kind: ObjectKind, those: Those, wanted: Wanted, skip: int, limit: int) -> Selection:
+async def selected(kind: ObjectKind, those: Those, wanted: ListQuery, skip: int, limit: int) -> Selection:
     """`limit` rows behind the first `skip`, in the order that is wanted."""
     chunks = [chunk async for chunk in _sorted_chunks(kind, those, wanted)]
     if wanted.sort == "" and not set(wanted.filters) - {"protocol"}:
@@ -154,7 +156,7 @@ async def _slice(names: Iterator[Named], first: int, end: int) -> AsyncGenerator
 
 
 async def _rows(
-    names: Iterator[Named] | Sequence[Named], wanted: Wanted
+    names: Iterator[Named] | Sequence[Named], wanted: ListQuery
 ) -> AsyncGenerator[tuple[str, Row], None]:
     """The rows that the filters leave, with their names. One that is left early is closed."""
     for looked, (name, protocol, each, found) in enumerate(names):
@@ -166,7 +168,7 @@ async def _rows(
 
 
 async def _sorted_chunks(
-    kind: ObjectKind, those: Those, wanted: Wanted, after: str = ""
+    kind: ObjectKind, those: Those, wanted: ListQuery, after: str = ""
 ) -> AsyncGenerator[list[Named], None]:
     """All that is behind `after` and fits the name that is wanted, in sorted parts, a turn for each."""
     fits = _pattern(wanted.match)

@@ -20,9 +20,9 @@ Source: PROTOCOL.md, "Principal". Messages are framed as AMQP's specification ha
 
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, Self, TypeVar, Unpack
 
 import attrs
 import trio
@@ -30,6 +30,7 @@ from pamqp import base, commands
 
 from dmp.amqp import wire
 from dmp.amqp.wire import FRAME_END, FRAME_HEAD, encode
+from dmp.data_types import short
 from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, greeted, refused
 from dmp.properties import unpack
 from dmp.refusals import Refusal
@@ -141,6 +142,15 @@ class _Published:
     confirmed: _Answer[bool] = attrs.field(factory=_Answer)
 
 
+class RawMessage(NamedTuple):
+    """A message to publish as it stands. `properties`: property flags and properties, as on the wire."""
+
+    exchange: bytes
+    key: bytes
+    properties: bytes
+    body: bytes
+
+
 class _Channel:
     """One channel of a connection: requests and their answers in order, confirms, deliveries."""
 
@@ -185,13 +195,29 @@ class _Channel:
         method = encode(
             commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=mandatory), self.number
         )
-        data = b"".join([method, *self._content(properties, body)])
+        data = b"".join([method, *self._content(properties.marshal(), body)])
         # Numbered and queued in one stretch, behind all that can raise: the server counts what it gets.
         self._published += 1
         published = self._unconfirmed[self._published] = _Published(exchange, key, body, mandatory)
         self._client._write(data)
         await self._client._wait_for_room()
         await published.confirmed.wait()
+
+    async def publish_many(self, messages: Iterable[RawMessage]) -> None:
+        published = []
+        for message in messages:
+            if self._lost is not None:
+                raise self._lost
+            method = b"".join((wire.PUBLISH, b"\0\0", short(message.exchange), short(message.key), b"\0"))
+            frame = (FRAME_HEAD.pack(wire.METHOD, self.number, len(method)), method, FRAME_END)
+            data = b"".join([*frame, *self._content(message.properties, message.body)])
+            self._published += 1
+            one = self._unconfirmed[self._published] = _Published("", "", b"", mandatory=False)
+            published.append(one)
+            self._client._write(data)
+            await self._client._wait_for_room()
+        for one in published:
+            await one.confirmed.wait()
 
     async def next_delivery(self) -> Delivery:
         while not self._delivered:
@@ -264,9 +290,8 @@ class _Channel:
                     published.returned = True
                     break
 
-    def _content(self, properties: Properties, body: bytes) -> list[bytes]:
-        """Header and body, in frames that the server takes."""
-        packed = properties.marshal()
+    def _content(self, packed: bytes, body: bytes) -> list[bytes]:
+        """Header and body, in frames that the server takes. `packed`: property flags and properties."""
         frames = [
             FRAME_HEAD.pack(wire.HEADER, self.number, _CONTENT.size + len(packed)),
             _CONTENT.pack(_BASIC, 0, len(body)),
@@ -405,6 +430,14 @@ class Client:
             properties = Properties(delivery_mode=_PERSISTENT)
         channel = await self._opened()
         await channel.publish(exchange, key, properties, bytes(body), mandatory)
+
+    async def publish_many(self, messages: Iterable[RawMessage]) -> None:
+        """Publish in order, and wait until the server has them all. What no queue takes is dropped.
+
+        Raises as `publish` does; then some may be there.
+        """
+        channel = await self._opened()
+        await channel.publish_many(messages)
 
     @asynccontextmanager
     async def consume(self, queue: str, *, prefetch: int = 16) -> AsyncIterator[Deliveries]:

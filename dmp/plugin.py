@@ -17,6 +17,7 @@ plugin = Plugin(
     open=open_service,
     cli="dmp.cli:app",
     tables="dmp.tables:TABLES",
+    replays="dmp.replay:REPLAYS",
     unrecorded=None,
     command_variables=("user", "password"),
 )

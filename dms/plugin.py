@@ -17,7 +17,7 @@ plugin = Plugin(
     open=open_service,
     cli="dms.cli:app",
     tables="dms.tables:TABLES",
-    replays="dms.replay:target",
+    replays="dms.replay:REPLAYS",
     unrecorded="its queues' logs tell each message's life already",
     keeps=lambda settings: settings.persist,
 )

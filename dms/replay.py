@@ -1,11 +1,14 @@
 """Queues as the target of a replay: at least once, since a PRODUCE that is sent again is another message."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from dms import wire
 from dms.client import PORT, Client, connect
 from dms.feeder import Feeder
+from dms.wire import PAYLOAD_BYTES_MAX
 from shared.client.dial import How
+from shared.replaying import Batch, PastMessage, Replays, by_place
 
 
 class QueueReplay:
@@ -16,9 +19,19 @@ class QueueReplay:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def send(self, name: str, writer: str, seq: int, messages: Sequence[bytes]) -> None:
-        """Where the queue is full it waits: what consumes it makes room."""
-        await Feeder(self._client, name, wait=True, again=True).put(messages)
+    def refuses(self, queue: bytes, message: PastMessage) -> str | None:
+        try:
+            wire.name_untrusted(queue)
+        except wire.Refusal:
+            return "the name is no queue's"
+        if 2 + len(queue) + len(message.payload) > PAYLOAD_BYTES_MAX:
+            return f"it is larger than a payload of {PAYLOAD_BYTES_MAX} bytes, name and all"
+        return None
+
+    async def send(self, batch: Batch, writer: str, seq: int) -> None:
+        """Where a queue is full it waits: what consumes it makes room."""
+        for queue, messages in by_place(batch).items():
+            await Feeder(self._client, queue.decode(), wait=True, again=True).put(messages)
 
 
 @asynccontextmanager
@@ -26,3 +39,6 @@ async def target(host: str, port: int | None, how: How) -> AsyncIterator[QueueRe
     """Raises ConnectionRefusedError where nobody answers."""
     async with connect(host, PORT if port is None else port, **how) as client:
         yield QueueReplay(client)
+
+
+REPLAYS = Replays(target)

@@ -17,6 +17,7 @@ plugin = Plugin(
     open=open_service,
     cli="kqmsgq.cli:app",
     tables="kqmsgq.tables:TABLES",
+    replays="kqmsgq.replay:REPLAYS",
     unrecorded=None,
     keeps=lambda settings: False,
 )

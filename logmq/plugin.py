@@ -17,6 +17,6 @@ plugin = Plugin(
     open=open_service,
     cli="logmq.cli:app",
     tables="logmq.tables:TABLES",
-    replays="logmq.replay:target",
+    replays="logmq.replay:REPLAYS",
     unrecorded="its topics are logs already",
 )

@@ -1,10 +1,12 @@
 """Topics as the target of a replay: by BATCH, so that each message is written once."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from logmq import wire
 from logmq.client import PORT, Client, connect
 from shared.client.dial import How
+from shared.replaying import Batch, PastMessage, Replays, by_place
 
 
 class TopicReplay:
@@ -15,8 +17,16 @@ class TopicReplay:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def send(self, name: str, writer: str, seq: int, messages: Sequence[bytes]) -> None:
-        await self._client.batch(name, writer, seq, messages)
+    def refuses(self, topic: bytes, message: PastMessage) -> str | None:
+        try:
+            wire.topic_untrusted(topic)
+        except wire.Refusal:
+            return "the name is no topic's"
+        return None
+
+    async def send(self, batch: Batch, writer: str, seq: int) -> None:
+        for topic, messages in by_place(batch).items():
+            await self._client.batch(topic.decode(), writer, seq, messages)
 
 
 @asynccontextmanager
@@ -27,3 +37,6 @@ async def target(host: str, port: int | None, how: How) -> AsyncIterator[TopicRe
         # server ends connections that ask for nothing in their first 30 s, and would refuse the first batch.
         await client.ping()
         yield TopicReplay(client)
+
+
+REPLAYS = Replays(target)

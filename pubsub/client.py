@@ -117,14 +117,28 @@ class Subscriber(Receiver[Message]):
 @asynccontextmanager
 async def open_publisher(host: str = "127.0.0.1", port: int = PORT) -> AsyncIterator[Publisher]:
     """A publisher. Raises OSError where `host` cannot be resolved."""
+    with await open_datagrams(host, port) as sock:
+        yield Publisher(sock)
+
+
+async def open_datagrams(
+    host: str, port: int = PORT, sender: tuple[str, int] | None = None
+) -> trio.socket.SocketType:
+    """A UDP socket to a server. `sender`: the own address and port. Raises OSError."""
     try:
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM)
     except UnicodeError as error:  # no host can have that name (`a..b`)
         raise trio.socket.gaierror(trio.socket.EAI_NONAME, f"{host!r} is not the name of a host") from error
     family, kind, protocol, _, address = found[0]
-    with trio.socket.socket(family, kind, protocol) as sock:
+    sock = trio.socket.socket(family, kind, protocol)
+    try:
+        if sender is not None:
+            await sock.bind(sender)
         await sock.connect(address)
-        yield Publisher(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ plugin = Plugin(
     open=open_service,
     cli="pubsub.cli:app",
     tables="pubsub.tables:TABLES",
+    replays="pubsub.replay:REPLAYS",
     unrecorded=None,
     topics=True,
 )

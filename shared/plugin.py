@@ -128,7 +128,7 @@ class Plugin:
     `tables`: `"module:attribute"` of the `shared.tables.table.Table`s that the records of its logs are,
     imported by the pipeline alone. `actions`: what the rules of users can allow here. `topics`: names are
     topics with levels, and who reads subscribes to patterns of them. `replays`: the same as `tables` of a
-    `shared.tables.replaying.Opener`, where messages of the past can be sent again. `unrecorded`: why nothing
+    `shared.replaying.Replays`: how messages of the past can be sent again. `unrecorded`: why nothing
     of it is recorded; None: its service uses `Context.recorder`. `keeps(settings)`: whether, so set, it
     writes anything to the store; where nobody
     does, the journal is made small. `command_variables`: what its commands take from the environment beside

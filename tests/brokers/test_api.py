@@ -275,11 +275,11 @@ async def test_a_list_is_narrowed_by_a_part_of_the_name_and_sorted_by_a_column()
 
 async def test_a_selection_says_how_many_there_are_and_begins_anywhere() -> None:
     those = [("a", many(700)), ("b", many(800))]
-    for wanted in (listing.Wanted(), listing.Wanted(descending=True), listing.Wanted(sort="name")):
+    for wanted in (listing.ListQuery(), listing.ListQuery(descending=True), listing.ListQuery(sort="name")):
         found = await listing.selected(QUEUES, those, wanted, 1490, 100)
         assert (len(found.items), found.total) == (10, 1500)
         assert (await listing.selected(QUEUES, those, wanted, 1500, 100)).items == []
-    first = await listing.selected(QUEUES, those, listing.Wanted(descending=True), 0, 1)
+    first = await listing.selected(QUEUES, those, listing.ListQuery(descending=True), 0, 1)
     assert (first.items[0]["protocol"], first.items[0]["name"]) == ("b", "q000799")
 
 

@@ -308,16 +308,17 @@ def replay(
     from brokers.errors import Refusal
     from brokers.pipeline.jobs import replay as job
     from brokers.pipeline.jobs.running import spark_for
+    from brokers.replaying import engine
     from shared.cli.options import login_of_flags
     from shared.cli.progress import counting
     from shared.client.dial import How, tls_context
-    from shared.tables.replaying import target_of
+    from shared.replaying import replays_of
 
     for flag_, number in (("--rate", rate), ("--speed", speed)):
         if number is not None and not 0 < number < math.inf:
             raise UsageError(flag_, "it is above 0")
-    opener = target_of(plugins.load(protocol))
-    if opener is None:
+    replays = replays_of(plugins.load(protocol))
+    if replays is None:
         raise Refusal(f"nothing can be replayed to a server of {protocol}")
     login = login_of_flags(reached.user, reached.password_file, reached.certificate)
     context = tls_context(reached.tls, reached.ca, reached.certificate, reached.key)
@@ -334,17 +335,17 @@ def replay(
         "topics": pattern or list(topics.names),
         "to": [protocol, host, port, name, prefix],
     }
-    noted = job.Progress(progress or Path(f"{to}.replay"), of)
+    noted = engine.Progress(progress or Path(f"{to}.replay"), of)
     place = noted.load()
     extents = {} if place is not None else source.extents(topics)
 
     async def connect() -> None:
-        async with opener(host, port, how):
+        async with replays.open(host, port, how):
             pass
 
     trio.run(connect)  # a server that is away is told before Spark starts, which takes long
     place = place or noted.begin(extents)
-    pace = job.Pace(rate or math.inf, speed or math.inf)
+    pace = engine.Pace(rate or math.inf, speed or math.inf)
     what = f"replay {', '.join(topics.names) or pattern}"
     spark_there = spark_for(what, reading.master, reading.config, bar=False)
     with spark_there as spark, counting("messages") as told:
@@ -352,10 +353,10 @@ def replay(
         records = job.records_of(source.frame(spark, left), one_log=len(left) == 1) if left else ()
 
         async def run() -> Any:
-            async with opener(host, port, how) as target:
-                return await job.replay(
+            async with replays.open(host, port, how) as target:
+                return await engine.replay(
                     *(records, target, place, noted, pace),
-                    named=lambda topic: name or prefix + topic,
+                    placed=lambda record: (name or prefix + record.topic).encode(),
                     told=told,
                 )
 

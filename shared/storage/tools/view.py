@@ -379,6 +379,7 @@ class CheckedRange:
     state: Trust
     text: str = ""
     last_ms: int | None = None
+    first_ms: int | None = None
 
     @property
     def end(self) -> int:
@@ -424,7 +425,7 @@ def _of_entry(reader: LogReader, entry: IndexEntry) -> CheckedRange:
     if format.count_records(data) != entry.records:
         return _damaged(entry, "the length fields do not lead to the range's end")
     state = Trust.UNVERIFIED if entry.unverified else Trust.GOOD
-    return CheckedRange(entry.offset, entry.length, entry.records, state, "", entry.last_ms)
+    return CheckedRange(entry.offset, entry.length, entry.records, state, "", entry.last_ms, entry.first_ms)
 
 
 def _kept(whole: CheckedRange, reader: LogReader, first: int) -> CheckedRange:

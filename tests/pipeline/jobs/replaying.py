@@ -7,8 +7,8 @@ from typing import Any
 
 import trio
 
-from brokers.pipeline.jobs import replay as job
-from brokers.pipeline.jobs.replay import Progress, SourcedRecord
+from brokers.replaying import engine as job
+from brokers.replaying.engine import Progress, SourcedRecord
 from logmq.replay import target
 
 OF = {"topic": "orders"}
@@ -24,7 +24,7 @@ def logs(*sizes: int) -> list[SourcedRecord]:
         offset = 0
         for at in range(size):
             value = b"%d" % at * (at % 9)
-            found.append(SourcedRecord(f"there topic{number}", offset, at / 10 + number / 97, value))
+            found.append(SourcedRecord.of_log(f"there topic{number}", offset, at / 10 + number / 97, value))
             offset += 4 + len(value)
     return sorted(found, key=lambda record: record.time)
 

@@ -19,11 +19,11 @@ from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archiving.cli import archive
 from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.jobs import cli
-from brokers.pipeline.jobs import replay as job
-from brokers.pipeline.jobs.replay import (
-    FromArchive,
-    FromLogs,
-    NotMessages,
+from brokers.pipeline.jobs.replay import FromArchive, FromLogs, NotMessages, topics_of
+from brokers.pipeline.jobs.where import Reading, Where
+from brokers.pipeline.source.options import TopicChoice
+from brokers.replaying import engine as job
+from brokers.replaying.engine import (
     OtherRecords,
     OutOfOrder,
     Pace,
@@ -31,11 +31,9 @@ from brokers.pipeline.jobs.replay import (
     ReplayBatch,
     SourcedRecord,
     topic_of,
-    topics_of,
 )
-from brokers.pipeline.jobs.where import Reading, Where
-from brokers.pipeline.source.options import TopicChoice
 from shared.errors import UsageError
+from shared.replaying import Batch, PastMessage, by_place
 from shared.storage.tools.logs import RecordRow, log_dump
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
 from tests.pipeline.jobs.replaying import OF, SIZES, logs
@@ -64,7 +62,14 @@ class Broker:
         if self._chance.random() < self._deaths:
             raise Killed
 
-    async def send(self, name: str, writer: str, seq: int, messages: Sequence[bytes]) -> None:
+    def refuses(self, place: bytes, message: PastMessage) -> str | None:
+        return None
+
+    async def send(self, batch: Batch, writer: str, seq: int) -> None:
+        for name, messages in by_place(batch).items():
+            self.take(name.decode(), writer, seq, messages)
+
+    def take(self, name: str, writer: str, seq: int, messages: Sequence[bytes]) -> None:
         self.dies()
         last = self._last.get((name, writer), 0)
         assert seq >= last
@@ -166,7 +171,10 @@ def test_a_batch_that_was_begun_is_the_same_or_none(tmp_path: Path) -> None:
     place = begun(progress, records)
     first, second = records[: job.BATCH_MESSAGES], records[job.BATCH_MESSAGES :]
     progress.save(attrs.evolve(place, seq=1, batch=job.contents_of(first)))
-    other = [record._replace(value=b"other") if record is first[5] else record for record in records]
+    other = [
+        record._replace(message=PastMessage(b"", b"other")) if record is first[5] else record
+        for record in records
+    ]
     with pytest.raises(OtherRecords):
         run(other, broker, progress)
     with pytest.raises(OtherRecords):
@@ -219,7 +227,7 @@ def test_a_topic_may_have_another_name_at_the_target(tmp_path: Path) -> None:
             broker,
             place,
             progress,
-            named=lambda topic: f"again-{topic}",
+            placed=lambda record: b"again-" + record.message.name,
             told=lambda *so_far: told.append(so_far),
         )
 
@@ -252,7 +260,7 @@ def test_records_out_of_order_end_it(tmp_path: Path) -> None:
 
 def test_what_is_not_of_the_batch_that_was_begun_goes_out_behind_it_in_its_order() -> None:
     x, y = (
-        [SourcedRecord(f"here {name}", 5 * number, 0.0, b"%d" % number) for number in range(4)]
+        [SourcedRecord.of_log(f"here {name}", 5 * number, 0.0, b"%d" % number) for number in range(4)]
         for name in ("x", "y")
     )
     place = ReplayBatch(OF, "w", {}, {}, 1, job.contents_of([x[0], y[0], y[1]]))
@@ -269,7 +277,7 @@ async def batches(records: Sequence[SourcedRecord], pace: Pace) -> list[tuple[fl
 
 async def test_a_batch_has_as_much_as_fits_by_number_bytes_and_logs() -> None:
     def sent(log: int, size: int) -> SourcedRecord:
-        return SourcedRecord(f"here {log}", 0, 0.0, bytes(size))
+        return SourcedRecord.of_log(f"here {log}", 0, 0.0, bytes(size))
 
     for records, sizes in (
         ([sent(0, 1)] * 2500, [1000, 1000, 500]),
@@ -283,7 +291,9 @@ async def test_a_batch_has_as_much_as_fits_by_number_bytes_and_logs() -> None:
 
 
 async def test_what_is_due_does_not_wait_for_what_is_not(autojump_clock: trio.testing.MockClock) -> None:
-    records = [SourcedRecord("here x", number, time, b"") for number, time in enumerate((5.0, 5.0, 7.0, 7.5))]
+    records = [
+        SourcedRecord.of_log("here x", number, time, b"") for number, time in enumerate((5.0, 5.0, 7.0, 7.5))
+    ]
     found = await batches(records, Pace(speed=1))
     assert [(at, len(batch)) for at, batch in found] == [(0.0, 2), (2.0, 1), (2.5, 1)]
 

@@ -1,0 +1,1 @@
+"""`brokers replay`: what passed through goes out again, from recordings, logs and archives."""

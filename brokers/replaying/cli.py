@@ -1,0 +1,246 @@
+"""`brokers replay`: what passed through goes out again."""
+
+import math
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+from cyclopts import App, Parameter
+
+from brokers import plugins
+from brokers.asking import AdminPlace, data_folder, existing
+from brokers.errors import ExitCode, Refusal
+from brokers.flags import with_admin_flags
+from brokers.render import CommandResult
+from brokers.replaying import engine, sources
+from brokers.replaying.sources import Chosen
+from shared.addresses import MessageOrigin, split
+from shared.cli.app import examples
+from shared.cli.options import Json, flag, login_of_flags
+from shared.cli.progress import counting
+from shared.client.dial import How, tls_context
+from shared.errors import UsageError
+from shared.replaying import Place, Replays, Target, replays_of
+from shared.units import moment_ms
+
+app = App(
+    name="replay",
+    help_format="plaintext",
+    help_epilogue=examples(
+        "brokers replay",
+        "recorded:pubsub --since 12h --rate 10x --wire",
+        "logmq:orders --to dms:jobs --rate max --resume orders-to-jobs",
+        "recorded:dmp --name 'a.*' --to 'logmq:audit-{key.1}' --rate 500/s",
+        "archive:/srv/archive --map 's/^/again-/' --context test",
+    ),
+)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(x|/s)")
+_RESUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@app.default
+@with_admin_flags
+def replay(
+    source: Annotated[
+        str,
+        Parameter(name="FROM", help="recorded:PROTOCOL[/NAMES], logmq:TOPICS, or archive:FOLDER; globs."),
+    ],
+    *,
+    to: Annotated[
+        str | None,
+        Parameter(
+            help="An address, as logmq:audit-{key.1}; else where each message was.", show_default=False
+        ),
+    ] = None,
+    since: Annotated[str | None, Parameter(help="Only what came then or later.", show_default=False)] = None,
+    until: Annotated[str | None, Parameter(help="Only what came before.", show_default=False)] = None,
+    rate: Annotated[str, Parameter(help="1x: as they came; 10x; N/s; or max.")] = "1x",
+    name: Annotated[str | None, Parameter(help="Only names that match a glob.", show_default=False)] = None,
+    map: Annotated[  # the contract's word
+        str | None,
+        Parameter(help="Change names, as sed does: 's/^/again-/'.", show_default=False),
+    ] = None,
+    wire: Annotated[bool, flag("Datagrams come from where the recording says, where that can be.")] = False,
+    resume: Annotated[
+        str | None,
+        Parameter(help="Note under this name how far it is, and go on from there.", show_default=False),
+    ] = None,
+    at: AdminPlace,
+    json: Json = False,
+) -> CommandResult:
+    """Send messages of the past again: recorded traffic, a log, or an archive.
+
+    They go out in order and at the pace at which they came, to the server that
+    runs on the data folder, or with --url or --context to another. Messages are
+    read from the data folder's files. With --resume a replay that was killed goes
+    on where it was when the same command is given: into topics each message goes
+    once, elsewhere those of one batch may go twice. Times are as 2026-03-01T20:00Z
+    or 2h (ago). Exit code 1: some messages could not be read, or not be carried
+    there.
+    """
+    pace = _pace(rate)
+    now = time.time_ns() // 1_000_000
+    chosen = Chosen(name, _moment("--since", since, now, -math.inf), _moment("--until", until, now, math.inf))
+    renamed = renaming(map)
+    folder = data_folder(at.data_dir, at.config)
+    server = attrs.evolve(at, data_dir=None, config=None) if at.url or at.context else at
+    server = server.settled()
+    found, chosen = sources.opened(source, folder, chosen)
+    if not source.startswith("archive:"):
+        existing(folder)
+    if to is None and map is None and server.url is None and source.startswith(f"{sources.TOPICS}:"):
+        raise UsageError("--to", "each topic would be appended to itself: give --to or --map")
+    protocol, placed, replays = _target(to, found.protocol, renamed)
+    opener = replays.open_at_sender if wire and replays.open_at_sender else replays.open
+    host, port, how = _reached(server, protocol)
+    of = {
+        "from": source if source.startswith("archive:") else [source, str(folder.absolute())],
+        "which": [name, since, until],
+        "to": [to, map, protocol, server.url or str(folder.absolute())],
+    }
+    noted: engine.Notes = engine.Progress(notes_file(resume), of) if resume else engine.Unnoted(of)
+    done, unread = _run(found, chosen, noted, pace, placed, lambda: opener(host, port, how))
+    rows = {
+        "messages": done.messages,
+        "bytes": done.bytes,
+        "resumed": done.resumed,
+        **({"not_carried": done.refused} if done.refused else {}),
+        **({"not_read": dict(unread)} if unread else {}),
+    }
+    return CommandResult(rows, ExitCode.FAILED if done.refused or unread else ExitCode.OK)
+
+
+def _run(
+    found: sources.Traffic,
+    chosen: Chosen,
+    noted: engine.Notes,
+    pace: engine.Pace,
+    placed: Callable[[engine.SourcedRecord], Place],
+    connected: Callable[[], AbstractAsyncContextManager[Target]],
+) -> tuple[engine.Replayed, Counter[str]]:
+    import trio
+
+    place = noted.load()
+    if place is None:
+        place = noted.begin(found.extents())
+    unread: Counter[str] = Counter()
+    left = place.ranges
+
+    def lost(text: str) -> None:
+        unread[text] += 1
+
+    async def run() -> engine.Replayed:
+        records = (record for record in found.records(left, lost) if chosen.takes(record))
+        async with connected() as target:
+            with counting("messages") as told:
+                return await engine.replay(records, target, place, noted, pace, placed=placed, told=told)
+
+    return trio.run(run), unread
+
+
+def _target(
+    to: str | None, protocol: str, renamed: Callable[[bytes], bytes]
+) -> tuple[str, Callable[[engine.SourcedRecord], Place], Replays]:
+    """The protocol that gets the messages, what places them there, and how they get there."""
+    came_by = protocol
+    address = None
+    if to is not None:
+        try:
+            protocol, address = split(to)
+        except ValueError as error:
+            raise UsageError("--to", str(error)) from None
+    replays = replays_of(plugins.load(protocol))
+    if replays is None:
+        raise Refusal(f"nothing can be replayed to a server of {protocol}")
+    if address is None:
+        return protocol, lambda record: replays.same(record.message, renamed(record.message.name)), replays
+    try:
+        place = replays.place(address)
+    except ValueError as error:
+        raise UsageError("--to", str(error)) from None
+
+    def placed(record: engine.SourcedRecord) -> Place:
+        message = record.message
+        named = renamed(message.name)
+        key = named if message.key else b""
+        return place(MessageOrigin(came_by, named, key, message.sender, record.time))
+
+    return protocol, placed, replays
+
+
+def _reached(server: AdminPlace, protocol: str) -> tuple[str, int, How]:
+    """Where the running server has the protocol, and how one gets in. Raises Refusal."""
+    told: Mapping[str, Any] = server.client().request("GET", "/status")
+    row = next((each for each in told["protocols"] if each["protocol"] == protocol), None)
+    if row is None or not row["addresses"]:
+        raise Refusal(f"the server does not serve {protocol}", ExitCode.UNAVAILABLE)
+    host, _, port = row["addresses"][0].rpartition(":")
+    host = host.strip("[]")
+    if host in _WILDCARDS:
+        host = _host_in(server.url) or _WILDCARDS[host]
+    login = login_of_flags(server.user, server.password_file, server.certificate)
+    context = tls_context(bool(row["tls"]), server.ca, server.certificate, server.key) if row["tls"] else None
+    return host, int(port), {"user": login.user, "password": login.password, "ssl_context": context}
+
+
+def _host_in(url: str | None) -> str | None:
+    from urllib.parse import urlsplit
+
+    return None if url is None else urlsplit(url).hostname
+
+
+def _pace(text: str) -> engine.Pace:
+    if text == "max":
+        return engine.Pace()
+    found = _RATE.fullmatch(text)
+    number = float(found[1]) if found else 0.0
+    if found is None or not number:
+        raise UsageError("--rate", f"{text!r} is not 1x, 10x, 500/s or max")
+    return engine.Pace(speed=number) if found[2] == "x" else engine.Pace(rate=number)
+
+
+def _moment(flag_: str, text: str | None, now_ms: int, otherwise: float) -> float:
+    if text is None:
+        return otherwise
+    try:
+        return moment_ms(text, now_ms) / 1e3
+    except ValueError as error:
+        raise UsageError(flag_, str(error)) from None
+
+
+def renaming(text: str | None) -> Callable[[bytes], bytes]:
+    """A sed expression, `s/PATTERN/REPLACEMENT/`, then `g` or `i`; any character may stand for the slash."""
+    if text is None:
+        return lambda name: name
+    parts = re.split(r"(?<!\\)" + re.escape(text[1]), text[2:]) if len(text) > 2 and text[0] == "s" else []
+    if len(parts) != 3 or not set(parts[2]) <= {"g", "i"}:
+        raise UsageError("--map", f"{text!r} is not as 's/PATTERN/REPLACEMENT/'; g or i may follow")
+    pattern, replacement, flags = (part.replace("\\" + text[1], text[1]) for part in parts)
+    replacement = re.sub(r"(?<!\\)&", r"\\g<0>", replacement)
+    try:
+        compiled = re.compile(pattern.encode(), re.IGNORECASE if "i" in flags else 0)
+        compiled.sub(replacement.encode(), b"")
+    except re.error as error:
+        raise UsageError("--map", f"{text!r}: {error}") from None
+    times = 0 if "g" in flags else 1
+    return lambda name: compiled.sub(replacement.encode(), name, count=times)
+
+
+def notes_file(name: str) -> Path:
+    """Where it is noted how far a replay is."""
+    if not _RESUME.fullmatch(name):
+        raise UsageError("--resume", "a name is 1 to 100 of A-Z a-z 0-9 . _ - and does not start with a dot")
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    folder = home / "brokers" / "replays"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(f"{folder}: {error.strerror}") from None
+    return folder / f"{name}.json"

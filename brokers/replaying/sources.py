@@ -1,0 +1,309 @@
+"""Where a replay takes its messages: recorded traffic, logs, or an archive of either.
+
+    recorded:pubsub/home/*      what passed through a protocol, by a glob of names
+    logmq:orders-*              the records of topics
+    archive:/srv/archive        what `brokers pipeline archive` has written of one of these
+
+A running server is not disturbed: only files are read.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from brokers import plugins
+from brokers.errors import ExitCode, Refusal
+from brokers.replaying.engine import Extents, SourcedRecord
+from shared.addresses import split
+from shared.errors import UsageError
+from shared.local_path import local_path
+from shared.recording import blocks
+from shared.recording.blocks import GAP, NAMESPACE, BadBlock, Block
+from shared.replaying import PastMessage, replays_of
+from shared.storage.format import LENGTH_BYTES
+from shared.storage.tools.view import CheckedRange, FolderView, LogView, Trust, ranges, viewing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TOPICS = "logmq"
+"""The namespace of topics, and the protocol whose they are."""
+INDEX_BITS = 32
+"""A recorded block holds many messages: one's place is the block's offset, and in these bits its number."""
+
+Frames = Callable[[Block, bytes], Iterator[PastMessage]]
+Told = Callable[[str], None]
+"""Is told of what cannot be read; the rest goes on."""
+
+
+@attrs.frozen
+class Chosen:
+    """Which messages: by a glob of their names, and by time (Unix seconds; `until` itself is not)."""
+
+    names: str | None = None
+    since: float = float("-inf")
+    until: float = float("inf")
+
+    def takes(self, record: SourcedRecord) -> bool:
+        if not self.since <= record.time < self.until:
+            return False
+        return self.names is None or fnmatchcase(record.message.name.decode("latin-1"), self._glob)
+
+    @property
+    def _glob(self) -> str:
+        """As the names are compared: byte by byte."""
+        return (self.names or "*").encode().decode("latin-1")
+
+
+class Traffic(Protocol):
+    """An opened source."""
+
+    @property
+    def protocol(self) -> str:
+        """Whose its messages are."""
+
+    def extents(self) -> Extents:
+        """Return the logs as they are now. Raises Refusal where there is none."""
+
+    def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
+        """Yield what is in these ranges, by time, and in each log's own order."""
+
+
+def opened(source: str, folder: Path, chosen: Chosen) -> tuple[Traffic, Chosen]:
+    """Return the source, and which of its messages are wanted. Raises UsageError."""
+    try:
+        kind, rest = split(source)
+    except ValueError as error:
+        raise UsageError("FROM", str(error)) from None
+    if kind == "recorded":
+        protocol, slash, names = rest.partition("/")
+        if slash and chosen.names is None:
+            chosen = attrs.evolve(chosen, names=names)
+        return FromRecording(folder, protocol, _frames_of(protocol)), chosen
+    if kind == TOPICS:
+        return FromTopics(folder, rest or "*"), chosen
+    if kind == "archive":
+        if not rest:
+            raise UsageError("FROM", "archive: is followed by the archive's folder")
+        return FromArchived(local_path(rest).expanduser()), chosen
+    raise UsageError("FROM", f"{kind} is no source; there are recorded:, {TOPICS}: and archive:")
+
+
+def _frames_of(protocol: str) -> Frames:
+    plugin = plugins.load(protocol)
+    found = replays_of(plugin)
+    if found is None or found.recorded is None:
+        raise UsageError("FROM", f"{protocol} cannot be recorded: {plugin.unrecorded}")
+    return found.recorded
+
+
+def in_time(each: "Sequence[Iterator[SourcedRecord]]") -> Iterator[SourcedRecord]:
+    """Merge logs by time. One whose clock went back keeps its own order."""
+    return heapq.merge(*map(_never_back, each), key=lambda record: (record.time, record.log))
+
+
+def _never_back(records: Iterator[SourcedRecord]) -> Iterator[SourcedRecord]:
+    newest = float("-inf")
+    for record in records:
+        newest = max(newest, record.time)
+        yield record if record.time == newest else record._replace(time=newest)
+
+
+# -- data folders
+
+
+@attrs.frozen
+class FromTopics:
+    """Topics of a data folder whose names match a glob."""
+
+    folder: Path
+    glob: str
+    protocol: str = attrs.field(default=TOPICS, init=False)
+
+    def extents(self) -> Extents:
+        with viewing(self.folder) as view:
+            found = {_label(log): (log.first, log.end) for log in self._logs(view)}
+        if not found:
+            raise Refusal(f"no topic in {self.folder} matches {self.glob}", ExitCode.MISSING)
+        return found
+
+    def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
+        with ExitStack() as stack:
+            view = stack.enter_context(viewing(self.folder))
+            logs = {_label(log): log for log in self._logs(view)}
+            _check_all_there(left, logs)
+            yield from in_time([self._of(view, logs[name], *span, told) for name, span in left.items()])
+
+    def _logs(self, view: FolderView) -> Iterator[LogView]:
+        for log in view.sorted_logs():
+            if log.namespace == TOPICS and fnmatchcase(log.name, self.glob):
+                yield log
+
+    def _of(
+        self, view: FolderView, log: LogView, start: int, stop: int, told: Told
+    ) -> Iterator[SourcedRecord]:
+        name, label = log.name.encode(), _label(log)
+        for offset, time, payload in _payloads(view, log, start, stop, told):
+            end = offset + LENGTH_BYTES + len(payload)
+            yield SourcedRecord(label, offset, time, PastMessage(name, payload), end)
+
+
+@attrs.frozen
+class FromRecording:
+    """The recorded log of a protocol."""
+
+    folder: Path
+    protocol: str
+    frames: Frames
+
+    def extents(self) -> Extents:
+        with viewing(self.folder) as view:
+            log = view.find(NAMESPACE, self.protocol)
+            if log is None:
+                text = f"nothing of {self.protocol} was recorded in {self.folder} (brokers serve --record)"
+                raise Refusal(text, ExitCode.MISSING)
+            return {_label(log): (log.first << INDEX_BITS, log.end << INDEX_BITS)}
+
+    def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
+        with viewing(self.folder) as view:
+            log = view.find(NAMESPACE, self.protocol)
+            logs = {} if log is None else {_label(log): log}
+            _check_all_there(left, logs)
+            for label, (start, stop) in left.items():
+                found = _payloads(view, logs[label], start >> INDEX_BITS, stop >> INDEX_BITS, told)
+                for offset, _, payload in found:
+                    yield from _messages(label, offset, payload, start, self.frames, told)
+
+
+def _messages(
+    label: str, offset: int, payload: bytes, start: int, frames: Frames, told: Told
+) -> Iterator[SourcedRecord]:
+    """The messages of a recorded block from the place `start` on."""
+    here = offset << INDEX_BITS
+    after = (offset + LENGTH_BYTES + len(payload)) << INDEX_BITS
+    try:
+        block = blocks.unpack(payload)
+        if block.codec == GAP:
+            told(f"{block.messages} messages were not recorded then")
+            return
+        time = block.time_us / 1e6
+        for number, message in enumerate(frames(block, payload[block.frames_at :])):
+            at = here | number
+            if at >= start:
+                last = number == block.messages - 1
+                yield SourcedRecord(label, at, time, message, after if last else at + 1)
+    except (BadBlock, ValueError) as error:
+        told(f"the block at offset {offset} cannot be read: {error}")
+
+
+def _label(log: LogView) -> str:
+    """A log that was deleted and made again is another."""
+    return f"{log.id} {log.name}"
+
+
+def _check_all_there(left: Mapping[str, tuple[int, int]], logs: Mapping[str, object]) -> None:
+    missing = left.keys() - logs.keys()
+    if missing:
+        name = min(missing).partition(" ")[2]
+        raise Refusal(f"{name} was deleted since this replay began; a new --resume begins anew")
+
+
+def _payloads(
+    view: FolderView, log: LogView, start: int, stop: int, told: Told
+) -> Iterator[tuple[int, float, bytes]]:
+    """The records that begin in [start, stop): offset, time, payload.
+
+    The index has the times of each of its entries' first and last record: those between get even times.
+    """
+    before = log.created_ms
+    low, high = max(start, log.first), min(stop, log.end)
+    with view.reader(log) as reader:
+        for part in ranges(view, log, reader, low, high):
+            if part.state is Trust.DAMAGED:
+                told(f"{part.length} bytes of {log.name} at offset {part.offset} are damaged: {part.text}")
+                continue
+            times = _times(part, before)
+            for (offset, payload), time in zip(reader.records(part.offset, part.end), times, strict=False):
+                if low <= offset < high:
+                    yield offset, time, payload
+            before = part.last_ms or before
+
+
+def _times(part: CheckedRange, before: int) -> Iterator[float]:
+    last = before if part.last_ms is None else part.last_ms
+    first = before if part.first_ms is None else part.first_ms
+    step = max(last - first, 0) / max(part.records - 1, 1)
+    number = 0
+    while True:
+        yield (first + number * step) / 1e3
+        number += 1
+
+
+# -- archives
+
+
+class FromArchived:
+    """What an archive has committed, of topics or of one protocol's recordings. It needs `pyarrow`."""
+
+    def __init__(self, path: Path) -> None:
+        from brokers.pipeline.archive import committed
+        from brokers.pipeline.archiving.files import LocalFiles
+
+        self._path = path
+        self._found = committed(LocalFiles(path))
+        self._logs = {f"{log.key} {log.topic}": log for log in self._found.manifest.logs.values()}
+        origin = self._found.manifest.origin
+        self._frames: Frames | None = None
+        self.protocol = TOPICS
+        if origin == f"a data folder's {NAMESPACE}":
+            names = {log.topic for log in self._logs.values()}
+            if len(names) != 1:
+                text = f"{path} is an archive of recordings of several protocols: {', '.join(sorted(names))}"
+                raise Refusal(text)
+            (self.protocol,) = names
+            self._frames = _frames_of(self.protocol)
+        elif origin not in ("servers", f"a data folder's {TOPICS}"):
+            raise Refusal(f"{path} is an archive of {origin}: no messages to send again")
+
+    def extents(self) -> Extents:
+        if not self._logs:
+            raise Refusal(f"nothing is in {self._path} yet", ExitCode.MISSING)
+        bits = INDEX_BITS if self._frames else 0
+        return {label: (log.start << bits, log.end << bits) for label, log in self._logs.items()}
+
+    def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
+        return in_time([self._of(label, start, stop, told) for label, (start, stop) in left.items()])
+
+    def _of(self, label: str, start: int, stop: int, told: Told) -> Iterator[SourcedRecord]:
+        if label not in self._logs:
+            raise Refusal(f"{label} is not in {self._path} any more")
+        frames = self._frames
+        for offset, time, value in self._rows(label):
+            if frames is not None:
+                if (offset + LENGTH_BYTES + len(value)) << INDEX_BITS > start and offset << INDEX_BITS < stop:
+                    yield from _messages(label, offset, value, start, frames, told)
+            elif start <= offset < stop:
+                yield SourcedRecord.of_log(label, offset, time, value)
+
+    def _rows(self, label: str) -> Iterator[tuple[int, float, bytes]]:
+        from pyarrow import parquet
+
+        from brokers.pipeline.archiving import names
+
+        log = self._logs[label]
+        mine = []
+        for path in (*self._found.settled, *self._found.fresh):
+            name = names.parse_file(path.rpartition("/")[2])
+            if name is not None and name.key == log.key:
+                mine.append((name.start, path))
+        for _, path in sorted(mine):
+            with parquet.ParquetFile(self._path / path) as file:
+                for batch in file.iter_batches(columns=["offset", "timestamp", "value"]):
+                    offsets, times, values = (column.to_pylist() for column in batch.columns)
+                    for offset, time, value in zip(offsets, times, values, strict=True):
+                        yield offset, time.timestamp(), value

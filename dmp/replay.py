@@ -1,0 +1,87 @@
+"""Exchanges as the target of a replay, by `basic.publish` with confirms, and what a recording holds."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from pamqp import commands
+
+from dmp.amqp_client import Client, RawMessage, open_amqp
+from dmp.data_types import SHORT_BYTES_MAX
+from dmp.principal import PORT
+from dmp.wire import RECORDED_MESSAGES, RECORDED_PUBLISHES, WireError, take_messages
+from shared.addresses import MessageOrigin, NameTemplate, exchange_and_key
+from shared.client.dial import How
+from shared.recording.blocks import Block
+from shared.replaying import Batch, PastMessage, Place, Replays
+
+_PERSISTENT = commands.Basic.Properties(delivery_mode=2).marshal()
+
+
+class Published(NamedTuple):
+    """What only AMQP knows of a message: its exchange, and its properties as on the wire."""
+
+    exchange: bytes
+    properties: bytes
+
+
+class ExchangeReplay:
+    """An AMQP server. A place is an exchange and a routing key."""
+
+    once_each = False
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def refuses(self, place: tuple[bytes, bytes], message: PastMessage) -> str | None:
+        long = max(map(len, place)) > SHORT_BYTES_MAX
+        return f"a name or key is above {SHORT_BYTES_MAX} bytes" if long else None
+
+    async def send(self, batch: Batch, writer: str, seq: int) -> None:
+        await self._client.publish_many(
+            RawMessage(exchange, key, _properties_of(message), message.payload)
+            for (exchange, key), message in batch
+        )
+
+
+def _properties_of(message: PastMessage) -> bytes:
+    return message.own.properties if isinstance(message.own, Published) else _PERSISTENT
+
+
+@asynccontextmanager
+async def target(host: str, port: int | None, how: How) -> AsyncIterator[ExchangeReplay]:
+    """Raises ConnectionRefusedError where nobody answers."""
+    async with open_amqp(host, PORT if port is None else port, **how) as client:
+        yield ExchangeReplay(client)
+
+
+def place(address: str) -> Callable[[MessageOrigin], Place]:
+    """`<exchange>/<routing key>`, or a queue's name, to which the default exchange brings it."""
+    parts = exchange_and_key(address)
+    exchange, rest = (b"", address) if parts is None else parts
+    if parts is not None and not rest:
+        return lambda origin: (exchange, b"")
+    key = NameTemplate.parse(rest)
+    return lambda origin: (exchange, key.name_for(origin))
+
+
+def same(message: PastMessage, name: bytes) -> Place:
+    return (message.own.exchange if isinstance(message.own, Published) else b""), name
+
+
+def recorded(block: Block, frames: bytes) -> Iterator[PastMessage]:
+    """Raises ValueError. A message's name is its routing key."""
+    if block.codec not in (RECORDED_MESSAGES, RECORDED_PUBLISHES):
+        raise ValueError(f"codec {block.codec}")
+    try:
+        found, end = take_messages(frames, 1 << 32)
+    except WireError as error:
+        raise ValueError(error.text) from None
+    for message in found:
+        own = Published(block.name, message.properties)
+        yield PastMessage(message.key, message.body, message.key, block.source, own)
+    if end < len(frames):
+        raise ValueError("a message reaches past its end")
+
+
+REPLAYS = Replays(target, place, same, recorded)

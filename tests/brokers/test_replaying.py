@@ -1,0 +1,282 @@
+"""What passed through goes out again: from recordings and logs, to any protocol, at its own pace."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from pamqp import commands
+
+from brokers import plugins
+from brokers.replaying import cli, engine
+from brokers.replaying.engine import Pace, SourcedRecord, Unnoted
+from dmp import amqp_client
+from dmp.wire import RECORDED_PUBLISHES, message
+from dmp.wire import Message as DmpMessage
+from kqmsgq import wire as kqmsgq_wire
+from pubsub.recording import FrameTrack
+from pubsub.wire import Kind, datagram, frame
+from shared.addresses import MessageOrigin
+from shared.errors import UsageError
+from shared.recording import blocks
+from shared.replaying import Batch, PastMessage, replays_of
+from tests.support.recorded import Tape, block
+from tests.support.server import Server, run_here, speak, until
+
+AMQP = {"headers": {"n": 7}, "content_type": "text/plain"}
+
+
+def passed(protocol: str, payload: bytes) -> Sequence[PastMessage]:
+    found = replays_of(plugins.load(protocol))
+    assert found is not None
+    assert found.recorded is not None
+    head = blocks.unpack(payload)
+    return list(found.recorded(head, payload[head.frames_at :]))
+
+
+# -- what recordings hold
+
+
+def test_a_recording_of_kqmsgq_is_its_messages() -> None:
+    frames = kqmsgq_wire.message(b"q", b"1") + kqmsgq_wire.message(b"r", b"")
+    whole = block("kqmsgq", 2, frames, source=b"[::1]:7")
+    assert passed("kqmsgq", whole) == [
+        PastMessage(b"q", b"1", sender=b"[::1]:7"),
+        PastMessage(b"r", b"", sender=b"[::1]:7"),
+    ]
+    with pytest.raises(ValueError, match="past its end"):
+        passed("kqmsgq", whole[:-1])
+
+
+def test_a_recording_of_pubsub_is_its_datagrams_with_their_senders_and_types() -> None:
+    tape = Tape()
+    sent = [(b"a/b", Kind.STRING, b"word"), (b"t" * 50, Kind.INT, b"\1\0\0\0\7"), (b"", Kind.STRING, b"")]
+    track = FrameTrack(tape)  # type: ignore[arg-type]
+    datagrams = [datagram(*each) for each in sent]
+    frames = b"".join(frame(b"10.0.0.1:9", *each) for each in sent)
+    track.record(frames, [len(each) for each in datagrams], len(sent))
+    whole = block("pubsub", 3, tape.frames)
+    assert passed("pubsub", whole) == [
+        PastMessage(topic, payload, sender=b"10.0.0.1:9", own=kind) for topic, kind, payload in sent
+    ]
+    for cut in (whole[:-1], block("pubsub", 9, tape.frames[:5])):
+        with pytest.raises(ValueError, match="past its end"):
+            passed("pubsub", cut)
+
+
+def test_a_recording_of_amqp_keeps_exchange_key_and_properties() -> None:
+    packed = commands.Basic.Properties(**AMQP).marshal()
+    frames = message(DmpMessage(b"ex", b"k.1", b"body", packed))
+    whole = block("dmp", 1, frames, codec=RECORDED_PUBLISHES, name=b"ex", source=b"h:1")
+    (found,) = passed("dmp", whole)
+    assert found[:4] == (b"k.1", b"body", b"k.1", b"h:1")
+    assert found.own == (b"ex", packed)
+    with pytest.raises(ValueError, match="past its end"):
+        passed("dmp", whole[:-1])
+
+
+# -- where messages go
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("amq.topic/again.{key.2}", (b"amq.topic", b"again.new")),
+        ("a%2Fb/", (b"a/b", b"")),
+        ("jobs-{name.1}", (b"", b"jobs-orders")),
+    ],
+)
+def test_an_address_of_amqp_is_an_exchange_and_a_key_or_a_queue(address: str, place: object) -> None:
+    found = replays_of(plugins.load("dmp"))
+    assert found is not None
+    assert found.place(address)(MessageOrigin("dmp", b"orders.new", b"orders.new")) == place
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "renamed"),
+    [
+        ("s/^/again-/", b"jobs", b"again-jobs"),
+        ("s,a/b,c,g", b"a/b/a/b", b"c/c"),
+        (r"s/(.)o/\1u&/", b"foo-foo", b"fufoo-foo"),
+        (r"s/a\/b/x/", b"a/b", b"x"),
+        ("s/JOBS/x/i", b"jobs", b"x"),
+    ],
+)
+def test_names_change_as_sed_changes_them(text: str, name: bytes, renamed: bytes) -> None:
+    seen: list[bytes] = []
+    placed = cli.renaming(text)
+    seen.append(placed(name))
+    assert seen == [renamed]
+
+
+# -- at which pace
+
+
+class Sink:
+    """A target that takes what it can carry, and notes when."""
+
+    once_each = False
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.payloads: list[bytes] = []
+
+    def refuses(self, place: Any, message: PastMessage) -> str | None:
+        return "too large" if len(message.payload) > 5 else None
+
+    async def send(self, batch: Batch, writer: str, seq: int) -> None:
+        self.times += [trio.current_time()] * len(batch)
+        self.payloads += [message.payload for _, message in batch]
+
+
+def steady(count: int, seconds: float) -> Iterator[SourcedRecord]:
+    for number in range(count):
+        yield SourcedRecord.of_log("here x", number * 100, 1e9 + number * seconds, b"%d" % number)
+
+
+@pytest.mark.parametrize(
+    ("pace", "rate"), [(Pace(rate=10_000), 10_000), (Pace(speed=10), 10_000), (Pace(speed=1), 1000)]
+)
+async def test_the_pace_is_within_one_in_a_hundred(
+    pace: Pace, rate: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Of 20,000 messages that came 1,000 a second: each, not only the last, goes out when it should."""
+    target, notes = Sink(), Unnoted({})
+    place = notes.begin({"here x": (0, 1 << 40)})
+    await engine.replay(steady(20_000, 0.001), target, place, notes, pace)
+    began = target.times[0]
+    for number, at in enumerate(target.times):
+        assert abs((at - began) - number / rate) <= max(0.01 * number / rate, 0.06)
+    assert target.times[-1] - began == pytest.approx(19_999 / rate, rel=0.01)
+
+
+async def test_what_cannot_be_carried_is_left_out_and_counted() -> None:
+    target, notes = Sink(), Unnoted({})
+    records = [SourcedRecord.of_log("here x", at, 0.0, bytes(size)) for at, size in ((0, 5), (9, 6), (19, 1))]
+    done = await engine.replay(records, target, notes.begin({"here x": (0, 99)}), notes)
+    assert (done.messages, done.refused, target.payloads) == (2, {"too large": 1}, [bytes(5), bytes(1)])
+
+
+# -- with real servers
+
+
+def replayed(server: Server, *arguments: str, code: int = 0) -> dict[str, Any]:
+    done = run_here("replay", *arguments, "--data-dir", str(server.data), "--json")
+    assert done.returncode == code, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def recorded(server: Server, protocol: str) -> list[dict[str, Any]]:
+    said = run_here("log", "dump", "recorded", protocol, "--json", "--data-dir", str(server.data)).stdout
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def values(server: Server, topic: str) -> list[str]:
+    said = run_here("log", "dump", "logmq", topic, "--json", "--data-dir", str(server.data)).stdout
+    return [json.loads(line)["payload"] for line in said.splitlines()]
+
+
+async def amqp(server: Server, act: Callable[[amqp_client.Client], Any]) -> Any:
+    host, port = server.address("dmp")
+    async with amqp_client.open_amqp(host, port) as client:
+        return await act(client)
+
+
+async def publish(client: amqp_client.Client) -> None:
+    await client.declare_queue("orders.one")
+    properties = commands.Basic.Properties(**AMQP)
+    await client.publish("orders.one", b"first", properties=properties)
+    await client.publish("orders.gone", b"second", exchange="amq.topic", mandatory=False)
+
+
+async def consume(client: amqp_client.Client) -> list[tuple[bytes, str, Any]]:
+    found = []
+    async with client.consume("orders.one") as deliveries:
+        for _ in range(2):
+            delivery = await anext(deliveries)
+            found.append((delivery.body, delivery.key, delivery.properties.headers))
+            await delivery.ack()
+    return found
+
+
+def test_what_passed_goes_again_by_each_protocol_and_across(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    arguments = ("--enable", "all", "--record", "kqmsgq,pubsub,dmp")
+    with Server(tmp_path, *arguments) as server:
+        trio.run(amqp, server, publish)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind(("127.0.0.1", 0))
+            sender = "{}:{}".format(*sock.getsockname())
+            for number in range(3):
+                sock.sendto(
+                    datagram(b"hall/%d" % number, Kind.STRING, b"%d" % number),
+                    server.address("pubsub", "pubsub-udp"),
+                )
+        with socket.create_connection(server.address("kqmsgq")) as producer:
+            producer.sendall(kqmsgq_wire.PRODUCE + kqmsgq_wire.message(b"q", b"x" * 5000))
+        for protocol, count in (("dmp", 2), ("pubsub", 3), ("kqmsgq", 1)):
+            until(lambda protocol=protocol, count=count: len(recorded(server, protocol)) == count)
+        speak(server.address("logmq"), b"PRODUCE jobs 1\nPRODUCE jobs 2\n")
+
+        # Each to itself: with its sender, its properties, and other names.
+        assert replayed(server, "recorded:pubsub", "--wire")["messages"] == 3
+        until(lambda: len(recorded(server, "pubsub")) == 6)
+        assert {row["source"] for row in recorded(server, "pubsub")} == {sender}
+        assert replayed(server, "recorded:dmp", "--name", "orders.o*", "--rate", "max")["messages"] == 1
+        assert trio.run(amqp, server, consume) == [(b"first", "orders.one", {"n": 7})] * 2
+        replayed(server, "recorded:kqmsgq/q", "--map", "s/^/again-/", "--rate", "max")
+        until(lambda: [row["name"] for row in recorded(server, "kqmsgq")] == ["q", "again-q"])
+
+        # Across, once, however often it is said.
+        across = ("recorded:pubsub/hall/[01]", "--to", "logmq:hall-{name.2}", "--rate", "max")
+        for messages in (4, 0):
+            assert replayed(server, *across, "--resume", "hall")["messages"] == messages
+        until(lambda: [values(server, f"hall-{number}") for number in "01"] == [["0", "0"], ["1", "1"]])
+        until(lambda: values(server, "jobs") == ["1", "2"])  # files have it a second later
+        assert replayed(server, "logmq:jobs", "--to", "dmp:orders.one", "--rate", "max")["messages"] == 2
+        assert [body for body, *_ in trio.run(amqp, server, consume)] == [b"1", b"2"]
+
+        # What cannot be carried is told; the rest goes.
+        found = replayed(server, "recorded:kqmsgq", "--to", "pubsub:a/{name}", "--rate", "max", code=1)
+        assert found["not_carried"] == {"a payload of 5000 bytes": 2}
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("jobs",), "begins with a protocol"),
+        (("mail:x",), "mail is no source"),
+        (("recorded:dms",), "cannot be recorded"),
+        (("logmq:jobs",), "appended to itself"),
+        (("logmq:jobs", "--to", "dms:{x}"), "is no field"),
+        (("logmq:jobs", "--to", "jobs"), "begins with a protocol"),
+        (("logmq:jobs", "--to", "dms:x", "--rate", "fast"), "is not 1x, 10x, 500/s or max"),
+        (("logmq:jobs", "--to", "dms:x", "--rate", "0x"), "is not 1x"),
+        (("logmq:jobs", "--map", "s/a/b"), "is not as 's/PATTERN/REPLACEMENT/'"),
+        (("logmq:jobs", "--map", "s/(/b/"), "--map"),
+        (("logmq:jobs", "--to", "dms:x", "--since", "soon"), "is no time"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(arguments: Sequence[str], text: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    done = run_here("replay", *arguments, "--data-dir", str(tmp_path / "data"))
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_another_replays_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    engine.Progress(cli.notes_file("mine"), {"from": "x"}).begin({})
+    with pytest.raises(UsageError, match="another replay"):
+        engine.Progress(cli.notes_file("mine"), {"from": "y"}).load()
+    for wrong in ("", "../x", "a b"):
+        with pytest.raises(UsageError, match="--resume"):
+            cli.notes_file(wrong)
