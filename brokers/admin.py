@@ -12,12 +12,14 @@ page made it (`Origin`). Errors are `{"error": ...}` there, and problem details 
 | GET /metrics | Prometheus text |
 | GET /verbs | JSON: the administrative verbs of all protocols |
 | POST /<protocol>/<verb> | runs one; arguments and result are JSON. 409 and {"error"} where it refuses |
-| POST /reload {"action", "name"} | takes up what changed in the users file; all or nothing |
+| POST /reload {"action", "name"} | takes up what changed: settings, users, certificates; all or nothing |
 | POST /backup {"target"} | a consistent copy of the live data folder |
 """
 
 import logging
+import pwd
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +50,9 @@ from shared.metrics import Sample
 from shared.objects import BadArgument, ObjectMissing, Objects
 from shared.plugin import Verb
 
+_CREDENTIALS = struct.Struct("=iII")
+"""Of the peer: process, user, group."""
+
 
 class Operated(Protocol):
     """What can be operated: the host, as this module sees it."""
@@ -64,8 +69,8 @@ class Operated(Protocol):
     def verbs(self) -> Mapping[tuple[str, str], Verb]:
         """Return all verbs, by protocol and name."""
 
-    def reload(self, action: str, name: str) -> Mapping[str, Any]:
-        """Take up what changed. Raises BrokerError, and nothing has."""
+    async def reload(self, action: str, name: str, *, user: str, peer: str) -> Mapping[str, Any]:
+        """Take up what changed, for `user`. Raises BrokerError, and nothing has changed."""
 
     def objects(self) -> Sequence[tuple[str, Objects]]:
         """Return what every protocol has, with the protocol's name."""
@@ -117,7 +122,10 @@ def application(host: Operated) -> Starlette:
             raise HTTPException(
                 400, f"{unknown[0]}: no such argument; {name} takes {', '.join(verb.takes) or 'none'}"
             )
-        return api.as_json(await verb.call(arguments))
+        if verb.changes is None:
+            return api.as_json(await verb.call(arguments))
+        with api.audited(request, protocol, name, str(arguments.get(verb.changes, ""))):
+            return api.as_json(await verb.call(arguments))
 
     async def backup(request: Request) -> Response:
         target = (await api.arguments_of(request)).get("target")
@@ -131,7 +139,8 @@ def application(host: Operated) -> Starlette:
         said = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
         if not all(isinstance(each, str) and len(each) <= 64 for each in said):
             raise HTTPException(400, "action, name: short texts")
-        return api.as_json(host.reload(*said))
+        user, peer = api.caller_of(request)
+        return api.as_json(await host.reload(*said, user=user, peer=peer))
 
     async def log_lines(request: Request) -> Response:
         level = request.query_params.get("level", "debug")
@@ -148,7 +157,7 @@ def application(host: Operated) -> Starlette:
         Operation(
             "/backup", "Copy the live data folder.", backup, "POST", takes={"target": "its absolute path"}
         ),
-        Operation("/reload", "Read the users file again.", reload, "POST"),
+        Operation("/reload", "Take up settings, users and certificates.", reload, "POST"),
         Operation(
             "/logs",
             "The last lines of the log.",
@@ -193,13 +202,20 @@ async def serve(
     config.errorlog = logging.getLogger("brokers.admin")
     config.include_server_header = False
     context = WorkerContext(None)
-    app = ASGIWrapper(_NotForPages(application(host), log))  # type: ignore[arg-type]  # an ASGI application by Starlette's types
+    app = _NotForPages(application(host), log)
 
     async def connection(stream: trio.SocketStream) -> None:
         # Not hypercorn's own accept loop: there an error of its parsers ends the server, and so the host. A
         # malformed request (an upgrade to HTTP/2 with bad settings) causes one.
+        user = _owner(stream)
+
+        async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["brokers.user"] = user
+            await app(scope, receive, send)
+
+        wrapped = ASGIWrapper(asked)  # type: ignore[arg-type]  # an ASGI application by Starlette's types
         try:
-            await TCPServer(app, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
+            await TCPServer(wrapped, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
         except* Exception as group:
             log.warning(
                 "control connection failed: one request has no answer; ask again",
@@ -209,6 +225,18 @@ async def serve(
 
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     await trio.serve_listeners(connection, [listener], task_status=task_status)
+
+
+def _owner(stream: trio.SocketStream) -> str:
+    """Who on this machine has connected: the name of the user, else the number."""
+    if not hasattr(socket, "SO_PEERCRED"):  # macOS
+        return "(owner)"
+    credentials = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(credentials)
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid:{uid}"
 
 
 class _NotForPages:
@@ -237,7 +265,7 @@ class _NotForPages:
 
 
 def _error(request: Request, status: int, text: str, **more: Any) -> Response:
-    if "brokers.user" in request.scope or request.url.path.startswith("/api/"):
+    if api.caller_of(request)[1] != api.CONTROL or request.url.path.startswith("/api/"):
         return problem(status, text, **more)
     return JSONResponse({"error": text, **more}, status)
 

@@ -13,7 +13,6 @@
 import errno
 import logging
 import socket
-import ssl
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from brokers.admin_gate import Caller, GatedApp
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.listeners import OUT_OF_DESCRIPTORS, bind_each, format_address
 from shared.net.settings import CertificateUser
-from shared.net.tls import TlsStream
+from shared.net.tls import ServerTls, TlsStream
 
 CONNECTIONS_MAX = 128
 """A browser opens six for a page. They come out of the 500 files that are kept back from clients."""
@@ -76,14 +75,15 @@ class Door:
         sockets: Sequence[socket.socket],
         log: structlog.stdlib.BoundLogger,
         *,
-        tls: ssl.SSLContext | None = None,
+        tls: ServerTls | None = None,
         certificate_user: CertificateUser = "cn",
         handshake_seconds: float = 5.0,
     ) -> None:
         self.sockets = sockets
         self._log = log
-        self._tls = tls
-        self._certificate_user = certificate_user
+        self.tls = tls
+        self.certificate_user = certificate_user
+        """Both hold for new connections."""
         self._handshake_seconds = handshake_seconds
         self._open: dict[_Open, None] = {}  # the oldest first
         config = self._config = Config()
@@ -105,7 +105,7 @@ class Door:
         """The address of its page."""
         host, port = self.address
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"{'https' if self._tls else 'http'}://{format_address(host, port)}/"
+        return f"{'https' if self.tls else 'http'}://{format_address(host, port)}/"
 
     def close(self) -> None:
         for sock in self.sockets:
@@ -164,11 +164,11 @@ class Door:
         try:
             transport = trio.SocketStream(opened.socket)
             stream: trio.abc.HalfCloseableStream = transport
-            if self._tls is not None:
-                stream = secure = TlsStream(transport, self._tls)
+            if self.tls is not None:
+                stream = secure = TlsStream(transport, self.tls.context)
                 with trio.fail_after(self._handshake_seconds):
                     await secure.do_handshake()
-                opened.caller.certificate_user = secure.certificate_name(self._certificate_user)
+                opened.caller.certificate_user = secure.certificate_name(self.certificate_user)
             bounded = _BoundedStream(stream, opened.socket)
             server = TCPServer(
                 ASGIWrapper(asked),  # type: ignore[arg-type]  # an ASGI application by Starlette's types

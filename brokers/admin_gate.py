@@ -133,14 +133,18 @@ class Gate:
         self._access = access
         self._logins = logins
         self._token = token.encode()
-        self._loopback = is_loopback(host)
-        own = {"localhost", "127.0.0.1", "::1"} if self._loopback else set()
-        self._names = {name.lower().strip("[]") for name in {host, *names, *own} if name}
-        self._secure = secure
+        self._host, self._loopback = host, is_loopback(host)
+        self.take_settings(names, secure=secure)
         self._cookie = f"brokers_{port}"  # cookies know no ports: two servers on a machine need two names
         self._sessions: dict[str, _Login] = {}  # those used last at the end
         # Beyond loopback, or not: nobody is let in here who has not logged in.
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
+
+    def take_settings(self, names: tuple[str, ...], *, secure: bool) -> None:
+        """Hold to these from now on."""
+        own = {"localhost", "127.0.0.1", "::1"} if self._loopback else set()
+        self._names = {name.lower().strip("[]") for name in {self._host, *names, *own} if name}
+        self._secure = secure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
         if scope["type"] != "http":

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,11 @@ def notify(state: str) -> None:
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+
+
+def reloading() -> None:
+    """Tell systemd that a reload has begun (`Type=notify-reload`); READY=1 is its end."""
+    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def _write_whole(path: Path, value: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ percent-encoded. What is done, but for what only looks, is a line of the audit l
 
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from importlib.metadata import version
 from typing import Any, Literal
 from urllib.parse import unquote_to_bytes
@@ -176,21 +176,31 @@ async def _done(
     )
     if dry_run and not action.dry_runs:
         raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")
+    if dry_run or action.looks:
+        return as_json(await action.call(found, arguments, dry_run))
+    with audited(request, protocol, action.name, name):
+        return as_json(await action.call(found, arguments, dry_run))
+
+
+CONTROL = "control"
+"""The `peer` of who asks on the control socket."""
+
+
+def caller_of(request: Request) -> tuple[str, str]:
+    """The user who asks, and from where."""
+    return request.scope.get("brokers.user", ""), request.scope.get("brokers.peer", CONTROL)
+
+
+@contextmanager
+def audited(request: Request, protocol: str, action: str, name: str) -> Iterator[None]:
+    """Leave a line in the audit log about what is done within."""
+    user, peer = caller_of(request)
     result = "refused"
     try:
-        answer = await action.call(found, arguments, dry_run)
+        yield
         result = "done"
     finally:
-        if not (dry_run or action.looks):
-            logs.audit(
-                user=request.scope.get("brokers.user", "(owner)"),
-                peer=request.scope.get("brokers.peer", "control"),
-                protocol=protocol,
-                action=action.name,
-                name=name,
-                result=result,
-            )
-    return as_json(answer)
+        logs.audit(user=user, peer=peer, protocol=protocol, action=action, name=name, result=result)
 
 
 def _parts(request: Request) -> list[str]:

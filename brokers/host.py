@@ -31,20 +31,22 @@ from brokers.config import Config
 from brokers.errors import ExitCode, Refusal, folder_errors
 from brokers.fairness import LoopWatch
 from brokers.rates import Rates
+from brokers.reloading import Apply, Reloader
 from brokers.service import Bound, SupervisedService
 from shared.access import Access
 from shared.budget import Account
-from shared.errors import ConfigError, StoreError
+from shared.errors import StoreError
 from shared.metrics import Sample
 from shared.net.listeners import CannotListen, check_exposure
 from shared.net.logins import Logins
 from shared.net.network import Network
-from shared.net.tls import server_context
+from shared.net.tls import DAY_SECONDS, ServerTls
 from shared.objects import Objects
 from shared.plugin import Context, Plugin, Verb
 from shared.process_limits import memory_limit_bytes
 from shared.recording.recorder import Recording
 from shared.recording.settings import RecordSettings
+from shared.storage.background import Threads
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from shared.storage.tools.backup import backup_files
@@ -52,6 +54,8 @@ from shared.storage.tools.backup import backup_files
 UNUSED_SEGMENT_BYTES = 64 * 1024
 """For a journal that stays empty. Two segments of the usual size would be 128 MiB of zeros."""
 
+WARN_DAYS = 14
+"""Before a certificate ends."""
 MEMORY_PERCENT = 75
 """The share of the memory for everything that clients make grow."""
 
@@ -70,7 +74,9 @@ class Host:
         open_store: Callable[[Path, StorageSettings], Awaitable[Store]] = Store.open,
         record: Callable[[Store, RecordSettings, structlog.stdlib.BoundLogger], Recording] = Recording,
         copy: Callable[..., Awaitable[Any]] = backup_files,
+        reread: Callable[[], Config] | None = None,
     ) -> None:
+        """`reread`: the settings, as a start would read them now; without it a reload leaves them."""
         self._plugins = plugins
         self._config = config
         self._log = log
@@ -78,7 +84,10 @@ class Host:
         self._stop = trio.Event()
         self._started = time.monotonic()
         self._services: list[SupervisedService] = []
-        self._ready = False
+        self._all_served = trio.Event()
+        self._door: Door | None = None
+        self._reread = reread
+        self._reloader: Reloader | None = None
         self._store: Store | None = None
         self._recording: Recording | None = None
         self._rates = Rates(self.samples)
@@ -124,7 +133,7 @@ class Host:
             # it.
             with trio.CancelScope(shield=True):
                 await store.close()
-            if self._ready:
+            if self._all_served.is_set():
                 self._log.info("stopped")
 
     async def _serve(
@@ -143,11 +152,15 @@ class Host:
                 self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
                 for service in self._services:
                     await self._open_service(service)
-                await self._open_admin(nursery)
+                reloader = self._reloader = self._make_reloader()
+                await self._open_admin(nursery, reloader)
+                reloader.register(users.UsersReload(self._access))  # last: guards are as set before it
                 nursery.start_soon(self._rates.run)
                 for service in self._services:
                     await nursery.start(service.run)
-                self._ready = True
+                nursery.start_soon(reloader.run)
+                nursery.start_soon(self._tell_endings)
+                self._all_served.set()
                 task_status.started([bound for service in self._services for bound in service.bound])
                 await self._stop.wait()
                 await self._drain()
@@ -169,7 +182,54 @@ class Host:
             text = f"{service.name} cannot be opened: {error}; {repair} says more and puts right what can be"
             raise Refusal(text) from error
 
-    async def _open_admin(self, nursery: trio.Nursery) -> None:
+    def _make_reloader(self) -> Reloader:
+        takes = {service.name: service.takes_settings for service in self._services}
+        reloader = Reloader(self._config, takes, self._log, self._reread)
+        reloader.register(self)
+        for service in self._services:
+            reloader.register(service)
+        return reloader
+
+    async def prepare(self, config: Config) -> Apply:
+        """`Reloadable.prepare`: what is the host's own."""
+
+        async def apply() -> None:
+            self._config = config
+            logs.set_level(config.serve.log_level)
+            self._network.take_settings(config.net, config.access.certificate_user)
+            if self._recording is not None:
+                self._recording.take_settings(config.record)
+
+        return apply
+
+    def watched(self, config: Config) -> Iterator[Path]:
+        """`Reloadable.watched`: none."""
+        return iter(())
+
+    async def _tell_endings(self) -> None:
+        """Warn each day of certificates that end soon."""
+        while True:
+            now = time.time()
+            soon: dict[float, list[str]] = {}
+            for name, tls in self._certificates():
+                if tls.ends < now + WARN_DAYS * DAY_SECONDS:
+                    soon.setdefault(tls.ends, []).append(name)
+            for ends, names in soon.items():
+                self._log.warning(
+                    "a certificate ends soon; then clients refuse to connect: put a new one in its place, "
+                    "which is taken up within a minute",
+                    days=round((ends - now) / DAY_SECONDS, 1),
+                    of=", ".join(names),
+                )
+            await trio.sleep(DAY_SECONDS)
+
+    def _certificates(self) -> Iterator[tuple[str, ServerTls]]:
+        """What listeners are served with, by their names."""
+        for part in (*self._services, self._door):
+            if part is not None and part.tls is not None:
+                yield ("admin" if isinstance(part, Door) else part.name), part.tls
+
+    async def _open_admin(self, nursery: trio.Nursery, reloader: Reloader) -> None:
         """Serve the admin port, where there is to be one. Raises Refusal and ConfigError.
 
         It is bound after the protocols: they were told their ports, and its own may only be the usual one.
@@ -179,7 +239,7 @@ class Host:
             return
         section, tls = config.admin_tls()
         check_exposure("admin.host", ours.host, tls, logs_in=True, insecure=config.serve.insecure)
-        context = server_context(tls, section) if tls.enabled else None
+        loaded = ServerTls.load(tls, section)
         try:
             sockets = listen(ours.host, ours.port)
         except CannotListen as error:
@@ -195,7 +255,7 @@ class Host:
         door = Door(
             sockets,
             self._log,
-            tls=context,
+            tls=loaded,
             certificate_user=config.access.certificate_user if tls.client_ca else "",
             handshake_seconds=config.net.handshake_seconds,
         )
@@ -213,8 +273,10 @@ class Host:
             host=ours.host,
             port=door.address[1],
             names=ours.names,
-            secure=context is not None,
+            secure=loaded is not None,
         )
+        self._door = door
+        reloader.register(_AdminReload(door, gate))
         await nursery.start(door.serve, gate)
         self.page = door.page
 
@@ -266,7 +328,7 @@ class Host:
     def unready(self) -> str | None:
         if self.stopping:
             return "draining"
-        if not self._ready or self._store is None:
+        if not self._all_served.is_set() or self._store is None:
             return "starting"
         if self._store.read_only is not None:
             return f"the store is read-only: {self._store.read_only}"
@@ -318,17 +380,22 @@ class Host:
             **self._rates.overview(),
         }
 
-    def reload(self, action: str = "reload", name: str = "") -> Mapping[str, Any]:
-        """Take up what changed: the users file. All or nothing: raises ConfigError, and all is as it was.
+    async def reload(
+        self, action: str = "reload", name: str = "", *, user: str = "", peer: str = ""
+    ) -> Mapping[str, Any]:
+        """Take up what changed (`brokers.reloading`). Raises BrokerError, and all is as it was.
 
-        `action`, `name`: what was done to which user, for the audit log.
+        `action`, `name`: what was done to which user, for the audit log; `user`, `peer`: who asks.
         """
-        found = users.load(self._config)
-        if found is None and self._access.users is not None:
-            raise ConfigError("access.users_file", f"{self._config.users_file} is gone; its users stay")
-        self._access.replace(found)
-        logs.audit(user="", peer="control", protocol="", action=action, name=name, result="done")
-        return {"users": len(found or ())}
+        await self._all_served.wait()  # else it might miss what was opened before
+        assert self._reloader is not None
+        result = "refused"
+        try:
+            found = await self._reloader.reload()
+            result = "done"
+        finally:
+            logs.audit(user=user, peer=peer, protocol="", action=action, name=name, result=result)
+        return {"users": len(self._access.users or ()), **attrs.asdict(found)}
 
     async def backup(self, target: Path) -> Any:
         assert self._store is not None
@@ -352,5 +419,31 @@ class Host:
         yield from self._budget.samples()
         yield from self._network.samples()
         yield from self._access.samples()
+        if self._door is not None and self._door.tls is not None:
+            yield self._door.tls.sample("admin", time.time())
         for service in self._services:
             yield from service.samples()
+
+
+class _AdminReload:
+    """The admin port as a part of every reload (`brokers.reloading.Reloadable`)."""
+
+    def __init__(self, door: Door, gate: admin_gate.Gate) -> None:
+        self._door = door
+        self._gate = gate
+        self._in_thread = Threads()
+
+    async def prepare(self, config: Config) -> Apply:
+        section, tls = config.admin_tls()
+        loaded = await self._in_thread(ServerTls.load, tls, section)
+
+        async def apply() -> None:
+            self._door.tls = loaded
+            self._door.certificate_user = config.access.certificate_user if tls.client_ca else ""
+            self._gate.take_settings(config.admin.names, secure=loaded is not None)
+
+        return apply
+
+    def watched(self, config: Config) -> Iterator[Path]:
+        _, tls = config.admin_tls()
+        return tls.files()

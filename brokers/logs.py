@@ -55,10 +55,11 @@ def configure(
     What libraries say through `logging` at WARNING and above comes out the same way.
     """
     lines = _Lines(stream or sys.stderr)
+    set_level(level)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            *([] if level == "debug" else [_AtMost(clock)]),
+            _AtMost(clock),
             _stamp,
             _flatten_exception,
             _harmless,
@@ -66,12 +67,12 @@ def configure(
             _WhileRead(lines),
             _json if form == "json" else _text,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=_Leveled,
         logger_factory=lines,
         cache_logger_on_first_use=False,
     )
     log = cast(structlog.stdlib.BoundLogger, structlog.get_logger())
-    logging.basicConfig(handlers=[_Forward(log)], level=max(logging.WARNING, _LEVELS[level]), force=True)
+    logging.basicConfig(handlers=[_Forward(log)], force=True)
     return log
 
 
@@ -88,6 +89,17 @@ def at_least(level: str) -> Callable[[Mapping[str, Any]], bool]:
         return lambda row: bool(row["level"] == "audit")
     least = _LEVELS[level]
     return lambda row: _LEVELS.get(row["level"], logging.INFO) >= least
+
+
+class _Leveled(structlog.make_filtering_bound_logger(logging.INFO)):  # type: ignore[misc]  # made by a function
+    """The class of all loggers; its base is the one that leaves out what is below the level."""
+
+
+def set_level(level: "LogLevel") -> None:
+    """Log what is at least of this level from now on, also by loggers that are bound already."""
+    _Leveled.__bases__ = (structlog.make_filtering_bound_logger(_LEVELS[level]),)
+    _AtMost.applies = level != "debug"
+    logging.getLogger().setLevel(max(logging.WARNING, _LEVELS[level]))
 
 
 def unfiltered() -> structlog.stdlib.BoundLogger:
@@ -162,6 +174,9 @@ class _AtMost:
     for each matter, so that a flood of one hides no other.
     """
 
+    applies = True
+    """Not where everything is logged."""
+
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
@@ -172,7 +187,7 @@ class _AtMost:
 
     def __call__(self, _: Any, __: str, event: "Event") -> "Event":
         level = event["level"]
-        if level not in _LIMITED or event["event"] == LEFT_OUT:
+        if not self.applies or level not in _LIMITED or event["event"] == LEFT_OUT:
             return event
         self.tell()
         with self._lock:

@@ -71,12 +71,17 @@ def metrics(*, at: AdminPlace) -> str:
 
 
 def reload(*, at: AdminPlace) -> str:
-    """Have the running server take up what changed: the users file. All or nothing.
+    """Have the running server take up what changed. All or nothing.
 
-    The same as SIGHUP, but it says whether it was done, or why not.
+    It reads its settings, the users file and certificates again. The same as
+    SIGHUP, but it says what changed, what takes a restart, or why nothing was taken
+    up.
     """
     found = at.client().request("POST", "/reload", {})
-    return f"reloaded: {found['users']} users"
+    lines = [f"reloaded: {found['users']} users"]
+    for text, keys in (("changed", found["changed"]), ("these take a restart", found["restart"])):
+        lines += [f"{text}: {', '.join(keys)}"] if keys else []
+    return "\n".join(lines)
 
 
 def call(

@@ -1,7 +1,7 @@
 """One protocol, served: its service, its listeners and connections, and what happens when it crashes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
@@ -9,14 +9,18 @@ import trio
 
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal
-from shared.access import Access
+from brokers.reloading import Apply
+from shared.access import Access, Guard
 from shared.errors import ConfigError
 from shared.metrics import Sample
+from shared.net.datagrams import Subnet, allowed_networks
 from shared.net.keepalive import is_loopback
 from shared.net.listeners import CannotListen, check_exposure, format_address
 from shared.net.network import Group, Network
+from shared.net.tls import ServerTls
 from shared.objects import Objects
 from shared.plugin import Context, Plugin, Service, TcpEndpoint, UdpEndpoint, Verb
+from shared.storage.background import Threads
 
 BACKOFF_SECONDS_MIN = 0.1
 BACKOFF_SECONDS_MAX = 30.0
@@ -65,25 +69,20 @@ class SupervisedService:
         self.restarts = 0
         self.bound: list[Bound] = []
         self._plugin = plugin
-        self._settings = config.protocols[plugin.name]
         self._config = config
         self._context = context
         self._network = network
         self._access = access or Access()
         self._log = context.log
         self._ports: dict[str, int] = {}
-        self._secure = False
+        self._in_thread = Threads()
         self._draining = False
         self._service: Service | None = None
         self._group: Group | None = None
 
     @property
     def admin_verbs(self) -> Sequence[Verb]:
-        verbs = self._service.admin_verbs if self._service else ()
-        return [
-            attrs.evolve(verb, call=partial(self._call_audited, verb)) if verb.changes else verb
-            for verb in verbs
-        ]
+        return self._service.admin_verbs if self._service else ()
 
     @property
     def objects(self) -> Sequence[Objects]:
@@ -99,11 +98,11 @@ class SupervisedService:
         """Load the service and bind its endpoints. Raises Refusal and ConfigError, with nothing bound."""
         budget = self._context.budget
         budget.account(self.name).close()  # that of the service which crashed, if one did
-        _, host = self._config.host_of(self.name)
-        required = self._config.required_of(self.name)
-        guard = self._access.guard(self.name, required, exposed=not is_loopback(host))
-        context = attrs.evolve(self._context, budget=budget.account(self.name), access=guard)
-        self._service = await self._plugin.open(context, self._settings)
+        context = attrs.evolve(self._context, budget=budget.account(self.name), access=self._guard())
+        settings = self._settings
+        self._service = await self._plugin.open(context, settings)
+        if self._settings is not settings:  # a reload came meanwhile
+            await self._service_takes_settings()
         try:
             self._bind_all(self._service.endpoints)
         except CannotListen as error:
@@ -114,6 +113,46 @@ class SupervisedService:
             raise
         # A port that the system picked stays ours over a restart: clients know it by now.
         self._ports = {bound.endpoint: bound.port for bound in self.bound}
+
+    async def prepare(self, config: Config) -> Apply:
+        """`Reloadable.prepare`: certificates, the networks of datagrams, whether to log in, its section."""
+        section, tls = config.tls_of(self.name)
+        found = await self._in_thread(ServerTls.load, tls, section)
+        networks = self._networks(config)
+
+        async def apply() -> None:
+            before, self._config = self._settings, config
+            self._guard()
+            if self._group:
+                self._group.take_settings(found, networks)
+                self.bound = [
+                    attrs.evolve(each, tls=found is not None and each.transport == "tcp")
+                    for each in self.bound
+                ]
+            if self._service and self._settings != before:
+                await self._service_takes_settings()
+
+        return apply
+
+    def watched(self, config: Config) -> Iterator[Path]:
+        """`Reloadable.watched`."""
+        _, tls = config.tls_of(self.name)
+        return tls.files()
+
+    async def _service_takes_settings(self) -> None:
+        take = getattr(self._service, "take_settings", None)
+        if take is not None:
+            await take(self._settings)
+
+    @property
+    def takes_settings(self) -> bool:
+        """Whether a reload may change its section."""
+        return hasattr(self._service, "take_settings")
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """What new connections are served with."""
+        return self._group.tls if self._group else None
 
     async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. A crash closes this protocol's connections; then it is started anew."""
@@ -190,16 +229,15 @@ class SupervisedService:
         if self._service:
             yield from self._service.samples()
 
-    async def _call_audited(self, verb: Verb, arguments: Mapping[str, Any]) -> Any:
-        """Call a verb, and leave a line in the audit log."""
-        result = "refused"
-        try:
-            found = await verb.call(arguments)
-            result = "done"
-            return found
-        finally:
-            name = str(arguments.get(verb.changes or "", ""))
-            self._access.guards[self.name].done("", "control", verb.name, name, result)
+    @property
+    def _settings(self) -> Any:
+        return self._config.protocols[self.name]
+
+    def _guard(self) -> Guard:
+        """The guard of its clients, as the settings have it by now."""
+        _, host = self._config.host_of(self.name)
+        required = self._config.required_of(self.name)
+        return self._access.guard(self.name, required, exposed=not is_loopback(host))
 
     async def _serve(self, task_status: "trio.TaskStatus[None]") -> None:
         if self._group is None:
@@ -218,7 +256,6 @@ class SupervisedService:
 
     def _make_group(self) -> Group:
         section, tls = self._config.tls_of(self.name)
-        self._secure = tls.enabled
         try:
             return self._network.group(
                 self.name,
@@ -258,16 +295,23 @@ class SupervisedService:
         port = self._ports.get(endpoint.name, endpoint.port)
         if isinstance(endpoint, UdpEndpoint):
             port = next((each.port for each in self.bound if each.endpoint == endpoint.port_of), port)
-            allow = getattr(self._settings, "allow", ())
-            if not hasattr(self._settings, "allow") and not is_loopback(host):
-                # Nobody knows who sends datagrams, so to take everybody's needs a setting that says so.
-                check_exposure(key, host, None, insecure=self._config.serve.insecure)
-                allow = EVERYBODY
-            for address in group.bind_udp(self.name, host, port, endpoint.sink, allow=allow):
+            networks = self._networks(self._config)
+            for address in group.bind_udp(host, port, endpoint.sink, networks):
                 yield Bound(self.name, endpoint.name, "udp", *address, tls=False)
         else:
             # The section where the address that may not be exposed was set.
             section = key.removesuffix(".host")
             addresses = group.bind_tcp(section, host, port, endpoint.open_session, pushes=endpoint.pushes)
             for address in addresses:
-                yield Bound(self.name, endpoint.name, "tcp", *address, tls=self._secure)
+                yield Bound(self.name, endpoint.name, "tcp", *address, tls=group.tls is not None)
+
+    def _networks(self, config: Config) -> Sequence[Subnet]:
+        """Whose datagrams are taken; nobody's: everybody's. Raises ConfigError."""
+        key, host = config.host_of(self.name)
+        settings = config.protocols[self.name]
+        allow = getattr(settings, "allow", ())
+        if not hasattr(settings, "allow") and not is_loopback(host):
+            # Nobody knows who sends datagrams, so to take everybody's needs a setting that says so.
+            check_exposure(key, host, None, insecure=config.serve.insecure)
+            allow = EVERYBODY
+        return allowed_networks(f"{self.name}.allow", host, allow)

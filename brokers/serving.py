@@ -10,7 +10,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -47,7 +48,8 @@ KEPT_BLOCK_BYTES_MAX = 1 * MIB
 def serve(command: ServeCommand) -> int:
     """Serve until a signal or `exit` ends it; the exit code. Raises BrokerError, in words for a user."""
     working, broken = plugins.load_working()
-    config = load(
+    read = partial(
+        load,
         working,
         file=command.config,
         environ=os.environ,
@@ -55,6 +57,7 @@ def serve(command: ServeCommand) -> int:
         defaults=command.defaults,
         broken=broken,
     )
+    config = read()
     chosen = config.enabled(working)
     if not chosen:
         raise Refusal("no protocol is installed that could be served", ExitCode.CONFIGURATION)
@@ -62,7 +65,7 @@ def serve(command: ServeCommand) -> int:
     log = logs.configure(config.serve.log_level, config.serve.log_format)
     _require_files(log)
     keep_freed_memory(KEPT_BYTES, KEPT_BLOCK_BYTES_MAX)
-    trio.run(_serve, chosen, config, command, log)
+    trio.run(_serve, chosen, config, command, log, read)
     return ExitCode.OK
 
 
@@ -86,18 +89,19 @@ async def _serve(
     config: Config,
     command: ServeCommand,
     log: structlog.stdlib.BoundLogger,
+    read: Callable[[], Config],
 ) -> None:
     ready_file = command.ready_file
     collector = Collector()
     watch = LoopWatch(log)
-    host = Host(chosen, config, log, say=_say if command.says else None, watch=watch)
+    host = Host(chosen, config, log, say=_say if command.says else None, watch=watch, reread=read)
     # SIGHUP stays ignored under nohup. The others are obeyed even if the caller ignores them: a shell makes
     # background jobs of scripts ignore SIGINT, but whoever sends it to a server means it.
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     heard = [number for number in HEARD_SIGNALS if number != signal.SIGHUP or not nohup]
     with trio.open_signal_receiver(*heard) as signals, _standard_input() as said_exit:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_obey, signals, host, log, ready_file)
+            nursery.start_soon(_obey, signals, host, log, ready_file, nursery)
             nursery.start_soon(_obey_input, said_exit, host, log)
             nursery.start_soon(_tell_left_out)
             nursery.start_soon(announcing.feed_watchdog)
@@ -117,11 +121,15 @@ async def _serve(
 
 
 async def _obey(
-    signals: AsyncIterator[int], host: Host, log: structlog.stdlib.BoundLogger, ready_file: Path | None
+    signals: AsyncIterator[int],
+    host: Host,
+    log: structlog.stdlib.BoundLogger,
+    ready_file: Path | None,
+    nursery: trio.Nursery,
 ) -> None:
     async for number in signals:
         if number == signal.SIGHUP:
-            _reload(host, log)
+            nursery.start_soon(_reload, host, log)
         elif host.stopping:
             if number == signal.SIGINT:
                 log.warning("stopped at once: the next start replays the journal", signal="SIGINT")
@@ -143,14 +151,17 @@ async def _tell_left_out() -> None:
         logs.tell_left_out()
 
 
-def _reload(host: Host, log: structlog.stdlib.BoundLogger) -> None:
+async def _reload(host: Host, log: structlog.stdlib.BoundLogger) -> None:
     """SIGHUP: somebody has changed something, or the terminal that we were started on is gone."""
+    announcing.reloading()
     try:
-        found = host.reload()
+        found = await host.reload(peer="SIGHUP")
     except BrokerError as error:
         log.error("reload refused: nothing has changed; put it right and reload again", error=str(error))
     else:
         log.info("reloaded; to stop the server send SIGTERM", signal="SIGHUP", **found)
+    finally:
+        announcing.notify("READY=1")
 
 
 def _stop(host: Host, log: structlog.stdlib.BoundLogger, **why: str) -> None:

@@ -9,7 +9,7 @@ from attrs import validators
 from shared.access import Required
 from shared.net.settings import CertificateUser, TlsSettings, host_setting
 from shared.storage.settings import Durability
-from shared.units import limit
+from shared.units import RESTART, limit
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -24,17 +24,17 @@ def _not_empty(_: Any, field: "attrs.Attribute[Any]", value: tuple[str, ...]) ->
 class ServeSettings:
     """What `brokers serve` does, apart from any protocol."""
 
-    enable: tuple[str, ...] = attrs.field(default=("all",), validator=_not_empty)
+    enable: tuple[str, ...] = attrs.field(default=("all",), validator=_not_empty, metadata=RESTART)
     """`all`, or names of protocols."""
     host: str = host_setting("127.0.0.1")
     """The address to bind. What other machines reach takes TLS with `client_ca`, or `insecure`."""
-    data_dir: Path = Path("data")
+    data_dir: Path = attrs.field(default=Path("data"), metadata=RESTART)
     """The folder of all that is on disk."""
-    durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
+    durability: Durability = attrs.field(factory=lambda: Durability.parse("always"), metadata=RESTART)
     """For every protocol whose own section says nothing else."""
     log_level: LogLevel = "info"
     """The least that is logged."""
-    log_format: LogFormat = "text"
+    log_format: LogFormat = attrs.field(default="text", metadata=RESTART)
     """Of log lines: `json` is an object a line."""
     drain_seconds: float = attrs.field(default=10.0, validator=[validators.ge(0), validators.le(3600)])
     """How long a stop waits for what is owed: no longer than the 10 s that container runtimes give
@@ -61,9 +61,9 @@ class AccessSettings:
 class AdminSettings:
     """Section `[admin]`: operating over TCP, beside the control socket."""
 
-    enabled: bool = True
+    enabled: bool = attrs.field(default=True, metadata=RESTART)
     """Whether there is one. (A protocol's own `serve` has it only where it is told to.)"""
-    port: int = limit(15800, 0, 65535)
+    port: int = limit(15800, 0, 65535, restart=True)
     """Where it is taken, a server that was not told this port is served without."""
     host: str = host_setting("127.0.0.1")
     """The address to bind. Every request that other machines can send needs a login."""

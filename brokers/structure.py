@@ -178,6 +178,30 @@ def settings_class(kind: Any) -> type[Any] | None:
     return None
 
 
+def take_up(
+    old: Any, new: Any, above: Key, changed: list[str], restart: list[str], *, all_restart: bool = False
+) -> Any:
+    """Return `new`, where what takes a restart is as in `old`; add the keys that differ to the lists.
+
+    `all_restart`: all values of this table itself do.
+    """
+    kept: dict[str, Any] = {}
+    for name, field in fields(type(old)).items():
+        before, after = getattr(old, name), getattr(new, name)
+        ordered = isinstance(before, Mapping)  # the first pattern that matches counts
+        if before == after and not (ordered and list(before) != list(after)):
+            continue
+        key = (*above, name)
+        if settings_class(field.type):
+            kept[name] = take_up(before, after, key, changed, restart)
+        elif all_restart or field.metadata.get("restart"):
+            restart.append(written(key))
+            kept[name] = before
+        else:
+            changed.append(written(key))
+    return attrs.evolve(new, **kept)
+
+
 def item_class(kind: Any) -> type[Any] | None:
     """The settings class of what a mapping's names stand for."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)

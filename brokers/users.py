@@ -3,14 +3,16 @@
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import structlog
 
 from brokers.config import Config
-from shared.access import User, UsersError, parse_users, written_users
+from brokers.reloading import Apply
+from shared.access import Access, User, UsersError, parse_users, written_users
 from shared.errors import ConfigError
+from shared.storage.background import Threads
 
 
 def load(config: Config) -> dict[str, User] | None:
@@ -20,6 +22,28 @@ def load(config: Config) -> dict[str, User] | None:
     if found is None and config.access.users_file is not None:
         raise ConfigError("access.users_file", f"{path} is not there; `brokers user add` makes it")
     return found
+
+
+class UsersReload:
+    """The users file as a part of every reload (`brokers.reloading.Reloadable`)."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._in_thread = Threads()
+
+    async def prepare(self, config: Config) -> Apply:
+        found = await self._in_thread(load, config)
+        if found is None and self._access.users is not None:
+            raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
+
+        async def apply() -> None:
+            self._access.replace(found)
+
+        return apply
+
+    def watched(self, config: Config) -> Iterator[Path]:
+        """None: rules are taken up when somebody says so."""
+        return iter(())
 
 
 def read(path: Path) -> dict[str, User] | None:

@@ -131,7 +131,7 @@ class Bodies:
         self._memory = memory
         self.begun_bytes = 0
         self.unclaimed = 0
-        self._begun_bytes_max = begun_bytes_max
+        self.begun_bytes_max = begun_bytes_max
         self._store = store
         self._logs = logs
         self._log = log
@@ -148,7 +148,7 @@ class Bodies:
 
     def begin(self, length: int, persistent: bool) -> Arriving:
         """Raises Refusal (RESOURCE_ERROR)."""
-        if self.begun_bytes + length > self._begun_bytes_max:
+        if self.begun_bytes + length > self.begun_bytes_max:
             raise Refusal(Code.RESOURCE_ERROR, "too many large bodies have begun: begun_bytes_max is reached")
         check(self._memory, BODY_BYTES, Code.RESOURCE_ERROR)
         self._memory.charge(BODY_BYTES)

@@ -108,6 +108,15 @@ class Broker:
         self._dead_letters = DeadLetters(self)
         self._disk_failed = False
 
+    def take_settings(self, settings: DmpSettings) -> None:
+        """Take other settings from now on; connections and channels keep the bounds that they began with."""
+        self.settings = settings
+        self.bodies.begun_bytes_max = settings.begun_bytes_max
+        self.leases.leases_max = settings.leases_max
+        self.limits.warn_messages = settings.queue_warn_messages
+        self.limits.drop_messages = settings.queue_drop_messages
+        self.memory.take_bounds(settings.memory_bytes_max, settings.hot_bytes)
+
     # -- publishing
 
     def route(self, exchange: bytes, head: Head) -> tuple[tuple[Queue, ...], int]:

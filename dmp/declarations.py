@@ -72,9 +72,10 @@ class QueueKind:
     arguments: QueueArguments = QueueArguments()
 
 
-@attrs.frozen
+@attrs.define
 class QueueLimits:
-    """For every queue; 0: none. Above `drop_messages` ready ones, new messages are dropped and counted."""
+    """For every queue; 0: none. Above `drop_messages` ready ones, new messages are dropped and counted. A
+    reload changes them."""
 
     warn_messages: int = 0
     drop_messages: int = 0

@@ -70,7 +70,7 @@ class LeaseBook:
     ) -> None:
         self._counts = counts
         self._timers = timers
-        self._leases_max = leases_max
+        self.leases_max = leases_max
         self._memory = memory
         self._key = secrets.token_bytes(RANDOM_BYTES)
         self._by_digest: dict[bytes, Lease] = {}
@@ -84,8 +84,8 @@ class LeaseBook:
     def grant(self, owner: Owner, target: Exchange | Queue, send_return: SendReturn | None = None) -> str:
         """A lease of an exchange that may be published to, or of a queue that is exclusive to `owner` and not
         leased. Raises Refusal."""
-        if len(self._by_digest) >= self._leases_max:
-            text = f"there are leases_max = {self._leases_max} unused leases already"
+        if len(self._by_digest) >= self.leases_max:
+            text = f"there are leases_max = {self.leases_max} unused leases already"
             raise Refusal(Code.PRECONDITION_FAILED, text)
         check(self._memory, LEASE_BYTES)
         word = secrets.token_urlsafe(RANDOM_BYTES)

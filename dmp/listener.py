@@ -21,6 +21,8 @@ from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.table import Table
 
 _NAME_BYTES = 16
+QUEUES_AT_ONCE = 5_000
+"""That are told of other limits before others have their turn: 2 ms."""
 
 
 async def open_broker(
@@ -61,6 +63,13 @@ class DmpService:
             Verb("leases", "every lease that is not used yet: its target and age", self._leases, ()),
         )
         self.objects = Admin(broker).objects
+
+    async def take_settings(self, settings: DmpSettings) -> None:
+        self._broker.take_settings(settings)
+        for number, queue in enumerate(list(self._broker.queues.values())):
+            queue.limits_changed()
+            if number % QUEUES_AT_ONCE == 0:
+                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
 
     async def run(self) -> None:
         """Messages and queues that expire."""

@@ -64,6 +64,11 @@ class Memory:
     def scarce(self) -> bool:
         return self.held_bytes > self.hot_bytes or self.full
 
+    def take_bounds(self, bytes_max: int, hot_bytes: int) -> None:
+        """Hold to these from now on."""
+        self.bytes_max, self.hot_bytes = bytes_max, hot_bytes
+        self._charge()
+
     def take(self, size: int) -> None:
         """So many bytes more are held."""
         self.held_bytes += size

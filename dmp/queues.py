@@ -116,6 +116,7 @@ class Queue:
     _context: QueueContext
     owner: Owner | None = None
     _limits: QueueLimits = NO_LIMITS
+    capped: bool = attrs.field(init=False)  # it may refuse what comes: ask `room_for`
     log: QueueLog | None = attrs.field(default=None, init=False)  # where it is durable
     cold: Cold | None = attrs.field(default=None, init=False)
     ready: Ready = attrs.field(init=False)
@@ -135,7 +136,6 @@ class Queue:
     paused: bool = attrs.field(default=False, init=False)
     stops: int = attrs.field(default=0, init=False)
     """Reasons to give nothing out: it is paused; each connection that gives back what it had, in slices."""
-    capped: bool = attrs.field(init=False)  # it may refuse what comes: ask `room_for`
 
     consumers: Consumers = attrs.field(init=False)
     exclusive_consumer: bool = attrs.field(default=False, init=False)
@@ -165,9 +165,13 @@ class Queue:
         arguments = self.kind.arguments
         self.ready = Priorities(arguments.priority_max) if arguments.priority_max else ReadyRow()
         self.consumers = Consumers(arguments.single_active)
-        self.capped = bool(self._limits.drop_messages) or arguments.rejects
+        self.limits_changed()
         self.used = self._context.timers.now()
         self._timed = arguments.ttl_ms is not None
+
+    def limits_changed(self) -> None:
+        """The limits for all queues are others, or its own."""
+        self.capped = bool(self._limits.drop_messages) or self.kind.arguments.rejects
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} {self.depth} ready, {self.unacked} unacknowledged>"
@@ -739,7 +743,7 @@ class Queue:
         """What it is was lost, and is known again. (Priorities hold from the next start on.)"""
         self.kind = kind
         self.adopted = False
-        self.capped = self.capped or kind.arguments.rejects
+        self.limits_changed()
         self.consumers.single = kind.arguments.single_active
         self._arm()
 

@@ -9,7 +9,7 @@ from attrs import validators
 
 from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.storage.settings import Durability
-from shared.units import GIB, KIB, MIB, limit
+from shared.units import GIB, KIB, MIB, RESTART, limit
 
 LOCAL = "guest"  # whose password everybody knows at first. Comes from loopback only, as with RabbitMQ.
 
@@ -54,17 +54,17 @@ class Users:
 class DmpSettings:
     """Section `[dmp]`: the AMQP principal, and what holds for its exchanges and queues."""
 
-    port: int = limit(5672, 0, 65535)
+    port: int = limit(5672, 0, 65535, restart=True)
     """0 picks a free one."""
     host: str | None = host_setting()
     """The address to bind; else as `serve.host` has it."""
-    users: Users = attrs.field(factory=lambda: Users.parse("guest:guest"))
+    users: Users = attrs.field(factory=lambda: Users.parse("guest:guest"), metadata=RESTART)
     """`NAME:PASSWORD`, with commas between (PLAIN): from before there was a users file, and for this version
     only. They count where there is no users file, and may do everything. `guest` comes from loopback only, as
     with RabbitMQ."""
     prefer_direct: bool = False
     """Tell clients, by the server property `direct` = 1, to move bulk messages over DMP."""
-    durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
+    durability: Durability = attrs.field(factory=lambda: Durability.parse("always"), metadata=RESTART)
     """When a durable declaration is answered and a persistent publish confirmed."""
     heartbeat_seconds: int = limit(60, 0, 3600)
     """Proposed to clients, who decide; 0: none. RabbitMQ's default."""

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import structlog
 
 from dms.cold import ColdRow
-from dms.expiry import Expiry
+from dms.expiry import EVER, Expiry
 from dms.metrics import Counts
 from dms.options import Options
 from dms.queue_log import Acked, Arrival, QueueLog
@@ -68,7 +68,6 @@ BODY_OVERHEAD_BYTES = 64
 """A bytes object's header, its slot in the deque, the allocator's rounding: 41 by tracemalloc."""
 HELD_OVERHEAD_BYTES = 160
 """More for a delivery that is held, with its id, tuple and entry: 163 by tracemalloc, in a run 48."""
-EVER = 1 << 62
 RETURNED_AT_ONCE = 500
 """Deliveries of a lost connection that go back before others have their turn: half a millisecond."""
 REDELIVERED_AT_ONCE = 500
@@ -856,6 +855,21 @@ class Engine:
         self._names = None
         self.has_room(queue)
         return queue
+
+    def settings_changed(self, queue: Queue) -> None:
+        """Have a queue do what the settings say by now, where CREATE_QUEUE did not say it."""
+        options = Options.of(self._asked[queue], self.settings.for_queue(queue.text), queue.text)
+        if options == queue.options:
+            return
+        if queue.expiry is None and (options.timed or options.max_deliveries or options.retry_ms):
+            queue.expiry = Expiry(queue)
+        if queue.expiry is not None:
+            queue.expiry.unpark()  # while its dead-letter queue is the old one
+        queue.options = options
+        if queue.expiry is not None:
+            queue.expiry.options_changed()
+        self.has_room(queue)
+        queue.dispatch()
 
     def discard(self, queue: Queue) -> None:
         """Serve a queue no more. If its log is still there its name stays taken."""

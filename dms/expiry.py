@@ -27,6 +27,7 @@ TRY_AGAIN_MS = 1000
 """A parked queue tries one dead message each time this has passed."""
 BACK_MAX = 10_000
 """Dead messages of the row move to `back`, which is in memory, while fewer than this are there."""
+EVER = 1 << 62
 DEAD_AT_ONCE = 500
 """Dead messages that leave the row, and that move, before others have their turn."""
 DROPPED_AT_ONCE = 10_000
@@ -62,6 +63,24 @@ class Expiry:
         self._ttl_ms = options.ttl_ms
         self._delay_ms = options.delay_ms
         self._gate()
+
+    def options_changed(self) -> None:
+        """The queue's options are others: times count for what comes. What is there keeps the lifetime or
+        delay that it has; one that is new begins now, and is no delay for what is there."""
+        queue, options = self.queue, self.queue.options
+        if not options.ttl_ms:
+            self.lifetimes.clear()
+            self.expired = 0
+        elif not self._ttl_ms:
+            _add_due(self.lifetimes, queue.engine.times.now_ms(), options.ttl_ms, queue.tail)
+        if not options.delay_ms:
+            self.delays.clear()
+            self.released = EVER
+        elif not self._delay_ms:
+            self.released = queue.tail
+        self._ttl_ms, self._delay_ms = options.ttl_ms, options.delay_ms
+        self._gate()
+        self.arm()
 
     # -- what the queue tells
 

@@ -20,6 +20,9 @@ from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 AGE_SECONDS = 10.0
 """How often the broker's age is kept: what a crash may add to a message's time."""
 
+QUEUES_AT_ONCE = 100
+"""That take other settings before others have their turn: 1 ms."""
+
 
 class DmsService:
     """DMS on its one endpoint."""
@@ -34,6 +37,18 @@ class DmsService:
         admin = Admin(engine)
         self.admin_verbs: Sequence[Verb] = admin.verbs
         self.objects = admin.objects
+
+    async def take_settings(self, settings: DmsSettings) -> None:
+        """Queues do what they say by now, unless CREATE_QUEUE said it. Connections keep their bounds."""
+        engine = self._engine
+        engine.settings = settings
+        for number, queue in enumerate(tuple(engine.queues.values())):
+            if not queue.deleted:
+                engine.settings_changed(queue)
+            if number % QUEUES_AT_ONCE == 0:
+                engine.settle()
+                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        engine.settle()
 
     async def run(self) -> None:
         """Delays, lifetimes, notes."""

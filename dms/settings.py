@@ -10,7 +10,7 @@ from attrs import validators
 from dms.wire import Refusal, name_untrusted
 from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.storage.settings import Durability
-from shared.units import MIB, limit
+from shared.units import MIB, RESTART, limit
 
 NAMESPACE = "dms"
 """Of the store, where the queues' logs stand."""
@@ -68,15 +68,15 @@ class QueueSettings:
 class DmsSettings:
     """Section `[dms]`. A queue's durability is fixed when it is made."""
 
-    port: int = limit(9090, 0, 65535)
+    port: int = limit(9090, 0, 65535, restart=True)
     """0 picks a free one."""
     host: str | None = host_setting()
     """The address to bind; else as `serve.host` has it."""
-    persist: bool = True
+    persist: bool = attrs.field(default=True, metadata=RESTART)
     """Keep queues on disk. False: all in memory, nothing is written, all is gone at exit."""
-    durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
+    durability: Durability = attrs.field(factory=lambda: Durability.parse("always"), metadata=RESTART)
     """When a change is answered: `always` (it is on disk), `interval:50ms`, `none`."""
-    disk_failed: Literal["strict", "best-effort"] = "strict"
+    disk_failed: Literal["strict", "best-effort"] = attrs.field(default="strict", metadata=RESTART)
     """Once nothing can be written any more. `strict`: a request that would write is answered with INTERNAL.
     `best-effort`: queues go on in memory, each such answer counted."""
     depth: int = limit(10_000, 1, DEPTH_MAX)

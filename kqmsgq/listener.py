@@ -30,6 +30,10 @@ class KqmsgqService:
             ),
         )
 
+    async def take_settings(self, settings: KqmsgqSettings) -> None:
+        """Connections keep the bounds that they began with."""
+        self.queues.settings = settings
+
     async def run(self) -> None:
         """Nothing runs beside the connections."""
 

@@ -13,7 +13,7 @@ from shared.units import MIB, limit
 class KqmsgqSettings:
     """Section `[kqmsgq]`. Nothing of it is on disk: queues are names, and messages pass through memory."""
 
-    port: int = limit(8000, 0, 65535)
+    port: int = limit(8000, 0, 65535, restart=True)
     """0 picks a free one."""
     host: str | None = host_setting()
     """The address to bind; else as `serve.host` has it."""

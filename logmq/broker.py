@@ -36,6 +36,12 @@ class Broker:
     draining: bool = False
     """The server stops: nothing waits any more."""
 
+    async def take_settings(self, settings: LogmqSettings) -> None:
+        """Take other settings from now on; connections keep the sizes that they began with."""
+        self.settings = settings
+        self.groups.commits_max, self.writers.writers_max = settings.commits_max, settings.writers_max
+        await self.topics.take_settings(settings)
+
     def delete(self, log: Log) -> Ticket:
         """End a topic, with all that groups and writers have of it. Raises StoreError."""
         ticket = self.topics.delete(log, self.groups.grave(log.id))

@@ -44,7 +44,7 @@ class Groups:
         """`memory`: the account that commits are taken from."""
         self._table = table
         self._memory = memory or unbounded()
-        self._commits_max = commits_max
+        self.commits_max = commits_max
         self._by_log: dict[int, set[bytes]] = {}
         self._count = 0
         self._unsynced: dict[bytes, Ticket] = {}
@@ -68,8 +68,8 @@ class Groups:
         """Commit. Raises Refusal (LIMIT) and StoreError."""
         key = _key(group, log)
         if self._table.get(key) is None:
-            if self._count >= self._commits_max:
-                raise Refusal(Code.LIMIT, f"there are commits_max = {self._commits_max} commits already")
+            if self._count >= self.commits_max:
+                raise Refusal(Code.LIMIT, f"there are commits_max = {self.commits_max} commits already")
             check_memory(self._memory, COMMIT_BYTES)
         ticket = self._table.put(key, offset.to_bytes(_OFFSET_BYTES, "big"))
         self._remember(key)

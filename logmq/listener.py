@@ -14,7 +14,6 @@ from logmq.writers import Writers
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
-from shared.storage.settings import Retention
 from shared.storage.table import Table
 
 
@@ -25,7 +24,7 @@ async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
         NAMESPACE,
         settings.durability,
         plain_names=True,
-        retention=Retention(settings.retention_bytes or None, settings.retention_ms or None),
+        retention=settings.retention_usual,
     )
     tables = store.namespace(TABLES_NAMESPACE, settings.durability)
     broker = Broker(
@@ -79,6 +78,9 @@ class LogmqService:
             Verb("groups", "every group's committed offsets", self._groups, ("topic", "group")),
         )
         self.objects = Admin(broker).objects
+
+    async def take_settings(self, settings: LogmqSettings) -> None:
+        await self._broker.take_settings(settings)
 
     async def run(self) -> None:
         """Nothing runs beside the connections."""

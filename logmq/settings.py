@@ -9,7 +9,7 @@ from attrs import validators
 
 from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.storage.settings import Durability, Retention
-from shared.units import MIB, limit
+from shared.units import MIB, RESTART, limit
 
 NAMESPACE = "logmq"
 """Of the store, where the topics' logs stand."""
@@ -39,11 +39,11 @@ class TopicSettings:
 class LogmqSettings:
     """Section `[logmq]`. A topic's durability is fixed when it is made; retention follows the settings."""
 
-    port: int = limit(8080, 0, 65535)
+    port: int = limit(8080, 0, 65535, restart=True)
     """0 picks a free one."""
     host: str | None = host_setting()
     """The address to bind; else as `serve.host` has it."""
-    durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
+    durability: Durability = attrs.field(factory=lambda: Durability.parse("always"), metadata=RESTART)
     """When a write is answered: `always` (it is on disk), `interval:50ms`, `none`."""
     message_bytes_max: int = limit(MIB, 1, 4 * MIB)
     """One message, and the whole of a BATCH. Kafka's default too; larger bodies belong beside a
@@ -72,6 +72,11 @@ class LogmqSettings:
     """Section `[logmq.access]`: who has to log in here."""
     topics: Mapping[str, TopicSettings] = attrs.field(factory=dict)
     """By a pattern of names (`*`, `?`, `[a-z]`); the first that matches, in the order written, counts."""
+
+    @property
+    def retention_usual(self) -> Retention:
+        """What topics keep that no pattern speaks of."""
+        return Retention(self.retention_bytes or None, self.retention_ms or None)
 
     def retention(self, name: str) -> Retention | None:
         """What a topic keeps; None: what all others do."""

@@ -35,7 +35,7 @@ class Writers:
         self._memory = memory or unbounded()
         self._store = store
         self._table = table
-        self._writers_max = writers_max
+        self.writers_max = writers_max
         self._slots: dict[bytes, set[bytes]] = {}
         """By writer (log id and name): the keys of its slots in use. The longest silent writer is first."""
         self._unsynced: dict[bytes, Ticket] = {}
@@ -77,7 +77,7 @@ class Writers:
         self._remember(owner, key)
         self._unsynced[key] = ticket
         ticket.when_done(lambda done: self._written(key, done))
-        while len(self._slots) > self._writers_max:
+        while len(self._slots) > self.writers_max:
             self._table.delete_all(self._pop(next(iter(self._slots))))
         return offset, ticket, True
 

@@ -27,7 +27,7 @@ class Kept:
 
     def __init__(self, settings: PubsubSettings, counts: Counts, memory: Account | None = None) -> None:
         self._memory = memory or unbounded()
-        self._settings = settings
+        self.settings = settings
         self._counts = counts
         self._frames: dict[bytes, deque[bytes]] = {}
         self._bytes: BySize[bytes] = BySize()
@@ -50,7 +50,7 @@ class Kept:
             self._add(client_id, short)
 
     def _add(self, client_id: bytes, short: bytes) -> None:
-        settings = self._settings
+        settings = self.settings
         frames = self._frames.get(client_id)
         if frames is None:
             frames = self._frames[client_id] = deque()

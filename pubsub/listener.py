@@ -122,6 +122,10 @@ class PubsubService:
         )
         self.objects = Admin(self.sessions).objects
 
+    async def take_settings(self, settings: PubsubSettings) -> None:
+        """Connections keep the bounds that they began with."""
+        self.sessions.settings = self.sessions.kept.settings = settings
+
     async def run(self) -> None:
         """At the end put what is kept for clients that are away where the next start finds it."""
         kept = self._namespace.logs.get(KEPT_LOG)

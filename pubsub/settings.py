@@ -7,7 +7,7 @@ from attrs import validators
 
 from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.storage.settings import Durability
-from shared.units import MIB, limit
+from shared.units import MIB, RESTART, limit
 
 NAMESPACE = "pubsub"
 """Of the store, where both logs stand."""
@@ -19,14 +19,14 @@ SESSIONS_LOG, KEPT_LOG = "sessions", "kept"
 class PubsubSettings:
     """Section `[pubsub]`. Subscriptions are on disk; messages pass through memory."""
 
-    port: int = limit(7070, 0, 65535)
+    port: int = limit(7070, 0, 65535, restart=True)
     """Of both, TCP and UDP; 0 picks a free one."""
     host: str | None = host_setting()
     """The address to bind; else as `serve.host` has it."""
     allow: tuple[str, ...] = ()
     """Networks whose datagrams are taken. Empty: everybody's, which is allowed on loopback only. A sender's
     address can be forged."""
-    durability: Durability = attrs.field(factory=lambda: Durability.parse("interval:50ms"))
+    durability: Durability = attrs.field(factory=lambda: Durability.parse("interval:50ms"), metadata=RESTART)
     """Of subscriptions. No command is answered, so nobody waits for the disk."""
     subscriber_bytes_max: int = limit(64 * MIB, 1, 1024 * MIB)
     """What waits for a subscriber that does not read."""

@@ -7,6 +7,7 @@ setting's own unit.
 """
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -47,9 +48,14 @@ _OWN_NANOSECONDS = {"seconds": 10**9, "ms": 10**6, "ns": 1}
 _QUANTITY = re.compile(r"\s*([0-9]+)(?:\.([0-9]+))?\s*([A-Za-zµ]*)\s*")
 
 
-def limit(default: int, least: int, most: int) -> Any:
+RESTART: Mapping[str, Any] = {"restart": True}
+"""Metadata of a setting that a reload cannot change: it counts from the next start on."""
+
+
+def limit(default: int, least: int, most: int, *, restart: bool = False) -> Any:
     """A field of a settings class. What is outside of [least, most] is a ValueError."""
-    return attrs.field(default=default, validator=[validators.ge(least), validators.le(most)])
+    bounds = [validators.ge(least), validators.le(most)]
+    return attrs.field(default=default, validator=bounds, metadata=RESTART if restart else {})
 
 
 def unit_of(field: "attrs.Attribute[Any]") -> str | None:

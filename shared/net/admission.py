@@ -22,12 +22,16 @@ class Admission:
 
     def __init__(self, settings: NetSettings, memory: Account | None = None) -> None:
         self.memory = memory or unbounded()
-        self.connections_max = min(settings.connections_max, connections_within(raise_file_limit()))
-        self.per_address_max = settings.connections_per_address_max
+        self.take_settings(settings)
         self.connections = 0
         self.on_connections: Callable[[int], None] | None = None
         """Called with `connections` as they come and go, not at each one."""
         self._by_address: dict[str, int] = {}
+
+    def take_settings(self, settings: NetSettings) -> None:
+        """Take other caps from now on; who is above them stays."""
+        self.connections_max = min(settings.connections_max, connections_within(raise_file_limit()))
+        self.per_address_max = settings.connections_per_address_max
 
     def admit(self, host: str) -> str | None:
         """Count a connection from `host` (numeric, or "" in memory); or the cap that refuses it."""

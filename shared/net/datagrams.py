@@ -34,7 +34,7 @@ SO_MEMINFO = (
 )
 MEMINFO = struct.Struct("=32xI")
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def bind_udp(host: str, port: int, settings: NetSettings) -> list[socket.socket]:
@@ -61,7 +61,7 @@ def _enlarge_buffer(sock: socket.socket, size: int) -> None:
             size //= 2
 
 
-def allowed_networks(key: str, host: str, allow: Sequence[str]) -> tuple[Network, ...]:
+def allowed_networks(key: str, host: str, allow: Sequence[str]) -> tuple[Subnet, ...]:
     """Whom to take datagrams from. Beyond loopback they must be named: a sender's address is all there is to
     tell friend from foe. Raises ConfigError about `key`."""
     networks = []
@@ -83,7 +83,7 @@ class DatagramEndpoint:
     """One UDP socket and its sink, which gets datagrams one by one or in frames of its own."""
 
     def __init__(
-        self, sock: socket.socket, sink: DatagramSink | SlotSink, loop: LoopTurn, networks: Sequence[Network]
+        self, sock: socket.socket, sink: DatagramSink | SlotSink, loop: LoopTurn, networks: Sequence[Subnet]
     ) -> None:
         self._socket = sock
         self._sink = sink
@@ -94,6 +94,11 @@ class DatagramEndpoint:
         self._networks = networks
         self._drops_seen = 0
         self._is_allowed = lru_cache(maxsize=4096)(self._compare)  # a flood has few senders, or forged ones
+
+    def allow(self, networks: Sequence[Subnet]) -> None:
+        """Take datagrams of these from now on; none: everybody's."""
+        self._networks = networks
+        self._is_allowed.cache_clear()
 
     async def run(self) -> None:
         """Receive until cancelled; the socket is closed then."""

@@ -13,7 +13,6 @@ await group.wait_no_connections()   # under the host's deadline
 import os
 import select
 import socket
-import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -28,13 +27,13 @@ from shared.net import liveness
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.datagram_sink import DatagramSink, SlotSink
-from shared.net.datagrams import DatagramEndpoint, allowed_networks, bind_udp
+from shared.net.datagrams import DatagramEndpoint, Subnet, bind_udp
 from shared.net.listeners import Acceptor, Admitted, BoundAddress, bind_tcp, check_exposure
 from shared.net.loop_turn import AfterRound, DrivenConnection, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs
 from shared.net.settings import CertificateUser, NetSettings, TlsSettings
 from shared.net.stream import StreamDriver
-from shared.net.tls import TlsStream, server_context
+from shared.net.tls import ServerTls, TlsStream
 from shared.objects import CONNECTIONS, Action, Objects, time_text
 from shared.process_limits import memory_limit_bytes
 
@@ -54,10 +53,17 @@ class Network:
         """`certificate_user`: where a client certificate has the name of its user."""
         self.settings = settings
         self.certificate_user = certificate_user
-        budget = budget or unbounded()
+        budget = self._budget = budget or unbounded()
         self.admission = Admission(settings, budget.account("connections"))
         limit = int(memory_limit_bytes() * settings.outboxes_memory_percent / 100)
         self.backlogs = Backlogs(budget.account("backlogs", limit))
+
+    def take_settings(self, settings: NetSettings, certificate_user: CertificateUser) -> None:
+        """Take other settings from now on; each group still has to (`Group.take_settings`)."""
+        self.settings, self.certificate_user = settings, certificate_user
+        self.admission.take_settings(settings)
+        limit = int(memory_limit_bytes() * settings.outboxes_memory_percent / 100)
+        self.backlogs.memory.limit_bytes = min(limit, self._budget.limit_bytes)
 
     def group(
         self,
@@ -120,10 +126,12 @@ class Group:
     ) -> None:
         self.name = name
         self.counters = NetCounters()
+        self._network = network
         self._settings = network.settings
         self._log = log.bind(protocol=name)
         self._check_exposure = partial(check_exposure, tls=tls, logs_in=logs_in, insecure=insecure)
-        self._tls = server_context(tls) if tls.enabled else None
+        self.tls = ServerTls.load(tls)
+        """What new connections are served with; None: plain text."""
         self.loop = LoopTurn(
             settings=network.settings,
             admission=network.admission,
@@ -150,13 +158,21 @@ class Group:
         return [sock.getsockname()[:2] for sock in sockets]
 
     def bind_udp(
-        self, name: str, host: str, port: int, sink: DatagramSink | SlotSink, *, allow: Sequence[str] = ()
+        self, host: str, port: int, sink: DatagramSink | SlotSink, networks: Sequence[Subnet] = ()
     ) -> list[BoundAddress]:
-        """Bind a UDP endpoint; `allow`: networks whose datagrams are taken, needed beyond loopback."""
-        networks = allowed_networks(f"{name}.allow", host, allow)
+        """Bind a UDP endpoint; `networks`: whose datagrams are taken (`allowed_networks`)."""
         sockets = bind_udp(host, port, self._settings)
         self._endpoints += [DatagramEndpoint(sock, sink, self.loop, networks) for sock in sockets]
         return [sock.getsockname()[:2] for sock in sockets]
+
+    def take_settings(self, tls: ServerTls | None, allow: Sequence[Subnet]) -> None:
+        """Take the network's settings and these from now on; connections that stand keep what they began
+        with. `allow`: whose datagrams are taken; nobody's network: everybody's."""
+        self._settings = self.loop.settings = self._network.settings
+        self._stream.certificate_user = self._network.certificate_user
+        self.tls = tls
+        for endpoint in self._endpoints:
+            endpoint.allow(allow)
 
     @property
     def connections(self) -> int:
@@ -206,7 +222,9 @@ class Group:
         """Counters and gauges with the label `protocol`."""
         for endpoint in self._endpoints:
             endpoint.count_drops()
-        return self.counters.samples(self.name)
+        yield from self.counters.samples(self.name)
+        if self.tls is not None:
+            yield self.tls.sample(self.name, time.time())
 
     def objects(self) -> Objects:
         """Its connections, to list and to close."""
@@ -240,7 +258,6 @@ class Group:
             "bytes_in": passed[0],
             "bytes_out": passed[1],
             "since": time_text((time.time() - age) * 1000),
-            "tls": self._tls is not None,
         }
 
     async def _kick(self, connection: Any, _: Mapping[str, Any], __: bool) -> Mapping[str, Any]:
@@ -270,22 +287,16 @@ class Group:
     def _admitted(self, open_session: OpenSession, *, pushes: bool) -> Admitted:
         """Who takes accepted sockets over: the poll driver where it can, for it is the faster one."""
         driver = self._poll
-        if self._tls is None and driver is not None:
-            return lambda sock, peer, host: driver.add(sock, peer, host, open_session, pushes=pushes)
-        return partial(self._add_stream, open_session, self._tls, pushes)
 
-    def _add_stream(
-        self,
-        open_session: OpenSession,
-        context: ssl.SSLContext | None,
-        pushes: bool,
-        sock: socket.socket,
-        peer: str,
-        host: str,
-    ) -> None:
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-        served = stream if context is None else TlsStream(stream, context)
-        self._stream.add(served, peer, host, open_session, pushes=pushes)
+        def admitted(sock: socket.socket, peer: str, host: str) -> None:
+            if self.tls is None and driver is not None:
+                driver.add(sock, peer, host, open_session, pushes=pushes)
+                return
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+            served = stream if self.tls is None else TlsStream(stream, self.tls.context)
+            self._stream.add(served, peer, host, open_session, pushes=pushes)
+
+        return admitted
 
 
 def _poll_driver(loop: LoopTurn) -> "PollDriver | None":

@@ -2,13 +2,14 @@
 and `[client]`."""
 
 import ipaddress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 from attrs import validators
 
-from shared.units import GIB, KIB, MIB, limit
+from shared.units import GIB, KIB, MIB, RESTART, limit
 
 
 def _bare(host: str | None) -> str | None:
@@ -30,7 +31,7 @@ def _an_address(_: Any, field: "attrs.Attribute[Any]", value: str | None) -> Non
 
 def host_setting(default: str | None = None) -> Any:
     """A field for an address to bind."""
-    return attrs.field(default=default, converter=_bare, validator=_an_address)
+    return attrs.field(default=default, converter=_bare, validator=_an_address, metadata=RESTART)
 
 
 @attrs.frozen
@@ -41,9 +42,9 @@ class NetSettings:
     """All protocols together; lowered where the file limit less the descriptors kept back allows fewer."""
     connections_per_address_max: int = attrs.field(default=1_000, validator=validators.ge(1))
     """From one peer address; loopback is exempt."""
-    backlog: int = limit(4096, 1, 1_000_000)
+    backlog: int = limit(4096, 1, 1_000_000, restart=True)
     """Connections the kernel holds for us while we are busy; it caps this at net.core.somaxconn."""
-    read_bytes_max: int = limit(256 * KIB, 1, GIB)
+    read_bytes_max: int = limit(256 * KIB, 1, GIB, restart=True)
     """Bytes of one read, and so of one batch."""
     outbox_bytes_max: int = attrs.field(default=1 * MIB, validator=validators.ge(1))
     """Unsent bytes of one connection above which its input waits; pushing protocols set their own."""
@@ -62,16 +63,18 @@ class NetSettings:
     """Reading and throwing away input after the last word, so that the peer can read it."""
     flush_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """A finished connection whose peer takes nothing of what is left for so long is closed."""
-    keepalive_seconds: float = attrs.field(default=30.0, validator=[validators.gt(0), validators.le(32_767)])
+    keepalive_seconds: float = attrs.field(
+        default=30.0, validator=[validators.gt(0), validators.le(32_767)], metadata=RESTART
+    )
     """Silence after which TCP asks whether the peer is still there; then three times at a third of it. Not
     where a listener is bound to loopback. Linux takes no more (tcp(7), TCP_KEEPIDLE)."""
     user_timeout_seconds: float = attrs.field(
-        default=15.0, validator=[validators.gt(0), validators.le(86_400)]
+        default=15.0, validator=[validators.gt(0), validators.le(86_400)], metadata=RESTART
     )
     """Sent data unacknowledged for so long: the peer is gone."""
-    driver: Literal["auto", "stream"] = "auto"
+    driver: Literal["auto", "stream"] = attrs.field(default="auto", metadata=RESTART)
     """`auto`: the poll driver for plain TCP where there is epoll; `stream`: a task per connection always."""
-    udp_receive_buffer_bytes: int = limit(64 * MIB, 1, GIB)
+    udp_receive_buffer_bytes: int = limit(64 * MIB, 1, GIB, restart=True)
     """Asked for; the system may give less (net.core.rmem_max)."""
 
 
@@ -102,6 +105,10 @@ class TlsSettings:
     def enabled(self) -> bool:
         """Also where only a key or an authority is named: that is no way to ask for plain text."""
         return not (self.certificate is self.key is self.client_ca is None)
+
+    def files(self) -> Iterator[Path]:
+        """What it is read from."""
+        return (path for path in (self.certificate, self.key, self.client_ca) if path is not None)
 
 
 @attrs.frozen

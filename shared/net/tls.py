@@ -5,19 +5,48 @@ closes without saying so at all; the peer of a lingering close would take our la
 stream is our own, the TLS is OpenSSL's.
 """
 
+import re
 import ssl
+from base64 import b64decode
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import attrs
 import trio
 
 from shared.errors import ConfigError
+from shared.metrics import Sample
 from shared.net.settings import CertificateUser, TlsSettings
 
+DAY_SECONDS = 86_400
 CIPHER_BYTES = 64 * 1024
 """One read of the transport."""
 _ALERT = bytes.fromhex("15 0301 0002 02 46")
 """Fatal, "protocol version" (RFC 8446, 6)."""
+
+
+@attrs.frozen
+class ServerTls:
+    """What a listener needs for TLS. `ends`: when its certificate does, in seconds since 1970."""
+
+    context: ssl.SSLContext
+    ends: float
+
+    @classmethod
+    def load(cls, settings: TlsSettings, section: str = "tls") -> "ServerTls | None":
+        """From the files that are there now; None where they are to speak no TLS. Raises ConfigError."""
+        if not settings.enabled:
+            return None
+        context = server_context(settings, section)
+        assert settings.certificate is not None
+        return cls(context, certificate_ends(settings.certificate))
+
+    def sample(self, protocol: str, now: float) -> Sample:
+        """`now`: seconds since 1970."""
+        days = (self.ends - now) / DAY_SECONDS
+        text = "Until the certificate that new connections are shown ends."
+        return Sample("certificate_days", days, text, "gauge", (("protocol", protocol),))
 
 
 def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContext:
@@ -50,6 +79,40 @@ def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContex
             raise ConfigError(f"{section}.client_ca", f"not a PEM certificate: {error}") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+_FIRST_CERTIFICATE = re.compile(r"-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----([^-]*)-----END", re.S)
+_VERSION, _UTC_TIME = 0xA0, 0x17
+"""Tags of ASN.1."""
+
+
+def certificate_ends(path: Path) -> float:
+    """When the first certificate of a PEM file that OpenSSL has taken ends (RFC 5280, 4.1)."""
+    found = _FIRST_CERTIFICATE.search(path.read_text(errors="replace"))
+    assert found is not None
+    der = b64decode(found[2])
+    at = _element(der, _element(der, 0)[0])[0]  # within the certificate, within what is signed
+    if der[at] == _VERSION:
+        at = _element(der, at)[1]
+    for _ in ("serial number", "algorithm", "issuer"):
+        at = _element(der, at)[1]
+    ends_at = _element(der, _element(der, at)[0])[1]  # behind `not before`
+    begin, end = _element(der, ends_at)
+    text = der[begin:end].decode()
+    if der[ends_at] == _UTC_TIME:  # two digits of the year, of 1950 to 2049
+        text = ("19" if text >= "5" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def _element(der: bytes, at: int) -> tuple[int, int]:
+    """Where the content of the element at `at` begins and ends."""
+    size = der[at + 1]
+    at += 2
+    if size >= 0x80:
+        length = size - 0x80
+        size = int.from_bytes(der[at : at + length], "big")
+        at += length
+    return at, at + size
 
 
 def faults(settings: TlsSettings, section: str = "tls") -> list[ConfigError]:

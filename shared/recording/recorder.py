@@ -79,16 +79,25 @@ class Recording:
         self._grown = trio.Event()
         self._holding = trio.Event()
         self._recorders: dict[str, Recorder] = {}
+        self._namespaces: list[Namespace] = []
         if settings.protocols or (store.folder is not None and (store.folder / NAMESPACE).is_dir()):
             # Also what an earlier run recorded goes in its time.
             mode = settings.durability
             if mode.mode == "interval":
                 mode = attrs.evolve(mode, unjournaled=True)  # written once: nobody waits for the journal
             namespace = store.namespace(NAMESPACE, mode, retention=settings.retention)
+            self._namespaces = [namespace]
             for name in settings.protocols:
                 self._recorders[name] = Recorder(
                     store, namespace, name, settings, log.bind(protocol=name), self, wall_us, monotonic
                 )
+
+    def take_settings(self, settings: RecordSettings) -> None:
+        """Keep and hold as much as these say from now on."""
+        for recorder in self._recorders.values():
+            recorder.take_settings(settings)
+        for namespace in self._namespaces:
+            namespace.retention = settings.retention
 
     def of(self, protocol: str) -> "Recorder | None":
         """Where to put what passes through; None: it is not recorded."""
@@ -150,17 +159,12 @@ class Recorder:
         self._store = store
         self._namespace = namespace
         self._name = protocol
-        self._settings = settings
         self._report = log
         self._recording = recording
         self._wall_us = wall_us
         self._monotonic = monotonic
         self._log: Log | None = None
-        self._pending_max = settings.pending_bytes_max
-        # Retention drops whole marks, and looks again after a while: it is asked to a little above its bound,
-        # and waited for, by leaving things out, at twice that.
-        self._retain_above = settings.retention_bytes + settings.retention_bytes // 8
-        self._stop_above = 2 * settings.retention_bytes
+        self.take_settings(settings)
         self._round: _Round | None = None
         self._held: list[_Held] = []
         self._held_bytes = 0
@@ -175,6 +179,14 @@ class Recorder:
         self._gap_messages = self._gap_bytes = 0
         self._warned_at: float | None = None  # monotonic
         self._unwarned = 0  # messages left out since
+
+    def take_settings(self, settings: RecordSettings) -> None:
+        """Keep and hold as much as these say from now on."""
+        self._pending_max = settings.pending_bytes_max
+        # Retention drops whole marks, and looks again after a while: it is asked to a little above its bound,
+        # and waited for, by leaving things out, at twice that.
+        self._retain_above = settings.retention_bytes + settings.retention_bytes // 8
+        self._stop_above = 2 * settings.retention_bytes
 
     def track(self, codec: int, *, name: bytes = b"", source: bytes = b"") -> "Track":
         """A source of messages. `codec`: what its frames are, 1 to 255, as RECORDING.md lists them."""

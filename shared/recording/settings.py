@@ -3,16 +3,16 @@
 import attrs
 
 from shared.storage.settings import Durability, Retention
-from shared.units import GIB, MIB, limit
+from shared.units import GIB, MIB, RESTART, limit
 
 
 @attrs.frozen
 class RecordSettings:
     """Section `[record]`: whose messages are written down as they pass through, and for how long."""
 
-    protocols: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = attrs.field(default=(), metadata=RESTART)
     """By name; none unless said."""
-    durability: Durability = attrs.field(factory=lambda: Durability.parse("interval"))
+    durability: Durability = attrs.field(factory=lambda: Durability.parse("interval"), metadata=RESTART)
     """Nobody waits for what is recorded, so this is `interval:50ms` whatever `[serve]` says; its bytes
     are written once, around the journal. `always` goes through the journal and syncs with every batch; `none`
     is not synced, and a power cut may cost more."""

@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import json
+import os
+import pwd
 import socket
 import ssl
 import threading
@@ -640,6 +642,7 @@ def test_what_is_deleted_purged_redriven_and_forgotten_leaves_a_line_in_the_audi
                 C.Exchange.Delete(exchange="gone"),
             ):
                 assert not isinstance(_amqp_ask(dmp_, method), C.Channel.Close)
+        me = pwd.getpwuid(os.getuid()).pw_name
         lines = [line.partition(" audit ")[2].split() for line in way.server.said.splitlines()]
         found = [dict(field.split("=") for field in line[1:]) for line in lines if line]
         assert [
@@ -648,9 +651,9 @@ def test_what_is_deleted_purged_redriven_and_forgotten_leaves_a_line_in_the_audi
         ] == [
             ("logmq", "root", "delete", "gone", "done"),
             ("dms", "root", "delete", "gone", "done"),
-            ("dms", "", "purge", "left", "done"),
-            ("dms", "", "redrive", "left", "done"),
-            ("pubsub", "", "forget", "nobody", "refused"),
+            ("dms", me, "purge", "left", "done"),
+            ("dms", me, "redrive", "left", "done"),
+            ("pubsub", me, "forget", "nobody", "refused"),
             ("dmp", "root", "purge", "gone", "done"),
             ("dmp", "root", "delete", "gone", "done"),
             ("dmp", "root", "delete-exchange", "gone", "done"),

@@ -60,7 +60,7 @@ async def served(
     group = Network(NetSettings()).group("pubsub", after_round=lambda: None, log=LOG, tls=tls)
     async with trio.open_nursery() as nursery:
         ((_, port),) = group.bind_tcp("pubsub", "127.0.0.1", 0, tcp.open_session, pushes=tcp.pushes)
-        group.bind_udp("pubsub-udp", "127.0.0.1", int(port), udp.sink)
+        group.bind_udp("127.0.0.1", int(port), udp.sink)
         await nursery.start(group.serve)
         try:
             with trio.fail_after(PATIENCE_SECONDS):

@@ -57,7 +57,7 @@ async def receiving(
 ) -> AsyncIterator[Endpoint]:
     network = Network(NetSettings(udp_receive_buffer_bytes=buffer_bytes))
     group = network.group("test", after_round=lambda: None, log=structlog.stdlib.get_logger())
-    (address,) = group.bind_udp("test", "127.0.0.1", 0, sink, allow=allow)
+    (address,) = group.bind_udp("127.0.0.1", 0, sink, allowed_networks("test.allow", "127.0.0.1", allow))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.bind(("127.0.0.1", 0))
         endpoint = Endpoint(group, address, sender)

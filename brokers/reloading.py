@@ -1,0 +1,166 @@
+"""Reload: settings, users and certificates are read again, and every part of the server takes them up.
+
+All or nothing. First everything is read and checked, in a thread, and every part prepares; what does not
+parse or check ends the reload, and nothing has changed. Then all parts apply, which cannot fail. Settings
+that take a restart (`shared.units.RESTART`) keep their value, and are named.
+
+A part is registered with `Reloader.register`: the host, each protocol, the admin port. Files that it watches,
+certificates above all, are looked at each minute; the part alone takes up what is new there, under the
+settings that hold.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+import structlog
+import trio
+
+from brokers.checking import require_startable
+from brokers.config import OWN_SECTIONS, Config
+from brokers.structure import take_up
+from shared.errors import BrokerError
+from shared.storage.background import Threads
+
+LOOK_SECONDS = 60.0
+"""How often watched files are looked at."""
+APPLY_SECONDS = 30.0
+"""To apply what was prepared; it takes a second with 100,000 topics. Then a caller that is gone ends it."""
+NOT_SERVED = ("client",)
+"""Sections that a server does not read."""
+NEXT_START = ("storage",)
+"""Sections of which every value takes a restart."""
+
+Apply = Callable[[], Awaitable[None]]
+
+
+class Reloadable(Protocol):
+    """A part of the server that takes up settings and files anew."""
+
+    async def prepare(self, config: Config) -> Apply:
+        """Check all that it needs of `config` and of the files named there; the result has it taken up.
+
+        Raises BrokerError, and nothing has changed. The result cannot fail; it may not be called at all.
+        """
+
+    def watched(self, config: Config) -> Iterable[Path]:
+        """Files that are taken up when they change, without a reload."""
+
+
+@attrs.frozen
+class Reloaded:
+    """Settings that have other values now, and those that take a restart."""
+
+    changed: Sequence[str]
+    restart: Sequence[str]
+
+
+class Reloader:
+    """Has all registered parts take up what changed; `config` is what they have."""
+
+    def __init__(
+        self,
+        config: Config,
+        protocols: Mapping[str, bool],
+        log: structlog.stdlib.BoundLogger,
+        read: Callable[[], Config] | None = None,
+    ) -> None:
+        """`protocols`: those that are served, and whether each takes settings up. `read`: the settings as a
+        start would read them now; without it they stay."""
+        self.config = config
+        self._protocols = protocols
+        self._log = log
+        self._read = read or (lambda: config)
+        self._seen: dict[Reloadable, Seen] = {}
+        self._lock = trio.Lock()
+        self._in_thread = Threads()
+
+    def register(self, part: Reloadable) -> None:
+        """Have `part` take part in every reload from now on."""
+        self._seen[part] = _look(part, self.config)
+
+    async def reload(self) -> Reloaded:
+        """Read everything again. Raises BrokerError, and all is as it was."""
+        async with self._lock:
+            config: Config
+            reloaded: Reloaded
+            config, reloaded = await self._in_thread(self._read_and_check)
+            await self._take_up(config, tuple(self._seen))
+            return reloaded
+
+    async def run(self) -> None:
+        """Look at the watched files each minute, until cancelled."""
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            async with self._lock:
+                parts = [part for part, seen in self._seen.items() if _look(part, self.config) != seen]
+                if not parts:
+                    continue
+                try:
+                    await self._take_up(self.config, parts)
+                except BrokerError as error:
+                    self._log.error(
+                        "files of TLS have changed and cannot be used: the old certificate is served on; put "
+                        "them right, they are looked at each minute",
+                        error=str(error),
+                    )
+                else:
+                    self._log.info("files of TLS have changed: new connections see the new certificate")
+
+    def _read_and_check(self) -> tuple[Config, Reloaded]:
+        old, new = self.config, self._read()
+        changed: list[str] = []
+        restart: list[str] = []
+        own = {
+            name: take_up(
+                getattr(old, name),
+                getattr(new, name),
+                (name,),
+                changed if name not in NOT_SERVED else [],
+                restart,
+                all_restart=name in NEXT_START,
+            )
+            for name in OWN_SECTIONS
+        }
+        protocols = {
+            name: take_up(
+                old.protocols[name],
+                settings,
+                (name,),
+                changed if name in self._protocols else [],
+                restart if name in self._protocols else [],
+                all_restart=not self._protocols.get(name, True),
+            )
+            for name, settings in new.protocols.items()
+        }
+        config = attrs.evolve(new, **own, protocols=protocols)
+        # What is asked for has to start one day, and what comes out of it is served now.
+        for each in (new, config):
+            require_startable(each, list(self._protocols))
+        return config, Reloaded(changed, restart)
+
+    async def _take_up(self, config: Config, parts: Sequence[Reloadable]) -> None:
+        seen = {part: _look(part, config) for part in parts}  # before they are read
+        applies = [await part.prepare(config) for part in parts]
+        with trio.move_on_after(APPLY_SECONDS, shield=True):
+            for apply in applies:
+                await apply()
+        self.config = config
+        self._seen |= seen
+
+
+Seen = Mapping[Path, Collection[int]]
+
+
+def _look(part: Reloadable, config: Config) -> Seen:
+    """What tells that a file was replaced or written, of each that it watches."""
+    return {path: _stat(path) for path in part.watched(config)}
+
+
+def _stat(path: Path) -> Collection[int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino

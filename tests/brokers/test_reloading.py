@@ -1,0 +1,178 @@
+"""Reload: read and check first, then apply; all or nothing; what takes a restart is named."""
+
+import io
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trustme
+
+from brokers import logs, plugins, reloading
+from brokers.config import Config, load
+from brokers.errors import InvalidSettings, Refusal
+from brokers.reloading import Apply, Reloader
+from shared.net.settings import TlsSettings
+from shared.net.tls import ServerTls
+from tests.support.installed import quiet_log
+
+WORKING, _ = plugins.load_working()
+
+
+class Part:
+    """Takes up the number of LogMQ's topics; `refuses`: with which error it does not."""
+
+    def __init__(self, config: Config, files: Iterable[Path] = ()) -> None:
+        self.has = config.protocols["logmq"].topics_max
+        self.files = list(files)
+        self.refuses: str | None = None
+        self.times = 0
+        self._tell, self.told = trio.open_memory_channel[str](100)
+
+    async def prepare(self, config: Config) -> Apply:
+        if self.refuses is not None:
+            self._tell.send_nowait("refused")
+            raise Refusal(self.refuses)
+
+        async def apply() -> None:
+            self.has = config.protocols["logmq"].topics_max
+            self.times += 1
+            self._tell.send_nowait("applied")
+
+        return apply
+
+    def watched(self, config: Config) -> Iterable[Path]:
+        return self.files
+
+
+Write = Callable[[str], int]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "brokers.toml"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def write(file: Path) -> Write:
+    return file.write_text
+
+
+@pytest.fixture
+def read(file: Path) -> Callable[[], Config]:
+    return lambda: load(WORKING, file=file, environ={})
+
+
+def _reloader(read: Callable[[], Config], *files: Path, log: Any = None) -> tuple[Reloader, Part, Part]:
+    config = read()
+    reloader = Reloader(config, {"logmq": True, "kqmsgq": False}, log or quiet_log(), read)
+    parts = Part(config, files), Part(config)
+    for part in parts:
+        reloader.register(part)
+    return reloader, *parts
+
+
+def _replace(path: Path, text: str) -> None:
+    near = path.with_name("near")
+    near.write_text(text)
+    near.replace(path)
+
+
+async def test_what_changed_is_taken_up_by_every_part_and_named(
+    write: Write, read: Callable[[], Config]
+) -> None:
+    reloader, one, two = _reloader(read)
+    write(
+        "[logmq]\ntopics_max = 7\nport = 9\nmessage_bytes_max = 5\n[logmq.topics.'a*']\nretention_ms = 1\n"
+        "[storage]\ncache_bytes = 1\n[kqmsgq]\nname_bytes_max = 1\n[kqmsgq.access]\nrequired = 'never'\n"
+        "[client]\ntls = true\n[dms]\nport = 1\n"
+    )
+    found = await reloader.reload()
+    assert (one.has, two.has) == (7, 7)
+    assert set(found.changed) == {
+        "logmq.topics_max",
+        "logmq.message_bytes_max",
+        "logmq.topics",
+        "kqmsgq.access.required",
+    }
+    assert found.restart == ["storage.cache_bytes", "kqmsgq.name_bytes_max", "logmq.port"]
+    assert reloader.config.protocols["logmq"].port == 8080
+    # What takes a restart is named until there is one.
+    again = await reloader.reload()
+    assert (again.changed, again.restart) == ([], found.restart)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["topics_max = 'x'", "topics_max = 7\n[logmq", "topics_max = 7\n[tls]\ncertificate = 'none.pem'"]
+)
+async def test_settings_that_do_not_check_change_nothing(
+    wrong: str, write: Write, read: Callable[[], Config]
+) -> None:
+    reloader, one, _ = _reloader(read)
+    write(f"[logmq]\n{wrong}")
+    with pytest.raises(InvalidSettings):
+        await reloader.reload()
+    assert (one.has, one.times) == (100_000, 0)
+
+
+async def test_settings_that_are_right_but_not_with_what_takes_a_restart_change_nothing(
+    write: Write, read: Callable[[], Config]
+) -> None:
+    write("[serve]\nhost = '0.0.0.0'\ninsecure = true\n[pubsub]\nallow = ['127.0.0.1']")
+    reloader, one, _ = _reloader(read)
+    write("[logmq]\ntopics_max = 7\n")  # would be right on loopback, and is still bound elsewhere
+    with pytest.raises(InvalidSettings, match="can be reached from other machines"):
+        await reloader.reload()
+    assert one.times == 0
+
+
+async def test_where_one_part_refuses_no_part_changes_anything(
+    write: Write, read: Callable[[], Config]
+) -> None:
+    reloader, one, two = _reloader(read)
+    write("[logmq]\ntopics_max = 7")
+    two.refuses = "no"
+    with pytest.raises(Refusal, match="no"):
+        await reloader.reload()
+    assert (one.times, reloader.config.protocols["logmq"].topics_max) == (0, 100_000)
+    two.refuses = None
+    assert (await reloader.reload()).changed == ["logmq.topics_max"]
+
+
+async def test_a_watched_file_that_changes_is_taken_up_by_its_part_alone_under_the_settings_that_hold(
+    write: Write, read: Callable[[], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloading, "LOOK_SECONDS", 0.01)
+    watched = tmp_path / "server.pem"
+    _replace(watched, "old")
+    said = io.StringIO()
+    reloader, one, two = _reloader(read, watched, log=logs.configure("error", "text", said))
+    write("[logmq]\ntopics_max = 7")  # half edited, perhaps: nobody has asked for it
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reloader.run)
+        one.refuses = "no certificate"
+        _replace(watched, "broken")
+        for _ in range(2):
+            assert await one.told.receive() == "refused"
+        assert "cannot be used" in said.getvalue()
+        one.refuses = None
+        while await one.told.receive() != "applied":
+            pass
+        nursery.cancel_scope.cancel()
+    assert (one.times, two.times, one.has) == (1, 0, 100_000)
+
+
+@pytest.mark.parametrize("year", [2031, 2055])  # UTCTime, GeneralizedTime
+def test_the_end_of_a_certificate_is_known(year: int, tmp_path: Path) -> None:
+    ends = datetime(year, 3, 2, 10, 20, 30, tzinfo=UTC)
+    made: Any = trustme.CA().issue_cert("localhost", not_after=ends)
+    made.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
+    tls = ServerTls.load(TlsSettings(certificate=tmp_path / "server.pem"))
+    assert tls is not None
+    assert tls.ends == ends.timestamp()
+    assert tls.sample("logmq", ends.timestamp() - 2 * 86_400).value == 2

@@ -1,0 +1,156 @@
+"""A served server takes up what changed: limits, patterns, allow lists, log level, certificates."""
+
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+import trustme
+
+from brokers import control
+from brokers.errors import ExitCode, Refusal
+from dms import wire as dms_wire
+from tests.support.server import Server, run, speak, until
+
+SETTINGS = """
+[serve]
+log_level = "error"
+[logmq]
+topics_max = 1
+[dms.queues.'short*']
+depth = 1
+[dmp]
+queues_max = 1
+"""
+CHANGED = """
+[serve]
+log_level = "info"
+[logmq]
+topics_max = 2
+[net]
+backlog = 9
+[dms.queues.'short*']
+depth = 2
+[pubsub]
+allow = ["10.0.0.0/8"]
+[dmp]
+queues_max = 2
+"""
+
+
+@attrs.frozen
+class Reloaded:
+    server: Server
+    file: Path
+
+    def reload(self, settings: str) -> str:
+        self.file.write_text(settings)
+        done = run("reload", "--data-dir", str(self.server.data))
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    def metric(self, name: str) -> float:
+        text = control.request(self.server.data, "GET", "/metrics")
+        (line,) = (line for line in text.splitlines() if line.startswith(name + " "))
+        return float(line.rpartition(" ")[2])
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloaded]:
+    folder = tmp_path_factory.mktemp("reload")
+    file = folder / "brokers.toml"
+    file.write_text(SETTINGS)
+    with Server(folder, "--config", str(file)) as server:
+        yield Reloaded(server, file)
+
+
+def _dms(it: Reloaded, *requests: tuple[dms_wire.Type, bytes]) -> list[int]:
+    """The types of the answers."""
+    frames = [dms_wire.pack(kind, number, payload) for number, (kind, payload) in enumerate(requests, 1)]
+    answers, _ = dms_wire.decode(speak(it.server.address("dms"), b"".join(frames)))
+    return [answer[0] for answer in answers]
+
+
+def test_limits_patterns_allow_lists_and_the_log_level_are_taken_up_and_what_takes_a_restart_is_named(
+    it: Reloaded,
+) -> None:
+    logmq = it.server.address("logmq")
+    produce = [(dms_wire.Type.PRODUCE, dms_wire.pack_name("short1") + b"x")] * 2
+    hello = (dms_wire.Type.HANDSHAKE, b"")
+    assert speak(logmq, b"PRODUCE one x\nPRODUCE two x\n").startswith(b"OK 0\nERR LIMIT")
+    made = _dms(it, hello, (dms_wire.Type.CREATE_QUEUE, dms_wire.pack_name("short1")), *produce)
+    assert made[-1] != made[-2]  # the second finds no room
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.sendto(b"x" * 64, it.server.address("pubsub", "pubsub-udp"))
+    filtered = 'brokers_net_datagrams_filtered_total{protocol="pubsub"}'
+
+    said = it.reload(CHANGED).splitlines()
+    assert said[0] == "reloaded: 0 users"
+    assert set(said[1].removeprefix("changed: ").split(", ")) == {
+        "serve.log_level",
+        "logmq.topics_max",
+        "dms.queues",
+        "pubsub.allow",
+        "dmp.queues_max",
+    }
+    assert said[2] == "these take a restart: net.backlog"
+    assert speak(logmq, b"PRODUCE two x\nPRODUCE three x\n").startswith(b"OK 0\nERR LIMIT")
+    assert _dms(it, hello, produce[0])[-1] == made[-2]
+    assert it.metric(filtered) == 0
+    datagrams.sendto(b"x" * 64, it.server.address("pubsub", "pubsub-udp"))
+    until(lambda: it.metric(filtered) == 1)
+    it.server.signal(1)
+    until(lambda: "reloaded; to stop the server send SIGTERM" in it.server.said)
+    datagrams.close()
+
+
+def test_what_is_wrong_changes_nothing_and_says_what(it: Reloaded) -> None:
+    it.reload("[logmq]\ntopics_max = 9\n")
+    it.file.write_text("[logmq]\ntopics_max = 1\n[dms]\nqueues_max = 0\n")
+    done = run("reload", "--data-dir", str(it.server.data))
+    assert done.returncode == ExitCode.CONFIGURATION
+    assert "dms.queues_max" in done.stderr
+    assert speak(it.server.address("logmq"), b"PRODUCE nine x\n") == b"OK 0\n"
+
+
+def test_new_connections_see_a_new_certificate_on_every_port_and_those_that_stand_go_on(
+    tmp_path: Path,
+) -> None:
+    authority = trustme.CA()
+
+    def issue() -> bytes:
+        made = authority.issue_cert("127.0.0.1")
+        made.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
+        return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
+
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+
+    def connect(address: tuple[str, int]) -> ssl.SSLSocket:
+        plain = socket.create_connection(address, timeout=30)
+        return context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+    old = issue()
+    file = tmp_path / "brokers.toml"
+    file.write_text("[tls]\ncertificate = 'server.pem'\n[serve]\nenable = ['logmq', 'kqmsgq']\n")
+    with Server(tmp_path, "--config", str(file)) as server:
+        page = server.ready["page"].removeprefix("https://").rstrip("/").split(":")
+        ports = [server.address("logmq"), server.address("kqmsgq"), (page[0], int(page[1]))]
+        standing = connect(ports[0])
+        assert standing.getpeercert(True) == old
+        new = issue()
+        assert run("reload", "--data-dir", str(server.data)).returncode == 0
+        for address in ports:
+            with connect(address) as one:
+                assert one.getpeercert(True) == new
+        standing.sendall(b"PING\n")
+        assert standing.recv(100) == b"PONG\n"
+        standing.close()
+        metrics = control.request(server.data, "GET", "/metrics")
+        assert 'brokers_certificate_days{protocol="admin"}' in metrics
+        (tmp_path / "server.pem").write_text("torn")
+        with pytest.raises(Refusal, match=r"tls\.certificate"):
+            control.request(server.data, "POST", "/reload", {})
+        with connect(ports[0]) as one:
+            assert one.getpeercert(True) == new
