@@ -21,6 +21,7 @@ import pwd
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,6 +46,7 @@ from brokers.admin_gate import problem
 from brokers.api import Operation
 from brokers.errors import ExitCode, copy_errors, exit_code
 from brokers.following import PARAMETERS, Followers
+from brokers.recent import Recent
 from shared.errors import BrokerError, printable
 from shared.metrics import Sample
 from shared.objects import BadArgument, ObjectMissing, Objects
@@ -77,6 +79,9 @@ class Operated(Protocol):
 
     def overview(self) -> Mapping[str, Any]:
         """Return how it is and what it did in the last minute."""
+
+    def trace(self, name: str) -> Recent:
+        """Return copies of what passes a name; they end when nobody has asked for a while."""
 
     async def backup(self, target: Path) -> Any:
         """Copy the live data folder to `target`. Raises BrokerError and OSError."""
@@ -150,6 +155,13 @@ def application(host: Operated) -> Starlette:
             raise HTTPException(400, "level is debug, info, warning, error or audit") from None
         return followers.answer(request, logs.RECENT, wanted)
 
+    async def traced(request: Request) -> Response:
+        name = request.query_params.get("name", "")
+        recent = host.trace(name)
+        begins = request.query_params.get("after") is None and "last-event-id" not in request.headers
+        with api.audited(request, "", "trace", name) if begins else nullcontext():  # messages are seen
+            return followers.answer(request, recent, lambda _: True, lambda: host.trace(name))
+
     async def front(_: Request) -> Response:
         return RedirectResponse("/status", 303)
 
@@ -163,6 +175,12 @@ def application(host: Operated) -> Starlette:
             "The last lines of the log.",
             log_lines,
             query={"level": "debug, info, warning or error: it and those above; audit", **PARAMETERS},
+        ),
+        Operation(
+            "/trace",
+            "Copies of messages that pass a name, since somebody has asked first.",
+            traced,
+            query={"name": "a glob over topics, queues, exchanges and routing keys", **PARAMETERS},
         ),
     ]
     return Starlette(

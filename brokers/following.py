@@ -37,8 +37,17 @@ class Followers:
     def __init__(self) -> None:
         self.count = 0
 
-    def answer(self, request: Request, recent: Recent, wanted: Wanted) -> Response:
-        """`?follow=1`: a stream of events, first what is kept; else a list. Raises HTTPException."""
+    def answer(
+        self,
+        request: Request,
+        recent: Recent,
+        wanted: Wanted,
+        at_look: Callable[[], object] = lambda: None,
+    ) -> Response:
+        """`?follow=1`: a stream of events, first what is kept; else a list. Raises HTTPException.
+
+        `at_look`: called with each look of the stream.
+        """
         query = request.query_params
         after = _number(request.headers.get("last-event-id") or query.get("after", ""), "after")
         if after > recent.last:  # of an earlier run
@@ -54,13 +63,18 @@ class Followers:
             raise HTTPException(503, f"{FOLLOWERS_MAX} follow already: end one, or ask without follow")
         allowed: Callable[[], bool] = request.scope.get("brokers.allowed", lambda: True)
         return StreamingResponse(
-            self._events(recent, after, wanted, allowed),
+            self._events(recent, after, wanted, allowed, at_look),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},  # a proxy before us hands on what it gets
         )
 
     async def _events(
-        self, recent: Recent, after: int, wanted: Wanted, allowed: Callable[[], bool]
+        self,
+        recent: Recent,
+        after: int,
+        wanted: Wanted,
+        allowed: Callable[[], bool],
+        at_look: Callable[[], object],
     ) -> AsyncIterator[bytes]:
         self.count += 1
         try:
@@ -68,6 +82,7 @@ class Followers:
             beat = trio.current_time() + BEAT_SECONDS
             first = after == 0
             while allowed():
+                at_look()
                 rows = recent.after(after)
                 if rows:
                     text = []

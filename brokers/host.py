@@ -31,8 +31,10 @@ from brokers.config import Config
 from brokers.errors import ExitCode, Refusal, folder_errors
 from brokers.fairness import LoopWatch
 from brokers.rates import Rates
+from brokers.recent import Recent
 from brokers.reloading import Apply, Reloader
 from brokers.service import Bound, SupervisedService
+from brokers.tracing import Traces
 from shared.access import Access
 from shared.budget import Account
 from shared.errors import StoreError
@@ -91,6 +93,7 @@ class Host:
         self._store: Store | None = None
         self._recording: Recording | None = None
         self._rates = Rates(self.samples)
+        self._traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6)
         self.page: str | None = None
         self.admin_token = ""
         self._budget = Account("process", memory_limit_bytes() * MEMORY_PERCENT // 100)
@@ -156,6 +159,7 @@ class Host:
                 await self._open_admin(nursery, reloader)
                 reloader.register(users.UsersReload(self._access))  # last: guards are as set before it
                 nursery.start_soon(self._rates.run)
+                nursery.start_soon(self._traces.run)
                 for service in self._services:
                     await nursery.start(service.run)
                 nursery.start_soon(reloader.run)
@@ -379,6 +383,9 @@ class Host:
             },
             **self._rates.overview(),
         }
+
+    def trace(self, name: str) -> Recent:
+        return self._traces.of(name)
 
     async def reload(
         self, action: str = "reload", name: str = "", *, user: str = "", peer: str = ""

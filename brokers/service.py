@@ -1,6 +1,6 @@
 """One protocol, served: its service, its listeners and connections, and what happens when it crashes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from shared.net.tls import ServerTls
 from shared.objects import Objects
 from shared.plugin import Context, Plugin, Service, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.background import Threads
+from shared.tracing import Tap
 
 BACKOFF_SECONDS_MIN = 0.1
 BACKOFF_SECONDS_MAX = 30.0
@@ -77,6 +78,7 @@ class SupervisedService:
         self._ports: dict[str, int] = {}
         self._in_thread = Threads()
         self._draining = False
+        self._opened_again = trio.Event()
         self._service: Service | None = None
         self._group: Group | None = None
 
@@ -103,6 +105,8 @@ class SupervisedService:
         self._service = await self._plugin.open(context, settings)
         if self._settings is not settings:  # a reload came meanwhile
             await self._service_takes_settings()
+        self._opened_again.set()
+        self._opened_again = trio.Event()
         try:
             self._bind_all(self._service.endpoints)
         except CannotListen as error:
@@ -228,6 +232,25 @@ class SupervisedService:
             yield from self._group.samples()
         if self._service:
             yield from self._service.samples()
+
+    async def trace(self, tap: Tap) -> None:
+        """Copy what passes to `tap`, over all restarts, until cancelled."""
+        while True:
+            trace = getattr(self._service, "trace", None)
+            async with trio.open_nursery() as nursery:
+                if trace is not None:
+                    nursery.start_soon(self._trace, trace, tap)
+                await self._opened_again.wait()
+                nursery.cancel_scope.cancel()
+
+    async def _trace(self, trace: Callable[[Tap], Awaitable[None]], tap: Tap) -> None:
+        try:
+            await trace(tap)
+        except Exception as error:
+            self._log.error(
+                "a bug ended a trace: what passes is not shown any more; trace again, and report this",
+                exc_info=error,
+            )
 
     @property
     def _settings(self) -> Any:

@@ -48,6 +48,9 @@ class Drained(Protocol):
     def drain(self) -> None: ...
 
 
+Onlooker = Callable[[bytes, Head, Sequence[Queue], Sequence[bytes]], None]
+
+
 class Broker:
     """One broker, without its sockets.
 
@@ -104,6 +107,8 @@ class Broker:
         """What a deletion, or the end of a connection, leaves to do. Until it is done nobody declares, binds,
         purges or deletes: so nobody sees what is half done."""
         self.topology = Topology(self)
+        self.onlookers: list[Onlooker] = []
+        """Called with what is published, while somebody traces: the exchange, the head, where to, bodies."""
         self._changed: dict[QueueLog, None] = {}
         self._dead_letters = DeadLetters(self)
         self._disk_failed = False

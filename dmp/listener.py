@@ -10,19 +10,25 @@ import trio
 from dmp.admin import Admin
 from dmp.broker import Broker
 from dmp.definitions import Definitions
-from dmp.exchanges import Exchange
+from dmp.exchanges import DEFAULT_IN_RULES, Exchange
 from dmp.logs import BODIES, QUEUES, TABLES
+from dmp.message import Head
 from dmp.metrics import GAUGES
+from dmp.properties import unpack
+from dmp.queues import Queue
 from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection, Session
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.table import Table
+from shared.tracing import Tap, shown
 
 _NAME_BYTES = 16
 QUEUES_AT_ONCE = 5_000
 """That are told of other limits before others have their turn: 2 ms."""
+TRACED_PROPERTIES_BYTES = 4096
+"""Larger ones are not shown."""
 
 
 async def open_broker(
@@ -82,6 +88,18 @@ class DmpService:
 
     def samples(self) -> Iterable[Sample]:
         return samples("dmp", self._broker.counts, GAUGES, self._broker)
+
+    async def trace(self, tap: Tap) -> None:
+        def take(exchange: bytes, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> None:
+            name, into = exchange or DEFAULT_IN_RULES, [queue.name for queue in queues]
+            if tap.matches(name, head.key, *into):
+                more: dict[str, Any] = {"key": shown(head.key), "queues": [shown(each) for each in into]}
+                if len(head.properties) < TRACED_PROPERTIES_BYTES:
+                    more["properties"] = {what: value for what, value in unpack(head.properties) if value}
+                for body in bodies[: tap.room]:
+                    tap.copy(name, body, **more)
+
+        await tap.look_on(self._broker.onlookers, take)
 
     def _after_timers(self) -> None:
         self._broker.flush()

@@ -288,6 +288,9 @@ class Queue:
             except StoreError as error:
                 self._detach_or_refuse(error)
         engine.counts.produced += count
+        if engine.onlookers:
+            for look in engine.onlookers:
+                look(self.name, bodies)
         self.on_produced(count)
         if ticket is None:
             if engine.durable is not None:
@@ -756,6 +759,8 @@ class Engine:
         self.parked: dict[bytes, dict[Queue, None]] = {}
         """Queues whose dead messages have no place, by the name of the queue that is missing or full."""
         self.draining = False
+        self.onlookers: list[Callable[[bytes, Sequence[bytes]], None]] = []
+        """Called with what comes into a queue, while somebody traces."""
         self.hot_bytes = 0
         """Of all queues, as far as bodies are in memory and nobody holds them."""
         self.held_bytes = 0

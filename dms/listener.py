@@ -16,6 +16,7 @@ from shared.access import Guard
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.tracing import Tap
 
 AGE_SECONDS = 10.0
 """How often the broker's age is kept: what a crash may add to a message's time."""
@@ -61,6 +62,14 @@ class DmsService:
 
     def samples(self) -> Iterable[Sample]:
         return samples("dms", self._engine.counts, GAUGES, self._engine)
+
+    async def trace(self, tap: Tap) -> None:
+        def take(queue: bytes, bodies: Sequence[bytes]) -> None:
+            if tap.matches(queue):
+                for body in bodies[: tap.room]:
+                    tap.copy(queue, body)
+
+        await tap.look_on(self._engine.onlookers, take)
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self._engine, self._refusals, self._access)

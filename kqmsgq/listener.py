@@ -7,9 +7,11 @@ from kqmsgq.metrics import GAUGES, Counts
 from kqmsgq.queues import Queues
 from kqmsgq.session import Session
 from kqmsgq.settings import KqmsgqSettings
+from kqmsgq.wire import LENGTH_BYTES, NAME_AT, message_end, name_end
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.tracing import Onlooker, Tap
 
 
 class KqmsgqService:
@@ -42,6 +44,23 @@ class KqmsgqService:
 
     def samples(self) -> Iterable[Sample]:
         return samples("kqmsgq", self.queues.counts, GAUGES, self.queues)
+
+    async def trace(self, tap: Tap) -> None:
+        every = set("*?") & set(tap.name)
+        most = self.queues.settings
+
+        def take(data: bytes) -> None:
+            at = 0
+            while at < len(data) and tap.room:
+                after_name = name_end(data, at, most.name_bytes_max)
+                assert after_name is not None
+                end = message_end(data, at, after_name, most.message_bytes_max)
+                name = data[at + NAME_AT : after_name]
+                if not every or tap.matches(name):
+                    tap.copy(name, data[after_name + LENGTH_BYTES : end])
+                at = end or len(data)
+
+        await tap.listen(lambda: self.queues.look_on(Onlooker(take), b"" if every else tap.name.encode()))
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self.queues, self._access)

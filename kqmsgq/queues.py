@@ -5,6 +5,7 @@ length (`shared.fanout.Routes.known`): they say at once that it is well-formed a
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kqmsgq.metrics import Counts
@@ -170,6 +171,19 @@ class Queues:
         consumer.subscriptions_bytes += size
         self.subscriptions_bytes += size
         self._memory.charge(size)
+
+    def look_on(self, onlooker: Connection, name: bytes) -> Callable[[], None]:
+        """Write what comes to the queue of that name to `onlooker`, too; without one, of all. Call what is
+        returned to end it. It counts as no consumer."""
+        consumer = Consumer(onlooker)
+        self._index.subscribe(consumer, name or EVERY_NAME)
+        self.routes.forget()
+
+        def end() -> None:
+            self._index.drop(consumer)
+            self.routes.forget()
+
+        return end
 
     # What slow consumers lose.
 

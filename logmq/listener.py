@@ -1,7 +1,10 @@
 """The service: LogMQ on a store, as the host runs it."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import trio
 
 from logmq.admin import Admin
 from logmq.broker import Broker
@@ -11,10 +14,20 @@ from logmq.session import Session
 from logmq.settings import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS, LogmqSettings
 from logmq.topics import Topics
 from logmq.writers import Writers
+from shared.errors import StoreError
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.storage.format import LENGTH_BYTES, length_at
+from shared.storage.log import Log, read_records
 from shared.storage.table import Table
+from shared.tracing import Tap
+
+TRACE_SECONDS = 0.25
+TRACE_BYTES = 64 * 1024
+"""Of a topic and look; what came meanwhile and is more is left out."""
+LOGS_AT_ONCE = 1000
+"""Looked at before others have their turn: a millisecond."""
 
 
 async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
@@ -90,6 +103,32 @@ class LogmqService:
 
     def samples(self) -> Iterable[Sample]:
         return samples("logmq", self._broker.counts, GAUGES, self._broker)
+
+    async def trace(self, tap: Tap) -> None:
+        """What is visible since the last look is read from the logs: those who write know nothing of it."""
+        ends: dict[int, int] | None = None
+        while True:
+            before, ends = ends, {}
+            for number, log in enumerate([*self._broker.topics.by_id().values()]):
+                if number % LOGS_AT_ONCE == LOGS_AT_ONCE - 1:
+                    await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                if log.deleted or not tap.matches(log.name):
+                    continue
+                end = ends[log.id] = log.visible
+                begin = end if before is None else before.get(log.id, log.first)
+                if begin < end:
+                    await self._show(tap, log, begin)
+            await trio.sleep(TRACE_SECONDS)
+
+    async def _show(self, tap: Tap, log: Log, offset: int) -> None:
+        with contextlib.suppress(StoreError):  # it was deleted, or trimmed
+            data = await read_records(log, offset, TRACE_BYTES)
+            at = 0
+            while at < len(data):
+                body = at + LENGTH_BYTES
+                end = body + length_at(data, at)[0]
+                tap.copy(log.name, data[body:end], position=offset + at)
+                at = end
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self._broker)

@@ -12,6 +12,7 @@ from pubsub.recording import FrameTrack
 from pubsub.session import Session
 from pubsub.sessions import Sessions, saved, saver
 from pubsub.settings import KEPT_LOG, NAMESPACE, SESSIONS_LOG, PubsubSettings
+from pubsub.wire import FRAME_BYTES, TOPIC_BYTES_MAX, Kind, take_frames
 from shared.errors import EXIT_MISSING, BrokerError, ConfigError, StoreError
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
@@ -20,6 +21,7 @@ from shared.storage.log import WholeRecords
 from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Namespace
 from shared.storage.table import Table
+from shared.tracing import Onlooker, Tap
 
 READ_BYTES = 1 << 20
 LOOK_SECONDS = 60.0
@@ -157,6 +159,18 @@ class PubsubService:
 
     def samples(self) -> Iterable[Sample]:
         return samples("pubsub", self.sessions.counts, GAUGES, self.sessions)
+
+    async def trace(self, tap: Tap) -> None:
+        pattern = tap.name.encode()
+        if len(pattern) > TOPIC_BYTES_MAX:  # no topic is so long
+            return
+
+        def take(data: bytes) -> None:
+            frames = data[: tap.room * FRAME_BYTES]
+            for message in take_frames(frames)[0]:
+                tap.copy(message.topic, message.value, sender=message.sender, type=Kind(message.kind).name)
+
+        await tap.listen(lambda: self.sessions.look_on(Onlooker(take), pattern))
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self.sessions, self._context.access)

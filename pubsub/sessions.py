@@ -281,6 +281,20 @@ class Sessions:
             self.kept.forget(client.id)
         self.unsubscribe(client, topic)
 
+    def look_on(self, onlooker: Connection, pattern: bytes) -> Callable[[], None]:
+        """Write what matches `pattern` to `onlooker`, too. Call what is returned to end it."""
+        client = ClientSession(b"")
+        client.connection = onlooker
+        self.live.subscribe(client, pattern)
+        self.on_change()
+
+        def end() -> None:
+            client.connection = None
+            self.live.drop(client)
+            self.on_change()
+
+        return end
+
     def forget(self, client_id: bytes) -> bool:
         """End the session of a client that is away, without a trace. False: no such client is away."""
         client = self.clients.get(client_id)

@@ -264,7 +264,7 @@ def time_text(milliseconds: float) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
 
 
-def message_row(position: int, body: bytes, **more: Any) -> dict[str, Any]:
+def message_row(position: int | None, body: bytes, **more: Any) -> dict[str, Any]:
     """A message, as every list of messages has it."""
     row: dict[str, Any] = {"position": position, "time": None, "bytes": len(body), **more}
     try:

@@ -73,6 +73,8 @@ class Verb:
 class Service(Protocol):
     """One running protocol. It may have `objects: Sequence[Objects]`: what it has, for lists and actions.
 
+    `async def trace(self, tap)`: give copies of what passes to a `shared.tracing.Tap`, until cancelled.
+
     `async def take_settings(self, settings)`: take those from now on, at a reload. Fields that say `restart`
     in their metadata are as they were. It has nothing to refuse. Without it nothing of its section changes
     before the next start but `tls` and `access`.

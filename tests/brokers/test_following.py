@@ -125,7 +125,7 @@ def test_no_page_of_another_origin_follows(shared_server: Server) -> None:
 def test_a_server_with_followers_on_both_doors_stops(tmp_path: Path) -> None:
     with Server(tmp_path) as server, Asking(server, "/api/v1/logs?follow=1") as asking:
         assert next(asking.events())["event"] == "listening"
-        with closing(ControlConnection(server.data, 20)) as connection:
+        with closing(ControlConnection(server.data)) as connection:
             connection.request("GET", "/api/v1/logs?follow=1")
             with connection.getresponse() as answer:
                 assert answer.readline() == b": follows\n"

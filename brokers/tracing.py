@@ -1,0 +1,84 @@
+"""Who traces what: the names whose messages are copied, and the last copies of each.
+
+A name is traced while somebody follows it, and for `LINGER_SECONDS` after somebody has asked for the list. So
+the first list of a name is empty, and who asks again gets what has passed since.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+
+from brokers.recent import Recent
+from brokers.service import SupervisedService
+from shared.errors import BrokerError
+from shared.objects import BadArgument, time_text
+from shared.tracing import Tap
+
+NAMES_MAX = 8
+NAME_CHARACTERS_MAX = 255
+LINGER_SECONDS = 30.0
+LOOK_SECONDS = 1.0
+
+
+class TooManyTraces(BrokerError):
+    """`NAMES_MAX` names are traced."""
+
+
+@attrs.define(eq=False)
+class _Trace:
+    recent: Recent
+    until: float
+    scope: trio.CancelScope
+
+
+class Traces:
+    """All names that are traced. `services`: what can be traced; `now_ms`: the wall clock."""
+
+    def __init__(
+        self, services: Callable[[], Sequence[SupervisedService]], now_ms: Callable[[], float]
+    ) -> None:
+        self._services = services
+        self._now_ms = now_ms
+        self._traces: dict[str, _Trace] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            while True:
+                await trio.sleep(LOOK_SECONDS)
+                for name, trace in [*self._traces.items()]:
+                    if trace.until < trio.current_time():
+                        del self._traces[name]
+                        trace.scope.cancel()
+
+    def of(self, name: str) -> Recent:
+        """The copies of what passes this name; from now on, if nobody asked before. Ask again to go on.
+
+        Raises BadArgument, TooManyTraces.
+        """
+        until = trio.current_time() + LINGER_SECONDS
+        trace = self._traces.get(name)
+        if trace is None:
+            if not 0 < len(name) <= NAME_CHARACTERS_MAX:
+                raise BadArgument(f"name is a text of 1 to {NAME_CHARACTERS_MAX} characters")
+            if len(self._traces) >= NAMES_MAX:
+                raise TooManyTraces(f"{NAMES_MAX} names are traced: one ends when nobody has asked for 30 s")
+            trace = self._traces[name] = _Trace(Recent(), until, trio.CancelScope())
+            if self._nursery is not None:
+                self._nursery.start_soon(self._trace, name, trace)
+        trace.until = until
+        return trace.recent
+
+    async def _trace(self, name: str, trace: _Trace) -> None:
+        def take(protocol: str, row: Mapping[str, Any]) -> None:
+            trace.recent.add({**row, "protocol": protocol, "time": time_text(self._now_ms())})
+
+        with trace.scope:
+            async with trio.open_nursery() as nursery:
+                for service in self._services():
+                    tap = Tap(name, partial(take, service.name))
+                    nursery.start_soon(service.trace, tap)
