@@ -23,7 +23,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
@@ -169,18 +169,9 @@ class Output:
             self._line(f"no {self._listed}")
 
     def _table(self, rows: Sequence[Row], units: Mapping[str, str]) -> None:
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        if not names:
+        columns = columns_of(rows, units, self._cell)
+        if not columns:
             return
-        columns = [
-            Column(
-                name,
-                [escape(self._cell(name, row.get(name), units.get(name))) for row in rows],
-                right=all(_is_number(row.get(name)) for row in rows) and units.get(name, "count") in NUMBERS,
-                empty=_is_dispensable([row.get(name) for row in rows], units.get(name)),
-            )
-            for name in names
-        ]
         width = shutil.get_terminal_size().columns if self._terminal and not self._wide else None
         laid = lay_out(columns, width, ruled=self._terminal)
         for line in laid.lines:
@@ -196,20 +187,8 @@ class Output:
         for line in textwrap.wrap(said, shutil.get_terminal_size().columns, break_long_words=False):
             self._line(line)
 
-    def _cell(self, name: str, value: Any, said: str | None = None) -> str:
-        """`said`: the unit of the column, where that is described."""
-        if self._terminal and said == "time" and isinstance(value, str):
-            return local_time(value)
-        if not self._terminal or not _is_number(value) or value is None:
-            return cell(value)
-        if said in ("rate", "bytes_rate"):
-            return f"{readable(value, 'bytes') if said == 'bytes_rate' else self._cell('', value)}/s"
-        unit = named_unit(name)
-        if unit is not None:
-            return readable(value, unit)
-        if abs(value) < GROUPED_FROM or not PLACES.isdisjoint(name.split("_")):
-            return cell(value)
-        return f"{round(value):,}"
+    def _cell(self, name: str, value: Any, unit: str | None = None) -> str:
+        return readable_cell(name, value, unit) if self._terminal else cell(value)
 
 
 def _row(item: Any) -> Row | None:
@@ -254,6 +233,38 @@ def cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(cell, value))
     return str(value)
+
+
+def columns_of(
+    rows: Sequence[Row], units: Mapping[str, str], show: Callable[[str, Any, str | None], str]
+) -> "list[Column]":
+    """The columns of a table. `units`: of those that are described; `show(name, value, unit)`: a cell."""
+    return [
+        Column(
+            name,
+            [escape(show(name, row.get(name), units.get(name))) for row in rows],
+            right=all(_is_number(row.get(name)) for row in rows) and units.get(name, "count") in NUMBERS,
+            empty=_is_dispensable([row.get(name) for row in rows], units.get(name)),
+        )
+        for name in dict.fromkeys(name for row in rows for name in row)
+    ]
+
+
+def readable_cell(name: str, value: Any, unit: str | None = None) -> str:
+    """A value as people read it. `unit`: of its column, where that is described; else its name has it."""
+    if unit == "time" and isinstance(value, str):
+        return local_time(value)
+    if value is None or not _is_number(value):
+        return cell(value)
+    if unit == "bytes_rate":
+        return f"{readable(value, 'bytes')}/s"
+    if unit == "rate":
+        return f"{readable_cell('', value)}/s"
+    if (named := named_unit(name)) is not None:
+        return readable(value, named)
+    if abs(value) < GROUPED_FROM or not PLACES.isdisjoint(name.split("_")):
+        return cell(value)
+    return f"{round(value):,}"
 
 
 def _is_dispensable(values: Sequence[Any], unit: str | None) -> bool:
