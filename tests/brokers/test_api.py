@@ -284,14 +284,15 @@ async def test_a_selection_says_how_many_there_are_and_begins_anywhere() -> None
 
 
 async def test_a_list_of_50_000_leaves_others_their_turn() -> None:
-    longest, last = 0.0, time.perf_counter()
+    """By the processor's time: others may have the processor meanwhile."""
+    longest, last = 0.0, time.thread_time()
 
     async def watch() -> None:
         nonlocal longest, last
-        last = time.perf_counter()
+        last = time.thread_time()
         while True:
             await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-            now = time.perf_counter()
+            now = time.thread_time()
             longest, last = max(longest, now - last), now
 
     those = [("dms", many(50_000))]
