@@ -1,32 +1,51 @@
 """What the API shows of the broker, and what can be done with it: queues, exchanges, bindings."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from itertools import islice
 from typing import Any
 
 import attrs
+import trio
 
+from dmp import shown_properties
+from dmp.bodies import part_bytes
 from dmp.broker import Broker
 from dmp.declarations import Binding, ExchangeKind
 from dmp.exchanges import DEFAULT, Exchange
+from dmp.message import Head, Message
+from dmp.queue_records import places
 from dmp.queues import Queue
-from dmp.refusals import shown
+from dmp.refusals import Code, Refusal, shown
 from shared.objects import (
     BINDINGS,
     EXCHANGES,
     QUEUES,
+    SHOWN_BYTES_MAX,
     Action,
     BadArgument,
+    MessageRows,
     ObjectMissing,
     Objects,
+    a_body,
+    a_count,
     a_text,
     key_of,
 )
 from shared.queues import pausing
+from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Ticket
 
 DEFAULT_NAME = "amq.default"
 """Of the default exchange, whose name is empty: as rules of users have it."""
 NAME_BYTES_MAX = 255
+PEEK_MAX = 1000
+READ_BYTES = 256 << 10
+MOVED_AT_ONCE = 32
+"""Dead letters that are sent back before others have their turn: a few milliseconds."""
+STAY_MAX = 10_000
+"""Messages that a redrive may find and has to leave: they are in memory until it ends."""
 NO_ARGUMENTS = b"\0\0\0\0"
 """An empty table on the wire."""
 
@@ -36,6 +55,27 @@ class Admin:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        peek = Action(
+            "peek",
+            "The next messages; takes nothing.",
+            self._peek,
+            {"limit": f"at most {PEEK_MAX} messages; 10"},
+            looks=True,
+        )
+        put = Action(
+            "messages",
+            "Put one in.",
+            self._put,
+            {
+                "text": "the message",
+                "base64": "the same, where it is not UTF-8",
+                "properties": "AMQP's, by name; where the queue is durable delivery_mode is 2 unless said",
+            },
+            dry_runs=True,
+        )
+        redrive = Action(
+            "redrive", "Move dead letters back to where they came from.", self._redrive, dry_runs=True
+        )
         purge = Action("purge", "Drop what is ready; what is held stays.", self._purge, dry_runs=True)
         delete = Action(
             "delete", "Delete it, with its messages and bindings.", self._delete_queue, dry_runs=True
@@ -75,7 +115,10 @@ class Admin:
                 self._find_queue,
                 self._queue,
                 (
+                    peek,
+                    put,
                     purge,
+                    redrive,
                     delete,
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
@@ -109,7 +152,11 @@ class Admin:
         if queue.deleted:
             return None
         kind = queue.kind
-        asked = {name: _shown(value) for name, value in attrs.asdict(kind.arguments).items() if value}
+        asked = {
+            name: shown_properties.show_value(value)
+            for name, value in attrs.asdict(kind.arguments).items()
+            if value
+        }
         return {
             "name": _text(queue.name),
             "ready": queue.depth,
@@ -136,6 +183,125 @@ class Admin:
             messages, ticket = self._broker.topology.delete_queue(queue)
             await self._settled(ticket)
         return {"deleted": 1, "messages": messages, "bindings": bindings}
+
+    async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
+        rows = MessageRows(a_count(arguments, "limit", 10, 1, PEEK_MAX))
+        async with aclosing(self._waiting(queue, rows.left)) as messages:
+            async for message in messages:
+                if not rows.left:
+                    break
+                head = message.head
+                rows.add(
+                    message.number,
+                    await self._beginning(message) if head.large else message.body,
+                    _came(queue, message),
+                    size=head.body_bytes,
+                    properties=shown_properties.show(head.properties),
+                    exchange=_text(head.exchange) or DEFAULT_NAME,
+                    key=_text(head.key),
+                    redelivered=message.redelivered,
+                )
+        return {"items": rows.items}
+
+    async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Message]:
+        """The first of what is ready, as it was when this began: those in memory, then those in the log."""
+        cold, log = queue.cold, queue.log
+        count = 0
+        ready = list(islice(queue.ready, most))
+        first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
+        for message in ready:
+            count += 1
+            yield message
+        while left and count < most and log is not None and cold is not None:
+            data = await read_records(log.log, offset, READ_BYTES)
+            if not data:
+                return
+            for found in cold.messages_in(data, offset, first):
+                if isinstance(found, Message) and left and count < most:
+                    count += 1
+                    left -= 1
+                    first = found.number + 1
+                    yield found
+            offset += len(data)
+
+    async def _beginning(self, message: Message) -> bytes:
+        """Of a large body, as much as is shown. Raises StoreError."""
+        log = self._broker.bodies[message.body].log
+        parts: list[bytes] = []
+        offset = log.first
+        while sum(map(len, parts)) < SHOWN_BYTES_MAX:
+            data = await read_records(log, offset, SHOWN_BYTES_MAX)
+            if not data:
+                break
+            parts += [part_bytes(op, data, start, end) for op, start, end in places(data)]
+            offset += len(data)
+        return b"".join(parts)
+
+    async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        broker = self._broker
+        body = a_body(arguments)
+        properties = shown_properties.read(arguments, persistent=queue.log is not None)
+        head = Head(b"", queue.name, len(body), properties)
+        if len(body) > broker.settings.message_bytes_max:
+            raise BadArgument(
+                f"a message has at most message_bytes_max = {broker.settings.message_bytes_max}"
+            )
+        if broker.memory.full:
+            raise Refusal(Code.RESOURCE_ERROR, broker.memory.why)
+        if queue.capped and not queue.room_for(head, 1):
+            raise Refusal(Code.RESOURCE_ERROR, f"queue {shown(queue.name)} is full")
+        if not dry_run:
+            broker.counts.published += 1
+            broker.counts.published_bytes += len(body)
+            await self._settled(broker.publish(head, [queue], [body]))
+        return {"published": 1}
+
+    async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        letters = self._broker.dead_letters
+        if dry_run:
+            moved = looked = 0
+            async with aclosing(self._waiting(queue, STAY_MAX)) as messages:
+                async for message in messages:
+                    looked += 1
+                    moved += letters.origin(queue, message) is not None
+                    if looked % MOVED_AT_ONCE == 0:
+                        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            return {"moved": moved, "left": queue.depth - moved}
+        moved = 0
+        stay: list[Message] = []
+        taken: deque[Message] = deque()
+        looked, most = 0, queue.depth
+        queue.await_returns()  # what is ready keeps its order, whatever others do meanwhile
+        try:
+            while looked < most and len(stay) < STAY_MAX and not (queue.deleted or self._broker.memory.full):
+                taken.extend(queue.take_front(min(MOVED_AT_ONCE, most - looked)))
+                if not taken and not await self._warmed(queue):
+                    break
+                looked += len(taken)
+                while taken:
+                    if letters.send_back(queue, taken[0]):
+                        moved += 1
+                    else:
+                        stay.append(taken[0])
+                    taken.popleft()
+                await self._settled(None)
+                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        finally:
+            if queue.deleted:
+                queue.forget([*stay, *taken])
+            else:
+                queue.return_front([*stay, *taken])
+            queue.all_returned()
+        return {"moved": moved, "left": queue.depth}
+
+    async def _warmed(self, queue: Queue) -> bool:
+        """Wait for messages that are on their way from the log. False: none are."""
+        if queue.cold is None or not queue.cold.reading:
+            return False
+        warm = trio.Event()
+        queue.when_warm(warm.set)
+        await warm.wait()
+        return True
 
     async def _set_paused(self, queue: Queue, paused: bool) -> None:
         await self._settled(self._broker.topology.set_paused(queue, paused))
@@ -201,7 +367,9 @@ class Admin:
             "queue": None if binding.to_exchange else destination,
             "to_exchange": destination if binding.to_exchange else None,
             "key": _text(binding.key),
-            "arguments": {name: _shown(value) for name, value in binding.read_arguments().items()},
+            "arguments": {
+                name: shown_properties.show_value(value) for name, value in binding.read_arguments().items()
+            },
         }
 
     async def _bind(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -253,8 +421,12 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def _shown(value: Any) -> Any:
-    return _text(bytes(value)) if isinstance(value, bytes | bytearray | memoryview) else value
+def _came(queue: Queue, message: Message) -> int | None:
+    """When it came, in Unix ms, where its record says so."""
+    log = queue.log
+    if log is None or message.offset < 0 or log.is_copy(message):
+        return None
+    return RecordTimes(log.log, message.offset, message.offset + 1).at(message.offset)
 
 
 def _flag(arguments: Mapping[str, Any], name: str) -> bool:

@@ -110,7 +110,7 @@ class Broker:
         self.onlookers: list[Onlooker] = []
         """Called with what is published, while somebody traces: the exchange, the head, where to, bodies."""
         self._changed: dict[QueueLog, None] = {}
-        self._dead_letters = DeadLetters(self)
+        self.dead_letters = DeadLetters(self)
         self._disk_failed = False
 
     def take_settings(self, settings: DmpSettings) -> None:
@@ -274,7 +274,7 @@ class Broker:
         if queue.kind.arguments.dead_letter_exchange is None:
             queue.leave(messages)
             return
-        self._dead_letters.add(queue, messages, reason)
+        self.dead_letters.add(queue, messages, reason)
 
     def queue_unused(self, queue: Queue) -> None:
         self.topology.delete_unused(queue)

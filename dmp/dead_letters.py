@@ -61,6 +61,29 @@ class DeadLetters:
         if not waited and not self._busy:  # busy: it was pushed out by a letter that is being delivered
             self._deliver_some()
 
+    def send_back(self, queue: Queue, message: Message) -> bool:
+        """Have a message that was taken off the front of `queue` be in the one where it has died last.
+
+        False, and it is still yours: it has not died, or that queue is gone, or full. Raises StoreError.
+        """
+        target = self.origin(queue, message)
+        if target is None or (target.capped and not target.room_for(message.head, 1)):
+            return False
+        head = message.head
+        self._move(queue, message, head.sent_to(b"", target.name, head.properties), [target])
+        return True
+
+    def origin(self, queue: Queue, message: Message) -> Queue | None:
+        """Where it has died last: another queue, which is there."""
+        try:
+            deaths = message.head.headers.get("x-death")
+        except (ValueError, Refusal):
+            return None
+        death = deaths[0] if isinstance(deaths, list) and deaths else None
+        name = death.get("queue") if isinstance(death, dict) else None
+        found = self._broker.queues.get(name.encode()) if isinstance(name, str) else None
+        return None if found is queue else found
+
     def expire(self, now: float) -> None:
         """The timers': it is our turn again."""
         self._deliver_some()

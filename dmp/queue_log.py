@@ -25,7 +25,7 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
@@ -112,6 +112,10 @@ class QueueLog:
         """They were cold, and are in memory now."""
         for message in messages:
             self._live[message.number] = message
+
+    def is_copy(self, message: Message) -> bool:
+        """Whether its record is not the one that it came with."""
+        return message.number in self._copied
 
     def take(self, message: Message) -> None:
         """It leaves the queue; `flush` writes that down."""
@@ -325,26 +329,41 @@ class Cold:
             self.lost = self.lost or Lost(self._offset, 0, self.count)
             self.clear()
 
-    def _read(self, data: bytes) -> list[Message]:
-        start = self._offset
-        messages: list[Message] = []
+    @property
+    def offset(self) -> int:
+        """Where to read on."""
+        return self._offset
+
+    def messages_in(self, data: bytes, start: int, first: int) -> Iterator[Message | Lost]:
+        """The messages of the queue, numbered `first` or more, in the records that stand at `start`."""
         for op, at, end in records.places(data):
             if op in PUTS or op in PAGES:
                 number = records.number_in(data, at)
-                if number < self.first or (op in PAGES and number < self._ours):
+                if number < first or (op in PAGES and number < self._ours):
                     continue  # an older one, copied forward; or one that went with its process
                 try:
                     message = self._reader.read(data, at, end, start + at - 4)
                 except CorruptRecord:
-                    self.lost = Lost(start + at, end - at, 1)
+                    yield Lost(start + at, end - at, 1)
                     continue
-                if message.head.large and self.large.pop(number, None) is None:
+                if message.head.large and number not in self.large:
                     continue  # a start has not found the body, and did not count it
                 message.redelivered = number < self._ours
-                messages.append(message)
-                self.first = number + 1
-                if len(messages) == self.count:
-                    break
+                yield message
+                first = number + 1
+
+    def _read(self, data: bytes) -> list[Message]:
+        start = self._offset
+        messages: list[Message] = []
+        for message in self.messages_in(data, start, self.first):
+            if isinstance(message, Lost):
+                self.lost = message
+                continue
+            self.large.pop(message.number, None)
+            messages.append(message)
+            self.first = message.number + 1
+            if len(messages) == self.count:
+                break
         self.count -= len(messages)
         self.body_bytes -= sum([message.head.body_bytes for message in messages])
         self._date(messages)

@@ -593,6 +593,18 @@ class Queue:
             self.unacked += 1
         return message
 
+    def take_front(self, most: int) -> list[Message]:
+        """Up to so many of the next ones, out of what is ready: each comes back by `return_front`, or leaves.
+        None where the next ones are still on their way (`when_warm`), or there are none."""
+        if not (self.ready or self._warm()):
+            return []
+        return [self._pop() for _ in range(min(most, len(self.ready)))]
+
+    def return_front(self, messages: list[Message]) -> None:
+        """They come back to their places. You `deal`."""
+        messages.sort(key=attrgetter("number"))
+        self._put_in_front(messages)
+
     def _pop(self) -> Message:
         message = self.ready.popleft()
         self._count_out((message,))

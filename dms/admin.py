@@ -1,8 +1,11 @@
 """Administrative verbs: what has no word on the wire. The commands ask for them over the control socket."""
 
 import base64
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from heapq import heappop, heappush, nsmallest
+from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +16,20 @@ from dms.errors import QueueNotFound
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, malformed
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
-from shared.objects import QUEUES, Action, Objects, a_body, a_count, key_of, message_row
+from shared.objects import QUEUES, Action, MessageRows, Objects, a_body, a_count, key_of
 from shared.plugin import Verb
 from shared.queues import pausing
-from shared.storage.log import read_records
+from shared.storage.log import Log, read_records
 
 PEEK_MAX = 1000
 READ_BYTES = 1 << 20
 OPTIONS = ("ttl_ms", "max_deliveries", "dead_letter", "delay_ms", "retry_ms", "retry_max_ms")
 MOVED_AT_ONCE = 500
+LOOKED_AT_ONCE = 10_000
+"""Sequences among which the first are looked for before others have their turn: a millisecond."""
+
+Shown = tuple[int, bytes, int, int | None]
+"""A message: sequence, body, deliveries, and when it came in Unix ms, where its record was read."""
 
 
 class FileMissing(BrokerError):
@@ -64,8 +72,10 @@ class Admin:
         actions = (
             Action("peek", "The first messages; takes nothing.", self._peek, name, looks=True),
             Action("purge", "Drop its messages, but those that are held.", self._purge, {}, dry_runs=True),
-            Action("redrive", "Move dead letters back to where they came from.", self._redrive),
-            Action("messages", "Put one in.", self._put, message),
+            Action(
+                "redrive", "Move dead letters back to where they came from.", self._redrive, dry_runs=True
+            ),
+            Action("messages", "Put one in.", self._put, message, dry_runs=True),
             *pausing.actions(self._set_paused, lambda queue: queue.text, self._engine.log),
         )
         return (
@@ -100,13 +110,14 @@ class Admin:
 
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         limit = a_count(arguments, "limit", 10, 1, PEEK_MAX)
-        items: list[dict[str, Any]] = []
-        async for seq, body, deliveries in self._messages(queue, held=False):
-            if len(items) >= limit:
-                break
-            more = {"dead_letter": body.about} if isinstance(body, DeadLetter) else {}
-            items.append(message_row(seq, body, properties={"deliveries": deliveries, **more}))
-        return {"items": items}
+        rows = MessageRows(limit)
+        async with aclosing(self._first(queue, limit)) as messages:
+            async for seq, body, deliveries, time_ms in messages:
+                if not rows.left:
+                    break
+                more = {"dead_letter": body.about} if isinstance(body, DeadLetter) else {}
+                rows.add(seq, body, time_ms, properties={"deliveries": deliveries, **more})
+        return {"items": rows.items}
 
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
@@ -114,7 +125,18 @@ class Admin:
         found = await self.purge({"queue": queue.text})
         return {"purged": found["purged"], "held": found["held"]}
 
-    async def _redrive(self, queue: Queue, _: Mapping[str, Any], __: bool) -> dict[str, Any]:
+    async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        if dry_run:
+            looked = moved = 0
+            async with aclosing(self._messages(queue)) as messages:
+                async for seq, body, _deliveries, _time in messages:
+                    looked += 1
+                    if looked % LOOKED_AT_ONCE == 0:
+                        await self._pause()
+                    if isinstance(body, DeadLetter) and (seq in queue.back or seq >= queue.head):
+                        origin = self._engine.find(body.origin)
+                        moved += origin is not None and origin is not queue
+            return {"moved": moved, "left": queue.depth - queue.held - moved}
         found = await self.redrive({"queue": queue.text})
         return {"moved": found["moved"], "left": found["left"]}
 
@@ -123,13 +145,13 @@ class Admin:
         if ticket is not None:
             await self._engine.store.wait(ticket)
 
-    async def _put(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
+    async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         body = a_body(arguments)
         if len(body) > PAYLOAD_BYTES_MAX - len(queue.name) - 1:
             raise malformed(f"a message, with its queue's name, has at most {PAYLOAD_BYTES_MAX} bytes")
         if queue.room < 1:
             raise Refusal(Status.QUEUE_FULL, f"{queue.text} is full")
-        ticket = queue.produce([body], len(body))
+        ticket = None if dry_run else queue.produce([body], len(body))
         if ticket is not None:
             await self._engine.store.wait(ticket)
         return {"published": 1}
@@ -148,12 +170,8 @@ class Admin:
         limit = arguments.get("limit", 10)
         if type(limit) is not int or not 0 <= limit <= PEEK_MAX:
             raise malformed(f"limit is a number from 0 to {PEEK_MAX}")
-        rows: list[dict[str, Any]] = []
-        async for seq, body, deliveries in self._messages(queue, held=False):
-            if len(rows) >= limit:
-                break
-            rows.append(_row(seq, body, deliveries))
-        return rows
+        async with aclosing(self._first(queue, limit)) as messages:
+            return [_row(seq, body, deliveries) async for seq, body, deliveries, _ in messages]
 
     async def purge(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """`queue`."""
@@ -209,7 +227,7 @@ class Admin:
         try:
             some: list[bytes] = []
             size = 0
-            async for _, body, _ in self._messages(queue, held=True):
+            async for _, body, _, _ in self._messages(queue):
                 some.append(body)
                 size += len(body)
                 if size >= READ_BYTES:
@@ -283,23 +301,53 @@ class Admin:
             row[name] = getattr(options, name)
         return row
 
-    async def _messages(self, queue: Queue, *, held: bool) -> AsyncIterator[tuple[int, bytes, int]]:
-        """Sequence, body and deliveries of messages, oldest first, as they were when this began."""
+    async def _messages(self, queue: Queue) -> AsyncGenerator[Shown]:
+        """All messages, held ones too, oldest first, as they were when this began."""
         head, end = queue.head, queue.end
-        older = [(seq, body, deliveries) for seq, (body, deliveries) in queue.back.items()]
-        if held:
-            older += [(seq, body, deliveries) for _, seq, body, deliveries in queue.unacked()]
+        older: list[Shown] = [(seq, body, count, None) for seq, (body, count) in queue.back.items()]
+        older += [(seq, body, deliveries, None) for _, seq, body, deliveries in queue.unacked()]
         row = list(queue.bodies)
-        cold = queue.cold
-        offset = cold.row_start() if cold is not None else 0
-        for entry in sorted(older):
+        offset = queue.cold.row_start() if queue.cold is not None else 0
+        for entry in sorted(older, key=itemgetter(0)):
             yield entry
         for seq, body in enumerate(row, head):
-            yield seq, body, 0
-        seq = head + len(row)
-        while seq < end and cold is not None:
+            yield seq, body, 0, None
+        if queue.cold is not None:
+            async for entry in self._logged(queue.cold.log, offset, head + len(row), end):
+                yield entry
+
+    async def _first(self, queue: Queue, limit: int) -> AsyncGenerator[Shown]:
+        """The first so many messages that nobody holds, oldest first. Those on a disk come from there, with
+        their times."""
+        head, end = queue.head, queue.end
+        kept, cold = list(queue.back), queue.cold
+        on_disk = queue.log is not None and cold is not None
+        row = [] if on_disk else list(islice(queue.bodies, limit))
+        offset = cold.row_start() if cold is not None else 0
+        first: list[int] = []
+        for at in range(0, len(kept), LOOKED_AT_ONCE):
+            if at:
+                await self._pause()
+            first = nsmallest(limit, chain(first, kept[at : at + LOOKED_AT_ONCE]))
+        count = 0
+        for seq in first:
+            entry = queue.back.get(seq)
+            if entry is not None:  # it may have gone meanwhile
+                count += 1
+                yield seq, *entry, None
+        for seq, body in enumerate(row[: limit - count], head):
+            count += 1
+            yield seq, body, 0, None
+        if cold is not None and count < limit:
+            stop = min(end, head + limit - count)
+            async for shown in self._logged(cold.log, offset, head + len(row), stop):
+                yield shown
+
+    async def _logged(self, log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[Shown]:
+        """The messages from `seq` up to `end`, which stand in the log from `offset` on."""
+        while seq < end:
             try:
-                data = await read_records(cold.log, offset, READ_BYTES)
+                data = await read_records(log, offset, READ_BYTES)
             except StoreError as error:
                 raise Refusal(Status.INTERNAL, str(error)) from None
             if not data:
@@ -309,7 +357,7 @@ class Admin:
                 if record.kind in (RecordKind.ENQUEUED, RecordKind.LETTERS) and last > seq:
                     bodies = records.messages_in(data, record)
                     for number in range(max(seq, record.seq), min(last, end)):
-                        yield number, bodies[number - record.seq], 0
+                        yield number, bodies[number - record.seq], 0, record.time_ms
                     seq = last
             offset += len(data)
 

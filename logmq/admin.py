@@ -11,22 +11,20 @@ from shared.objects import (
     TOPICS,
     Action,
     BadArgument,
+    MessageRows,
     Objects,
     a_count,
     a_text,
     key_of,
-    message_row,
     time_text,
 )
 from shared.storage.format import LENGTH_BYTES, length_at
-from shared.storage.log import read_records
+from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Log
 
 OFFSET_MAX = (1 << 63) - 1
 RECORDS_MAX = 1000
 READ_BYTES = 256 << 10
-ANSWER_BYTES_MAX = 8 << 20
-"""Of one answer with records; `next` says where to go on."""
 
 
 class Admin:
@@ -96,21 +94,20 @@ class Admin:
     async def _records(self, log: Log, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         offset = a_count(arguments, "from", log.first, 0, OFFSET_MAX)
         limit = a_count(arguments, "limit", 100, 1, RECORDS_MAX)
-        items: list[dict[str, Any]] = []
-        size = 0
-        while len(items) < limit and size < ANSWER_BYTES_MAX:
+        rows = MessageRows(limit)
+        while rows.left:
             data = await read_records(log, offset, READ_BYTES)
             if not data:
-                return {"items": items, "next": None}
+                return {"items": rows.items, "next": None}
+            times = RecordTimes(log, offset, offset + len(data))
             at = 0
-            while at < len(data) and len(items) < limit:
+            while at < len(data) and rows.left:
                 length = length_at(data, at)[0]
                 body = data[at + LENGTH_BYTES : at + LENGTH_BYTES + length]
-                items.append(message_row(offset + at, body))
+                rows.add(offset + at, body, times.at(offset + at))
                 at += LENGTH_BYTES + length
             offset += at
-            size += at
-        return {"items": items, "next": offset if offset < log.visible else None}
+        return {"items": rows.items, "next": offset if offset < log.visible else None}
 
     async def _trim(self, log: Log, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         offset = await self._boundary(log, arguments)

@@ -6,6 +6,7 @@ Many objects do not hold the loop: names are taken at once, rows a few at a time
 """
 
 import base64
+import codecs
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -17,6 +18,12 @@ from shared.errors import EXIT_MISSING, BrokerError
 Unit = Literal["", "count", "bytes", "seconds", "time", "rate", "bytes_rate", "flag", "list", "table"]
 """Of a column's values: "" is text; `time` RFC 3339 with ms; `rate` is a second, of messages, `bytes_rate` of
 bytes; a missing value is null everywhere."""
+
+
+ANSWER_BYTES_MAX = 1 << 20
+"""Of the messages in one answer: to write a megabyte as JSON takes some milliseconds of the loop."""
+SHOWN_BYTES_MAX = 256 << 10
+"""Of one message; of a larger one the beginning is shown."""
 
 
 class ObjectMissing(BrokerError):
@@ -264,14 +271,52 @@ def time_text(milliseconds: float) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
 
 
-def message_row(position: int | None, body: bytes, **more: Any) -> dict[str, Any]:
-    """A message, as every list of messages has it."""
-    row: dict[str, Any] = {"position": position, "time": None, "bytes": len(body), **more}
+def message_row(
+    position: int | None,
+    body: bytes,
+    time_ms: float | None = None,
+    *,
+    size: int | None = None,
+    properties: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """A message, as every list of messages has it; of a large one the beginning.
+
+    `time_ms`: when it came, in Unix ms; None: nobody knows. `size`: of all of it, where `body` is not all.
+    """
+    size = len(body) if size is None else size
+    shown = bytes(body[:SHOWN_BYTES_MAX])
+    time = None if time_ms is None else time_text(time_ms)
+    row: dict[str, Any] = {"position": position, "time": time, "bytes": size, **more}
+    if properties:
+        row["properties"] = properties
     try:
-        row["text"] = bytes(body).decode()
+        # A character that the cut has gone through is left out.
+        row["text"] = codecs.utf_8_decode(shown, "strict", len(shown) == size)[0]
     except UnicodeDecodeError:
-        row["base64"] = base64.b64encode(body).decode()
+        row["base64"] = base64.b64encode(shown).decode()
+    if len(shown) < size:
+        row["truncated"] = True
     return row
+
+
+class MessageRows:
+    """Messages of one answer, in `items`: as many as were asked for, while they are small enough together."""
+
+    def __init__(self, limit: int) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._limit = limit
+        self._bytes = 0
+
+    @property
+    def left(self) -> int:
+        """How many more there is room for."""
+        return 0 if self._bytes >= ANSWER_BYTES_MAX else self._limit - len(self.items)
+
+    def add(self, position: int, body: bytes, time_ms: float | None = None, **more: Any) -> None:
+        """One more (`message_row`)."""
+        self._bytes += min(len(body), SHOWN_BYTES_MAX)
+        self.items.append(message_row(position, body, time_ms, **more))
 
 
 def a_count(arguments: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:

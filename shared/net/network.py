@@ -228,7 +228,7 @@ class Group:
 
     def objects(self) -> Objects:
         """Its connections, to list and to close."""
-        close = Action("close", "Close it; what it holds goes back.", self._kick)
+        close = Action("close", "Close it; what it holds goes back.", self._kick, dry_runs=True)
         return Objects(
             CONNECTIONS,
             lambda: list(self.loop.connections),
@@ -260,8 +260,9 @@ class Group:
             "since": time_text((time.time() - age) * 1000),
         }
 
-    async def _kick(self, connection: Any, _: Mapping[str, Any], __: bool) -> Mapping[str, Any]:
-        connection.kick("an administrator has closed it")
+    async def _kick(self, connection: Any, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
+        if not dry_run:
+            connection.kick("an administrator has closed it")
         return {"closed": 1}
 
     async def _accept_all(self) -> None:

@@ -8,8 +8,11 @@ changes.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any, Protocol
 
 import attrs
@@ -475,6 +478,21 @@ async def read_records(log: Log, offset: int, bytes_max: int) -> bytes:
     if isinstance(found[0], StoreError):
         raise found[0]
     return found[0]
+
+
+class RecordTimes:
+    """When the records came that stand in [start, stop) of a log, by its index: to a fifth of a second."""
+
+    def __init__(self, log: Log, start: int, stop: int) -> None:
+        """May read the index file."""
+        self._entries: list[IndexEntry] = []
+        with suppress(CorruptRecord, LogDeleted):
+            self._entries = log.index_entries(start, stop)
+
+    def at(self, offset: int) -> int | None:
+        """Of the record at `offset`, in Unix ms; None where the index does not say."""
+        number = bisect_right(self._entries, offset, key=attrgetter("offset")) - 1
+        return self._entries[number].first_ms if number >= 0 else None
 
 
 class WholeRecords:

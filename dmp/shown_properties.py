@@ -1,0 +1,95 @@
+"""A message's properties as the API has them: in JSON, by AMQP's own names."""
+
+import math
+import struct
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from pamqp import commands
+
+from dmp.data_types import check_table
+from dmp.properties import note_untrusted, unpack
+from dmp.refusals import Refusal
+from shared.objects import BadArgument, time_text
+
+_NAMES: Mapping[str, str] = {
+    "content_type": "content_type",
+    "content_encoding": "content_encoding",
+    "headers": "headers",
+    "delivery_mode": "delivery_mode",
+    "priority": "priority",
+    "correlation_id": "correlation_id",
+    "reply_to": "reply_to",
+    "expiration": "expiration",
+    "message_id": "message_id",
+    "timestamp": "timestamp",
+    "type": "message_type",
+    "app_id": "app_id",
+}
+"""Of the properties that a message may be given. `user_id` is the login's."""
+
+
+def show(properties: bytes) -> dict[str, Any]:
+    """What a message has, in values of JSON: times as RFC 3339, bytes and decimals as texts."""
+    try:
+        found = unpack(properties)
+    except (ValueError, TypeError, ArithmeticError, OSError, struct.error):
+        return {}  # it stands there well formed, and Python has no such time or text
+    names = {**_NAMES, "user_id": "user_id"}
+    given = {name: getattr(found, theirs, None) for name, theirs in names.items()}
+    return {name: show_value(value) for name, value in given.items() if value is not None}
+
+
+def show_value(value: Any) -> Any:
+    """A value of a table, in values of JSON."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode(errors="backslashreplace")
+    if isinstance(value, datetime):
+        return time_text(value.timestamp() * 1000)
+    if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(name): show_value(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [show_value(each) for each in value]
+    return value
+
+
+def read(arguments: Mapping[str, Any], *, persistent: bool) -> bytes:
+    """The properties that JSON asks for, on the wire. Without a `delivery_mode` the message is persistent, or
+    not, as said. Raises BadArgument."""
+    given = arguments.get("properties", {})
+    if not isinstance(given, dict):
+        raise BadArgument("properties are an object")
+    if unknown := sorted(set(given) - set(_NAMES)):
+        raise BadArgument(f"properties: there is no {unknown[0]}; there are {', '.join(_NAMES)}")
+    values = {_NAMES[name]: value for name, value in given.items() if value is not None}
+    if persistent:
+        values.setdefault("delivery_mode", 2)
+    for name in ("delivery_mode", "priority"):
+        if type(values.get(name, 0)) is not int:
+            raise BadArgument(f"properties: {name} is a number")
+    try:
+        if "timestamp" in values:
+            values["timestamp"] = _moment(values["timestamp"])
+        packed = commands.Basic.Properties(**values).marshal()
+        noted = note_untrusted(packed)
+        if noted.headers is not None:
+            check_table(packed, *noted.headers)
+    except Refusal as error:
+        raise BadArgument(f"properties: {error}") from None
+    except (ValueError, TypeError, ArithmeticError, OSError, RecursionError, struct.error) as error:
+        raise BadArgument(f"properties: {error}") from None
+    return packed
+
+
+def _moment(value: Any) -> datetime:
+    """RFC 3339, or Unix seconds."""
+    if type(value) is int:
+        return datetime.fromtimestamp(value, UTC)
+    moment = datetime.fromisoformat(value)
+    if moment.tzinfo is None:
+        raise ValueError("timestamp has no zone")
+    return moment

@@ -1,0 +1,196 @@
+"""What the API does with queues: peek takes nothing, messages go in with properties, dead letters go back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import trio
+
+from dmp.admin import Admin
+from dmp.queues import Queue
+from dmp.refusals import Refusal
+from dmp.settings import DmpSettings
+from shared.errors import StoreError
+from shared.objects import SHOWN_BYTES_MAX, BadArgument
+from tests.dmp.world import PERSISTENT, Taker, World, ready
+
+DEAD = {"dead_letter_exchange": b"", "dead_letter_key": b"dead"}
+
+
+async def call(world: World, queue: Queue, name: str, *, dry_run: bool = False, **arguments: Any) -> Any:
+    queues = Admin(world.broker).objects[0]
+    action = next(action for action in queues.actions if action.name == name)
+    answers: list[Any] = []
+
+    async def ask() -> None:
+        answers.append(await action.call(queue, arguments, dry_run))
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            while not answers:
+                world.settle()
+                await trio.sleep(0)  # noqa: ASYNC115 - the world's disk works when it is told to
+    return answers[0]
+
+
+def row(world: World, queue: Queue) -> Mapping[str, Any]:
+    found = Admin(world.broker).objects[0].row(queue)
+    assert found is not None
+    return found
+
+
+async def test_a_peek_takes_nothing_and_is_no_delivery(world: World) -> None:
+    queue = world.queue(durable=True)
+    await call(
+        world,
+        queue,
+        "messages",
+        text="one",
+        properties={"content_type": "text/plain", "headers": {"a": [1, {"b": None}]}, "priority": 3},
+    )
+    await call(world, queue, "messages", base64="/w==", properties={"delivery_mode": 1})
+    one, two = (await call(world, queue, "peek", limit=5))["items"]
+    assert (one["text"], one["bytes"], one["position"], two["base64"]) == ("one", 3, 0, "/w==")
+    assert one["properties"] == {
+        "content_type": "text/plain",
+        "headers": {"a": [1, {"b": None}]},
+        "priority": 3,
+        "delivery_mode": 2,
+    }
+    assert (one["exchange"], one["key"], one["redelivered"]) == ("amq.default", "q", False)
+    assert one["time"].endswith("Z")
+    assert two["time"] is None, "it is in memory alone"
+    assert len((await call(world, queue, "peek", limit=1))["items"]) == 1
+    assert (queue.depth, queue.unacked, world.broker.counts.delivered) == (2, 0, 0)
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    queue.deal()
+    assert [message.redelivered for message in taker.messages] == [False, False]
+
+
+async def test_what_is_cold_is_peeked_where_it_stands() -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    queue = world.queue(durable=True)
+    bodies = [b"%04d" % number + bytes(1000) for number in range(100)]
+    for body in bodies:
+        world.publish(b"", b"q", body, properties=PERSISTENT)
+        world.settle()
+    assert queue.cold is not None
+    cold = queue.cold.count
+    assert 0 < cold < 100
+    rows = (await call(world, queue, "peek", limit=200))["items"]
+    assert [each["text"][:4] for each in rows] == [f"{number:04d}" for number in range(100)]
+    assert (queue.cold.count, queue.depth) == (cold, 100)
+    taker = Taker()
+    queue.add_consumer(taker)
+    queue.deal()
+    assert taker.bodies == bodies
+
+
+async def test_of_a_large_body_the_beginning_is_shown() -> None:
+    world = await World.open(DmpSettings(message_bytes_max=4096))
+    queue = world.queue()
+    world.publish(b"", b"q", b"x" * 10_000)
+    world.settle()
+    (found,) = (await call(world, queue, "peek"))["items"]
+    assert (found["bytes"], found["text"]) == (10_000, "x" * 10_000)
+    world.publish(b"", b"q", b"\xc3\xa4" * SHOWN_BYTES_MAX)
+    world.settle()
+    found = (await call(world, queue, "peek"))["items"][1]
+    assert (found["bytes"], found["truncated"]) == (2 * SHOWN_BYTES_MAX, True)
+    assert found["text"] == "ä" * (SHOWN_BYTES_MAX // 2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"text": "a", "base64": ""},
+        {"text": "a", "properties": []},
+        {"text": "a", "properties": {"user_id": "root"}},
+        {"text": "a", "properties": {"priority": 300}},
+        {"text": "a", "properties": {"priority": True}},
+        {"text": "a", "properties": {"expiration": "soon"}},
+        {"text": "a", "properties": {"content_type": 5}},
+        {"text": "a", "properties": {"timestamp": "yesterday"}},
+        {"text": "a", "properties": {"headers": {"a": 1 << 70}}},
+    ],
+)
+async def test_a_message_that_cannot_be_is_refused_in_words(world: World, arguments: Any) -> None:
+    queue = world.queue()
+    with pytest.raises(BadArgument):
+        await Admin(world.broker).objects[0].actions[1].call(queue, arguments, False)
+    assert queue.depth == 0
+
+
+async def test_nothing_is_put_into_what_is_full(world: World) -> None:
+    queue = world.queue(messages_max=1, rejects=True)
+    assert await call(world, queue, "messages", text="a", dry_run=True) == {"published": 1}
+    assert queue.depth == 0
+    await call(world, queue, "messages", text="a")
+    with pytest.raises(Refusal, match="full"):
+        await Admin(world.broker).objects[0].actions[1].call(queue, {"text": "b"}, False)
+    assert ready(queue) == [b"a"]
+
+
+async def test_dead_letters_go_back_to_where_they_died_and_all_else_stays_in_order(world: World) -> None:
+    dead = world.queue(b"dead", durable=True)
+    one = world.queue(b"one", durable=True, ttl_ms=1000, **DEAD)
+    world.queue(b"gone", ttl_ms=1000, **DEAD)
+    world.publish(b"", b"dead", b"0", properties=PERSISTENT)
+    world.publish(b"", b"one", b"1", properties=PERSISTENT)
+    world.publish(b"", b"gone", b"2")
+    world.settle()
+    world.advance(2)
+    world.settle()
+    world.publish(b"", b"dead", b"3", properties=PERSISTENT)
+    world.settle()
+    world.topology.delete_queue(world.broker.queues[b"gone"])
+    assert [message.body for message in dead.ready] == [b"0", b"2", b"1", b"3"]
+    assert await call(world, dead, "redrive", dry_run=True) == {"moved": 1, "left": 3}
+    assert dead.depth == 4
+    assert await call(world, dead, "redrive") == {"moved": 1, "left": 3}
+    assert (ready(dead), ready(one)) == ([b"0", b"2", b"3"], [b"1"])
+    again = await world.again()
+    queues = again.broker.queues
+    assert (ready(queues[b"dead"]), ready(queues[b"one"])) == ([b"0", b"3"], [b"1"])
+
+
+async def test_cold_dead_letters_go_back_too() -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    dead = world.queue(b"dead", durable=True)
+    queue = world.queue(durable=True, **DEAD)
+    taker = Taker(no_ack=False, room=1000)
+    queue.add_consumer(taker)
+    bodies = [b"%04d" % number + bytes(1000) for number in range(200)]
+    for body in bodies:
+        world.publish(b"", b"q", body, properties=PERSISTENT)
+        world.settle()
+    queue.remove_consumers(taker)
+    for start in range(0, 200, 50):
+        queue.reject(taker.messages[start : start + 50])
+        world.advance(1)
+        world.settle()
+    assert dead.paged
+    assert await call(world, dead, "redrive") == {"moved": 200, "left": 0}
+    taker = Taker()
+    queue.add_consumer(taker)
+    queue.deal()
+    assert taker.bodies == bodies
+
+
+async def test_a_redrive_that_the_disk_stops_loses_nothing(world: World) -> None:
+    dead = world.queue(b"dead", durable=True)
+    queue = world.queue(durable=True, ttl_ms=1000, **DEAD)
+    world.publish(b"", b"q", b"1", b"2", properties=PERSISTENT)
+    world.settle()
+    world.advance(2)
+    world.settle()
+    world.break_disk()
+    world.publish(b"", b"q", b"3", properties=PERSISTENT)
+    world.settle()
+    with pytest.raises(StoreError):
+        await Admin(world.broker).objects[0].actions[3].call(dead, {}, False)
+    assert ready(dead) == [b"1", b"2"]
+    assert (queue.stops, dead.stops) == (0, 0)
