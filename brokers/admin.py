@@ -37,7 +37,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -46,6 +46,7 @@ from brokers.admin_gate import problem
 from brokers.api import Operation
 from brokers.errors import ExitCode, copy_errors, exit_code
 from brokers.following import PARAMETERS, Followers
+from brokers.page import views
 from brokers.recent import Recent
 from shared.errors import BrokerError, printable
 from shared.metrics import Sample
@@ -79,6 +80,9 @@ class Operated(Protocol):
 
     def overview(self) -> Mapping[str, Any]:
         """Return how it is and what it did in the last minute."""
+
+    def history(self, after: str) -> Mapping[str, Any]:
+        """Return what it did in the last quarter of an hour, where later than `after`."""
 
     def trace(self, name: str) -> Recent:
         """Return copies of what passes a name; they end when nobody has asked for a while."""
@@ -162,10 +166,16 @@ def application(host: Operated) -> Starlette:
         with api.audited(request, "", "trace", name) if begins else nullcontext():  # messages are seen
             return followers.answer(request, recent, lambda _: True, lambda: host.trace(name))
 
-    async def front(_: Request) -> Response:
-        return RedirectResponse("/status", 303)
+    async def look_back(request: Request) -> Response:
+        return api.as_json(host.history(request.query_params.get("after", "")))
 
     operations = [
+        Operation(
+            "/history",
+            "What it did in the last 15 minutes, every 5 s.",
+            look_back,
+            query={"after": "one of its times: only what is later"},
+        ),
         Operation(
             "/backup", "Copy the live data folder.", backup, "POST", takes={"target": "its absolute path"}
         ),
@@ -185,7 +195,6 @@ def application(host: Operated) -> Starlette:
     ]
     return Starlette(
         routes=[
-            Route("/", front),
             Route("/livez", livez),
             Route("/readyz", readyz),
             Route("/status", status),
@@ -194,6 +203,7 @@ def application(host: Operated) -> Starlette:
             Route("/reload", reload, methods=["POST"]),
             Route("/backup", backup, methods=["POST"]),
             *api.routes(host.objects, host.overview, operations),
+            *views.routes(host.objects, host.overview),
             Route("/{protocol}/{verb}", call, methods=["POST"]),
         ],
         exception_handlers={

@@ -7,14 +7,17 @@ In this order, each before anything of the request's body is read:
 2. No page of another origin asks (403): `Origin` is ours or absent, `Sec-Fetch-Site` says no other site. Only
    a link may lead here from elsewhere.
 3. What changes something is JSON (415), which no form can send.
-4. Somebody has logged in (401), but for `/livez`, `/readyz` and `/metrics` on loopback: with HTTP Basic as a
-   user, with the token of the data folder, with the cookie of a session, or by a client certificate.
+4. Somebody has logged in (401), but for `/livez`, `/readyz` and `/metrics` on loopback, and the files of the
+   login form: with HTTP Basic as a user, with the token of the data folder, with the cookie of a session, or
+   by a client certificate. A browser that asks for a page gets the form; `POST /login` begins a session, and
+   `POST /logout` ends it.
 5. The user has `admin:read` for what only looks, `admin:manage` for all else (403). The token may do both.
 
 Answers carry a policy by which a page loads and asks nothing but this server.
 """
 
 import binascii
+import json
 import os
 import secrets
 from base64 import b64decode
@@ -32,6 +35,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from brokers.page import files, login
 from shared.access import ADMIN, MANAGE, READ, Access, Guard
 from shared.net.keepalive import is_loopback
 from shared.net.logins import Logins
@@ -44,11 +48,12 @@ SESSIONS_MAX = 1000
 SESSION_SECONDS = 12 * 3600.0
 """Without a request."""
 CREDENTIALS_BYTES_MAX = 2048
-"""Of one header with a login."""
+"""Of one header, or one body, with a login."""
 
 HEALTH = frozenset({"/livez", "/readyz"})
 OPEN = HEALTH | {"/metrics"}
 LOOKING = frozenset({"GET", "HEAD"})
+LOGIN, LOGOUT = "/login", "/logout"
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -164,14 +169,20 @@ class Gate:
             await send(message)
 
         refusal = self._refusal(scope, headers)
-        if refusal is None and not (self._loopback and scope["path"] in OPEN and scope["method"] in LOOKING):
+        changes = scope["method"] not in LOOKING
+        if refusal is None and changes and scope["path"] == LOGIN:
+            refusal = await self._log_in(receive, headers, caller, cookies)
+        elif refusal is None and changes and scope["path"] == LOGOUT:
+            refusal = self._log_out(headers, cookies)
+        elif refusal is None and (changes or not self._is_open(scope["path"])):
             found = await self._user(scope, headers, caller, cookies)
             refusal = self._denied(scope, found, caller) if isinstance(found, str) else found
             if isinstance(found, str):
                 caller.trusted = caller.trusted or refusal is None
                 scope["brokers.user"], scope["brokers.peer"] = found, caller.peer
                 # An answer that goes on and on asks again.
-                scope["brokers.allowed"] = partial(self._may, scope, found)
+                scope["brokers.allowed"] = partial(self._may, found, _action(scope))
+                scope["brokers.manages"] = self._may(found, MANAGE)
         await (refusal or self._app)(scope, receive, answer)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
@@ -210,6 +221,38 @@ class Gate:
         server = scope.get("server") or ("",)
         return name in self._names or name == str(server[0]).partition("%")[0]
 
+    def _is_open(self, path: str) -> bool:
+        return (self._loopback and path in OPEN) or path in files.FILES
+
+    async def _log_in(
+        self, receive: Receive, headers: Headers, caller: Caller, cookies: list[str]
+    ) -> Response:
+        """Begin a session: with a name and a password, or with the token. Its key is always a new one."""
+        given = await _small_object(receive)
+        user, password, token = (given.get(name) for name in ("user", "password", "token"))
+        if isinstance(token, str):
+            if not self._is_token(token):
+                await self._logins.refuse(self.guard, caller.peer)
+                return problem(401, "this is not the token of this server")
+            user = TOKEN_USER
+        elif not (isinstance(user, str) and isinstance(password, str)):
+            return problem(400, "give user and password, or token: texts, in a small JSON object")
+        elif not await self._fits(user, password.encode(errors="replace"), caller.peer):
+            return problem(401, "no user has this name and password")
+        elif not self._access.may_admin(user, READ):
+            self.guard.refuse(user, READ, "", caller.peer)
+            return problem(403, f"{user} may not look here: that takes the rule admin:read")
+        self._log_out(headers, cookies)
+        cookies[:] = [self._begin(user)]
+        caller.trusted = True
+        return JSONResponse({"user": user})
+
+    def _log_out(self, headers: Headers, cookies: list[str]) -> Response:
+        if (session := self._sessions.get(self._key(headers))) is not None:
+            session.end()
+        cookies.append(f"{self._cookie}=; Max-Age=0; {self._attributes}")
+        return JSONResponse({})
+
     async def _user(
         self, scope: Scope, headers: Headers, caller: Caller, cookies: list[str]
     ) -> str | Response:
@@ -219,7 +262,7 @@ class Gate:
         if given is not None and scope["method"] in LOOKING:
             if not self._is_token(given):
                 await self._logins.refuse(self.guard, caller.peer)
-                return self._unknown("the token in the address is not that of this server")
+                return self._unknown("the token in the address is not that of this server", headers)
             cookies.append(self._begin(TOKEN_USER))
             rest = [each for each in query if each[0] != "token"]
             scope["query_string"] = urlencode(rest).encode()
@@ -229,14 +272,16 @@ class Gate:
             return TOKEN_USER
         said = headers.get("authorization")
         if said is not None:
-            return await self._by_header(said, caller)
+            return await self._by_header(said, headers, caller)
         if user := self._by_cookie(headers):
             return user
         if caller.certificate_user and (user := self.guard.user_of_certificate(caller.certificate_user)):
             return user
-        return self._unknown("log in: as a user with an admin rule, or with the token in the data folder")
+        return self._unknown(
+            "log in: as a user with an admin rule, or with the token in the data folder", headers
+        )
 
-    async def _by_header(self, said: str, caller: Caller) -> str | Response:
+    async def _by_header(self, said: str, headers: Headers, caller: Caller) -> str | Response:
         kind, _, value = said.partition(" ")
         value = value.strip()
         if kind.lower() == "bearer" and len(value) <= CREDENTIALS_BYTES_MAX:
@@ -251,9 +296,9 @@ class Gate:
             if colon:
                 if await self._fits(user, password, caller.peer):
                     return user
-                return self._unknown("no user has this name and password")
+                return self._unknown("no user has this name and password", headers)
         await self._logins.refuse(self.guard, caller.peer)
-        return self._unknown("the login does not fit")
+        return self._unknown("the login does not fit", headers)
 
     async def _fits(self, user: str, password: bytes, peer: str) -> bool:
         answered, answers = trio.Event(), []
@@ -266,13 +311,17 @@ class Gate:
         await answered.wait()
         return answers[0]
 
-    def _by_cookie(self, headers: Headers) -> str:
+    def _key(self, headers: Headers) -> str:
+        """Of the session that a request says it belongs to."""
         cookies: SimpleCookie = SimpleCookie()
         try:
             cookies.load(headers.get("cookie", ""))
         except CookieError:
             return ""
-        key = cookies[self._cookie].value if self._cookie in cookies else ""
+        return cookies[self._cookie].value if self._cookie in cookies else ""
+
+    def _by_cookie(self, headers: Headers) -> str:
+        key = self._key(headers)
         session = self._sessions.get(key)
         if session is None:
             return ""
@@ -295,27 +344,53 @@ class Gate:
 
         session = self._sessions[key] = _Login(user, trio.current_time() + SESSION_SECONDS, end)
         self.guard.clients.add(session)
-        secure = "; Secure" if self._secure else ""
-        return f"{self._cookie}={key}; Path=/; HttpOnly; SameSite=Strict{secure}"
+        return f"{self._cookie}={key}; {self._attributes}"
+
+    @property
+    def _attributes(self) -> str:
+        return "Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self._secure else "")
 
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(errors="replace"), self._token)
 
-    def _unknown(self, detail: str) -> Response:
+    def _unknown(self, detail: str, headers: Headers) -> Response:
+        """401. A browser gets the form, and is not asked to open a window of its own."""
+        if "text/html" in headers.get("accept", ""):
+            return login.form(detail)
         response = problem(401, detail)
+        if self._key(headers):  # a page whose session has ended
+            return response
         response.headers["WWW-Authenticate"] = 'Basic realm="brokers", charset="UTF-8"'
         return response
 
-    def _may(self, scope: MutableMapping[str, Any], user: str) -> bool:
-        action = READ if scope["method"] in LOOKING else MANAGE
+    def _may(self, user: str, action: str) -> bool:
         return user == TOKEN_USER or self._access.may_admin(user, action)
 
     def _denied(self, scope: MutableMapping[str, Any], user: str, caller: Caller) -> Response | None:
-        if self._may(scope, user):
+        action = _action(scope)
+        if self._may(user, action):
             return None
-        action = READ if scope["method"] in LOOKING else MANAGE
         self.guard.refuse(user, action, "", caller.peer)
         return problem(403, "denied")
+
+
+def _action(scope: Mapping[str, Any]) -> str:
+    return READ if scope["method"] in LOOKING else MANAGE
+
+
+async def _small_object(receive: Receive) -> Mapping[str, Any]:
+    """The body of a request by somebody who has not logged in; empty where it is no small JSON object."""
+    body = bytearray()
+    while len(body) <= CREDENTIALS_BYTES_MAX:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    try:
+        given = json.loads(body) if len(body) <= CREDENTIALS_BYTES_MAX else {}
+    except (ValueError, RecursionError):
+        given = {}
+    return given if isinstance(given, dict) else {}
 
 
 GatedApp = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]

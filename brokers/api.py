@@ -3,6 +3,7 @@
 | request | answer |
 |---|---|
 | GET /overview | what runs, and what it did in the last minute |
+| GET /history?after= | what it did in the last 15 minutes, or since one of its `times` |
 | GET /<kind>?limit=&after=&match=&<filter>= | `{"items": [...], "next": <to give as `after`, or null>}` |
 | GET /<kind>?sort=&limit= | the first of all by a column; `sort=-ready`: the largest first |
 | POST /<kind> | makes one, where that can be made |
@@ -70,7 +71,7 @@ def routes(
         return as_json(openapi(everything(), own))
 
     async def objects(request: Request) -> Response:
-        parts = _parts(request)
+        parts = parts_behind(request, ROOT)
         kind = KINDS.get(parts[0])
         if kind is None:
             raise HTTPException(404, f"there is no {parts[0]} here; there are {', '.join(sorted(KINDS))}")
@@ -127,15 +128,10 @@ async def _one(
     """One object, or something done with it."""
     length = len(kind.parts) + kind.by_protocol
     name, rest = parts[:length], parts[length:]
-    if len(name) < length or len(rest) > 1:
+    if len(rest) > 1:
         raise HTTPException(404, f"of {kind.name} a name has {length} parts, and one action may follow")
-    if kind.by_protocol:
-        those = [(protocol, each) for protocol, each in those if protocol == name[0]]
+    protocol, each, found = object_at(kind, those, name)
     own = name[1:] if kind.by_protocol else name
-    there = [(protocol, each, found) for protocol, each in those if (found := each.find(own)) is not None]
-    if not there:
-        raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
-    protocol, each, found = there[0]
     actions = {action.name: action for action in each.actions}
     if not rest and request.method in ("GET", "HEAD"):
         row = row_of(protocol, each, found)
@@ -159,6 +155,20 @@ async def _one(
     else:
         arguments = await arguments_of(request)
     return await _done(protocol, action, found, key_of(*own), arguments, request)
+
+
+def object_at(
+    kind: ObjectKind, those: Sequence[tuple[str, Objects]], name: Sequence[str]
+) -> tuple[str, Objects, Any]:
+    """The object with these parts of a name, and whose it is. Raises ObjectMissing and HTTPException."""
+    length = len(kind.parts) + kind.by_protocol
+    if len(name) != length:
+        raise HTTPException(404, f"of {kind.name} a name has {length} parts, and one action may follow")
+    own = name[1:] if kind.by_protocol else name
+    for protocol, each in those:
+        if (not kind.by_protocol or protocol == name[0]) and (found := each.find(own)) is not None:
+            return protocol, each, found
+    raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
 
 
 async def _done(
@@ -203,10 +213,10 @@ def audited(request: Request, protocol: str, action: str, name: str) -> Iterator
         logs.audit(user=user, peer=peer, protocol=protocol, action=action, name=name, result=result)
 
 
-def _parts(request: Request) -> list[str]:
+def parts_behind(request: Request, root: str) -> list[str]:
     """The path behind the root, part by part: a name may hold a slash, which is encoded."""
     raw = request.scope.get("raw_path") or request.url.path.encode()
-    path = raw.partition(b"?")[0].decode("latin-1").removeprefix(ROOT).strip("/")
+    path = raw.partition(b"?")[0].decode("latin-1").removeprefix(root).strip("/")
     try:
         return [unquote_to_bytes(part).decode() for part in path.split("/")]
     except UnicodeDecodeError:

@@ -384,6 +384,9 @@ class Host:
             **self._rates.overview(),
         }
 
+    def history(self, after: str) -> Mapping[str, Any]:
+        return self._rates.history(after)
+
     def trace(self, name: str) -> Recent:
         return self._traces.of(name)
 

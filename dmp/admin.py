@@ -122,6 +122,7 @@ class Admin:
                     delete,
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
+                begin="brokers dmp declare queue jobs",
             ),
             Objects(
                 EXCHANGES,
@@ -140,6 +141,7 @@ class Admin:
                 self._binding,
                 (unbind,),
                 bind,
+                begin="brokers dmp bind jobs amq.topic -k 'orders.#'",
             ),
         )
 

@@ -86,6 +86,7 @@ class Admin:
                 self._find,
                 self._row,
                 actions,
+                begin="brokers dms create jobs",
             ),
         )
 

@@ -60,6 +60,7 @@ class Admin:
                 self._find_topic,
                 self._topic,
                 (records, trim),
+                begin="brokers logmq produce orders hello",
             ),
             Objects(
                 GROUPS,
@@ -68,6 +69,7 @@ class Admin:
                 self._find_group,
                 self._group,
                 (reset, delete),
+                begin="brokers logmq consume orders --group billing --commit",
             ),
         )
 

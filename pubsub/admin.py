@@ -30,6 +30,7 @@ class Admin:
                 self._find_session,
                 self._session,
                 (delete,),
+                begin="brokers pubsub subscriber A 127.0.0.1 7070",
             ),
             Objects(
                 SUBSCRIPTIONS,

@@ -247,7 +247,8 @@ class Objects:
     `items`: a copy of all objects, in any order: it may be 50,000 of them, so it does no more than copy.
     `name`: of one, made by `key_of`. `find`: the object with these parts of a name. `row`: the columns of
     one, without `protocol`; None: it is gone. `actions`: what can be done with each. `make`: what makes one;
-    its `call` gets None for the object. `narrow`: by a parameter of the query, other items than all.
+    its `call` gets None for the object. `narrow`: by a parameter of the query, other items than all. `begin`:
+    a command that makes a first one, for who has none.
     """
 
     kind: ObjectKind
@@ -258,6 +259,7 @@ class Objects:
     actions: Sequence[Action] = ()
     make: Action | None = None
     narrow: Mapping[str, Callable[[str], Sequence[Any]]] = {}
+    begin: str = ""
 
 
 def key_of(*parts: str) -> str:

@@ -70,6 +70,9 @@ class Host:
             ("a", "crash"): Verb("crash", "Break.", crash),
         }
 
+    def history(self, after: str) -> Mapping[str, Any]:
+        return {"times": [], "lines": {}}
+
     def objects(self) -> Sequence[tuple[str, Objects]]:
         return self.has
 

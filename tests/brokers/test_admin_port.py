@@ -16,6 +16,7 @@ import trio
 from brokers import admin, admin_door
 from brokers.admin_door import Door, listen
 from brokers.admin_gate import HEADERS, TOKEN_USER, Gate, token_of
+from brokers.page import files
 from shared.access import Access, Rule, Secret, User
 from shared.net.logins import Logins
 from tests.brokers.test_admin import Host
@@ -165,6 +166,81 @@ async def test_a_session_that_somebody_else_chose_is_none() -> None:
         assert (await port.ask("/status", chosen)).status == 401
         told = (await port.ask(f"/?token={TOKEN}", chosen)).headers["set-cookie"]
         assert "chosen" not in told
+
+
+HTML = {"Accept": "text/html,application/xhtml+xml"}
+
+
+async def log_in(port: Port, given: Any, headers: Mapping[str, str] | None = None) -> Answer:
+    return await port.ask("/login", {**JSON, **(headers or {})}, "POST", json.dumps(given).encode())
+
+
+async def test_a_browser_gets_a_form_and_no_window_of_its_own() -> None:
+    async with admin_port() as port:
+        for path in ("/", "/queues?sort=-ready", "/nothing"):
+            answer = await port.ask(path, HTML)
+            assert (answer.status, answer.headers["content-type"]) == (401, "text/html; charset=utf-8")
+            assert b"<form" in answer.body
+            assert "www-authenticate" not in answer.headers
+            assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
+        ended = {"Cookie": f"brokers_{port.door.address[1]}=ended"}
+        assert "www-authenticate" not in (await port.ask("/api/v1/history", ended)).headers
+
+
+async def test_the_form_begins_a_session_and_logging_out_ends_it() -> None:
+    async with admin_port() as port:
+        for given in ({"user": "ann", "password": "secret"}, {"token": TOKEN}):
+            chosen = {"Cookie": f"brokers_{port.door.address[1]}=chosen"}
+            answer = await log_in(port, given, chosen)
+            assert answer.status == 200
+            said = answer.headers["set-cookie"]
+            assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(said.split("; "))
+            assert "chosen" not in said
+            cookie = {"Cookie": said.partition(";")[0]}
+            assert (await port.ask("/status", cookie)).status == 200
+            ended = await port.ask("/logout", {**cookie, **JSON}, "POST", b"{}")
+            assert "Max-Age=0" in ended.headers["set-cookie"]
+            assert (await port.ask("/status", cookie)).status == 401
+
+
+async def test_a_new_login_ends_the_session_before_it() -> None:
+    async with admin_port() as port:
+        cookies = []
+        for headers in ({}, {"Cookie": "first"}):
+            first = {"Cookie": cookies[0]} if headers else {}
+            answer = await log_in(port, {"token": TOKEN}, first)
+            cookies.append(answer.headers["set-cookie"].partition(";")[0])
+        before, now = [(await port.ask("/status", {"Cookie": each})).status for each in cookies]
+        assert (before, now) == (401, 200)
+
+
+async def test_a_login_that_does_not_fit_is_told_counted_and_no_session() -> None:
+    async with admin_port() as port:
+        for given, status in (
+            ({"user": "ann", "password": "wrong"}, 401),
+            ({"user": "nobody", "password": "secret"}, 401),
+            ({"token": "wrong"}, 401),
+            ({"user": "eve", "password": "secret"}, 403),
+            ({"user": "ann"}, 400),
+            ([], 400),
+            ({"user": "ann", "password": "x" * 4000}, 400),
+        ):
+            answer = await log_in(port, given)
+            assert (answer.status, "set-cookie" in answer.headers) == (status, False), given
+        assert port.access.guards["admin"].logins_failed == 3
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        assert (await port.ask("/login", form, "POST", b"token=" + TOKEN.encode())).status == 415
+        elsewhere = {"Origin": "http://example.org"}
+        assert (await log_in(port, {"token": TOKEN}, elsewhere)).status == 403
+
+
+async def test_the_files_of_the_form_are_open_and_nothing_beside_them() -> None:
+    async with admin_port("0.0.0.0") as port:
+        for path in files.FILES:
+            answer = await port.ask(path)
+            assert (answer.status, "immutable" in answer.headers["cache-control"]) == (200, True)
+        for path in ("/static/", "/static/../admin.token", "/static/none.css", "/static/%2e%2e/views.py"):
+            assert (await port.ask(path)).status == 401
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,15 @@ def test_type_checkers_read_every_package(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
 
 
+def test_the_page_is_in_the_package(wheel: Path) -> None:
+    folder = ROOT / "brokers" / "page"
+    wanted = {
+        str(path.relative_to(ROOT)) for path in folder.rglob("*") if path.suffix in (".html", ".css", ".js")
+    }
+    assert len(wanted) > 5
+    assert wanted <= set(zipfile.ZipFile(wheel).namelist())
+
+
 def test_no_version_is_pinned_so_that_it_fits_beside_what_a_project_has() -> None:
     wanted = [Requirement(text) for text in importlib.metadata.requires("brokers") or ()]
     assert [str(one) for one in wanted if "==" in str(one.specifier)] == []

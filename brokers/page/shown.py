@@ -1,0 +1,134 @@
+"""How the page writes values: with units for people, and the plain value in a tooltip."""
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from brokers.escape import escape
+from brokers.page import files
+from brokers.render import PLACES
+from shared.units import named_unit, readable
+
+TEXT_MAX = 256
+"""Characters of a value in a table."""
+BODY_MAX = 4096
+"""Characters of a message in a list of messages."""
+NOTHING = Markup('<span class="nothing">&ndash;</span>')
+
+
+def cell(value: Any, unit: str, name: str = "") -> str | Markup:
+    """A value of a column with this unit (`shared.objects.Unit`), as HTML."""
+    if value is None or value == "" or value == [] or value == {}:
+        return NOTHING
+    if unit == "flag" or isinstance(value, bool):
+        return "yes" if value else "no"
+    if unit == "time" and isinstance(value, str):
+        return Markup('<time datetime="{0}" title="{0}">{1}</time>').format(value, age(value))
+    if unit == "bytes" and _is_number(value):
+        return Markup('<span title="{}">{}</span>').format(f"{value:,} bytes", readable(value, "bytes"))
+    if unit == "seconds" and _is_number(value):
+        return readable(value, "seconds")
+    if _is_number(value):
+        return number(value, name)
+    if isinstance(value, list | tuple):
+        return ", ".join(text(each) for each in value)
+    if isinstance(value, Mapping):
+        there = {key: each for key, each in value.items() if each is not None and each not in ("", {}, [])}
+        there = {key: each for key, each in there.items() if each is not False}
+        parts = [f"{label(key).lower()} {statistic(each, key)}" for key, each in there.items()]
+        return ", ".join(parts) if parts else NOTHING
+    return text(value)
+
+
+def text(value: Any) -> str:
+    """Cut where it is long, and with nothing in it that is invisible or misleading."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, default=str)
+    return escape(value[:TEXT_MAX]) + ("…" if len(value) > TEXT_MAX else "")
+
+
+def number(value: float, name: str = "") -> str:
+    """Grouped, but where users copy it: an offset, an id."""
+    if not PLACES.isdisjoint(name.split("_")):
+        return str(value)
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+
+
+def rate(value: float | None) -> str:
+    """A second."""
+    if not value:
+        return "0"
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+
+
+def size(value: float) -> str:
+    return readable(round(value) if value >= 10 else value, "bytes")
+
+
+def duration(seconds: float | None) -> str | Markup:
+    return NOTHING if seconds is None else readable(seconds, "seconds")
+
+
+def age(moment: str) -> str:
+    """How long ago a time of the API is, or in how long it will be."""
+    try:
+        seconds = datetime.now(UTC).timestamp() - datetime.fromisoformat(moment).timestamp()
+    except ValueError:
+        return text(moment)
+    if abs(seconds) < 1:
+        return "now"
+    whole = readable(math.floor(abs(seconds)), "seconds")
+    return f"{whole} ago" if seconds > 0 else f"in {whole}"
+
+
+def statistic(value: Any, name: str) -> str | Markup:
+    """A figure whose unit its name says."""
+    if _is_number(value) and (unit := named_unit(name)) in ("bytes", "seconds"):
+        return cell(value, unit, name)
+    return cell(value, "", name)
+
+
+def body(message: Mapping[str, Any]) -> str:
+    """What a message holds: text, or base64."""
+    whole = str(message.get("text", message.get("base64", "")))
+    lines = "\n".join(escape(line) for line in whole[:BODY_MAX].split("\n"))
+    return lines + ("…" if len(whole) > BODY_MAX else "")
+
+
+def label(name: str) -> str:
+    """A name of the API as a heading has it: cells have their units, so `lag_bytes` is `Lag size`."""
+    words = [_WORDS.get(word, word) for word in name.split("_") if word != "ms"]
+    return " ".join(words)[:1].upper() + " ".join(words)[1:]
+
+
+_WORDS = {"bytes": "size", "seconds": "time", "ttl": "TTL", "tls": "TLS", "id": "ID"}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_templates = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+_templates.globals["file"] = files.url
+_templates.filters.update(
+    {each.__name__: each for each in (cell, text, number, rate, size, duration, age, statistic, body, label)}
+)
+
+
+def render(template: str, **values: Any) -> str:
+    return _templates.get_template(template).render(values)

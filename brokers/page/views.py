@@ -1,0 +1,389 @@
+"""The views: what the API knows, as pages whose whole state is in their addresses."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import attrs
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from brokers.api import All, object_at, parts_behind
+from brokers.listing import RANKED_MAX, UNSORTED, ListQuery, Those, listed, row_of, selected
+from brokers.page import files, shown
+from shared.errors import BrokerError
+from shared.objects import KINDS, Action, KindColumn, ObjectKind, ObjectMissing, Objects
+
+ROWS = 100
+"""Of a list, on one page."""
+RELATED_ROWS = 20
+MESSAGES = 20
+POLL_SECONDS = 5.0
+SHARE = 100
+"""A view is asked for again when this many times the time has passed that it took to make: 1 % of it."""
+POLL_SECONDS_MAX = 120.0
+
+ORDER = ("queues", "topics", "groups", "sessions", "subscriptions", "connections", "exchanges", "bindings")
+"""Of the menu; kinds that are not named follow."""
+LINKS = {
+    ("groups", "topic"): "topics",
+    ("subscriptions", "client"): "sessions",
+    ("bindings", "exchange"): "exchanges",
+    ("bindings", "queue"): "queues",
+}
+"""Columns that name an object of another kind."""
+RELATED = {
+    "topics": (("groups", "topic"),),
+    "sessions": (("subscriptions", "client"),),
+    "exchanges": (("bindings", "exchange"),),
+    "queues": (("bindings", "queue"),),
+}
+"""What is shown below an object: lists, narrowed by its name."""
+
+LABELS = {"messages": "Publish"}
+"""Of actions whose name is no verb."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@attrs.frozen
+class MenuEntry:
+    """An entry of the menu."""
+
+    name: str
+    path: str
+
+
+@attrs.frozen
+class Heading:
+    """A column's heading. `url`: the list sorted by it; `order`: how it is sorted now, in ARIA's words."""
+
+    column: KindColumn
+    url: str | None
+    order: str | None
+
+
+@attrs.frozen
+class Field:
+    """What an action takes, as a form asks for it."""
+
+    name: str
+    help: str
+    type: str
+
+    @classmethod
+    def of(cls, name: str, help_text: str) -> "Field":
+        if help_text == "true or false":
+            return cls(name, help_text, "checkbox")
+        if name in ("limit", "offset", "from", "records_back"):
+            return cls(name, help_text, "number")
+        return cls(name, help_text, "textarea" if name == "text" else "text")
+
+
+@attrs.frozen
+class Doing:
+    """An action as a view offers it."""
+
+    action: Action
+    url: str
+    method: str
+    subject: str
+    leaves: str = ""
+    """Where to go when it is done, for the object is gone then."""
+
+    @property
+    def label(self) -> str:
+        return LABELS.get(self.action.name) or shown.label(self.action.name)
+
+    @property
+    def fields(self) -> list[Field]:
+        return [Field.of(*each) for each in self.action.takes.items()]
+
+
+def routes(everything: All, overview: Callable[[], Mapping[str, Any]]) -> list[Route]:
+    """The routes of the page. `everything`: what there is, by protocol."""
+
+    def of(kind: ObjectKind) -> Those:
+        return [(protocol, each) for protocol, each in everything() if each.kind is kind]
+
+    @_as_page
+    async def front(_: Request) -> Mapping[str, Any]:
+        found = overview()
+        return {"template": "overview.html", "title": "Overview", "found": found, **_state(found)}
+
+    @_as_page
+    async def store(_: Request) -> Mapping[str, Any]:
+        return {"template": "store.html", "title": "Store and memory", "found": overview()}
+
+    @_as_page
+    async def logs(request: Request) -> Mapping[str, Any]:
+        return {"template": "logs.html", "title": "Log", "level": request.query_params.get("level", "")}
+
+    @_as_page
+    async def trace(request: Request) -> Mapping[str, Any]:
+        return {"template": "trace.html", "title": "Trace", "name": request.query_params.get("name", "")}
+
+    def list_of(kind: ObjectKind) -> Endpoint:
+        @_as_page
+        async def page(request: Request) -> Mapping[str, Any]:
+            return await _list(kind, of(kind), request)
+
+        return page
+
+    def one_of(kind: ObjectKind) -> Endpoint:
+        @_as_page
+        async def page(request: Request) -> Mapping[str, Any]:
+            return await _one(kind, of, request)
+
+        return page
+
+    return [
+        Route("/", front),
+        Route("/store", store),
+        Route("/logs", logs),
+        Route("/trace", trace),
+        *(Route(f"/{kind.name}", list_of(kind)) for kind in KINDS.values()),
+        *(Route(f"/{kind.name}/{{rest:path}}", one_of(kind)) for kind in KINDS.values()),
+        *files.routes(),
+    ]
+
+
+def _as_page(make: Callable[[Request], Awaitable[Mapping[str, Any]]]) -> Endpoint:
+    """An endpoint that answers with the template and the values that `make` returns."""
+
+    @wraps(make)
+    async def endpoint(request: Request) -> Response:
+        began = time.perf_counter()
+        status = 200
+        try:
+            values = await make(request)
+        except HTTPException as error:
+            status, values = error.status_code, {"text": error.detail}
+        except ObjectMissing as error:
+            status, values = 404, {"text": f"{error}. It may have been deleted."}
+        except BrokerError as error:
+            status, values = 409, {"text": str(error)}
+        if status != 200:
+            values = {"template": "problem.html", "title": "Not shown", **values}
+        user = request.scope.get("brokers.user", "")
+        common = {
+            "places": _places(),
+            "here": "/" + request.url.path.split("/")[1],
+            "user": user,
+            "manages": request.scope.get("brokers.manages", False),
+            "query": request.query_params,
+            "poll": _poll_seconds(time.perf_counter() - began),
+        }
+        return HTMLResponse(shown.render(**{**common, **values}), status)
+
+    return endpoint
+
+
+def _poll_seconds(took: float) -> float:
+    return round(min(max(POLL_SECONDS, SHARE * took), POLL_SECONDS_MAX), 1)
+
+
+def _places() -> list[MenuEntry]:
+    kinds = [name for name in ORDER if name in KINDS]
+    kinds += [name for name in KINDS if name not in ORDER]
+    return [
+        MenuEntry("Overview", "/"),
+        *(MenuEntry(shown.label(name), f"/{name}") for name in kinds),
+        MenuEntry("Store and memory", "/store"),
+        MenuEntry("Log", "/logs"),
+        MenuEntry("Trace", "/trace"),
+    ]
+
+
+# The overview.
+
+
+def _state(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    flows = found.get("flows", {})
+    totals = found.get("totals", {})
+    begun = any(value for _, value in flows.get("messages_in", {}).items())
+    return {
+        "alarms": list(_alarms(found)),
+        "flows": flows,
+        "quiet": not begun and not any(map(_messages_of, totals.values())),
+    }
+
+
+def _messages_of(totals: Mapping[str, float]) -> bool:
+    return any(value for name, value in totals.items() if name.endswith(("_produced", "_published")))
+
+
+def _alarms(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What somebody should look at: how bad it is, and what to do."""
+    if found.get("reason"):
+        yield "bad", f"Not ready: {found['reason']}."
+    store = found.get("store", {})
+    if store.get("read_only"):
+        yield "bad", "The store is read-only, for a sync failed. Look at the disk, then restart the server."
+    if store.get("full"):
+        yield "bad", "The disk is full: publishing has stopped. Free space, or lower what is retained."
+    if store.get("damaged_ranges"):
+        yield "bad", f"{store['damaged_ranges']} damaged places were found: brokers fsck says more."
+    if store.get("retention_paused"):
+        yield "warn", "Retention by age waits, for the wall clock has jumped."
+    for protocol in found.get("protocols", ()):
+        if protocol["state"] != "serving":
+            yield "bad", f"{protocol['protocol']} is {protocol['state']}."
+        if protocol["restarts"]:
+            yield "warn", f"{protocol['protocol']} crashed {protocol['restarts']} times: the log has why."
+    for account in found.get("budget", ()):
+        if account["refused"]:
+            yield "warn", f"Memory of {account['account']} ran out {account['refused']} times: see the store."
+
+
+# Lists.
+
+
+async def _list(kind: ObjectKind, those: Those, request: Request) -> Mapping[str, Any]:
+    query = {name: value for name, value in request.query_params.items() if value}
+    wanted = ListQuery.parse(kind, those, query, ("page",))
+    text = query.get("page", "1")
+    if not (text.isascii() and text.isdecimal() and int(text[:9]) >= 1):
+        raise HTTPException(400, "page is a number from 1")
+    number = int(text)
+    found = await selected(kind, those, wanted, (number - 1) * ROWS, ROWS)
+    ranked = wanted.sort != "" or bool(set(wanted.filters) - {"protocol"})
+    reach = min(found.total, RANKED_MAX) if ranked else found.total
+    narrow = sorted({name for _, each in those for name in each.narrow})
+    filtered = bool(wanted.match or wanted.filters or wanted.narrow)
+    return {
+        "template": "list.html",
+        "title": shown.label(kind.name),
+        "kind": kind,
+        "heads": [_head(kind, column, wanted, query) for column in kind.columns],
+        "rows": [_row(kind, row) for row in found.items],
+        "total": found.total,
+        "first": (number - 1) * ROWS + 1,
+        "previous": _with(query, page=number - 1 if number > 2 else None) if number > 1 else None,
+        "following": _with(query, page=number + 1) if number * ROWS < reach else None,
+        "filtered": filtered,
+        "protocols": sorted(protocol for protocol, _ in those),
+        "filters": [name for name in kind.filters if name != "protocol"] + narrow,
+        "makes": [
+            Doing(each.make, f"/api/v1/{kind.name}", "POST", "") for _, each in those if each.make is not None
+        ],
+        "begins": [each.begin for _, each in those if each.begin],
+    }
+
+
+def _head(kind: ObjectKind, column: KindColumn, wanted: ListQuery, query: Mapping[str, str]) -> Heading:
+    if column.unit in UNSORTED:
+        return Heading(column, None, None)
+    key = column.name
+    sorted_by = wanted.sort or ("" if kind.by_protocol else kind.columns[0].name)
+    order = ("descending" if wanted.descending else "ascending") if sorted_by == key else None
+    largest_first = column.unit in ("count", "bytes", "seconds", "time")
+    descending = largest_first if order is None else not wanted.descending
+    return Heading(column, _with(query, sort=("-" if descending else "") + key, page=None), order)
+
+
+def _with(query: Mapping[str, str], **changes: Any) -> str:
+    """This view's address with another query."""
+    rest = {name: value for name, value in {**query, **changes}.items() if value is not None}
+    return "?" + urlencode(rest)
+
+
+def _row(kind: ObjectKind, row: Mapping[str, Any]) -> list[tuple[KindColumn, Any, str | None]]:
+    """The cells of a row: column, value, and where it leads."""
+    own = next(part for part in kind.parts if (kind.name, part) not in LINKS)
+    cells: list[tuple[KindColumn, Any, str | None]] = []
+    for column in kind.columns:
+        value = row[column.name]
+        link = None
+        if column.name == own:
+            link = path_of(kind, row)
+        elif value is not None and (other := LINKS.get((kind.name, column.name))):
+            named = {**row, KINDS[other].parts[-1]: value}
+            link = path_of(KINDS[other], named)
+        cells.append((column, value, link))
+    return cells
+
+
+def path_of(kind: ObjectKind, row: Mapping[str, Any]) -> str:
+    """The address of an object."""
+    parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
+    return f"/{kind.name}/" + "/".join(quote(str(row[part]), safe="") for part in parts)
+
+
+# One object.
+
+
+async def _one(kind: ObjectKind, of: Callable[[ObjectKind], Those], request: Request) -> Mapping[str, Any]:
+    protocol, objects, found = object_at(kind, of(kind), parts_behind(request, f"/{kind.name}"))
+    row = row_of(protocol, objects, found)
+    if row is None:
+        raise ObjectMissing(f"{kind.name}: there is none of this name")
+    path = path_of(kind, row)
+    names = [part for part in kind.columns if part.name in kind.parts]
+    return {
+        "template": "one.html",
+        "title": ", ".join(shown.text(row[part.name]) for part in names),
+        "kind": kind,
+        "facts": [each for each in _row(kind, row) if each[0].name not in kind.parts],
+        "actions": [_doing(action, path, row, kind) for action in objects.actions if not action.looks],
+        "looks": [action for action in objects.actions if action.looks],
+        "seen": await _seen(objects, found, request),
+        "related": [
+            await _related(KINDS[other], of, column, str(row[kind.parts[-1]]))
+            for other, column in RELATED.get(kind.name, ())
+            if any(owner == protocol for owner, _ in of(KINDS[other]))
+        ],
+    }
+
+
+def _doing(action: Action, path: str, row: Mapping[str, Any], kind: ObjectKind) -> Doing:
+    subject = " ".join(str(row[part]) for part in kind.parts)
+    if action.name in ("delete", "close"):
+        return Doing(action, f"/api/v1{path}", "DELETE", subject, f"/{kind.name}")
+    return Doing(action, f"/api/v1{path}/{action.name}", "POST", subject)
+
+
+async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, Any] | None:
+    """What an action that only looks has found: of the query `show`, or the first."""
+    query = request.query_params
+    looks = [action for action in objects.actions if action.looks]
+    action = next((each for each in looks if each.name == query.get("show")), looks[0] if looks else None)
+    if action is None:
+        return None
+    given = {name: query[name] for name in action.takes if query.get(name)}
+    arguments: dict[str, Any] = {"limit": MESSAGES} if "limit" in action.takes else {}
+    arguments |= {name: int(value) if value.isdecimal() else value for name, value in given.items()}
+    fields = [Field.of(*each) for each in action.takes.items()]
+    shown_fields = [(field, str(arguments.get(field.name, ""))) for field in fields]
+    wrong = None
+    answer: Mapping[str, Any]
+    try:
+        answer = await action.call(found, arguments, False)
+    except BrokerError as error:
+        answer, wrong = {}, str(error)
+    following = answer.get("next")
+    return {
+        "action": action,
+        "fields": shown_fields,
+        "wrong": wrong,
+        "messages": answer.get("items", []),
+        "following": None
+        if following is None
+        else "?" + urlencode({"show": action.name, **given, "from": following}),
+    }
+
+
+async def _related(
+    kind: ObjectKind, of: Callable[[ObjectKind], Those], column: str, name: str
+) -> Mapping[str, Any]:
+    found = await listed(kind, of(kind), {column: name, "limit": str(RELATED_ROWS)})
+    rows: Sequence[Mapping[str, Any]] = found["items"]
+    return {
+        "kind": kind,
+        "rows": [_row(kind, row) for row in rows],
+        "more": f"/{kind.name}?" + urlencode({column: name}) if found["next"] is not None else None,
+    }
