@@ -25,6 +25,7 @@ import trio
 from pamqp import base, commands
 
 from brokers.bench.load import Address, Case, FanOut, Measured, in_turns, opened, poured
+from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, some
 from brokers.bench.servers import nats_fan_out, nats_server, redis_server, serving
 from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, passing, swept
@@ -37,6 +38,7 @@ from dmp.properties import NO_PROPERTIES
 from dmp.wire import AMQP_HEADER, DMP_HEADER
 from shared.cli.options import Json
 from shared.cli.progress import progress
+from shared.client.login import Login, Password
 
 EXCHANGE = "bench"
 KEY = b"bench"
@@ -122,7 +124,7 @@ def leased(address: Address, keys: Sequence[bytes], size: int, sinks: int, feeds
         stream = await trio.open_tcp_stream(*address)
         principal = Principal(stream)
         await principal.greet()
-        await principal.log_in()
+        await principal.log_in(login())
         await principal.open_channel()
         await principal.declare_exchange(EXCHANGE, _kind(keys))
         found = [await principal.sink_lease(EXCHANGE) for _ in range(sinks)]
@@ -170,10 +172,11 @@ def recorded(size: int) -> Case:
 def _basic(point: Point) -> FanOut:
     """Everything up to the first message is said at once."""
     keys, groups, size = point.name_list(), point.producers, point.size
+    who = login() or Login("guest", Password("guest"))
     hello: bytes = AMQP_HEADER + b"".join(
         encode(method, channel)
         for channel, method in (
-            (0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
+            (0, commands.Connection.StartOk({}, "PLAIN", f"\0{who.user}\0{who.secret}", "en_US")),
             (0, commands.Connection.TuneOk(2047, 128 << 10, 0)),
             (0, commands.Connection.Open("/")),
             (1, commands.Channel.Open()),

@@ -22,11 +22,13 @@ from typing import Annotated, Any, Literal
 
 from brokers.bench import options
 from brokers.bench.load import Address, Measured, Row, Talk, connect, in_turns, repeated, run
+from brokers.bench.login import login
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, maybe_none, some
 from brokers.bench.servers import beanstalkd, redis_server, serving
 from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, asking, swept
 from brokers.errors import ExitCode, Refusal
 from dms import wire
+from dms.link import hello
 from dms.wire import Type
 from shared.cli.options import Json
 
@@ -124,7 +126,7 @@ def _served(stack: ExitStack, folder: Path, *, persist: bool, others: int = 0) -
 def make_queues(address: Address, names: Sequence[str]) -> None:
     """Raises Refusal where the server says no."""
     with connect(address) as sock:
-        requests = [wire.pack(Type.HANDSHAKE, 0)]
+        requests = [wire.pack(Type.HANDSHAKE, 0, hello(login()))]
         requests += [wire.pack(Type.CREATE_QUEUE, 0, wire.pack_name(name) + OPTIONS) for name in names]
         data, answered = bytearray(), 0
         for start in range(0, len(requests), 1000):
@@ -147,7 +149,7 @@ def dms_talk(size: int, window: int, queues: Sequence[bytes] = (QUEUE.encode(),)
     ack = wire.pack(Type.ACK, 0)[:-4]
     delivered: list[bytes] = []
     rest = b""
-    greeting = wire.pack(Type.HANDSHAKE, 0)
+    greeting = wire.pack(Type.HANDSHAKE, 0, hello(login()))
 
     def requests(count: int) -> bytes:
         nonlocal greeting

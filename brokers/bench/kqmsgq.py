@@ -30,6 +30,7 @@ from brokers.bench.load import (
     poured,
     stamped_body,
 )
+from brokers.bench.login import SAY_FIRST
 from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import nats_fan_out, nats_server, serving
 from brokers.bench.sweep import NO_SWEEP, Load, Sweep, Swept, passing, swept
@@ -126,6 +127,8 @@ def bench(
 
         return each(modes, measure)
 
+
+SAY_FIRST["kqmsgq"] = lambda who: (wire.account(who.user, who.secret), b"")
 
 Speak = Callable[..., FanOut]
 """How a server is spoken to: the names, a size, and how many share these names."""

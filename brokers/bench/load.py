@@ -177,10 +177,20 @@ def histogram() -> HdrHistogram:
     return HdrHistogram(1, 60_000_000, 3)
 
 
+SAID_FIRST: dict[Address, tuple[bytes, bytes]] = {}
+"""What a connection to an address says first, its login, and the answer."""
+
+
 def connect(address: Address) -> socket.socket:
-    """A blocking connection that sends at once."""
+    """A blocking connection that sends at once, and is logged in. Raises Refusal."""
     sock = socket.create_connection(address)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    said, answer = SAID_FIRST.get(address, (b"", b""))
+    if said:
+        sock.sendall(said)
+        if sock.recv(len(answer), socket.MSG_WAITALL) != answer:
+            sock.close()
+            raise Refusal("the server that was to be measured refuses the login: see BROKERS_USER")
     return sock
 
 

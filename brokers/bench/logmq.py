@@ -40,16 +40,19 @@ from brokers.bench.load import (
     middle,
     run,
 )
+from brokers.bench.login import SAY_FIRST
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, some
 from brokers.bench.servers import redis_server, serving
 from brokers.bench.sweep import NO_SWEEP, Load, Sweep, Swept, asking, swept
 from brokers.errors import ExitCode, Refusal
+from logmq.connector import auth
 from shared.cli.options import Json, Port
 
 Mode = Literal["produce", "topics", "consume", "fetch", "tail"]
 MODES: tuple[Mode, ...] = ("produce", "topics", "consume", "fetch", "tail")
 PRELOADED_BYTES = 128 * 1024 * 1024
 FETCH_BYTES = 4 * 1024 * 1024
+SAY_FIRST["logmq"] = lambda who: (auth(who), b"OK\n")
 
 
 def bench(

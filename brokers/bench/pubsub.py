@@ -35,6 +35,7 @@ from brokers.bench.load import (
     in_turns,
     stamped_body,
 )
+from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import mosquitto, serving
 from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, passing, swept
@@ -154,7 +155,7 @@ def pubsub_fan_out(
 
     def hello(number: int) -> bytes:
         pattern = patterns[number % len(patterns)] if number < matching else b"other/+/%d/*" % number
-        return wire.encode_id(b"b%d" % number) + wire.encode_command(Command.SUBSCRIBE, pattern)
+        return _identified(b"b%d" % number) + wire.encode_command(Command.SUBSCRIBE, pattern)
 
     return FanOut(
         hello_consumer=hello,
@@ -165,6 +166,11 @@ def pubsub_fan_out(
         groups=groups,
         datagrams=True,
     )
+
+
+def _identified(client_id: bytes) -> bytes:
+    who = login()
+    return wire.encode_id(client_id) + (wire.encode_login(who.user, who.secret) if who else b"")
 
 
 def mqtt_fan_out(
@@ -289,7 +295,7 @@ def subscribed(address: tuple[str, int]) -> Iterator[None]:
             pass
 
     with socket.create_connection(address) as sock:
-        sock.sendall(wire.encode_id(b"intake") + wire.encode_command(Command.SUBSCRIBE, b"*"))
+        sock.sendall(_identified(b"intake") + wire.encode_command(Command.SUBSCRIBE, b"*"))
         reader = threading.Thread(target=read)
         reader.start()
         try:

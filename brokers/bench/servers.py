@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import clock_gettime, monotonic, sleep
 
-from brokers.bench.load import Address, FanOut, stamped_body
+from brokers.bench.load import SAID_FIRST, Address, FanOut, stamped_body
+from brokers.bench.login import said_first, server_environ
 from brokers.errors import Refusal
 
 START_SECONDS = 60.0
@@ -42,13 +43,15 @@ def serving(
             [*command, "--data-dir", str(folder / "data"), "--ready-file", str(ready)],
             stdin=subprocess.DEVNULL,
             stderr=log,
-            env=clean | dict(environ or {}),
+            env={**clean, **server_environ(), **(environ or {})},
         ) as process,
     ):
         try:
             _until(ready.exists, process, said)
             bound = json.loads(ready.read_text())["addresses"]
-            yield {each["endpoint"]: (each["host"], each["port"]) for each in bound}
+            found = {each["endpoint"]: (each["host"], each["port"]) for each in bound}
+            SAID_FIRST[found[protocol]] = said_first(protocol)
+            yield found
         finally:
             process.send_signal(signal.SIGTERM)
 

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import pytest
 
-from brokers.bench import compare, dmp, dms, floor, kqmsgq, load, logmq, net, pubsub, recording, sweep
+from brokers.bench import compare, dmp, dms, floor, kqmsgq, load, login, logmq, net, pubsub, recording, sweep
 from brokers.bench.datagrams import bare_receiver, flood
 from brokers.bench.load import Consumer, FanOut, Producer, Talk
 from brokers.bench.servers import nats_fan_out
@@ -26,6 +26,7 @@ from dms import wire as dms_wire
 from dms.wire import Type
 from kqmsgq import wire as kqmsgq_wire
 from pubsub import wire as pubsub_wire
+from shared.access import SALT_BYTES, Rule, Secret, User, written_users
 from shared.recording.recorder import Recording
 from shared.recording.settings import RecordSettings
 from shared.storage.settings import Durability
@@ -546,3 +547,23 @@ async def test_what_a_log_holds_is_counted_by_its_frames_too(tmp_path: Path) -> 
     recorder.flush()
     await store.close()
     assert recording.count(tmp_path, "echo", 10) == recording.Counted(messages=5, missing=4, wrong=2)
+
+
+@pytest.mark.usefixtures("_short")
+def test_a_load_logs_in_where_a_users_file_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    users, password = tmp_path / "users.toml", tmp_path / "password"
+    secret = Secret.make(b"swordfish", bytes(SALT_BYTES))
+    users.write_text(written_users({"ann": User("ann", (Rule.parse("*:*:*"),), secret)}))
+    users.chmod(0o600)
+    password.write_text("swordfish\n")
+    monkeypatch.setenv("BROKERS_ACCESS_USERS_FILE", str(users))
+    with pytest.raises(Refusal, match="BROKERS_USER"):
+        kqmsgq.bench(**ROUND)
+    monkeypatch.setenv("BROKERS_USER", "ann")
+    monkeypatch.setenv("BROKERS_PASSWORD_FILE", str(password))
+    assert kqmsgq.bench(modes=("one",), size=28, window=4, **ROUND)
+    # What the others say first is what tests/e2e/test_access.py sends.
+    assert login.said_first("logmq") == (b"AUTH ann swordfish\n", b"OK\n")
+    assert b'"user": "ann", "password": "swordfish"' in dms.dms_talk(24, 1).requests(1)
+    fan = pubsub.pubsub_fan_out(24, 1)
+    assert pubsub_wire.encode_login("ann", "swordfish") in fan.hello_consumer(0)
