@@ -36,7 +36,7 @@ OWN_VERBS = frozenset(
         "exchanges",
         "bindings",
     }
-    | {"bench", "completion", "pipeline", "reload", "user", "context", "top"}
+    | {"bench", "completion", "pipeline", "reload", "user", "context", "top", "replay"}
 )
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 

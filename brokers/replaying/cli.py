@@ -35,8 +35,8 @@ app = App(
     help_epilogue=examples(
         "brokers replay",
         "recorded:pubsub --since 12h --rate 10x --wire",
-        "logmq:orders --to dms:jobs --rate max --resume orders-to-jobs",
-        "recorded:dmp --name 'a.*' --to 'logmq:audit-{key.1}' --rate 500/s",
+        "logmq:jobs --to dms:jobs --rate max --resume jobs-again",
+        "recorded:dmp --to 'logmq:audit-{key.1}' --rate 500/s",
         "archive:/srv/archive --map 's/^/again-/' --context test",
     ),
 )
