@@ -40,12 +40,14 @@ _BATCHES_MAX = 65536
 
 @attrs.frozen
 class Snapshot:
-    """What a checkpoint will make durable. `catalog`: packed; `folders`: whose names changed."""
+    """What a checkpoint will make durable. `catalog`: packed; `folders`: whose names changed; `referred`:
+    ends of logs to whose files the journal refers."""
 
     replay_lsn: int
     catalog: bytes
     logs: list[Log]
     folders: list[str]
+    referred: list[tuple[Log, int]]
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -84,6 +86,10 @@ class Checkpointer:
             or journal.batches - self._batches > _BATCHES_MAX
         ):
             self._due.set()
+
+    def request(self) -> None:
+        """Have one soon."""
+        self._due.set()
 
     async def make_room(self) -> None:
         """Wait for the end of a checkpoint, or of an attempt at one."""
@@ -148,6 +154,8 @@ class Checkpointer:
         if good:
             self.checkpoints += 1
             self._failing = False
+            for log, end in snapshot.referred:
+                log.referred_from = max(log.referred_from, end)
         return good
 
     def _complain(self, error: OSError) -> None:
@@ -172,10 +180,12 @@ class Checkpointer:
         committer.dirty.clear()
         committer.direct.bytes = 0
         self._batches = self._journal.batches
+        committer.replay_lsn = self._journal.position
         for log in logs:
             log.close_entry()
+        ends = [(log, log.visible) for log in logs if log.referred_from < log.visible]
         packed, folders = self._inventory.snapshot(self._journal.position, logs, clean)
-        return Snapshot(self._journal.position, packed, logs, folders)
+        return Snapshot(self._journal.position, packed, logs, folders, ends)
 
     async def _sync_files(self, snapshot: Snapshot, pinned: list[tuple[LogFile, int]]) -> None:
         """Make safe what the logs hold, and their names. Raises PoisonError."""

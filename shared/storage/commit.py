@@ -12,7 +12,16 @@ import structlog
 from shared.storage import index
 from shared.storage.disk import Clock, Disk, write_all, write_pieces
 from shared.storage.files import FileGone, OpenFiles
-from shared.storage.format import BATCH_HEADER_BYTES, ENTRY_HEADER_BYTES, EntryKind, IndexEntry, pack_entry
+from shared.storage.format import (
+    AHEAD,
+    BATCH_HEADER_BYTES,
+    ENTRY_HEADER_BYTES,
+    REFERENCE_BYTES,
+    EntryKind,
+    IndexEntry,
+    pack_entry,
+    pack_reference,
+)
 from shared.storage.index import ENTRY_COVERS_SECONDS
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import UNKNOWN, CommitBatch, Log, LogAppend, opaque
@@ -20,7 +29,8 @@ from shared.storage.tails import Tails
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
-_APPEND = int(EntryKind.APPEND)  # looking a member up in its enum takes as long as packing the entry
+# Looking a member up in its enum takes as long as packing the entry.
+_APPEND, _REFERENCE = int(EntryKind.APPEND), int(EntryKind.REFERENCE)
 
 
 @attrs.define(eq=False, weakref_slot=False, repr=False, field_transformer=opaque)
@@ -31,6 +41,13 @@ class LogCommit:
     fd: int
     late: bool = False  # its records wait in memory for the log's file, which is not pinned
     kept: bool = True  # what was opened stays open, for the next commit
+    before: bytearray = attrs.Factory(bytearray)  # its tail, which goes to the file first
+    before_written: bool = False
+    refers: bool = False  # the journal is to refer to what comes first of it
+    named: bool = False  # its file's name is synced
+    referred_offset: int = 0
+    referred_bytes: int = 0  # from there on; the journal refers to them
+    ahead_lsn: int = UNKNOWN  # of a batch which says that the log's file may be ahead of the journal
     made: bool = False  # the log's own file is there
     index_fd: int = UNKNOWN
     pinned_index_fd: int = UNKNOWN
@@ -70,6 +87,8 @@ class LogCommit:
         log.busy = False
         if self.made:
             log.fresh = False
+        if self.named:
+            log.named = True
         if self.fd >= 0 and self.fd != log.file.fd:
             files.adopt(log.file, self.fd)
         if not self.late:
@@ -82,6 +101,10 @@ class LogCommit:
     def publish(self, tails: Tails, now: float) -> None:
         """Let the log have what came of it. In the trio thread; `now`: monotonic seconds."""
         log = self.log
+        if self.before_written:
+            tails.written(log, len(self.before), now)
+        if self.ahead_lsn != UNKNOWN:
+            log.ahead_lsn = self.ahead_lsn
         for data in self.tail:
             tails.add(log, data, now)
         if self.failed:
@@ -99,6 +122,8 @@ class LogCommit:
             log.direct_dirty = True
         if entry is not None and now - log.open_since >= ENTRY_COVERS_SECONDS:
             log.close_entry()
+        if self.referred_bytes:
+            log.referred_from = min(log.referred_from, self.referred_offset)
         log.last_ms = self.last_ms
 
 
@@ -122,6 +147,8 @@ class Commit:
     """So many handles that are opened may stay open."""
     sync_direct_first: bool
     """Some log has bytes around the journal that were never synced."""
+    reference_bytes: int
+    """A log that gets so many may have them in its file alone, later; 0: none may."""
     in_thread: bool = False
     """It runs beside the loop."""
     good: int = 0
@@ -131,6 +158,8 @@ class Commit:
     sync_seconds: float = 0.0
     synced: bool = False
     direct_synced: set[Log] = attrs.Factory(set)
+    _referred: dict[LogCommit, None] = attrs.Factory(dict)
+    """Their files have bytes that are not synced, to which the journal refers."""
 
     def run(self) -> None:
         """Write, sync, then see to the logs. What came of it stands in the fields: it never raises."""
@@ -143,11 +172,10 @@ class Commit:
                     self.good += 1
             except OSError as error:
                 self.error = error
+                self._cut_references(self.batches[self.good])
             good = self.batches[: self.good]
-            for batch in good:
-                if batch.sync:
-                    self._sync()
-                    break
+            if self._referred or any(batch.sync for batch in good):
+                self._sync()
             self._apply(good)
         except PoisonError as error:
             self.poison = error
@@ -204,26 +232,112 @@ class Commit:
             pieces.append(pack_entry(change.kind, change.log.id, change.offset, len(change.body)))
             pieces.append(change.body)
             size += ENTRY_HEADER_BYTES + len(change.body)
+        entries = len(batch.changes)
         placed: list[tuple[LogAppend, int, int]] = []
+        ahead: list[LogCommit] = []
         for part in batch.appends.values():
-            if part.journaled:
-                length = part.end - part.offset
-                pieces.append(pack_entry(_APPEND, part.log.id, part.offset, length, sum(part.counts)))
-                pieces += part.chunks
-                size += ENTRY_HEADER_BYTES
-                placed.append((part, size, length))
-                size += length
-        entries = len(batch.changes) + len(placed)
+            if not part.journaled:
+                continue
+            entries += 1
+            size += ENTRY_HEADER_BYTES
+            length = part.end - part.offset
+            if part.by_reference and self._write_by_reference(part):
+                crc = index.crc_of(part.chunks)
+                pieces.append(
+                    pack_entry(_REFERENCE, part.log.id, part.offset, REFERENCE_BYTES, sum(part.counts))
+                )
+                pieces.append(pack_reference(length, crc))
+                size += REFERENCE_BYTES
+                continue
+            flags = 0
+            if 0 < self.reference_bytes <= length:
+                flags = AHEAD
+                ahead.append(self.logs[part.log])
+            pieces.append(pack_entry(_APPEND, part.log.id, part.offset, length, sum(part.counts), flags))
+            pieces += part.chunks
+            placed.append((part, size, length))
+            size += length
         if not entries:
             return
+        if self._referred and not self.journal.fits(size):
+            # The next segment's first batch says that all before it was synced.
+            self._sync_referred()
         written = memoryview(self.journal.write(pieces, entries, size, self.now_ms))
         for part, start, length in placed:
             start += BATCH_HEADER_BYTES
             part.written = written[start : start + length]
+        for target in ahead:
+            target.ahead_lsn = self.journal.position - len(written)
+
+    def _write_by_reference(self, part: LogAppend) -> bool:
+        """Write it to the log's own file; False where that does not take it, so that the journal must."""
+        target = self.logs[part.log]
+        if target.failed:
+            return False
+        try:
+            self._open(target)
+            self._referred[target] = None
+            self._write_before(target)
+            write_pieces(self.disk, target.fd, part.chunks, part.offset, passing=part.log.background)
+        except FileGone:
+            return False
+        except OSError:
+            target.failed = True
+            return False
+        if not target.referred_bytes:
+            target.referred_offset = part.offset
+        target.referred_bytes += part.end - part.offset
+        return True
+
+    def _cut_references(self, batch: CommitBatch) -> None:
+        """Nothing of this batch was written, so what it would have referred to goes."""
+        for part in batch.appends.values():
+            if part.by_reference:
+                target = self.logs[part.log]
+                try:
+                    self._open(target)
+                    if self.disk.size(target.fd) > part.offset:
+                        self.disk.truncate(target.fd, part.offset)
+                except FileGone:
+                    continue
+                except OSError as error:
+                    raise PoisonError(f"{part.log.file.path} could not be cut") from error
+
+    def _sync_referred(self) -> None:
+        """Make safe what the journal refers to, apart from the journal."""
+        try:
+            self._sync_names()
+            self.disk.sync_many([target.fd for target in self._referred])
+        except OSError as error:
+            raise PoisonError("a log could not be synced") from error
+        self._referred_are_synced()
+
+    def _sync_names(self) -> None:
+        """Recovery finds these bytes by their files' names."""
+        folders = {target.log.namespace for target in self._referred if not target.log.named}
+        for folder in sorted(folders):
+            self.disk.sync_folder(folder)
+        if folders:
+            self.disk.sync_folder("")
+
+    def _referred_are_synced(self) -> None:
+        for target in self._referred:
+            target.named = True
+            if not target.kept:
+                self._let_go(target)
+        self._referred.clear()
 
     def _sync(self) -> None:
         began = self.clock.monotonic()
-        self.journal.sync()
+        if self._referred:
+            try:
+                self._sync_names()
+            except OSError as error:
+                raise PoisonError("a log's name could not be synced") from error
+            self.journal.sync([target.fd for target in self._referred])
+            self._referred_are_synced()
+        else:
+            self.journal.sync()
         self.sync_seconds = self.clock.monotonic() - began
         self.synced = True
 
@@ -261,10 +375,13 @@ class Commit:
         """What a log's file does not take is served from memory, and tried again: it is in the journal."""
         target = self.logs[part.log]
         data, part.written = part.written, None
-        assert data is not None
+        if data is None:  # the log's file has it
+            self._index(target, part)
+            return
         if not target.late and not target.failed:
             try:
                 self._open(target)
+                self._write_before(target)
                 write_all(self.disk, target.fd, data, part.offset, passing=part.log.background)
             except FileGone:
                 return
@@ -275,6 +392,12 @@ class Commit:
         if target.late or target.failed:
             target.tail.append(data)
         self._index(target, part)
+
+    def _write_before(self, target: LogCommit) -> None:
+        """The log's tail, so that there is no hole before what its file gets next."""
+        if target.before and not target.before_written:
+            write_all(self.disk, target.fd, target.before, target.log.tail_start)
+            target.before_written = True
 
     def _apply_direct(self, part: LogAppend) -> None:
         target = self.logs[part.log]

@@ -129,6 +129,8 @@ class Committer:
     _registry: Registry
     _in_thread: Callable[..., Awaitable[Any]]
     read_only: StoreError | None = None
+    replay_lsn: int = 0
+    """Of the last checkpoint's snapshot: recovery may begin there."""
     full: bool = False
     """Publishing is refused for want of space; see `set_full`."""
     closed: bool = False
@@ -434,6 +436,8 @@ class Committer:
         logs: dict[Log, LogCommit] = {}
         journaled: set[Log] = set()
         direct_dirty = False
+        synced = any(batch.sync for batch in batches)
+        least = self._settings.reference_bytes
         for batch in batches:
             batch.seal()
             for log, part in batch.appends.items():
@@ -446,7 +450,13 @@ class Committer:
                     late = part.journaled and self.tails.takes(log, part.end - part.offset)
                     fd = UNKNOWN if late else self._files.pin(log.file)
                     target = logs[log] = LogCommit(log, fd, late)
+                    if not late:
+                        target.before = log.tail
+                        target.refers = synced and self._may_refer(log)
                     direct_dirty |= log.direct_dirty
+                # What goes to the file behind the sync must not leave a hole before what is there already.
+                target.refers = target.refers and part.journaled and part.end - part.offset >= least
+                part.by_reference = target.refers
                 if part.journaled:
                     journaled.add(log)
                 elif not target.direct_meant:
@@ -465,6 +475,19 @@ class Committer:
             now_ms=self._clock.wall_ms(),
             room=self._files.room,
             sync_direct_first=direct_dirty,
+            reference_bytes=least,
+        )
+
+    def _may_refer(self, log: Log) -> bool:
+        """Whether its bytes may go to its file before the journal tells of them.
+
+        Recovery must know: what a file in mode `always` has beyond the journal proves otherwise that the
+        journal is damaged. So a batch of the part that is replayed has said so, and is synced.
+        """
+        return (
+            self._settings.reference_bytes > 0
+            and not log.direct
+            and self.replay_lsn <= log.ahead_lsn < self.journal.synced
         )
 
     # -- the outcome
@@ -556,7 +579,9 @@ class Committer:
                     self._registry.remember(log, part.offset, part.chunks)
                 moved[log] = None
         for log in moved:
-            commit.logs[log].publish(self.tails, now)
+            target = commit.logs[log]
+            target.publish(self.tails, now)
+            self.direct.bytes += target.referred_bytes
             self.unindexed[log] = None
             self.dirty[log] = None
         self.tails.charge()

@@ -21,7 +21,8 @@ from shared.storage.log import Log, opaque
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class DirectWrites:
-    """One per store. `bytes`: written around the journal since the last checkpoint's snapshot.
+    """One per store. `bytes`: written around the journal since the last checkpoint's snapshot, or to a log's
+    file that the journal refers to.
 
     `due`: logs with bytes that are to be synced, and by when (monotonic seconds). `between_commits`: as the
     committer's. `poison`: is called where a sync fails.

@@ -49,6 +49,9 @@ class Disk(Protocol):
     def sync_data(self, fd: int) -> None:
         """fdatasync. After any error nothing about the file's unsynced bytes is known."""
 
+    def sync_many(self, fds: Sequence[int]) -> None:
+        """The same for several files, in no order, at the same time where the system can."""
+
     def sync_folder(self, path: str) -> None:
         """Make names in the folder durable ("" is the data folder itself)."""
 

@@ -37,7 +37,8 @@ INDEX_ENTRY_BYTES = 64
 
 _LENGTH = struct.Struct(">I")
 _BATCH = struct.Struct(">4sIQQQQQIQI")
-_ENTRY = struct.Struct(">B3xIQQQ")
+_ENTRY = struct.Struct(">BB2xIQQQ")
+_REFERENCE = struct.Struct(">QI")
 _INDEX_HEADER = struct.Struct(">8sQQ36x")
 _INDEX_ENTRY = struct.Struct(">QQQIIIIQ12x")
 _CRC = struct.Struct(">I")
@@ -123,6 +124,13 @@ class EntryKind(IntEnum):
     DELETE = 3
     FIRST = 4
     MODE = 5
+    REFERENCE = 6
+
+
+AHEAD = 1
+"""A flag of an APPEND: from here on the log's file may have bytes that no entry of the journal tells of."""
+
+REFERENCE_BYTES = _REFERENCE.size
 
 
 class Entry(NamedTuple):
@@ -134,6 +142,7 @@ class Entry(NamedTuple):
     offset: int
     body_start: int
     body_end: int
+    flags: int = 0
 
 
 class Batch(NamedTuple):
@@ -157,9 +166,24 @@ def padded(size: int) -> int:
     return -(-size // SECTOR) * SECTOR
 
 
-def pack_entry(kind: int, log_id: int, offset: int = 0, length: int = 0, records: int = 0) -> bytes:
+def pack_entry(
+    kind: int, log_id: int, offset: int = 0, length: int = 0, records: int = 0, flags: int = 0
+) -> bytes:
     """An entry's header; its `length` bytes follow it."""
-    return _ENTRY.pack(kind, records, log_id, offset, length)
+    return _ENTRY.pack(kind, flags, records, log_id, offset, length)
+
+
+def pack_reference(length: int, crc: int) -> bytes:
+    """What follows the header of a REFERENCE, to so many bytes of the log's file, with that CRC."""
+    return _REFERENCE.pack(length, crc)
+
+
+def unpack_reference(payload: bytes | memoryview, entry: Entry) -> tuple[int, int] | None:
+    """(length, CRC) that a REFERENCE names, or None where its body is not one."""
+    if entry.body_end - entry.body_start != REFERENCE_BYTES:
+        return None
+    length, crc = _REFERENCE.unpack_from(payload, entry.body_start)
+    return length, crc
 
 
 def pack_batch(head: Batch, parts: Sequence[bytes | memoryview]) -> bytearray:
@@ -194,10 +218,10 @@ def unpack_entries(payload: bytes | memoryview, entries: int) -> list[Entry] | N
     for _ in range(entries):
         if position + ENTRY_HEADER_BYTES > len(payload):
             return None
-        kind, records, log_id, offset, length = _ENTRY.unpack_from(payload, position)
+        kind, flags, records, log_id, offset, length = _ENTRY.unpack_from(payload, position)
         start = position + ENTRY_HEADER_BYTES
         position = start + length
-        found.append(Entry(kind, records, log_id, offset, start, position))
+        found.append(Entry(kind, records, log_id, offset, start, position, flags))
     return found if position == len(payload) else None
 
 

@@ -104,6 +104,14 @@ def _extend_by_long(
     return entry
 
 
+def crc_of(chunks: Iterable[bytes | memoryview]) -> int:
+    """The CRC of these, one behind the other."""
+    crc = 0
+    for chunk in chunks:
+        crc = _crc(chunk, crc)
+    return crc
+
+
 def _crc(data: bytes | memoryview, before: int) -> int:
     """With the interpreter's lock kept: a quarter of a megabyte takes 12 us, and getting the lock back beside
     a busy loop many times that (seen: most of the time of a commit with many such chunks)."""

@@ -161,13 +161,19 @@ class Journal:
         except OSError:
             raise PoisonError("a failed write of the journal could not be taken back") from error
 
-    def sync(self) -> None:
-        """Make everything written so far durable. Raises PoisonError."""
+    def sync(self, beside: Sequence[int] = ()) -> None:
+        """Make everything written so far durable, and what the files `beside` hold, to which it refers.
+
+        Raises PoisonError.
+        """
         if not self._unsynced:
             return
         position = self.position
         try:
-            self.disk.sync_data(self.current.fd)
+            if beside:
+                self.disk.sync_many([self.current.fd, *beside])
+            else:
+                self.disk.sync_data(self.current.fd)
         except OSError as error:
             raise PoisonError("the journal could not be synced") from error
         self.syncs += 1

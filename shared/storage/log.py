@@ -8,6 +8,7 @@ changes.
 """
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -114,7 +115,8 @@ class LogAppend:
     end: int
     chunks: list[bytes | memoryview] = attrs.Factory(list)
     counts: list[int] = attrs.Factory(list)
-    written: memoryview | None = None  # its records, as they stand in the journal's batch
+    by_reference: bool = False  # they are to be in the log's own file before the journal refers to them
+    written: memoryview | None = None  # its records, as they stand in the journal's batch, if they do
 
     def add(self, records: bytes, count: int) -> int:
         """Add what was promised to the batch (`Log.gather`), which has room for it; returns its offset."""
@@ -307,6 +309,9 @@ class Log:
     first_kept: int = attrs.field(init=False)  # `first` as it is durable: what lies below may become a hole
     mode_kept: Durability = attrs.field(init=False)  # `mode` as it is known to be durable
     direct_dirty: bool = False  # bytes went around the journal since the file's last sync
+    ahead_lsn: int = UNKNOWN  # of the last batch which says that the file may be ahead of the journal
+    named: bool = False  # the file's name is known to be durable
+    referred_from: int = sys.maxsize  # the journal may refer to the file's bytes from here on
     entries_written: int = attrs.field(init=False)  # entries in the index file
     closed_entries: list[IndexEntry] = attrs.Factory(list)  # not in the index file yet
     open_entry: IndexEntry | None = None

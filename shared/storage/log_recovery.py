@@ -22,7 +22,11 @@ _SHARED_ENTRY_BYTES = 2 * index.ENTRY_COVERS_BYTES  # of an entry that is more t
 
 
 class JournalPiece(NamedTuple):
-    """Records of a log that stand in the journal: where there, where in the log."""
+    """Records of a log that stand in the journal: where there, where in the log.
+
+    `crc32c`: they stand in the log's file instead, and the journal has their CRC. `proven`: they were synced
+    there. `ahead`: the log's file may have more behind them, of which nothing was acknowledged.
+    """
 
     segment: SegmentFile
     position: int
@@ -30,6 +34,13 @@ class JournalPiece(NamedTuple):
     offset: int
     records: int
     time_ms: int
+    crc32c: int | None = None
+    proven: bool = True
+    ahead: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
 
 
 Pieces = list[JournalPiece]
@@ -95,7 +106,10 @@ def recover_log(
     paths = f"{path}.log", f"{path}.idx"
     cut: Lost | None = None
     trusted = direct or damaged or (line.mode == "always" and _is_longer(disk, paths[0], pieces))
-    if new and not (trusted and _has_index(disk, paths[1], line.id)):
+    ours = any(piece.crc32c is not None for piece in pieces) or (
+        trusted and _has_index(disk, paths[1], line.id)
+    )
+    if new and not ours:
         # Of an earlier log by that name: what nobody owned, every start moves away. Or of this one, where the
         # journal has lost what stood there, or the index what went around the journal.
         may_be_ours = damaged or (direct and index.owner(disk, paths[1]) is None)
@@ -111,7 +125,7 @@ def recover_log(
 
 def _is_longer(disk: Disk, path: str, pieces: Pieces) -> bool:
     """Whether a new log's file has more than the journal: another's did, or the journal has lost it."""
-    return (size_of(disk, path) or 0) > (pieces[-1].offset + pieces[-1].length if pieces else 0)
+    return (size_of(disk, path) or 0) > (pieces[-1].end if pieces else 0)
 
 
 def _has_index(disk: Disk, path: str, log_id: int) -> bool:
@@ -139,8 +153,10 @@ def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -
 
 
 def holds(disk: Disk, fd: int, segments: Segments, piece: JournalPiece) -> bool:
-    """Whether a log's file has, where they belong, records that stand in the journal."""
+    """Whether a log's file has, where they belong, records that the journal has or refers to."""
     data = disk.read(fd, piece.length, piece.offset)
+    if piece.crc32c is not None:
+        return len(data) == piece.length and crc32c(data) == piece.crc32c
     return data == segments.read(piece)
 
 
@@ -159,6 +175,7 @@ class _LogRecovery:
         self._open: IndexEntry | None = None
         self._later: list[IndexEntry] = []  # entries found behind what the catalog vouches for
         self._rewrite = line.end  # what went around the journal since is read and written again
+        self._ahead = False
         self.position = 0
         self.kept_bytes = 0
         self.cut: Lost | None = None
@@ -170,13 +187,17 @@ class _LogRecovery:
         """Returns whether anything was written."""
         found = self._load()
         trusted = direct or damaged
+        self._ahead = any(piece.ahead for piece in pieces)
         if trusted:
             self._follow(self._line.end)
         self._fill(self._line.end)
         for group in _adjacent(pieces):
             if group[0].offset > self.position:
                 self._bridge(group[0].offset, trusted, damaged)
-            self._apply(group, b"".join(map(segments.read, group)))
+            if group[0].crc32c is None:
+                self._apply(group, b"".join(map(segments.read, group)))
+            else:
+                self._refer(group[0], segments)
         if trusted or new:
             before = self.position
             self._follow(None)
@@ -186,7 +207,12 @@ class _LogRecovery:
             if self.position > self._line.first and self._rest_is_whole():
                 self._keep_rest()
         elif self._line.mode == "always" and not (direct or new):
-            self._keep_rest()
+            if self._ahead:  # its file may have what was never synced in the journal: entries alone are proof
+                before = self.position
+                self._follow(None)
+                self.kept_bytes = self.position - before
+            else:
+                self._keep_rest()
         self._close_open()
         return self._finish(found) or bool(pieces)
 
@@ -341,18 +367,35 @@ class _LogRecovery:
         if skipped < len(data):
             write_all(self._disk, self._fd, data[skipped:], start + skipped)
         for piece in group:
-            offset = max(piece.offset, self.position)
-            stop = piece.offset + piece.length
-            if offset < stop:
-                chunk = data[offset - start : stop - start]
-                whole = len(chunk) == piece.length
-                records = piece.records if whole else format.count_records(chunk) or 0
-                closed, self._open = index.extend(
-                    self._open, self._last_ms, offset, [chunk], [records], piece.time_ms
-                )
-                self._entries += closed
-                self._last_ms = max(self._last_ms, piece.time_ms)
-                self.position = stop
+            self._extend(piece, data[piece.offset - start : piece.end - start])
+
+    def _extend(self, piece: JournalPiece, data: bytes) -> None:
+        """Entry what is new of a piece, whose bytes these are."""
+        offset = max(piece.offset, self.position)
+        if offset >= piece.end:
+            return
+        records = piece.records
+        if offset > piece.offset:
+            data = data[offset - piece.offset :]
+            records = format.count_records(data) or 0
+        closed, self._open = index.extend(self._open, self._last_ms, offset, [data], [records], piece.time_ms)
+        self._entries += closed
+        self._last_ms = max(self._last_ms, piece.time_ms)
+        self.position = piece.end
+
+    def _refer(self, piece: JournalPiece, segments: Segments) -> None:
+        """Entry what is new of records that the journal only refers to, if the log's file has them."""
+        if piece.end <= self.position:
+            return
+        if not holds(self._disk, self._fd, segments, piece):  # else it would have been cut
+            path = f"{self._line.namespace}/{self._line.file}.log"
+            self._in_files.in_log(self._line.id, path, piece.offset, piece.length)
+            self._bridge(piece.end, trusted=True, damaged=True)
+            return
+        data = self._disk.read(self._fd, piece.length, piece.offset)
+        if not piece.proven:  # they may be in the page cache only, left clean by a sync that failed
+            write_all(self._disk, self._fd, data, piece.offset)
+        self._extend(piece, data)
 
     def _close_open(self) -> None:
         if self._open is not None:
@@ -374,7 +417,7 @@ class _LogRecovery:
             records = sum(entry.records for entry in self._later if entry.end > self.position)
             self.cut = Lost(self.position, end - self.position, records)
         if size > self.position:
-            if self._rest_is_whole():
+            if not self._ahead and self._rest_is_whole():
                 self._copy_rest()
             disk.truncate(self._fd, self.position)
             changed = True
@@ -393,13 +436,14 @@ class _LogRecovery:
 
 
 def _adjacent(pieces: Pieces) -> list[Pieces]:
-    """Pieces that follow each other in the log, so that each group is one write."""
+    """Pieces that follow each other in the log, so that each group is one write; those that are in the log's
+    file are alone."""
     groups: list[Pieces] = []
     size = 0
     for piece in pieces:
         if groups and size < _WRITE_BYTES:
             last = groups[-1][-1]
-            if last.offset + last.length == piece.offset:
+            if last.end == piece.offset and last.crc32c is None and piece.crc32c is None:
                 groups[-1].append(piece)
                 size += piece.length
                 continue

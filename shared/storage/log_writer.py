@@ -166,6 +166,8 @@ class LogWriter:
                 continue
             log_fd = self._files.pin(log.file)
             index_fd = self._files.pin(log.index_file)
+            if data:
+                self._tails.writing.add(log)
             start, number = log.entries_start, log.entries_written
             step.append(
                 _Writing(log, offset, data, entries, number, start, log_fd, log_fd, index_fd, index_fd)
@@ -175,6 +177,7 @@ class LogWriter:
     def _finish(self, writing: _Writing) -> None:
         """In the trio thread: what came of it."""
         log = writing.log
+        self._tails.writing.discard(log)
         if writing.log_fd >= 0 and writing.log_fd != writing.log_pinned_fd:
             self._files.adopt(log.file, writing.log_fd)
         self._files.unpin(log.file)

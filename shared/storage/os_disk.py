@@ -164,6 +164,12 @@ class OsDisk:
         self._writable()  # the system may call it done where it does nothing any more
         syscalls.sync_data(fd)
 
+    def sync_many(self, fds: Sequence[int]) -> None:
+        self._writable()
+        if not aio.sync_many(fds):
+            for fd in fds:
+                syscalls.sync_data(fd)
+
     def sync_folder(self, path: str) -> None:
         os.fsync(self._folder(path))
 

@@ -75,7 +75,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     if found.clean:
         scanned = Replay([], segments, [], found.replay_lsn, 0)
     else:
-        scanned = replay.scan(disk, found.journal_id, found.replay_lsn)
+        scanned = replay.scan(disk, found.journal_id, found.replay_lsn, found.logs)
         _report(scanned)
         kept = _keep_damaged(disk, scanned)
     # Also after a clean end: a copy may have files that are newer than its catalog.
@@ -251,8 +251,9 @@ def _move_damaged(
 
 @attrs.define
 class _Changes:
-    """What the replayed part of the journal says, by log id."""
+    """What the replayed part of the journal says, by log id. `synced_lsn`: as `Replay` has it."""
 
+    synced_lsn: int
     created: dict[int, LogLine] = attrs.Factory(dict)
     deleted: set[int] = attrs.Factory(set)
     first: dict[int, int] = attrs.Factory(dict)
@@ -270,7 +271,24 @@ class _Changes:
             position = found.position + format.BATCH_HEADER_BYTES + entry.body_start
             length, time_ms = entry.body_end - entry.body_start, found.batch.time_ms
             piece = JournalPiece(found.segment, position, length, entry.offset, entry.records, time_ms)
-            self.pieces.setdefault(log_id, []).append(piece)
+            ahead = bool(entry.flags & format.AHEAD)
+            self.pieces.setdefault(log_id, []).append(piece._replace(ahead=True) if ahead else piece)
+        elif entry.kind == EntryKind.REFERENCE:
+            reference = format.unpack_reference(payload, entry)
+            if reference is not None:
+                length, crc = reference
+                piece = JournalPiece(
+                    found.segment,
+                    position=0,
+                    length=length,
+                    offset=entry.offset,
+                    records=entry.records,
+                    time_ms=found.batch.time_ms,
+                    crc32c=crc,
+                    proven=found.batch.lsn < self.synced_lsn,
+                    ahead=True,
+                )
+                self.pieces.setdefault(log_id, []).append(piece)
         elif entry.kind == EntryKind.CREATE:
             line = catalog.unpack_create(log_id, payload[entry.body_start : entry.body_end])
             self.created[log_id] = line
@@ -289,7 +307,7 @@ class _Changes:
 
 
 def _gather(disk: Disk, scanned: Replay) -> _Changes:
-    changes = _Changes()
+    changes = _Changes(scanned.synced_lsn)
     for found, payload in replay.read_payloads(disk, scanned.batches):
         for entry in format.unpack_entries(payload, found.batch.entries) or []:
             changes.take(found, entry, payload)

@@ -3,14 +3,16 @@
 Nothing here writes. Source: STORAGE.md, Replay.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import attrs
+from crc32c import crc32c
 
 from shared.storage import format
+from shared.storage.catalog import LogLine, unpack_create
 from shared.storage.disk import Disk, opened
-from shared.storage.format import Batch
+from shared.storage.format import Batch, Entry, EntryKind
 from shared.storage.journal import segment_lsns, segment_path
 
 _SEARCH_BYTES = 4 << 20
@@ -42,6 +44,8 @@ class FoundBatch(NamedTuple):
 
     batch: Batch
     segment: SegmentFile
+    refers: bool
+    """Some of its records stand in their logs' files alone."""
 
     @property
     def position(self) -> int:
@@ -52,7 +56,8 @@ class FoundBatch(NamedTuple):
 class Replay:
     """What a journal holds from some LSN on, in order.
 
-    `end_lsn`: behind the last good batch. `torn_bytes`: what a torn tail seems to have had.
+    `end_lsn`: behind the last good batch. `torn_bytes`: what a torn tail seems to have had. `synced_lsn`: all
+    below it was synced, as a good batch says.
     """
 
     batches: list[FoundBatch]
@@ -60,6 +65,7 @@ class Replay:
     damage: list[Damage]
     end_lsn: int
     torn_bytes: int
+    synced_lsn: int = 0
 
     def damaged_segments(self) -> list[SegmentFile]:
         return [s for s in self.segments if any(d.lsn < s.end and d.end_lsn > s.lsn for d in self.damage)]
@@ -81,10 +87,64 @@ def begins_behind(disk: Disk, journal_id: int, lsn: int) -> bool:
         )
 
 
-def scan(disk: Disk, journal_id: int, replay_lsn: int) -> Replay:
-    """Find every good batch from `replay_lsn` on. Raises OSError where the disk cannot be read."""
+def scan(disk: Disk, journal_id: int, replay_lsn: int, logs: Iterable[LogLine] = ()) -> Replay:
+    """Find every good batch from `replay_lsn` on. `logs`: the catalog's.
+
+    Raises OSError where the disk cannot be read.
+    """
     with _Reader(disk, journal_id) as reader:
-        return _scan(reader, replay_lsn)
+        found = _scan(reader, replay_lsn)
+    return _without_torn_references(disk, found, logs)
+
+
+def _without_torn_references(disk: Disk, found: Replay, logs: Iterable[LogLine]) -> Replay:
+    """A batch that nothing proves to be synced counts if the logs' files have what it refers to."""
+    unproven = [at for at, each in enumerate(found.batches) if each.batch.lsn >= found.synced_lsn]
+    if not any(found.batches[at].refers for at in unproven):
+        return found
+    lines = {line.id: line for line in logs}
+    deleted: set[int] = set()
+    for each, payload in read_payloads(disk, found.batches):
+        for entry in format.unpack_entries(payload, each.batch.entries) or []:
+            if entry.kind == EntryKind.CREATE:
+                body = payload[entry.body_start : entry.body_end]
+                lines[entry.log_id] = unpack_create(entry.log_id, body)
+            elif entry.kind == EntryKind.DELETE:
+                deleted.add(entry.log_id)
+    for log_id in deleted:
+        lines.pop(log_id, None)
+    for at in unproven:
+        each = found.batches[at]
+        if each.refers and not _bears_out(disk, each, lines):
+            torn = sum(later.batch.size for later in found.batches[at:])
+            return attrs.evolve(
+                found, batches=found.batches[:at], end_lsn=each.batch.lsn, torn_bytes=torn + found.torn_bytes
+            )
+    return found
+
+
+def _bears_out(disk: Disk, found: FoundBatch, lines: dict[int, LogLine]) -> bool:
+    """Whether the files of these logs have what a batch refers to."""
+    for _, payload in read_payloads(disk, [found]):
+        for entry in format.unpack_entries(payload, found.batch.entries) or []:
+            line = lines.get(entry.log_id)
+            if entry.kind == EntryKind.REFERENCE and line is not None:
+                reference = format.unpack_reference(payload, entry)
+                if reference is None:
+                    return False
+                length, crc = reference
+                if entry.offset + length > line.end and not _holds(disk, line, entry, length, crc):
+                    return False
+    return True
+
+
+def _holds(disk: Disk, line: LogLine, entry: Entry, length: int, crc: int) -> bool:
+    try:
+        with opened(disk, f"{line.namespace}/{line.file}.log") as fd:
+            data = disk.read(fd, length, entry.offset)
+    except FileNotFoundError:
+        return False
+    return len(data) == length and crc32c(data) == crc
 
 
 def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
@@ -115,7 +175,9 @@ def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
         batches.append(found)
         previous = found.batch.lsn
         position = previous + found.batch.size
-    return Replay(batches, reader.segments, damage, position, _torn_bytes(reader, position))
+    synced_lsn = max((each.batch.synced_lsn for each in batches), default=0)
+    torn_bytes = _torn_bytes(reader, position)
+    return Replay(batches, reader.segments, damage, position, torn_bytes, synced_lsn)
 
 
 def _after_damage(reader: "_Reader", bad_lsn: int) -> FoundBatch | None:
@@ -250,9 +312,10 @@ class _Reader:
         if not format.batch_is_good(batch, data):
             return None
         payload = memoryview(data)[format.BATCH_HEADER_BYTES :][: batch.payload_bytes]
-        if format.unpack_entries(payload, batch.entries) is None:
+        entries = format.unpack_entries(payload, batch.entries)
+        if entries is None:
             return None
-        return FoundBatch(batch, segment)
+        return FoundBatch(batch, segment, any(entry.kind == EntryKind.REFERENCE for entry in entries))
 
     def search(self, lsn: int) -> Iterator[FoundBatch]:
         """Every good batch from `lsn` on, found by its magic at each multiple of a sector."""

@@ -44,6 +44,7 @@ class RetentionKeeper:
     """When the newest catalog was written: no wall clock should be before that."""
     _seconds: float
     _in_thread: Callable[..., Awaitable[Any]]
+    _request_checkpoint: Callable[[], None]
     paused: str | None = None
     dropped_bytes: int = 0
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
@@ -134,6 +135,9 @@ class RetentionKeeper:
         if not self._can_punch or (log.users is not None and min(log.users) < first):
             return
         if first > log.tail_start:  # else the file would get there, later, what is given back now
+            return
+        if first > log.referred_from:  # recovery looks for all that the journal refers to
+            self._request_checkpoint()
             return
         if first < log.visible:  # an entry that is kept in part is checked as a whole
             number, entry = await self._reader.look(

@@ -144,6 +144,7 @@ class Store:
             recovered.written_ms,
             settings.retention_seconds,
             in_thread,
+            self._checkpointer.request,
         )
         self._scrub = Scrub(
             self._inventory, self._reader, disk, files, settings.scrub_bytes_per_second, in_thread

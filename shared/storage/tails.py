@@ -30,14 +30,18 @@ class Tails:
     account: Account = attrs.Factory(unbounded)
     bytes: int = 0
     failing: dict[Log, None] = attrs.Factory(dict)
+    writing: set[Log] = attrs.Factory(set)
+    """The `LogWriter` is just writing them."""
     _since: dict[Log, float] = attrs.Factory(dict)  # monotonic; the oldest first
     _long: dict[Log, None] = attrs.Factory(dict)
     _charged: int = 0
 
     def takes(self, log: Log, size: int) -> bool:
-        """Whether so many new bytes wait here. Many together go to the log's file with their commit, unless
-        there are some before them: that is one large write anyway, and saves two copies."""
-        return bool(log.tail) or (not log.direct and size < self.log_bytes // 16)
+        """Whether so many new bytes wait here. Many together go to the log's file with their commit, behind
+        what waits already: that is one large write anyway, and saves two copies."""
+        if log.tail:
+            return size < self.log_bytes // 16 or log in self.writing or log in self.failing
+        return not log.direct and size < self.log_bytes // 16
 
     def add(self, log: Log, data: memoryview, now: float) -> None:
         """These are visible, behind all that the log had. Call `charge` when all logs have theirs."""

@@ -100,6 +100,7 @@ def varied(seed: int) -> StorageSettings:
         sync_all_logs=0 if seed % 3 == 0 else 64,
         zero_fill=seed % 2 == 0,
         tail_log_bytes=1200 if seed % 4 == 1 else 0,  # 0: nothing waits; else all but larger records do
+        reference_bytes=800 if seed % 2 else SETTINGS.reference_bytes,
     )
 
 

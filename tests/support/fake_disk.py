@@ -266,6 +266,10 @@ class FakeDisk:
         self._told("sync", file.path)
         file.sync()
 
+    def sync_many(self, fds: Sequence[int]) -> None:
+        for fd in reversed(fds):  # any order: what each makes certain is among the states before the first
+            self.sync_data(fd)
+
     def sync_folder(self, path: str) -> None:
         if path and self._find(path)[1] != FOLDER:
             raise _error(errno.ENOENT, path)

@@ -3,13 +3,15 @@
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
+import attrs
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from shared.storage.log import Log
+from shared.storage.settings import StorageSettings
 from shared.storage.store import Namespace
 from shared.storage.table import Table
-from tests.support.crashes import Tally, check_cuts, check_kills, open_store, record
+from tests.support.crashes import SETTINGS, Tally, check_cuts, check_kills, open_store, record
 from tests.support.promises import Witness
 from tests.support.stores import ALWAYS, INTERVAL, running
 
@@ -45,8 +47,8 @@ class Worker:
         self.witness.append(self.log(name), [self.payload(size) for size in sizes] or [self.payload()])
         self.settle()
 
-    async def append_all(self, *names: str) -> None:
-        self.witness.append_all([(self.log(name), [self.payload()]) for name in names])
+    async def append_all(self, *names: str, size: int | None = None) -> None:
+        self.witness.append_all([(self.log(name), [self.payload(size)]) for name in names])
         self.settle()
 
     async def join(self, *names: str) -> None:
@@ -152,8 +154,15 @@ SMALL: dict[str, Operation] = {
 }
 """The alphabet of the short workloads, which are all run."""
 
+LARGE: dict[str, Operation] = {
+    "append large": lambda worker: worker.append("a", 1100),
+    "append large elsewhere": lambda worker: worker.append("i", 1100),
+    "change large": lambda worker: worker.append_all("a", "i", size=1100),
+}
+
 OPERATIONS: dict[str, Operation] = {
     **SMALL,
+    **LARGE,
     "append unjournaled": lambda worker: worker.append("u"),
     "change unjournaled": lambda worker: worker.append_all("u", "a"),
     "delete unjournaled": lambda worker: worker.replace("u"),
@@ -164,6 +173,9 @@ OPERATIONS: dict[str, Operation] = {
     "sync in time": lambda worker: worker.sync_in_time(),
     "append much": lambda worker: worker.append("a", 900, 900, 900),  # most of a journal segment
 }
+
+REFERRING = attrs.evolve(SETTINGS, reference_bytes=1000, tail_log_bytes=1200)
+"""What is large goes to its log's file alone, behind the first of it."""
 
 
 Workload = Callable[[Witness], Awaitable[None]]
@@ -237,16 +249,18 @@ async def _draw(worker: Worker, source: random.Random, names: list[str]) -> None
         await worker.restart()
 
 
-def check_short(operations: Sequence[str], runs_max: int = 5000) -> Tally:
+def check_short(
+    operations: Sequence[str], runs_max: int = 5000, settings: StorageSettings = SETTINGS
+) -> Tally:
     """The cuts in the last operation: those before it are another workload's. Raises BrokenPromiseError.
 
     `runs_max`: of one cut that leaves states for more recoveries than this, so many are drawn.
     """
-    return trio.run(_check_short, operations, runs_max)
+    return trio.run(_check_short, operations, runs_max, settings)
 
 
-async def _check_short(operations: Sequence[str], runs_max: int) -> Tally:
-    history = await record(sequence(operations[-1:]), something(operations[:-1]))
+async def _check_short(operations: Sequence[str], runs_max: int, settings: StorageSettings) -> Tally:
+    history = await record(sequence(operations[-1:]), something(operations[:-1]), settings=settings)
     tally = await check_cuts(history.cuts, history.witness, runs_max, seed=0)
     tally.add(await check_kills(history))
     return tally

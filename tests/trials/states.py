@@ -10,10 +10,10 @@ import time
 from concurrent.futures import Future, as_completed
 from functools import partial
 
-from tests.support.crashes import Tally
+from tests.support.crashes import SETTINGS, Tally
 from tests.support.promises import BrokenPromiseError
 from tests.support.workers import worker_processes
-from tests.support.workloads import SMALL, check_short
+from tests.support.workloads import LARGE, REFERRING, SMALL, check_short
 
 RUNS_MAX = 50_000
 """Of one cut: half a minute of work. Cuts that leave states for more are drawn from, and counted."""
@@ -23,14 +23,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="trials.states", description=__doc__)
     parser.add_argument("--operations", type=int, default=3, help="operations of a workload (%(default)s)")
     arguments = parser.parse_args()
-    workloads = list(itertools.product(SMALL, repeat=arguments.operations))
+    workloads = [(each, SETTINGS) for each in itertools.product(SMALL, repeat=arguments.operations)]
+    # What the journal refers to: behind the first that is large.
+    workloads += [
+        (("append large", *each), REFERRING)
+        for each in itertools.product([*SMALL, *LARGE], repeat=arguments.operations - 1)
+    ]
     begun = time.monotonic()
     total = Tally()
     broken = 0
     with worker_processes() as workers:
         say = partial(print, flush=True)
         running: dict[Future[Tally], tuple[str, ...]] = {
-            workers.submit(check_short, workload, RUNS_MAX): workload for workload in workloads
+            workers.submit(check_short, workload, RUNS_MAX, settings): workload
+            for workload, settings in workloads
         }
         for done, future in enumerate(as_completed(running), start=1):
             try:

@@ -143,8 +143,10 @@ def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
 
 
 def _start(view: FolderView, log: LogView) -> int:
+    """What is checked must be there whole: that is also what the journal refers to."""
     found = view.read_index(log)
-    return log.first if found is None else checked_from(found.entries, log.first)
+    start = log.first if found is None else checked_from(found.entries, log.first)
+    return min([start, *(reference.offset for reference in log.references)])
 
 
 def restore(source: Path, target: Path) -> BackupReport:

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 import attrs
+from crc32c import crc32c
 
 from shared.storage import catalog
 from shared.storage.disk import Disk
@@ -158,6 +159,11 @@ def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding 
         if end > log.end:
             text = "the end of the file and of its index do not agree: it was never synced, or is damaged"
             yield Finding(Severity.WARNING, FindingKind.LOG, log.log_path, text, log.end, end - log.end)
+    for reference in log.references:
+        data = reader.read(reference.offset, reference.length)
+        if crc32c(data) != reference.crc32c and reference.offset + reference.length > log.first:
+            text = "these are not the bytes that the journal refers to"
+            yield Finding(Severity.DAMAGE, FindingKind.LOG, log.log_path, text, *reference[:2])
     yield from _index(view, log)
     for part in ranges(view, log, reader, log.first, log.end):
         if part.state is Trust.DAMAGED:

@@ -24,7 +24,7 @@ from shared.storage import catalog as catalog_file
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog
 from shared.storage.disk import Disk
-from shared.storage.format import FORMAT_PATH, EntryKind, IndexEntry
+from shared.storage.format import FORMAT_PATH, Entry, EntryKind, IndexEntry
 from shared.storage.index import IndexFile
 from shared.storage.journal import segment_path
 from shared.storage.lock import FolderLock
@@ -46,6 +46,14 @@ class Patch(NamedTuple):
     position: int
 
 
+class Reference(NamedTuple):
+    """Bytes of a log that stand in its file, and whose CRC stands in the journal."""
+
+    offset: int
+    length: int
+    crc32c: int
+
+
 @attrs.define(eq=False)
 class LogView:
     """A log. `synced_end`: the catalog's end, up to which the file itself must be good."""
@@ -60,6 +68,7 @@ class LogView:
     end: int
     synced_end: int
     patches: list[Patch] = attrs.Factory(list)  # in order, since offsets are given in order
+    references: list[Reference] = attrs.Factory(list)
 
     def patches_in(self, start: int, stop: int) -> list[Patch]:
         """Those that touch [start, stop)."""
@@ -275,7 +284,7 @@ def _apply_journal(disk: Disk, live: bool) -> FolderView:
     logs = {line.id: LogView(*line, synced_end=line.end) for line in found.logs}
     view = FolderView(disk, found, None, live, logs, [])
     try:
-        journal = replay.scan(disk, found.journal_id, found.replay_lsn)
+        journal = replay.scan(disk, found.journal_id, found.replay_lsn, found.logs)
         _apply(view, journal)
     except FileNotFoundError:
         if not live:
@@ -309,8 +318,12 @@ def _apply(view: FolderView, journal: Replay) -> None:
             if log is None:
                 if entry.kind == EntryKind.DELETE:
                     view.unmade.pop(entry.log_id, None)
-                elif entry.kind == EntryKind.APPEND and entry.log_id >= view.catalog.next_log_id:
-                    size = entry.body_end - entry.body_start
+                elif (
+                    entry.kind in (EntryKind.APPEND, EntryKind.REFERENCE)
+                    and entry.log_id >= view.catalog.next_log_id
+                ):
+                    reference = _reference(entry, payload)
+                    size = entry.body_end - entry.body_start if reference is None else reference.length
                     view.unmade[entry.log_id] = view.unmade.get(entry.log_id, 0) + size
                 continue
             if entry.kind == EntryKind.APPEND:
@@ -320,12 +333,26 @@ def _apply(view: FolderView, journal: Replay) -> None:
                 position = found.position + format.BATCH_HEADER_BYTES + entry.body_start
                 log.patches.append(Patch(entry.offset, length, found.segment.lsn, position))
                 log.end = max(log.end, entry.offset + length)
+            elif entry.kind == EntryKind.REFERENCE:
+                reference = _reference(entry, payload)
+                if reference is None:
+                    view.bad_entries += 1
+                elif not view.live:
+                    log.references.append(reference)
+                    log.end = max(log.end, reference.offset + reference.length)
             elif entry.kind == EntryKind.DELETE:
                 view.deleted.append(view.logs.pop(entry.log_id))
             elif entry.kind == EntryKind.FIRST:
                 log.first = max(log.first, entry.offset)
             elif entry.kind == EntryKind.MODE:
                 log.mode = payload[entry.body_start : entry.body_end].decode()
+
+
+def _reference(entry: Entry, payload: bytes) -> Reference | None:
+    if entry.kind != EntryKind.REFERENCE:
+        return None
+    found = format.unpack_reference(payload, entry)
+    return None if found is None else Reference(entry.offset, *found)
 
 
 def _create(view: FolderView, log_id: int, body: bytes) -> None:
