@@ -224,7 +224,8 @@ class ProtocolHeader:
             self._header += data[:missing]
             data = data[missing:]
             if not any(header.startswith(self._header) for header in PROTOCOLS):
-                raise RemoteProtocolError("not a protocol header", AMQP_HEADER)
+                self._broker.counts.refused("not AMQP")
+                raise RemoteProtocolError("the first bytes are no header of AMQP 0-9-1 or DMP", AMQP_HEADER)
             if len(self._header) < HEADER_BYTES:
                 self._connection.await_rest()
                 return

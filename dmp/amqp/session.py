@@ -127,6 +127,10 @@ class AmqpSession(SessionBase):
         """What the peer is owed is still answered; deliveries are not owed."""
         self._end(Event.END)
 
+    def fault(self, error: RemoteProtocolError) -> None:
+        """It is told nothing: by the specification (4.2.3) such a connection closes without another word."""
+        self.broker.counts.refused(Code.FRAME_ERROR.name)
+
     def too_late(self) -> None:
         self.broker.counts.too_late += 1
         self._end(Event.END)
@@ -186,7 +190,7 @@ class AmqpSession(SessionBase):
             kind, number, size = FRAME_HEAD.unpack_from(data, at)
             stop = at + head_bytes + size
             if kind not in wire.KINDS:
-                raise RemoteProtocolError(f"a frame of type {kind}")
+                raise RemoteProtocolError(f"a frame of type {kind}, which AMQP 0-9-1 does not have")
             if size > mux.payload_max:
                 mux.at = end
                 frame_max = mux.payload_max + FRAME_OVERHEAD
@@ -195,7 +199,8 @@ class AmqpSession(SessionBase):
             if stop >= end:
                 break
             if data[stop] != _END:
-                raise RemoteProtocolError("a frame without its end octet")
+                text = f"a frame of {size} bytes ends with {data[stop]:#04x}, not with 0xce"
+                raise RemoteProtocolError(text)
             mux.at = stop + 1
             mux.worked(FRAME_WORK)
             try:

@@ -155,9 +155,12 @@ async def test_a_close_names_the_method_that_it_is_about(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x05\0\0\0\0\0\0\xce", b"\x08\0\0\0\0\0\0\xcd", b"GET / HTTP/1.1"])
-async def test_what_cannot_be_framed_is_answered_with_nothing(peer: Peer, data: bytes) -> None:
+async def test_what_cannot_be_framed_is_answered_with_nothing_counted_and_logged_with_its_reason(
+    world: World, peer: Peer, data: bytes
+) -> None:
     peer.send(data)
-    assert peer.garbage is not None
+    assert "0xcd" in str(peer.garbage) or "of type" in str(peer.garbage)
+    assert world.broker.counts.refusals == {"FRAME_ERROR": 1}
     assert peer.connection.finished
     assert peer.connection.taken() == b""
 
