@@ -65,6 +65,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
     return OneSparkSession(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """More than processors: a third of the time is spent waiting for servers, disks and JVMs."""
+    return (os.cpu_count() or 1) * 3 // 2 or 1
+
+
 @pytest.fixture(autouse=True)
 def process_as_before() -> Iterator[None]:
     """Serving, and asking a folder that nobody serves, set up logging and signals for a whole process.

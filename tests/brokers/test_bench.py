@@ -4,6 +4,7 @@ import json
 import random
 import select
 import socket
+import subprocess
 import sys
 import threading
 from collections import deque
@@ -11,12 +12,27 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
 
-from brokers.bench import compare, dmp, dms, floor, kqmsgq, load, login, logmq, net, pubsub, recording, sweep
+from brokers.bench import (
+    compare,
+    dmp,
+    dms,
+    floor,
+    kqmsgq,
+    load,
+    login,
+    logmq,
+    net,
+    pubsub,
+    recording,
+    servers,
+    sweep,
+)
 from brokers.bench.datagrams import bare_receiver, flood
 from brokers.bench.load import Consumer, FanOut, Producer, Talk
 from brokers.bench.servers import nats_fan_out
@@ -31,6 +47,7 @@ from shared.recording.recorder import Recording
 from shared.recording.settings import RecordSettings
 from shared.storage.settings import Durability
 from tests.shared.recording.test_recorder import LOG
+from tests.support import forked
 from tests.support.server import until
 from tests.support.stores import open_store
 
@@ -40,9 +57,10 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "WARM_UP_SECONDS", 0.02)
     monkeypatch.setattr(logmq, "PRELOADED_BYTES", 200_000)
     monkeypatch.setattr(recording, "DISK_SECONDS", 0.01)
+    monkeypatch.setattr(servers, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked.popen}))
 
 
-ROUND: dict[str, Any] = {"seconds": 0.1, "rounds": 1}
+ROUND: dict[str, Any] = {"seconds": 0.05, "rounds": 1}
 PROTOCOLS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[tuple[Any, ...]], set[str]]] = {
     "logmq": (
         logmq.bench,

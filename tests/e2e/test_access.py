@@ -31,6 +31,7 @@ from pubsub import wire as pubsub_wire
 from pubsub.wire import Command
 from shared.access import Rule, Secret, User, written_users
 from shared.errors import BrokerError
+from tests.support.forked import quick_passwords
 from tests.support.server import NotReadyError, Server, run, until
 
 C = commands
@@ -45,7 +46,8 @@ def rules(*names: str) -> tuple[Rule, ...]:
     return tuple(Rule.parse(f"*:*:{name}") for name in names)
 
 
-SECRET = Secret.make(PASSWORD.encode(), bytes(16))
+with quick_passwords():
+    SECRET = Secret.make(PASSWORD.encode(), bytes(16))
 USERS = {
     "ann": User("ann", rules("mine*", "group/mine"), SECRET),
     "root": User("root", (Rule.parse("*:*:*"),), SECRET),
@@ -60,6 +62,7 @@ class Way:
 
     server: Server
     authority: trustme.CA | None
+    contexts: dict[str | None, ssl.SSLContext] = attrs.field(factory=dict)  # by the certificate that is shown
 
     def connect(self, protocol: str, certificate: str | None = None) -> socket.socket:
         # Each from an address of its own: after some failures an address has to wait for each answer.
@@ -68,11 +71,12 @@ class Way:
         plain = socket.create_connection(self.server.address(protocol), timeout=30, source_address=source)
         if self.authority is None:
             return plain
-        context = ssl.create_default_context()
-        self.authority.configure_trust(context)
-        if certificate is not None:
-            self.authority.issue_cert(common_name=certificate).configure_cert(context)
-        return context.wrap_socket(plain, server_hostname="localhost")
+        if certificate not in self.contexts:
+            context = self.contexts[certificate] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            self.authority.configure_trust(context)
+            if certificate is not None:
+                self.authority.issue_cert(common_name=certificate).configure_cert(context)
+        return self.contexts[certificate].wrap_socket(plain, server_hostname="localhost")
 
     def verb(self, protocol: str, verb: str, **arguments: object) -> list[Mapping[str, object]]:
         found: list[Mapping[str, object]] = control.request(
@@ -87,7 +91,8 @@ def served(folder: Path, users: Mapping[str, User], *, tls: bool = False, **envi
     (folder / "data").mkdir(parents=True)
     file = folder / "data" / "users.toml"
     file.touch(0o600)
-    file.write_text(written_users(users))
+    with quick_passwords():
+        file.write_text(written_users(users))
     if authority is not None:
         authority.cert_pem.write_to_path(folder / "ca.pem")
         authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
@@ -98,7 +103,7 @@ def served(folder: Path, users: Mapping[str, User], *, tls: bool = False, **envi
             "BROKERS_TLS_CLIENT_CA": str(folder / "ca.pem"),
         }
     environ["BROKERS_SERVE_ENABLE"] = ",".join(PROTOCOLS)
-    with Server(folder, environ=environ) as server:
+    with Server(folder, environ=environ, quick=True) as server:
         yield Way(server, authority)
 
 
@@ -476,11 +481,11 @@ def test_changed_rules_hold_for_connections_that_stand_and_who_is_gone_is_closed
         ann.sendall(b"PRODUCE mine more\nTAIL mine 0\n")
         assert [_line(ann) for _ in range(3)] == [b"OK 9\n", b"MESSAGE 0 5 hello\n", b"MESSAGE 9 4 more\n"]
         folder = ("--data-dir", str(way.server.data))
-        assert run("user", "deny", "ann", "*:*:mine*", *folder).returncode == 0
+        assert run("user", "deny", "ann", "*:*:mine*", *folder, quick=True).returncode == 0
         assert _line(ann) == b"OK 17\n", "the TAIL ends as if a line had come"
         ann.sendall(b"PRODUCE mine again\nCONSUME mine 0\n")
         assert [_line(ann) for _ in range(2)] == [b"ERR DENIED not allowed\n"] * 2
-        assert run("user", "rm", "ann", *folder).returncode == 0
+        assert run("user", "rm", "ann", *folder, quick=True).returncode == 0
         assert _all(ann) == b""
         root.sendall(b"PING\n")
         assert _line(root) == b"PONG\n"
@@ -505,7 +510,7 @@ def test_a_reload_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
         ann.sendall(f"AUTH ann {PASSWORD}\n".encode())
         assert _line(ann) == b"OK\n"
         (way.server.data / "users.toml").write_text('[users.ann]\npassword = "hunter2"\n')
-        done = run("reload", "--data-dir", str(way.server.data))
+        done = run("reload", "--data-dir", str(way.server.data), quick=True)
         assert done.returncode == ExitCode.CONFIGURATION
         assert "users.ann.password" in done.stderr
         assert "hunter2" not in done.stderr + way.server.said
@@ -598,13 +603,14 @@ def test_a_listener_that_others_reach_starts_only_where_its_clients_are_identifi
     (tmp_path / "data").mkdir()
     environ = {"BROKERS_SERVE_ENABLE": "logmq", "BROKERS_LOGMQ_HOST": "0.0.0.0"}
     if users:
-        (tmp_path / "data" / "users.toml").write_text(written_users(USERS))
+        with quick_passwords():
+            (tmp_path / "data" / "users.toml").write_text(written_users(USERS))
     authority = trustme.CA()
     if tls:
         pem = tmp_path / "server.pem"
         authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
         environ["BROKERS_LOGMQ_TLS_CERTIFICATE"] = str(pem)
-    server = Server(tmp_path, *(("--insecure",) if insecure else ()), environ=environ)
+    server = Server(tmp_path, *(("--insecure",) if insecure else ()), environ=environ, quick=True)
     if not starts:
         with pytest.raises(NotReadyError) as caught:
             server.start()
@@ -688,7 +694,7 @@ def test_pika_works_as_a_user_and_is_told_what_he_may_not(tmp_path: Path) -> Non
             channel.add_on_cancel_callback(ended.append)
             channel.basic_consume("mine", lambda channel, method, properties, body: got.append(body))
             until(lambda: ann.process_data_events(0) or got == [b"hello"])
-            run("user", "deny", "ann", "*:*:mine*", "--data-dir", str(way.server.data))
+            run("user", "deny", "ann", "*:*:mine*", "--data-dir", str(way.server.data), quick=True)
             until(lambda: root.channel().queue_declare("mine", passive=True).method.message_count == 1)
             until(lambda: ann.process_data_events(0) or len(ended) == 1)
             for ask in (

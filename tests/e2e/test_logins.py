@@ -24,12 +24,14 @@ from logmq.client import LogmqError
 from pubsub.client import Kind
 from shared.access import Rule, Secret, User, written_users
 from shared.client.dial import Disconnected, How
+from tests.support.forked import quick_passwords
 from tests.support.server import Server, run
 
 PASSWORD = "planted pass:word"
 OTHER = "another planted pass:word"
 RULES = (Rule.parse("*:*:*"),)
-SECRET = Secret.make(PASSWORD.encode(), bytes(16))
+with quick_passwords():
+    SECRET = Secret.make(PASSWORD.encode(), bytes(16))
 USERS = {
     "ann": User("ann", RULES, SECRET),
     "sensor": User("sensor", RULES, certificate=True),
@@ -45,7 +47,8 @@ class Place:
         (folder / "data").mkdir()
         users = folder / "data" / "users.toml"
         users.touch(0o600)
-        users.write_text(written_users(USERS))
+        with quick_passwords():
+            users.write_text(written_users(USERS))
         authority = trustme.CA()
         self.ca = folder / "ca.pem"
         authority.cert_pem.write_to_path(self.ca)
@@ -64,7 +67,7 @@ class Place:
             "BROKERS_TLS_CERTIFICATE": str(folder / "server.pem"),
             "BROKERS_TLS_CLIENT_CA": str(self.ca),
         }
-        self.server = Server(folder, environ=environ)
+        self.server = Server(folder, environ=environ, quick=True)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,7 @@ class Plain(Place):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         environ = {"BROKERS_SERVE_ENABLE": ",".join(PROTOCOLS), "BROKERS_ACCESS_REQUIRED": "always"}
-        self.server = Server(folder, environ=environ)
+        self.server = Server(folder, environ=environ, quick=True)
 
 
 @pytest.fixture(scope="module")

@@ -27,12 +27,16 @@ import pytest
 
 from brokers import cli
 from brokers.plugins import names
+from tests.support import forked
 
 START_SECONDS = 60.0
 """More than any start takes, so that only a hang fails for it."""
 
 SMALL_JOURNAL = {"BROKERS_STORAGE_SEGMENT_BYTES": "1MiB"}
 """A hundred starts need not each write the usual 128 MiB of zeros ahead."""
+
+
+Process = subprocess.Popen[bytes] | forked.Process
 
 
 class NotReadyError(Exception):
@@ -48,6 +52,7 @@ class Server:
     """A server on a data folder. `arguments` are those of `brokers serve`.
 
     `verb` replaces `serve` (`("logmq", "serve")`), `prefix` goes before the command (`("strace", "-f")`).
+    `quick`: it takes the passwords of `forked.quick_passwords`.
     """
 
     defaults: Mapping[str, str] = SMALL_JOURNAL
@@ -62,14 +67,16 @@ class Server:
         prefix: Sequence[str] = (),
         data: Path | None = None,
         stdin: int | None = subprocess.DEVNULL,
+        quick: bool = False,
     ) -> None:
         self.folder = folder
         self.data = data or folder / "data"
         self.ready_file = folder / "ready.json"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
         self.ready: dict[str, Any] = {}
-        self._command = [*prefix, sys.executable, "-m", "brokers", *verb]
-        self._arguments = arguments
+        self._command = [*prefix, sys.executable, "-m", "brokers"] if prefix else []
+        self._words = [*verb, "--data-dir", str(self.data), "--ready-file", str(self.ready_file), *arguments]
+        self._quick = quick
         self._environ = environ or {}
         self._stdin = stdin
         self._said: list[str] = []
@@ -82,15 +89,8 @@ class Server:
         environ |= {f"BROKERS_{name.upper()}_PORT": "0" for name in (*names(), "admin")}
         environ |= self.defaults
         environ |= self._environ
-        own = ["--data-dir", str(self.data), "--ready-file", str(self.ready_file)]
         self._said = []
-        self.process = subprocess.Popen(
-            [*self._command, *own, *self._arguments, *more],
-            stdin=self._stdin,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environ,
-        )
+        self.process = self._begin([*self._words, *more], environ)
         is_ready = threading.Event()
         self._reader = threading.Thread(target=self._read, args=(self.process, is_ready), daemon=True)
         self._reader.start()
@@ -101,6 +101,16 @@ class Server:
             raise NotReadyError(self.wait(), self.said)
         self.ready = json.loads(self.ready_file.read_text())
         return self
+
+    def _begin(self, words: Sequence[str], env: Mapping[str, str]) -> Process:
+        streams: dict[str, Any] = {
+            "stdin": self._stdin,
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.PIPE,
+        }
+        if self._command:
+            return subprocess.Popen([*self._command, *words], env=env, **streams)
+        return forked.start(words, env=env, quick=self._quick, **streams)
 
     @property
     def said(self) -> str:
@@ -152,7 +162,7 @@ class Server:
             if self.process.stdin is not None:
                 self.process.stdin.close()
 
-    def _read(self, process: "subprocess.Popen[bytes]", is_ready: threading.Event) -> None:
+    def _read(self, process: Process, is_ready: threading.Event) -> None:
         assert process.stderr is not None
         with process.stderr:
             for line in process.stderr:
@@ -189,20 +199,25 @@ def _send(connection: socket.socket, data: bytes) -> None:
         pass
 
 
-def run(*arguments: str, stdin: bytes = b"", environ: Mapping[str, str] | None = None, **more: Any) -> Any:
+def run(
+    *arguments: str,
+    stdin: bytes = b"",
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    quick: bool = False,
+) -> Any:
     """One `brokers` command, to its end: `returncode`, `stdout` and `stderr` (text)."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("BROKERS_")}
     clean["BROKERS_ADMIN_PORT"] = "0"  # the usual one may be anybody's
-    done = subprocess.run(
-        [sys.executable, "-m", "brokers", *arguments],
-        input=stdin,
-        capture_output=True,
-        timeout=START_SECONDS,
-        env=clean | dict(environ or {}),
-        **more,
-    )
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with forked.start(arguments, env=clean | dict(environ or {}), cwd=cwd, quick=quick, **pipes) as process:
+        try:
+            out, err = process.communicate(stdin, START_SECONDS)
+        except BaseException:
+            process.kill()
+            raise
     return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        process.args, process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
     )
 
 

@@ -21,9 +21,8 @@ class TrialServer(Server):
 
     def __init__(self, folder: Path, data: Path, *arguments: str, command: Sequence[str] = REAL) -> None:
         # A thousand starts need not each compile the same modules.
-        super().__init__(folder, *arguments, environ={"PYTHONDONTWRITEBYTECODE": ""})
-        self.data = data
-        self._command = [*command, "serve"]
+        super().__init__(folder, *arguments, data=data, environ={"PYTHONDONTWRITEBYTECODE": ""})
+        self._command = [] if command == REAL else [*command]
 
     def begin(self) -> None:
         """Start and wait until it is ready. Raises NotReadyError."""
