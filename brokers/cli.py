@@ -116,18 +116,16 @@ def _run(arguments: Sequence[str]) -> int:
 
         result = trio.run(finish, result, output)
     code = int(ExitCode.OK)
-    if _is_for_the_server(result):
-        result = server_cli.ask(result)
+    # The import is slow. While nobody has imported the module, no such request exists.
+    if (plugin := sys.modules.get("shared.plugin")) is not None:
+        if isinstance(result, plugin.VerbRequest):
+            result = server_cli.ask(result)
+        elif isinstance(result, plugin.ApiRequest):
+            result = server_cli.ask_api(result)
     if isinstance(result, CommandResult):
         result, code = result.shown, result.code
     output.show(result)
     return code
-
-
-def _is_for_the_server(result: Any) -> bool:
-    # The import is slow. While nobody has imported the module, no such request exists.
-    plugin = sys.modules.get("shared.plugin")
-    return plugin is not None and isinstance(result, plugin.VerbRequest)
 
 
 async def finish(result: Any, output: Output) -> Any:

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import attrs
 from cyclopts import Parameter
@@ -34,6 +34,7 @@ from shared.cli.options import (
     a_path,
     flag,
 )
+from shared.errors import UsageError
 
 if TYPE_CHECKING:
     from shared.plugin import Plugin, ServeRequest
@@ -150,7 +151,7 @@ def with_admin_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Add flags to a verb that asks a running server: which one, and as whom.
 
     A verb of the host gets what they say in its parameter of the class `AdminPlace`. A protocol's, which has
-    no such parameter, returns a VerbRequest, which gets them.
+    no such parameter, returns a VerbRequest or an ApiRequest, which gets them.
     """
     parameters = inspect.signature(verb, eval_str=True).parameters
     wanted = next((name for name, each in parameters.items() if each.annotation is AdminPlace), None)
@@ -159,7 +160,8 @@ def with_admin_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
         given["key"] = given.pop("key_file")
         return attrs.evolve(own(), flags=given) if wanted is None else own(**{wanted: AdminPlace(**given)})
 
-    return _with_flags(verb, ADMIN_FLAGS, asking, without=wanted)
+    flags = {**ADMIN_FLAGS, "key_file": (KeyFile, None)} if "key" in parameters else ADMIN_FLAGS
+    return _with_flags(verb, flags, asking, without=wanted)
 
 
 PLACE_FLAGS: Mapping[str, Any] = {"host": (Host, None), "port": (Port, None)}
@@ -185,6 +187,11 @@ ADMIN_FLAGS: Mapping[str, Any] = {
     **{name: SERVER_FLAGS[name] for name in ("certificate", "key_file")},
 }
 """The names are those in `AdminPlace`, except `key_file`."""
+API_FLAGS: Mapping[str, Any] = {name: ADMIN_FLAGS[name] for name in ("data_dir", "context", "token_file")}
+"""Those that a verb has not got already that may ask a protocol's server, too."""
+ServerOrApi = Annotated[
+    Host, Parameter(name=("--host", "--url"), help="Its address; or the admin port, http(s)://HOST:15800.")
+]
 Find = Callable[[type[Place], "Plugin", Mapping[str, Any], Path | None], Place]
 """Finds a server by the flags that were given, and by the settings for the rest."""
 
@@ -196,15 +203,21 @@ def with_server_flags(verb: Callable[..., Any], plugin: "Plugin", find: Find) ->
     parameter.
     """
     asked = {
-        name: parameter.annotation
+        name: (kind, type(None) in get_args(parameter.annotation))
         for name, parameter in inspect.signature(verb, eval_str=True).parameters.items()
-        if isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Place)
+        for kind in (parameter.annotation, *get_args(parameter.annotation))
+        if isinstance(kind, type) and issubclass(kind, Place)
     }
     if not asked:
         return verb
-    ((wanted, kind),) = asked.items()
+    ((wanted, (kind, has_api)),) = asked.items()
 
     def asking(own: Callable[..., Any], given: dict[str, Any]) -> Any:
+        if has_api:
+            api = {name: given.pop(name) for name in API_FLAGS}
+            flags = _api_flags(given, api)
+            if flags is not None:
+                return _asked_by_api(own(**{wanted: None}), flags)
         config = given.pop("config")
         said = {"key" if name == "key_file" else name: value for name, value in given.items()}
         return own(**{wanted: find(kind, plugin, said, config)})
@@ -215,7 +228,29 @@ def with_server_flags(verb: Callable[..., Any], plugin: "Plugin", find: Find) ->
     flags = SERVER_FLAGS if issubclass(kind, Server) else PLACE_FLAGS
     if flags is SERVER_FLAGS and "key" in inspect.signature(verb).parameters:
         flags = {**flags, "key_file": (KeyFile, None)}
+    if has_api:
+        flags = {**flags, **API_FLAGS, "host": (ServerOrApi, None)}
     return _with_flags(verb, {**flags, "port": (port, None), **CONFIG_FLAG}, asking, without=wanted)
+
+
+def _api_flags(given: Mapping[str, Any], api: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The flags of `AdminPlace` where a verb is to ask the API; None: it asks the protocol's server."""
+    host = given["host"]
+    by_url = host is not None and host.startswith(("http://", "https://"))
+    if not by_url and not any(api.values()):
+        if host is not None or given["port"] is not None:
+            return None
+        if AdminPlace(config=given["config"]).settled().url is None:  # no context is in use
+            return None
+    elif host is not None and not by_url:
+        raise UsageError("--host", "names another server than the flags for the API do")
+    common = ("config", "user", "password_file", "ca", "certificate")
+    said = {name: given[name] for name in common}
+    return {**said, "key": given["key_file"], "url": host, **api}
+
+
+async def _asked_by_api(request: Any, flags: Mapping[str, Any]) -> Any:
+    return attrs.evolve(await request, flags=flags)
 
 
 TABLE_FLAGS: Mapping[str, Any] = {

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode
 
 from cyclopts import App, Parameter
 
+from brokers.api_client import PAGE, ApiClient
 from brokers.asking import AdminPlace
-from brokers.control import AdminClient
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import with_admin_flags, with_table_flags
 from brokers.render import CommandResult, Listing
@@ -17,9 +16,6 @@ from shared.cli.options import Json, at_least_one, flag
 from shared.errors import UsageError
 from shared.objects import KINDS, ObjectKind
 
-ROOT = "/api/v1"
-PAGE = 1000
-"""The most that one answer has."""
 SMALLEST_FIRST = ("", "time", "flag")
 """Units of columns by which the first is not the largest."""
 
@@ -83,7 +79,7 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
         if sort is None:
             if reverse:
                 raise UsageError("--reverse", "needs --sort")
-            rows, following = pages(at.client(), kind.name, query, limit, after)
+            rows, following = ApiClient(at.client()).pages(kind.name, query, limit, after)
             return Listing(rows, units, following)
         if sort not in units:
             raise UsageError("--sort", f"no column {sort}; there are {', '.join(units)}")
@@ -92,8 +88,9 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
         descending = (units[sort] not in SMALLEST_FIRST) is not reverse
         if limit is not None and limit <= PAGE:
             order = f"-{sort}" if descending else sort
-            return Listing(first(at.client(), kind.name, {**query, "sort": order}, limit), units)
-        rows, _ = pages(at.client(), kind.name, query)
+            first = ApiClient(at.client()).get(kind.name, **{**query, "sort": order, "limit": limit})
+            return Listing(first["items"], units)
+        rows, _ = ApiClient(at.client()).pages(kind.name, query)
         there = [row for row in rows if row[sort] is not None]
         there.sort(key=lambda row: row[sort], reverse=descending)
         return Listing([*there, *(row for row in rows if row[sort] is None)][:limit], units)
@@ -111,38 +108,6 @@ def _query(wanted: Sequence[str]) -> dict[str, str]:
             raise UsageError("WANTED", f"{name} is given twice")
         query[name] = text
     return query
-
-
-def pages(
-    client: AdminClient,
-    kind: str,
-    query: Mapping[str, str],
-    limit: int | None = None,
-    after: str | None = None,
-) -> tuple[list[Mapping[str, Any]], str | None]:
-    """All rows behind `after`, `limit` at most; and the name behind which there are more, if any."""
-    rows: list[Mapping[str, Any]] = []
-    while True:
-        size = PAGE if limit is None else min(PAGE, limit - len(rows))
-        asked = {**query, "limit": str(size), **({} if after is None else {"after": after})}
-        found = client.request("GET", f"{ROOT}/{kind}?{urlencode(asked)}")
-        rows += found["items"]
-        after = found["next"]
-        if after is None or (limit is not None and len(rows) >= limit):
-            return rows, after
-
-
-def first(
-    client: AdminClient, kind: str, query: Mapping[str, str], limit: int
-) -> Sequence[Mapping[str, Any]]:
-    """The first rows of a list, `PAGE` at most."""
-    found = client.request("GET", f"{ROOT}/{kind}?{urlencode({**query, 'limit': str(limit)})}")
-    return list(found["items"])
-
-
-def path_of(kind: str, *parts: str) -> str:
-    """The path of one object, or of what can be done with it."""
-    return "/".join((ROOT, kind, *(quote(part, safe="") for part in parts)))
 
 
 kick = App(name="kick", help_format="plaintext", help_epilogue=examples("brokers", "brokers kick dms-12"))
@@ -163,12 +128,12 @@ def _kick(
 
     The exit code is 66 where one is not there (any more); the others are closed.
     """
-    client = at.client()
+    api = ApiClient(at.client())
     rows: list[Mapping[str, Any]] = []
     code = ExitCode.OK
     for each in connection:
         try:
-            rows.append({"connection": each, **client.request("DELETE", path_of("connections", each))})
+            rows.append({"connection": each, **api.delete("connections", each)})
         except Refusal as error:
             if error.code != ExitCode.MISSING:
                 raise

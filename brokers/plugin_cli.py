@@ -16,7 +16,10 @@ from brokers import plugins
 from brokers.errors import Refusal
 from brokers.flags import with_admin_flags, with_host_flags, with_server_flags, with_table_flags
 from shared.cli.options import Place
-from shared.plugin import Plugin, VerbRequest
+from shared.plugin import ApiRequest, Plugin, VerbRequest
+
+ASKING = (ApiRequest, VerbRequest, "ApiRequest", "VerbRequest")
+"""What verbs return that ask a running server."""
 
 
 def __getattr__(name: str) -> App:
@@ -48,13 +51,21 @@ def _app(name: str) -> App:
             serve.default_command = with_host_flags(
                 serve.default_command, recordable=plugin.unrecorded is None
             )
-    for word in app:
-        verb = app[word].default_command
-        if verb is not None:
-            if inspect.signature(verb).return_annotation in (VerbRequest, "VerbRequest"):
-                verb = with_admin_flags(verb)
-            app[word].default_command = with_table_flags(with_server_flags(verb, plugin, _find))
+    _prepare(app, plugin)
     return app
+
+
+def _prepare(app: App, plugin: Plugin) -> None:
+    """Add the host's flags to the verbs of an app, and of the apps in it."""
+    for word in app:
+        own = app[word]
+        verb = own.default_command
+        if verb is not None:
+            if inspect.signature(verb).return_annotation in ASKING:
+                verb = with_admin_flags(verb)
+            own.default_command = with_table_flags(with_server_flags(verb, plugin, _find))
+        if not word.startswith("-"):
+            _prepare(own, plugin)
 
 
 def _find(kind: type[Place], plugin: Plugin, given: Mapping[str, Any], config: Path | None) -> Place:

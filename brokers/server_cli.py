@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from cyclopts import App, Parameter
 
+from brokers.api_client import ApiClient
 from brokers.asking import USUAL, AdminPlace, existing
 from brokers.errors import ExitCode, Refusal, copy_errors
 from brokers.flags import with_admin_flags
@@ -16,7 +17,7 @@ from shared.cli.progress import progress, waiting
 from shared.errors import UsageError
 
 if TYPE_CHECKING:
-    from shared.plugin import VerbRequest
+    from shared.plugin import ApiRequest, VerbRequest
 
 
 def add_commands(app: App) -> None:
@@ -106,6 +107,13 @@ def call(
         return found
     arguments_given = keyed("ARGUMENTS", arguments)
     return client.request("POST", f"/{quote(protocol, safe='')}/{quote(verb, safe='')}", arguments_given)
+
+
+def ask_api(request: "ApiRequest") -> Any:
+    """Ask the API for a protocol's own command. Raises BrokerError."""
+    client = AdminPlace(**request.flags).client()
+    with waiting("asking"):
+        return request.ask(ApiClient(client))
 
 
 def ask(request: "VerbRequest") -> Any:

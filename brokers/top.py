@@ -17,17 +17,17 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 import attrs
 from cyclopts import App, Parameter
 
+from brokers.api_client import ApiClient
 from brokers.asking import AdminPlace
 from brokers.control import AdminClient
 from brokers.errors import Refusal
 from brokers.escape import escape
 from brokers.flags import with_admin_flags
-from brokers.object_cli import ROOT, SMALLEST_FIRST
+from brokers.object_cli import SMALLEST_FIRST
 from brokers.render import Listing, Several, columns_of, lay_out, readable_cell
 from shared.cli.app import examples
 from shared.cli.options import Json, flag
@@ -87,11 +87,9 @@ class Sight:
 
 def look(client: AdminClient, queries: Mapping[str, Mapping[str, str]]) -> Sight:
     """Ask the server for all that is shown. Raises Refusal."""
-    overview = client.request("GET", f"{ROOT}/overview")
-    rows = {
-        kind: client.request("GET", f"{ROOT}/{kind}?{urlencode(query)}")["items"]
-        for kind, query in queries.items()
-    }
+    api = ApiClient(client)
+    overview = api.get("overview")
+    rows = {kind: api.get(kind, **query)["items"] for kind, query in queries.items()}
     return Sight(overview, rows, time.monotonic())
 
 

@@ -15,7 +15,7 @@ from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given
 from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.errors import UsageError
-from shared.plugin import ServeRequest, VerbRequest
+from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
 
 app, command = protocol_app(
     "dmp",
@@ -156,23 +156,32 @@ async def declare(
     transient: Annotated[bool, flag("It ends with the server, as do its messages.")] = False,
     auto_delete: Annotated[bool, flag("It goes when the last that uses it has gone.")] = False,
     argument: Arguments = (),
-    server: Server,
+    server: Server | None,
     json: Json = False,
-) -> Mapping[str, Any]:
+) -> Mapping[str, Any] | ApiRequest:
     """Make a queue or an exchange, durable unless it is transient.
 
     One that is there and is the same stays as it is; one that differs is an error.
     """
     arguments = keyed("--argument", argument)
-    if what == "queue":
-        if type_ is not None:
-            raise UsageError("--type", "is of an exchange")
-        async with _amqp(server, name) as client:
+    if what == "queue" and type_ is not None:
+        raise UsageError("--type", "is of an exchange")
+    shown = {what: name, "declared": True}
+    if server is None:
+        kind: dict[str, Any] = {"durable": not transient, "auto_delete": auto_delete}
+        if what == "exchange":
+            kind["type"] = type_ or "direct"
+            if "alternate-exchange" in arguments:
+                kind["alternate"] = arguments.pop("alternate-exchange")
+        if arguments:
+            kind["arguments"] = arguments
+        return ApiRequest(lambda api: api.post(f"{what}s", name=name, **kind) and shown)
+    async with _amqp(server, name) as client:
+        if what == "queue":
             await client.declare_queue(
                 name, durable=not transient, auto_delete=auto_delete, arguments=arguments
             )
-    else:
-        async with _amqp(server, name) as client:
+        else:
             await client.declare_exchange(
                 name,
                 type_ or "direct",
@@ -180,7 +189,7 @@ async def declare(
                 auto_delete=auto_delete,
                 arguments=arguments,
             )
-    return {what: name, "declared": True}
+    return shown
 
 
 @command("delete queue jobs --if-empty", "delete exchange logs")
@@ -190,20 +199,27 @@ async def delete(
     *,
     if_unused: Annotated[bool, flag("Not a queue with consumers, nor an exchange with bindings.")] = False,
     if_empty: Annotated[bool, flag("Not a queue with messages.")] = False,
-    server: Server,
+    server: Server | None,
     json: Json = False,
-) -> Mapping[str, Any]:
+) -> Mapping[str, Any] | ApiRequest:
     """End a queue or an exchange: bindings and messages go for good."""
     if what == "exchange" and if_empty:
         raise UsageError("--if-empty", "is of a queue")
+    shown = {what: name, "deleted": True}
+    if server is None:
+        if if_unused or if_empty:
+            raise UsageError("--if-unused" if if_unused else "--if-empty", "is for AMQP, and not for the API")
+        if what == "exchange":
+            return ApiRequest(lambda api: api.delete("exchanges", name) and shown)
+        return ApiRequest(lambda api: {**shown, "messages": api.delete("queues", "dmp", name)["messages"]})
     async with _amqp(server, name) as client:
         if what == "exchange":
             await client.declare_exchange(name, passive=True)  # to delete what is not there is no error
             await client.delete_exchange(name, if_unused=if_unused)
-            return {what: name, "deleted": True}
+            return shown
         await client.declare_queue(name, passive=True)
         messages = await client.delete_queue(name, if_unused=if_unused, if_empty=if_empty)
-        return {what: name, "deleted": True, "messages": messages}
+        return {**shown, "messages": messages}
 
 
 @command("bind jobs amq.topic -k 'orders.#'", "bind both amq.headers -a x-match=all -a kind=order")
@@ -213,14 +229,20 @@ async def bind(
     *,
     key: Key = "",
     argument: Arguments = (),
-    server: Server,
+    server: Server | None,
     json: Json = False,
-) -> Mapping[str, Any]:
+) -> Mapping[str, Any] | ApiRequest:
     """Have what comes to an exchange under a key go into a queue, too."""
     arguments = keyed("--argument", argument)
+    shown = {"queue": queue, "exchange": exchange, "key": key, "bound": True}
+    if server is None:
+        more: dict[str, Any] = {"arguments": arguments} if arguments else {}
+        return ApiRequest(
+            lambda api: api.post("bindings", exchange=exchange, queue=queue, key=key, **more) and shown
+        )
     async with _amqp(server, queue, exchange, key) as client:
         await client.bind(queue, exchange, key, arguments)
-    return {"queue": queue, "exchange": exchange, "key": key, "bound": True}
+    return shown
 
 
 @command("unbind jobs amq.topic -k 'orders.#'")
@@ -230,23 +252,76 @@ async def unbind(
     *,
     key: Key = "",
     argument: Arguments = (),
-    server: Server,
+    server: Server | None,
     json: Json = False,
-) -> Mapping[str, Any]:
+) -> Mapping[str, Any] | ApiRequest:
     """Take a binding back: that of the same key and arguments."""
     arguments = keyed("--argument", argument)
+    shown = {"queue": queue, "exchange": exchange, "key": key, "bound": False}
+
+    def ask(api: AdminApi) -> Mapping[str, Any]:
+        api.get("queues", "dmp", queue)
+        api.get("exchanges", exchange)
+        for row in api.rows("bindings", exchange=exchange, queue=queue):
+            if (row["key"], row["arguments"]) == (key, arguments):
+                api.delete("bindings", row["id"])
+        return shown
+
+    if server is None:
+        return ApiRequest(ask)
     async with _amqp(server, queue, exchange, key) as client:
         await client.declare_queue(queue, passive=True)  # to unbind what is not there is no error
         await client.declare_exchange(exchange, passive=True)
         await client.unbind(queue, exchange, key, arguments)
-    return {"queue": queue, "exchange": exchange, "key": key, "bound": False}
+    return shown
 
 
 @command("purge jobs")
-async def purge(queue: QueueName, *, server: Server, json: Json = False) -> Mapping[str, Any]:
+async def purge(
+    queue: QueueName, *, server: Server | None, json: Json = False
+) -> Mapping[str, Any] | ApiRequest:
     """Drop all messages of a queue but those that consumers hold."""
+    if server is None:
+        return ApiRequest(
+            lambda api: {"queue": queue, "purged": api.post("queues", "dmp", queue, "purge")["purged"]}
+        )
     async with _amqp(server, queue) as client:
         return {"queue": queue, "purged": await client.purge(queue)}
+
+
+@command("pause jobs")
+def pause(queue: QueueName, *, json: Json = False) -> ApiRequest:
+    """Stop a queue's deliveries; publishing goes on. A durable queue stays so over a restart."""
+    return ApiRequest(lambda api: {"queue": queue, **api.post("queues", "dmp", queue, "pause")})
+
+
+@command("resume jobs")
+def resume(queue: QueueName, *, json: Json = False) -> ApiRequest:
+    """Have a paused queue deliver again."""
+    return ApiRequest(lambda api: {"queue": queue, **api.post("queues", "dmp", queue, "resume")})
+
+
+@command("bindings", "bindings --queue jobs --json")
+def bindings(
+    *,
+    queue: Annotated[str | None, Parameter(name=("--queue", "-q"), help="Only to this queue.")] = None,
+    exchange: Annotated[
+        str | None, Parameter(name=("--exchange", "-e"), help="Only of this exchange.")
+    ] = None,
+    json: Json = False,
+) -> ApiRequest:
+    """List the bindings: from which exchange, under which key, to which queue or exchange."""
+    wanted = {"queue": queue, "exchange": exchange}
+    query = {name: value for name, value in wanted.items() if value is not None}
+
+    def ask(api: AdminApi) -> Sequence[Mapping[str, Any]]:
+        rows = api.rows("bindings", protocol="dmp", **query)
+        return [{name: row[name] for name in BINDING_COLUMNS} for row in rows]
+
+    return ApiRequest(ask)
+
+
+BINDING_COLUMNS = ("exchange", "key", "queue", "to_exchange", "arguments")
 
 
 @asynccontextmanager

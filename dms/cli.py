@@ -20,7 +20,7 @@ from shared.cli.options import Json, Max, Messages, Server, Words, a_path, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
 from shared.errors import UsageError
-from shared.plugin import ServeRequest, VerbRequest
+from shared.plugin import ApiRequest, ServeRequest, VerbRequest
 
 PREFETCH = 64
 LEVELS = ("debug", "info", "warning", "error")
@@ -350,6 +350,18 @@ def redrive(
 ) -> VerbRequest:
     """Move dead messages back to the queues that they came from."""
     return _administrative("redrive", data_dir, queue=queue)
+
+
+@command("pause orders")
+def pause(queue: QueueName, *, json: Json = False) -> ApiRequest:
+    """Stop a queue's deliveries; publishing goes on. So it stays over a restart."""
+    return ApiRequest(lambda api: {"queue": queue, **api.post("queues", "dms", queue, "pause")})
+
+
+@command("resume orders")
+def resume(queue: QueueName, *, json: Json = False) -> ApiRequest:
+    """Have a paused queue deliver again."""
+    return ApiRequest(lambda api: {"queue": queue, **api.post("queues", "dms", queue, "resume")})
 
 
 @command("export -q orders orders.dmsq")

@@ -3,21 +3,23 @@
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Annotated, Any
 
 import trio
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
-from shared.cli.app import protocol_app
+from shared.cli.app import examples, protocol_app
 from shared.cli.commands import Remaining, bodies_shown, line_runs, lost_is_refused
 from shared.cli.options import DataDir, Json, Max, Messages, Server, Words, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
 from shared.errors import UsageError
-from shared.plugin import ServeRequest, VerbRequest
+from shared.objects import time_text
+from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
 from shared.units import moment_ms
 
 app, command = protocol_app(
@@ -34,11 +36,17 @@ Topic = Annotated[str, Parameter(name=("--topic", "-t"), help="A topic.")]
 TIMES = "30m ago, 1h, 2d; 2026-01-31T12:00 (local unless it says); or Unix milliseconds"
 From = Annotated[
     str | None,
-    Parameter(name="--from", help="An offset, first (kept), end, or a time, as 1h.", show_default=False),
+    Parameter(
+        name="--from", help="An offset, first (kept), end, last:N, or a time, as 1h.", show_default=False
+    ),
 ]
 Offsets = Annotated[bool, flag("Show each message's offset beside it.")]
 
 
+LAST_MAX = 1_000_000
+"""Of `last:N`: their offsets are held."""
+BACK_BYTES = 256 * 1024
+"""Read behind the end first, to find the last messages; then four times as much, and so on."""
 ANSWER_SECONDS = 10.0
 """For the first answer; as long as a connection may take."""
 
@@ -110,6 +118,7 @@ async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
 @command(
     "consume orders",
     "consume orders --from 128 --max 10 --offsets",
+    "consume orders --from last:10",
     "consume orders --group billing --commit --follow",
 )
 async def consume(
@@ -212,7 +221,21 @@ async def seek(
         return {"topic": topic, "offset": await client.seek(topic, unix_ms)}
 
 
-@command("groups", "groups --topic orders --json")
+groups_app = App(
+    name="groups",
+    help_format="plaintext",
+    help_epilogue=examples(
+        "brokers logmq",
+        "groups",
+        "groups --topic orders --json",
+        "groups reset billing orders first",
+        "groups delete billing orders",
+    ),
+)
+app.command(groups_app)
+
+
+@groups_app.default
 def groups(
     *,
     topic: Annotated[str | None, Parameter(help="Only of this topic.")] = None,
@@ -226,6 +249,79 @@ def groups(
     in its data folder.
     """
     return VerbRequest("logmq", "groups", {"topic": topic, "group": group}, data_dir)
+
+
+Group = Annotated[str, Parameter(help="A group.")]
+DryRun = Annotated[bool, flag("Say what would change, and change nothing.")]
+
+
+@groups_app.command(
+    help_epilogue=examples(
+        "brokers logmq",
+        "groups reset billing orders first",
+        "groups reset billing orders 30m --dry-run",
+        "groups reset billing orders last:100",
+    )
+)
+def reset(
+    group: Group,
+    topic: Topic,
+    where: Annotated[
+        str,
+        Parameter(name=("--to", "--where"), help="An offset, first (kept), end, last:N, or a time, as 1h."),
+    ],
+    *,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> ApiRequest:
+    """Set where a group goes on in a topic."""
+    offset = _offset_said("--to", where)
+
+    def ask(api: AdminApi) -> Mapping[str, Any]:
+        if isinstance(offset, str):
+            said: Mapping[str, Any] = {"offset": api.get("topics", topic)[offset]}
+        else:
+            said = offset
+        answer = api.post("groups", group, topic, "reset", dry_run=dry_run, **said)
+        return {"group": group, "topic": topic, **answer}
+
+    return ApiRequest(ask)
+
+
+@groups_app.command(
+    name="delete", help_epilogue=examples("brokers logmq", "groups delete billing orders --dry-run")
+)
+def delete_group(group: Group, topic: Topic, *, dry_run: DryRun = False, json: Json = False) -> ApiRequest:
+    """Forget what a group has committed in a topic."""
+    return ApiRequest(
+        lambda api: {
+            "group": group,
+            "topic": topic,
+            **api.delete("groups", group, topic, dry_run=dry_run),
+        }
+    )
+
+
+@command("trim orders 1048576 --dry-run", "trim orders end")
+def trim(
+    topic: Topic,
+    offset: Annotated[
+        str,
+        Parameter(name=("--to", "--offset"), help="The first offset to keep; end keeps nothing."),
+    ],
+    *,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> ApiRequest:
+    """Drop a topic's messages below an offset, for good. Other offsets stay as they are."""
+    if offset != "end" and not _is_number(offset):
+        raise UsageError("--to", f"{offset!r} is no offset, and not end")
+
+    def ask(api: AdminApi) -> Mapping[str, Any]:
+        first = api.get("topics", topic)["end"] if offset == "end" else int(offset)
+        return {"topic": topic, **api.post("topics", topic, "trim", dry_run=dry_run, offset=first)}
+
+    return ApiRequest(ask)
 
 
 @command("delete orders")
@@ -244,14 +340,59 @@ def _time(argument: str, said: str) -> int:
         raise UsageError(argument, str(error)) from None
 
 
+def _is_number(said: str) -> bool:
+    return said.isascii() and said.isdigit() and len(said) < 20
+
+
+def _last(argument: str, said: str) -> int | None:
+    """The N of `last:N`; None for another text. Raises UsageError."""
+    word, colon, number = said.partition(":")
+    if word != "last" or not colon:
+        return None
+    if not _is_number(number) or not 1 <= int(number) <= LAST_MAX:
+        raise UsageError(argument, f"last:N takes 1 to {LAST_MAX:,} messages")
+    return int(number)
+
+
+def _offset_said(argument: str, said: str) -> Mapping[str, Any] | str:
+    """What the API takes for a place in a topic; `first` and `end` are the topic's. Raises UsageError."""
+    if said in ("first", "end"):
+        return said
+    if _is_number(said):
+        return {"offset": int(said)}
+    if (count := _last(argument, said)) is not None:
+        return {"records_back": count}
+    return {"time": time_text(_time(argument, said))}
+
+
+async def _back(client: Client, topic: str, count: int) -> int:
+    """The offset of the last message but `count` - 1; the first that is kept where there are fewer."""
+    found = await client.offsets(topic)
+    span = BACK_BYTES
+    while True:
+        begin = max(found.first, found.end - span)
+        marks = await client.marks(topic, begin, found.end)
+        begin = max(marks[0].offset, found.first) if marks else found.first
+        last: deque[int] = deque(maxlen=count)
+        records = client.records(topic, begin)
+        while records.offset < found.end and (chunk := await records.chunk()):
+            last.extend(record.offset for record in chunk if record.offset < found.end)
+        if len(last) == count or begin <= found.first:
+            return last[0] if last else found.end
+        span *= 4
+
+
 async def _start(
     client: Client, topic: str, said: str | None, group: str | None, *, missing: int | None
 ) -> int:
     """The offset to begin at. `missing`: that of a topic that does not exist (None: an error)."""
     if said is not None and said.isdigit():
         return int(said)
-    since = None if said in (None, "first", "end") else _time("--from", said)
+    back = None if said is None else _last("--from", said)
+    since = None if said in (None, "first", "end") or back is not None else _time("--from", said)
     try:
+        if back is not None:
+            return await _back(client, topic, back)
         if since is not None:
             return await client.seek(topic, since)
         found = await client.offsets(topic)

@@ -173,6 +173,34 @@ class ServeRequest:
     says: bool = False
 
 
+class AdminApi(Protocol):
+    """The API of a running server. `parts`: of a path, as they are written. Raises BrokerError."""
+
+    def get(self, *parts: str, **query: Any) -> Any:
+        """Ask for a list, an object, or what an action that changes nothing says."""
+
+    def rows(self, kind: str, **query: Any) -> Sequence[Mapping[str, Any]]:
+        """All of a list."""
+
+    def post(self, *parts: str, dry_run: bool = False, **arguments: Any) -> Any:
+        """Do something with an object, or make one."""
+
+    def delete(self, *parts: str, dry_run: bool = False) -> Any:
+        """Delete an object."""
+
+
+@attrs.frozen
+class ApiRequest:
+    """What a protocol's own command returns to ask the API of a running server: the host calls `ask`, and
+    shows what it returns. `flags` is the host's: what was given of the flags that it adds to every verb that
+    is said to return this. A verb with a parameter `server: Server | None` gets None there where these name
+    the API of a server.
+    """
+
+    ask: Callable[[AdminApi], Any]
+    flags: Mapping[str, Any] = {}
+
+
 @attrs.frozen
 class VerbRequest:
     """What a protocol's own command returns to have one of its administrative verbs called.

@@ -200,3 +200,12 @@ def test_an_answer_that_helps_nobody_is_told_in_words(
         client.request("GET", "/api/v1/overview")
     assert isinstance(refused.value, Refusal)
     assert refused.value.code == code
+
+
+def test_a_context_in_use_counts_for_verbs_that_know_two_ways_but_not_before_a_host(
+    command: Run, home: Path
+) -> None:
+    assert command("context", "add", "gone", "http://127.0.0.1:1")[0] == ExitCode.OK
+    assert command("context", "use", "gone")[0] == ExitCode.OK
+    assert "http://127.0.0.1:1 cannot be reached" in command("dmp", "purge", "jobs")[2]
+    assert "127.0.0.1:2: " in command("dmp", "purge", "jobs", "--port", "2")[2]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from brokers.errors import ExitCode
 from dmp.data_types import short
 from dmp.principal import open_principal
 from dmp.wire import DMP_HEADER
@@ -117,3 +118,40 @@ async def test_leases_are_listed_by_target_and_age_alone(server: Server) -> None
         assert word.decode() not in said
         assert speak((host, port), DMP_HEADER + short(word)).endswith(b'Ready to write to "amq.topic"')
         assert listed() == ""
+
+
+def test_exchanges_and_bindings_are_made_and_ended_over_the_api_with_the_words_of_amqp(
+    server: Server, here: Command
+) -> None:
+    """What each says over AMQP and, with the data folder, over the API."""
+    api = ("--data-dir", str(server.data))
+    lines = (
+        "declare exchange logs --type topic",
+        "declare exchange logs --type topic",
+        "bind jobs logs -k a.#",
+        "purge jobs",
+        "unbind jobs logs -k a.#",
+        "delete exchange logs",
+        "delete exchange logs",
+        "purge nix",
+    )
+    said = []
+    for way in ((), api):
+        assert here("declare", "queue", "jobs")[0] == 0
+        answers = [here(*line.split(), "--json", *way)[:2] for line in lines]
+        said.append([*answers, here("delete", "queue", "jobs", "--json", *way)[:2]])
+    assert said[0] == said[1]
+
+
+def test_bindings_are_listed_and_a_queue_is_paused(server: Server, here: Command) -> None:
+    api = ("--data-dir", str(server.data))
+    here("declare", "queue", "held")
+    here("bind", "held", "amq.topic", "-k", "a.#")
+    _, out, _ = here("bindings", "--queue", "held", "--json", *api)
+    row = {"exchange": "amq.topic", "key": "a.#", "queue": "held", "to_exchange": None, "arguments": {}}
+    assert [json.loads(line) for line in out.splitlines()] == [row]
+    assert here("pause", "held", "--json", *api)[1] == '{"queue": "held", "paused": 1}\n'
+    assert here("resume", "held", "--json", *api)[1] == '{"queue": "held", "resumed": 1}\n'
+    assert here("delete", "queue", "held", "--if-empty", *api)[0] == ExitCode.USAGE
+    assert here("purge", "held", "--host", "127.0.0.1", *api)[0] == ExitCode.USAGE
+    assert here("delete", "queue", "held", *api)[0] == 0

@@ -18,7 +18,7 @@ from tests.support.server import Command, Server, run, until
 
 VERBS = (
     *("serve", "produce", "consume", "create", "delete", "list", "stress"),
-    *("queues", "peek", "purge", "redrive", "export", "import"),
+    *("queues", "peek", "purge", "redrive", "export", "import", "pause", "resume"),
 )
 
 
@@ -329,3 +329,14 @@ def test_what_is_refused_goes_back_and_its_delivery_counts(dms: Command) -> None
     code, _, err = dms("consume", "refused", "-c", "--nack")
     assert code == ExitCode.USAGE
     assert "--nack" in err
+
+
+def test_a_paused_queue_delivers_nothing_until_it_is_resumed(dms: Command, server: Server) -> None:
+    where = ("--json", "--data-dir", str(server.data))
+    dms("create", "held")
+    dms("produce", "held", "one")
+    assert dms("pause", "held", *where)[1] == '{"queue": "held", "paused": 1}\n'
+    assert dms("consume", "held")[0] == ExitCode.TEMPORARY
+    assert dms("resume", "held", *where)[1] == '{"queue": "held", "resumed": 1}\n'
+    assert dms("consume", "held")[1] == "one\n"
+    assert dms("pause", "nix", *where)[0] == ExitCode.MISSING

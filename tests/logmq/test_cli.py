@@ -209,3 +209,49 @@ def test_metrics_count_what_was_done(server: Server) -> None:
         ("writers",): 1,
     }
     assert after["tails",] == after["fetches_waiting",] == 0
+
+
+def test_consume_begins_so_many_messages_before_the_end(server: Server, logmq: Command) -> None:
+    """Across blocks of the index and chunks of an answer, however large the messages are."""
+    sizes = [0, 300_000, 3, 200_000, 100_000, 70_000, *[100] * 2000]
+    said = b"".join(
+        b"PRODUCE back %s\n" % (b"%d" % number).ljust(size, b".") for number, size in enumerate(sizes)
+    )
+    speak(server.address("logmq"), said)
+    numbers = [str(number) for number in range(len(sizes))]
+    for count in (1, 2, 999, 2001, 2005, 2006, 10_000):
+        lines = logmq("consume", "back", "--from", f"last:{count}")[1].splitlines()
+        assert [line.rstrip(".") for line in lines] == numbers[-count:], count
+    assert logmq("tail", "back", "--from", "last:2", "--max", "2")[1].count("\n") == 2
+    for said_ in ("last:0", "last:", "last:x", "last:99999999"):
+        assert logmq("consume", "back", "--from", said_)[0] == ExitCode.USAGE
+
+
+def test_a_group_is_reset_and_forgotten_and_a_topic_trimmed(server: Server, logmq: Command) -> None:
+    logmq("produce", "steered", "one", "two", "three")
+    logmq("consume", "steered", "--group", "g", "--commit")
+    where = ("--data-dir", str(server.data))
+
+    def done(*words: str) -> dict[str, object]:
+        code, out, said = logmq(*words, "--json", *where)
+        assert code == 0, said
+        return dict(rows(out)[0])
+
+    def offset() -> object:
+        return rows(logmq("groups", "--topic", "steered", "--json", *where)[1])[0]["offset"]
+
+    told = {"group": "g", "topic": "steered", "reset": 1, "before": 23, "offset": 0}
+    assert done("groups", "reset", "g", "steered", "first", "--dry-run") == told
+    assert offset() == 23
+    assert done("groups", "reset", "g", "steered", "first") == told
+    assert offset() == 0
+    for said, at in (("7", 7), ("1h", 0), ("end", 23)):
+        assert done("groups", "reset", "g", "steered", said)["offset"] == at
+    assert done("trim", "steered", "7", "--dry-run") == {"topic": "steered", "dropped": 7, "first": 7}
+    assert done("trim", "steered", "7")["first"] == 7
+    assert logmq("consume", "steered")[1] == "two\nthree\n"
+    assert done("groups", "delete", "g", "steered")["deleted"] == 1
+    assert logmq("groups", "delete", "g", "steered", *where)[0] == ExitCode.MISSING
+    assert logmq("trim", "steered", "8", *where)[0] == ExitCode.FAILED
+    assert logmq("trim", "steered", "all", *where)[0] == ExitCode.USAGE
+    assert logmq("groups", "reset", "g", "steered", "soon", *where)[0] == ExitCode.USAGE
