@@ -32,7 +32,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from brokers import logs
-from brokers.listing import listed, row_of
+from brokers.listing import LOOK_AT_ONE_SECONDS, Found, listed, row_of
 from brokers.render import json_value
 from shared.objects import KINDS, Action, KindColumn, ObjectKind, ObjectMissing, Objects, key_of
 
@@ -135,6 +135,8 @@ async def _one(
     actions = {action.name: action for action in each.actions}
     if not rest and request.method in ("GET", "HEAD"):
         row = row_of(protocol, each, found)
+        if row is not None:
+            row = await Found(each, found, row).full(LOOK_AT_ONE_SECONDS)
         if row is None:
             raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
         return as_json(row)

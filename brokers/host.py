@@ -30,6 +30,7 @@ from brokers.admin_door import Door, listen
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal, folder_errors
 from brokers.fairness import LoopWatch
+from brokers.flows import Flows
 from brokers.rates import Rates
 from brokers.recent import Recent
 from brokers.reloading import Apply, Reloader
@@ -93,6 +94,7 @@ class Host:
         self._store: Store | None = None
         self._recording: Recording | None = None
         self._rates = Rates(self.samples)
+        self._flows = Flows(lambda: [(service.name, each) for service, each in self._objects()])
         self._traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6)
         self.page: str | None = None
         self.admin_token = ""
@@ -159,6 +161,7 @@ class Host:
                 await self._open_admin(nursery, reloader)
                 reloader.register(users.UsersReload(self._access))  # last: guards are as set before it
                 nursery.start_soon(self._rates.run)
+                nursery.start_soon(self._flows.run)
                 nursery.start_soon(self._traces.run)
                 for service in self._services:
                     await nursery.start(service.run)
@@ -360,7 +363,10 @@ class Host:
         return {(service.name, verb.name): verb for service in self._services for verb in service.admin_verbs}
 
     def objects(self) -> Sequence[tuple[str, Objects]]:
-        return [(service.name, each) for service in self._services for each in service.objects]
+        return [(service.name, self._flows.with_rates(each)) for service, each in self._objects()]
+
+    def _objects(self) -> Iterator[tuple[SupervisedService, Objects]]:
+        return ((service, each) for service in self._services for each in service.objects)
 
     def overview(self) -> Mapping[str, Any]:
         found = dict(self.status())

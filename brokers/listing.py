@@ -26,6 +26,8 @@ ROWS_AT_ONCE = 100
 MATCH_MAX = 256
 RANKED_MAX = 10_000
 """By a column nobody sees more than the first ones, so that no more rows are held."""
+LOOK_SECONDS, LOOK_AT_ONE_SECONDS = 0.002, 2.0
+"""Of the processor, for the further columns of one row in a list, and of one that is asked for alone."""
 UNSORTED = ("list", "table")
 """Units of columns that have no order."""
 
@@ -62,7 +64,8 @@ class ListQuery:
         if len(match) > MATCH_MAX:
             raise HTTPException(400, f"match has at most {MATCH_MAX} characters")
         sort = query.get("sort", "").removeprefix("-")
-        if sort and sort not in {column.name for column in kind.columns if column.unit not in UNSORTED}:
+        sorted_by = [column for column in kind.columns if not (column.unit in UNSORTED or column.looked_up)]
+        if sort and sort not in {column.name for column in sorted_by}:
             raise HTTPException(400, f"sort: {kind.name} are not sorted by {sort}")
         if sort == kind.columns[0].name and not kind.by_protocol:
             sort = ""
@@ -93,16 +96,16 @@ async def listed(kind: ObjectKind, those: Those, query: Mapping[str, str]) -> Ma
     if "sort" in query:
         if "after" in query:
             raise HTTPException(400, "after: a list that is sorted by a column has no other pages")
-        found = await selected(kind, those, wanted, 0, limit)
-        return {"items": found.items, "next": None}
+        selection = await selected(kind, those, wanted, 0, limit)
+        return {"items": selection.items, "next": None}
     chunks = [chunk async for chunk in _sorted_chunks(kind, those, wanted, query.get("after", ""))]
     items: list[Row] = []
     last = None
     async with aclosing(_rows(merge(*chunks, key=itemgetter(0)), wanted)) as rows:
-        async for name, row in rows:
+        async for name, found in rows:
             if len(items) == limit:
                 return {"items": items, "next": last}
-            items.append(row)
+            items.append(await found.full())
             last = name
     return {"items": items, "next": None}
 
@@ -114,17 +117,35 @@ async def selected(kind: ObjectKind, those: Those, wanted: ListQuery, skip: int,
         total = sum(map(len, chunks))
         first = total - skip - limit if wanted.descending else skip
         names = _slice(merge(*chunks, key=itemgetter(0)), max(first, 0), max(first + limit, 0))
-        rows = [row async for _, row in _rows([each async for each in names], wanted)]
+        rows = [await each.full() async for _, each in _rows([each async for each in names], wanted)]
         return Selection(rows[::-1] if wanted.descending else rows, total)
     keep = min(skip + limit, RANKED_MAX)
-    best: list[tuple[Any, Row]] = []
+    best: list[tuple[Any, Found]] = []
     total = 0
-    async for _, row in _rows((each for chunk in chunks for each in chunk), wanted):
+    async for _, each in _rows((each for chunk in chunks for each in chunk), wanted):
         total += 1
-        best.append((row.get(wanted.sort), row))
+        best.append((each.row.get(wanted.sort), each))
         if len(best) >= 2 * keep + ROWS_AT_ONCE:
             best = _first(best, keep, wanted.descending)
-    return Selection([row for _, row in _first(best, keep, wanted.descending)[skip:]], total)
+    shown = _first(best, keep, wanted.descending)[skip:]
+    return Selection([await each.full() for _, each in shown], total)
+
+
+@attrs.frozen
+class Found:
+    """One object, and its row as far as memory has it."""
+
+    objects: Objects
+    object: Any
+    row: Row
+
+    async def full(self, seconds: float = LOOK_SECONDS) -> Row:
+        """The whole row; `seconds`: the processor's time that its further columns may take."""
+        look = self.objects.look
+        if look is None:
+            return self.row
+        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        return {**self.row, **await look(self.object, seconds)}
 
 
 def row_of(protocol: str, objects: Objects, found: Any) -> Row | None:
@@ -138,7 +159,7 @@ def row_of(protocol: str, objects: Objects, found: Any) -> Row | None:
     }
 
 
-def _first(found: list[tuple[Any, Row]], keep: int, descending: bool) -> list[tuple[Any, Row]]:
+def _first(found: list[tuple[Any, Found]], keep: int, descending: bool) -> list[tuple[Any, Found]]:
     """The first by value; those without one come last."""
     there = [each for each in found if each[0] is not None]
     there.sort(key=itemgetter(0), reverse=descending)
@@ -157,14 +178,14 @@ async def _slice(names: Iterator[Named], first: int, end: int) -> AsyncGenerator
 
 async def _rows(
     names: Iterator[Named] | Sequence[Named], wanted: ListQuery
-) -> AsyncGenerator[tuple[str, Row], None]:
+) -> AsyncGenerator[tuple[str, Found], None]:
     """The rows that the filters leave, with their names. One that is left early is closed."""
     for looked, (name, protocol, each, found) in enumerate(names):
         if looked % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
             await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
         row = row_of(protocol, each, found)
         if row is not None and all(str(row.get(name)) == value for name, value in wanted.filters.items()):
-            yield name, row
+            yield name, Found(each, found, row)
 
 
 async def _sorted_chunks(

@@ -1,5 +1,6 @@
 """What the API shows of the broker, and what can be done with it: queues, exchanges, bindings."""
 
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -123,6 +124,7 @@ class Admin:
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
                 begin="brokers dmp declare queue jobs",
+                totals=_totals,
             ),
             Objects(
                 EXCHANGES,
@@ -154,6 +156,8 @@ class Admin:
         if queue.deleted:
             return None
         kind = queue.kind
+        came = _came(queue, queue.ready[0]) if queue.ready else None
+        age = None if came is None else max(time.time() - came / 1000, 0.0)
         asked = {
             name: shown_properties.show_value(value)
             for name, value in attrs.asdict(kind.arguments).items()
@@ -167,6 +171,7 @@ class Admin:
             "dead": 0,
             "consumers": len(queue.consumers) + (queue.feed is not None),
             "paused": queue.paused,
+            **({} if age is None else {"oldest_seconds": round(age, 3)}),
             "bytes": queue.depth_bytes,
             "durable": queue.log is not None,
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **asked},
@@ -405,6 +410,18 @@ class Admin:
         self._broker.store.commit_pending()
         if ticket is not None:
             await self._broker.store.wait(ticket)
+
+
+def _totals(queue: Queue) -> tuple[int, int, int | None]:
+    """As of `Objects`: messages are numbered as they come."""
+    came = queue.numbered
+    oldest = None
+    if queue.ready:
+        oldest = queue.ready[0].number
+    elif queue.paged:
+        assert queue.cold is not None
+        oldest = queue.cold.first
+    return came, came - queue.depth - queue.unacked - queue.unsynced, oldest
 
 
 def _exchange_name(text: str) -> bytes:

@@ -187,6 +187,11 @@ class Queue:
         return self.ready_bytes if self.cold is None else self.ready_bytes + self.cold.body_bytes
 
     @property
+    def numbered(self) -> int:
+        """How many ever came: the number of the next message."""
+        return self._next
+
+    @property
     def empty(self) -> bool:
         """Nothing stands before a message that would come now."""
         return not (self.ready or self._unsynced or self.stops or self.paged)

@@ -19,7 +19,7 @@ from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.objects import QUEUES, Action, MessageRows, Objects, a_body, a_count, key_of
 from shared.plugin import Verb
 from shared.queues import pausing
-from shared.storage.log import Log, read_records
+from shared.storage.log import Log, RecordTimes, read_records
 
 PEEK_MAX = 1000
 READ_BYTES = 1 << 20
@@ -87,6 +87,7 @@ class Admin:
                 self._row,
                 actions,
                 begin="brokers dms create jobs",
+                totals=_totals,
             ),
         )
 
@@ -105,6 +106,7 @@ class Admin:
             "bytes": found["disk_bytes"]
             if durable
             else queue.hot_bytes + queue.back_bytes + queue.held_bytes,
+            **_recovered_age(queue, self._engine.times.unix_ms()),
             "durable": durable,
             "settings": {"depth_limit": queue.options.depth, **{name: found[name] for name in OPTIONS}},
         }
@@ -414,6 +416,27 @@ class Admin:
             queue.on_left(len(some))
             done += len(some)
         return done
+
+
+def _recovered_age(queue: Queue, now_ms: int) -> dict[str, float]:
+    """How long the next of the row has been there, where it came before this process: as its log says, to
+    64 KiB."""
+    cold = queue.cold
+    if cold is None or queue.returned or not queue.head < min(queue.end, queue.recovered, queue.released):
+        return {}
+    start = cold.row_start()
+    came = RecordTimes(cold.log, start, start + 1).at(start)
+    return {} if came is None else {"oldest_seconds": max(now_ms - came, 0) / 1000}
+
+
+def _totals(queue: Queue) -> tuple[int, int, int | None]:
+    """As of `Objects`: sequences number what comes."""
+    oldest = None
+    if queue.end > queue.head < queue.released:
+        oldest = queue.head
+    if queue.returned:
+        oldest = queue.returned[0]  # older than the row
+    return queue.tail, queue.tail - queue.depth, oldest
 
 
 def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:

@@ -205,6 +205,7 @@ class Queue:
         "name",
         "options",
         "paused",
+        "recovered",
         "released",
         "returned",
         "stops",
@@ -228,6 +229,8 @@ class Queue:
         """Unacknowledged deliveries; those of a deleted queue until their consumer is rid of them."""
         self.held_bytes = 0
         self.head = self.end = self.tail = 1
+        self.recovered = 1
+        """What is below this sequence came before the process was started."""
         self.released = EVER
         """Below this sequence nothing of the row is delayed any more."""
         self.bodies: deque[bytes] = deque()

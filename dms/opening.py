@@ -196,7 +196,7 @@ async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
         queue.cold.positions.append(homes[-1])
         queue.cold.offset = homes[-1][1]
     queue.head = replay.head
-    queue.end = queue.tail = max(replay.tail, replay.head)
+    queue.end = queue.tail = queue.recovered = max(replay.tail, replay.head)
     queue.depth = queue.end - queue.head + len(replay.out)
     _restore_times(queue, replay)
     queue.cold.lose(lost)

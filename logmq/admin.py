@@ -1,17 +1,20 @@
 """What the API shows of LogMQ, and what can be done with it: topics, their records, groups' offsets."""
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from logmq.broker import Broker
-from logmq.groups import Committed
+from logmq.groups import Committed, group_of
+from logmq.record_counts import RecordCounts
 from shared.objects import (
     GROUPS,
     TOPICS,
     Action,
     BadArgument,
     MessageRows,
+    ObjectMissing,
     Objects,
     a_count,
     a_text,
@@ -32,6 +35,7 @@ class Admin:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._counts = RecordCounts(broker.topics)
         page = {"from": "the offset of the first; else the first that is kept", "limit": "so many; 100"}
         records = Action("records", "Records, by offset.", self._records, page, looks=True)
         trim = Action(
@@ -48,6 +52,7 @@ class Admin:
             {
                 "offset": "a record's start or the end",
                 "time": "RFC 3339: before the first record from then on, by up to 64 KiB",
+                "records_back": "so many records before the end",
             },
             dry_runs=True,
         )
@@ -55,21 +60,24 @@ class Admin:
         self.objects: Sequence[Objects] = (
             Objects(
                 TOPICS,
-                lambda: list(broker.topics.by_id().values()),
+                broker.topics.all,
                 lambda log: key_of(log.name),
                 self._find_topic,
                 self._topic,
                 (records, trim),
                 begin="brokers logmq produce orders hello",
+                totals=lambda log: (log.end, log.first, None),
+                look=self._look_at_topic,
             ),
             Objects(
                 GROUPS,
-                lambda: list(broker.groups.all(broker.topics.by_id().get)),
-                lambda row: key_of(row.group, row.topic),
+                lambda: broker.groups.keys(broker.topics.all()),
+                lambda found: key_of(group_of(found[1]), found[0].name),
                 self._find_group,
                 self._group,
                 (reset, delete),
                 begin="brokers logmq consume orders --group billing --commit",
+                look=self._look_at_group,
             ),
         )
 
@@ -91,6 +99,18 @@ class Admin:
             "retention_bytes": kept and kept.bytes_max,
             "retention_seconds": kept.ms_max / 1000 if kept and kept.ms_max else None,
             "created": time_text(log.created_ms),
+        }
+
+    async def _look_at_topic(self, log: Log, seconds: float) -> dict[str, Any]:
+        first, last = log.first, log.visible
+        empty = {"records": 0, "first_time": None, "last_time": None}
+        if first >= last or log.deleted:
+            return empty
+        began, ended = RecordTimes(log, first, first + 1).at(first), RecordTimes(log, last - 1, last).last
+        return {
+            "records": await self._counts.between(log, first, last, seconds),
+            "first_time": began and time_text(began),
+            "last_time": ended and time_text(ended),
         }
 
     async def _records(self, log: Log, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
@@ -120,13 +140,17 @@ class Admin:
 
     # Groups.
 
-    def _find_group(self, parts: Sequence[str]) -> Committed | None:
+    def _find_group(self, parts: Sequence[str]) -> tuple[Log, bytes] | None:
         group, topic = parts
         log = self._broker.topics.find(topic)
-        found = None if log is None else self._broker.groups.committed(group, log)
-        return None if log is None or found is None else Committed(group, topic, found[0], log.visible)
+        key = None if log is None else self._broker.groups.find(group, log)
+        return None if log is None or key is None else (log, key)
 
-    def _group(self, row: Committed) -> dict[str, Any]:
+    def _group(self, found: tuple[Log, bytes]) -> dict[str, Any] | None:
+        log, key = found
+        row = None if log.deleted else self._broker.groups.read(log, key)
+        if row is None:
+            return None
         return {
             "group": row.group,
             "topic": row.topic,
@@ -135,26 +159,52 @@ class Admin:
             "lag_bytes": row.behind_bytes,
         }
 
-    async def _reset(self, row: Committed, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        log = self._broker.topics.find(row.topic)
-        if log is None:
-            raise BadArgument(f"{row.topic} was deleted")
-        if ("time" in arguments) == ("offset" in arguments):
-            raise BadArgument("give offset or time")
+    async def _look_at_group(self, found: tuple[Log, bytes], seconds: float) -> dict[str, Any]:
+        log, key = found
+        row = None if log.deleted else self._broker.groups.read(log, key)
+        if row is None:
+            return {}
+        came = None
+        if row.behind_bytes:
+            came = RecordTimes(log, row.offset, row.offset + 1).at(max(row.offset, log.first))
+        return {
+            "lag_records": await self._counts.between(log, row.offset, row.end, seconds),
+            "lag_seconds": 0.0 if not row.behind_bytes else came and max(time.time() - came / 1000, 0.0),
+        }
+
+    async def _reset(
+        self, found: tuple[Log, bytes], arguments: Mapping[str, Any], dry_run: bool
+    ) -> dict[str, Any]:
+        log, _ = found
+        row = self._there(found)
+        if len(arguments) != 1:
+            raise BadArgument("give offset, time or records_back")
         if "time" in arguments:
             offset = log.seek(round(_moment(arguments) * 1000))
+        elif "records_back" in arguments:
+            back = a_count(arguments, "records_back", 0, 0, OFFSET_MAX)
+            offset = await self._counts.back_from_end(log, back)
         else:
             offset = await self._boundary(log, arguments)
         if not dry_run:
+            self._there(found)
             await self._broker.store.wait(self._broker.groups.commit(row.group, log, offset))
         return {"reset": 1, "before": row.offset, "offset": offset}
 
-    async def _delete(self, row: Committed, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        log = self._broker.topics.find(row.topic)
-        there = log is not None and self._broker.groups.committed(row.group, log) is not None
-        if log is not None and there and not dry_run:
-            await self._broker.store.wait(self._broker.groups.delete(row.group, log))
+    async def _delete(self, found: tuple[Log, bytes], _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        log, key = found
+        there = not log.deleted and self._broker.groups.read(log, key) is not None
+        if there and not dry_run:
+            await self._broker.store.wait(self._broker.groups.delete(group_of(key), log))
         return {"deleted": int(there)}
+
+    def _there(self, found: tuple[Log, bytes]) -> Committed:
+        """Raises ObjectMissing."""
+        log, key = found
+        row = None if log.deleted else self._broker.groups.read(log, key)
+        if row is None:
+            raise ObjectMissing(f"{group_of(key)} has committed nothing in {log.name}, or that was deleted")
+        return row
 
     async def _boundary(self, log: Log, arguments: Mapping[str, Any]) -> int:
         """An offset between two records. Raises BadArgument and StoreError."""

@@ -8,7 +8,7 @@ alone. Then the commits and writers of the topic are removed, and the grave last
 removed at the next start. Commits to a topic that is missing and has no grave are damage: they stay.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import attrs
 
@@ -111,6 +111,23 @@ class Groups:
         self._graves.discard(log_id)
         self._table.delete(_grave(log_id))
 
+    def find(self, group: str, log: Log) -> bytes | None:
+        """What `read` takes; None where it has committed nothing."""
+        key = _key(group, log)
+        return key if key in self._table else None
+
+    def keys(self, logs: Iterable[Log]) -> list[tuple[Log, bytes]]:
+        """Every commit to one of these, in any order: the topic, and what `read` takes."""
+        by_log = self._by_log
+        return [(log, key) for log in logs if (keys := by_log.get(log.id)) for key in keys]
+
+    def read(self, log: Log, key: bytes) -> Committed | None:
+        """A commit; None: it was deleted."""
+        value = self._table.get(key)
+        if value is None:
+            return None
+        return Committed(group_of(key), log.name, int.from_bytes(value, "big"), log.visible)
+
     def all(self, logs: Callable[[int], Log | None]) -> Iterator[Committed]:
         """Every commit, sorted by topic and group. `logs`: the log of an id."""
         rows = []
@@ -150,6 +167,11 @@ class Groups:
             keys.add(key)
             self._count += 1
             self._memory.charge(COMMIT_BYTES)
+
+
+def group_of(key: bytes) -> str:
+    """The name of the group whose commit this is."""
+    return key[_ID_BYTES:].decode()
 
 
 def _key(group: str, log: Log) -> bytes:

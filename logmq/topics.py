@@ -41,6 +41,10 @@ class Topics:
         """Sorted."""
         return sorted(self._namespace.logs)
 
+    def all(self) -> list[Log]:
+        """In any order."""
+        return list(self._namespace.logs.values())
+
     def by_id(self) -> dict[int, Log]:
         return {log.id: log for log in self._namespace.logs.values()}
 

@@ -43,6 +43,8 @@ class KindColumn:
     name: str
     help: str
     unit: Unit = "count"
+    looked_up: bool = False
+    """The disk may be asked for it: it is known of what is shown, and no list is sorted by it."""
 
 
 @attrs.frozen
@@ -120,11 +122,11 @@ TOPICS = ObjectKind(
         PROTOCOL,
         KindColumn("first", "The first offset that is kept."),
         KindColumn("end", "Where the next record goes."),
-        KindColumn("records", "How many are kept."),
+        KindColumn("records", "How many are kept; null: they are being counted.", looked_up=True),
         KindColumn("bytes", "What is kept.", "bytes"),
         KindColumn("in_rate", "What comes, of late.", "bytes_rate"),
-        KindColumn("first_time", "When the first record that is kept came.", "time"),
-        KindColumn("last_time", "When the last one came.", "time"),
+        KindColumn("first_time", "When the first record that is kept came.", "time", looked_up=True),
+        KindColumn("last_time", "When the last one came.", "time", looked_up=True),
         KindColumn("durability", "When a write is acknowledged.", ""),
         KindColumn("retention_bytes", "So much is kept; null: all.", "bytes"),
         KindColumn("retention_seconds", "So long it is kept; null: for ever.", "seconds"),
@@ -142,9 +144,12 @@ GROUPS = ObjectKind(
         KindColumn("offset", "Where it goes on."),
         KindColumn("end", "The end of the topic."),
         KindColumn("lag_bytes", "How far it is behind.", "bytes"),
-        KindColumn("lag_records", "The same in records."),
+        KindColumn("lag_records", "The same in records; null: they are being counted.", looked_up=True),
         KindColumn(
-            "lag_seconds", "How long the next record that it reads has been there; 0: none is.", "seconds"
+            "lag_seconds",
+            "How long the next record that it reads has been there; 0: none is.",
+            "seconds",
+            looked_up=True,
         ),
     ),
     parts=("group", "topic"),
@@ -246,9 +251,12 @@ class Objects:
 
     `items`: a copy of all objects, in any order: it may be 50,000 of them, so it does no more than copy.
     `name`: of one, made by `key_of`. `find`: the object with these parts of a name. `row`: the columns of
-    one, without `protocol`; None: it is gone. `actions`: what can be done with each. `make`: what makes one;
-    its `call` gets None for the object. `narrow`: by a parameter of the query, other items than all. `begin`:
-    a command that makes a first one, for who has none.
+    one, without `protocol`; None: it is gone. `actions`: what can be done with each. `make`: what makes one,
+    with None for the object. `narrow`: by a parameter of the query, other items than all. `totals`:
+    how much ever came to one, how much left, and which of what came is the oldest that is ready (None: none
+    is); rates and ages are made of it, for all objects once a second. `look`: further columns of one, those
+    that are `looked_up`, in so many seconds of the processor's time; null where these are too few.
+    `begin`: a command that makes a first one, for who has none.
     """
 
     kind: ObjectKind
@@ -260,6 +268,8 @@ class Objects:
     make: Action | None = None
     narrow: Mapping[str, Callable[[str], Sequence[Any]]] = {}
     begin: str = ""
+    totals: Callable[[Any], tuple[int, int, int | None]] | None = None
+    look: Callable[[Any, float], Awaitable[Mapping[str, Any]]] | None = None
 
 
 def key_of(*parts: str) -> str:

@@ -499,6 +499,11 @@ class RecordTimes:
         number = bisect_right(self._entries, offset, key=attrgetter("offset")) - 1
         return self._entries[number].first_ms if number >= 0 else None
 
+    @property
+    def last(self) -> int | None:
+        """Of the last of them."""
+        return self._entries[-1].last_ms if self._entries else None
+
 
 class WholeRecords:
     """All of a log that can be read, from `start` on. `offset`: where what was read last begins. `lost`: what

@@ -151,7 +151,8 @@ def test_a_topics_records_are_read_and_trimmed(served: Api) -> None:
     said = speak(served.server.address("logmq"), b"PRODUCE orders hello\nPRODUCE orders hello, world\n")
     assert said == b"OK 0\nOK 9\n"
     row = served.get("topics/orders")
-    assert (row["first"], row["end"], row["bytes"]) == (0, 25, 25)
+    assert (row["first"], row["end"], row["bytes"], row["records"]) == (0, 25, 25, 2)
+    assert row["first_time"] <= row["last_time"]
     found = served.get("topics/orders/records?from=9")
     assert [(each["position"], each["text"]) for each in found["items"]] == [(9, "hello, world")]
     assert found["items"][0]["time"].endswith("Z")
@@ -166,7 +167,11 @@ def test_a_topics_records_are_read_and_trimmed(served: Api) -> None:
 def test_a_groups_lag_is_seen_and_its_offset_reset(served: Api) -> None:
     speak(served.server.address("logmq"), b"PRODUCE read one\nPRODUCE read two\nCOMMIT g read 7\n")
     row = served.get("groups/g/read")
-    assert (row["offset"], row["end"], row["lag_bytes"]) == (7, 14, 7)
+    assert (row["offset"], row["end"], row["lag_bytes"], row["lag_records"]) == (7, 14, 7, 1)
+    assert 0 < row["lag_seconds"] < 60
+    assert served.post("groups/g/read/reset?dry_run=1", {"records_back": 2})["offset"] == 0
+    assert served.post("groups/g/read/reset?dry_run=1", {"records_back": 1})["offset"] == 7
+    assert served.ask("groups/g/read/reset", {"records_back": -1})[0] == 400
     assert served.post("groups/g/read/reset?dry_run=1", {"offset": 0})["offset"] == 0
     assert served.get("groups/g/read")["offset"] == 7
     assert served.post("groups/g/read/reset", {"offset": 0}) == {"reset": 1, "before": 7, "offset": 0}

@@ -1,0 +1,151 @@
+"""How fast messages come to every queue and topic and leave it, and how long the oldest is there.
+
+Nothing is counted on a message's way. Queues number what comes to them, and those numbers are read once a
+second, in turns. What came between two readings is dated by the second one. A queue's marks are thinned as
+they grow old, so an age is right to a second, or to an eighth of itself.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from time import thread_time
+from typing import Any
+
+import attrs
+import trio
+
+from shared.objects import Objects
+
+BEAT_SECONDS = 1.0
+SHARE_MAX = 100
+"""A reading is followed by so many times its own time: it takes a hundredth of a processor at most."""
+WINDOW_SECONDS = 5.0
+"""A rate is that of one to two of these."""
+LOOKED_AT_ONCE = 500
+"""Objects that are read before others have their turn: half a millisecond."""
+MARKS_LEAST = 8
+GRAIN = 16
+"""Of two marks that are this part of their age apart one is enough: a month of readings leaves some 200."""
+
+Everything = Callable[[], Sequence[tuple[str, Objects]]]
+
+
+@attrs.define(eq=False)
+class _Flow:
+    """What was read of one object. `older`, `newer`: what had come and left by the ends of two windows.
+
+    `marks`: by when so much had come, the oldest first.
+    """
+
+    came: int
+    older: tuple[int, int]
+    newer: tuple[int, int]
+    marks: list[tuple[float, int]]
+    room: int = 0
+    """So many marks may be there before they are thinned."""
+
+    def mark(self, now: float, came: int, left: int) -> None:
+        """So much has come by now, and left."""
+        self.came = came
+        self.marks.append((now, came))
+        if len(self.marks) > self.room:
+            kept: list[tuple[float, int]] = []
+            for at, count in self.marks:
+                if count > left and (not kept or at - kept[-1][0] >= (now - at) / GRAIN):
+                    kept.append((at, count))
+            self.marks = kept or self.marks[-1:]
+            self.room = 2 * len(self.marks) + MARKS_LEAST
+
+
+class Flows:
+    """Reads everything that has a flow; `run` does so until cancelled."""
+
+    def __init__(self, everything: Everything, clock: Callable[[], float] = trio.current_time) -> None:
+        self._everything = everything
+        self._clock = clock
+        self._flows: dict[Any, _Flow] = {}
+        self._older_at: float | None = None
+        self._newer_at: float | None = None
+
+    async def run(self) -> None:
+        """Read once a second; less often where there is very much."""
+        while True:
+            spent = await self.read()
+            await trio.sleep(max(BEAT_SECONDS, SHARE_MAX * spent))
+
+    async def read(self) -> float:
+        """Read all, in turns; the processor's seconds that this took."""
+        now = self._clock()
+        ends = self._newer_at is None or now - self._newer_at >= WINDOW_SECONDS
+        found: dict[Any, _Flow] = {}
+        spent = 0.0
+        for _, objects in self._everything():
+            totals = objects.totals
+            if totals is None:
+                continue
+            items = objects.items()
+            for at in range(0, len(items), LOOKED_AT_ONCE):
+                began = thread_time()
+                self._read_some(items[at : at + LOOKED_AT_ONCE], totals, found, now, ends)
+                spent += thread_time() - began
+                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        self._flows = found
+        if ends:
+            self._older_at, self._newer_at = self._newer_at, now
+        return spent
+
+    def with_rates(self, objects: Objects) -> Objects:
+        """The same, whose rows have `in_rate` and `out_rate`, and `oldest_seconds` where they have none."""
+        if objects.totals is None:
+            return objects
+        totals, row = objects.totals, objects.row
+
+        def fuller(found: Any) -> Mapping[str, Any] | None:
+            plain = row(found)
+            return None if plain is None else {**self._row(found, *totals(found)), **plain}
+
+        return attrs.evolve(objects, row=fuller)
+
+    def _read_some(
+        self,
+        items: Sequence[Any],
+        totals: Callable[[Any], tuple[int, int, int | None]],
+        found: dict[Any, _Flow],
+        now: float,
+        ends: bool,
+    ) -> None:
+        flows, first = self._flows, self._newer_at is None
+        for each in items:
+            came, left, _ = totals(each)
+            flow = flows.get(each)
+            if flow is None:
+                both = came, left
+                # What is there when the server starts came before: nobody knows when.
+                flow = _Flow(came, both, both, [(-math.inf if first else now, came)])
+            else:
+                if came != flow.came:
+                    flow.mark(now, came, left)
+                if ends:
+                    flow.older = flow.newer
+                    if (came, left) != flow.newer:
+                        flow.newer = came, left
+            found[each] = flow
+
+    def _row(self, found: Any, came: int, left: int, oldest: int | None) -> Mapping[str, Any]:
+        flow = self._flows.get(found)
+        since = self._newer_at if self._older_at is None else self._older_at
+        now = self._clock()
+        if flow is None or since is None or now <= since:
+            return {"in_rate": None, "out_rate": None, "oldest_seconds": None if oldest is None else 0.0}
+        return {
+            "in_rate": round(max(came - flow.older[0], 0) / (now - since), 3),
+            "out_rate": round(max(left - flow.older[1], 0) / (now - since), 3),
+            "oldest_seconds": None if oldest is None else _age(flow, oldest, now),
+        }
+
+
+def _age(flow: _Flow, oldest: int, now: float) -> float | None:
+    """How long the message with this number, counted as what came is, has been there."""
+    for at, came in flow.marks:
+        if came > oldest:
+            return round(now - at, 3) if at > -math.inf else None
+    return 0.0  # it came after the last reading

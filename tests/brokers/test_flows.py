@@ -1,0 +1,105 @@
+"""Rates and ages of objects, made of what came and left: read once a second, in turns."""
+
+from typing import Any
+
+import attrs
+import pytest
+
+from brokers import flows
+from brokers.flows import Flows
+from shared.objects import QUEUES, Objects
+
+
+@attrs.define(eq=False)
+class Counted:
+    came: int = 0
+    left: int = 0
+
+    def totals(self) -> tuple[int, int, int | None]:
+        return self.came, self.left, self.left if self.left < self.came else None
+
+
+@attrs.define
+class Watch:
+    """Some objects under a clock of the test's."""
+
+    items: list[Counted]
+    now: float = 100.0
+    flows: Flows = attrs.field(init=False)
+    objects: Objects = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.objects = Objects(
+            QUEUES,
+            lambda: list(self.items),
+            str,
+            lambda _: None,
+            lambda _: {"name": "q"},
+            totals=Counted.totals,
+        )
+        self.flows = Flows(lambda: [("dms", self.objects)], lambda: self.now)
+
+    async def pass_seconds(self, count: int, came: int = 0, left: int = 0) -> None:
+        for _ in range(count):
+            self.now += 1
+            for each in self.items:
+                each.came += came
+                each.left += left
+            await self.flows.read()
+
+    def row(self) -> Any:
+        return self.flows.with_rates(self.objects).row(self.items[0])
+
+
+async def test_a_rate_is_that_of_the_last_seconds() -> None:
+    watch = Watch([Counted()])
+    await watch.flows.read()
+    await watch.pass_seconds(30, came=7, left=3)
+    assert (watch.row()["in_rate"], watch.row()["out_rate"]) == (7, 3)
+    await watch.pass_seconds(11)
+    assert (watch.row()["in_rate"], watch.row()["out_rate"]) == (0, 0)
+
+
+async def test_the_oldest_is_as_old_as_the_reading_that_saw_it_first() -> None:
+    watch = Watch([])
+    await watch.flows.read()
+    watch.items.append(Counted())
+    await watch.pass_seconds(1)
+    assert watch.row()["oldest_seconds"] is None
+    await watch.pass_seconds(10, came=1)
+    assert watch.row()["oldest_seconds"] == 9
+    await watch.pass_seconds(1, left=4)
+    assert watch.row()["oldest_seconds"] == 6
+    watch.items[0].came += 1
+    watch.items[0].left = 10
+    assert watch.row()["oldest_seconds"] == 0
+
+
+@pytest.mark.parametrize("seconds", [100, 1000, 10_000])
+async def test_an_age_is_right_to_an_eighth_however_long_a_queue_is_watched(seconds: int) -> None:
+    watch = Watch([])
+    await watch.flows.read()
+    watch.items.append(Counted())
+    await watch.pass_seconds(seconds, came=1)
+    for age in (3, seconds // 10, seconds // 2):
+        watch.items[0].left = seconds - age
+        assert abs(watch.row()["oldest_seconds"] - age) <= 1 + age / 8
+
+
+async def test_of_what_was_there_before_nobody_knows_the_age() -> None:
+    watch = Watch([Counted(5)])
+    await watch.flows.read()
+    await watch.pass_seconds(3, came=1)
+    assert watch.row()["oldest_seconds"] is None
+    watch.items[0].left = 6
+    assert watch.row()["oldest_seconds"] == 1
+
+
+async def test_what_is_gone_is_forgotten_and_much_is_read_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch([Counted() for _ in range(3)])
+    monkeypatch.setattr(flows, "LOOKED_AT_ONCE", 2)
+    await watch.flows.read()
+    gone = watch.items.pop()
+    await watch.pass_seconds(10)
+    assert watch.flows.with_rates(watch.objects).row(gone)["in_rate"] is None  # type: ignore[index]
+    assert watch.row()["in_rate"] == 0
