@@ -34,16 +34,29 @@ def cell(value: Any, unit: str, name: str = "") -> str | Markup:
         return Markup('<span title="{}">{}</span>').format(f"{value:,} bytes", readable(value, "bytes"))
     if unit == "seconds" and _is_number(value):
         return readable(value, "seconds")
+    if unit == "rate" and _is_number(value):
+        return f"{rate(value)}/s"
+    if unit == "bytes_rate" and _is_number(value):
+        return f"{size(value)}/s"
     if _is_number(value):
         return number(value, name)
     if isinstance(value, list | tuple):
         return ", ".join(text(each) for each in value)
     if isinstance(value, Mapping):
-        there = {key: each for key, each in value.items() if each is not None and each not in ("", {}, [])}
-        there = {key: each for key, each in there.items() if each is not False}
+        there = {key: each for key, each in value.items() if each}  # what is not set says nothing
         parts = [f"{label(key).lower()} {statistic(each, key)}" for key, each in there.items()]
         return ", ".join(parts) if parts else NOTHING
     return text(value)
+
+
+def whole(value: Any, unit: str) -> str:
+    """What a cell may be too narrow for."""
+    return str(Markup(cell(value, unit)).striptags()) if isinstance(value, str | list | dict) else ""
+
+
+def right(unit: str) -> str:
+    """The class of a cell that stands at the right."""
+    return "right" if unit in _RIGHT else ""
 
 
 def text(value: Any) -> str:
@@ -106,10 +119,13 @@ def body(message: Mapping[str, Any]) -> str:
 def label(name: str) -> str:
     """A name of the API as a heading has it: cells have their units, so `lag_bytes` is `Lag size`."""
     words = [_WORDS.get(word, word) for word in name.split("_") if word != "ms"]
+    words[-1] = _UNITS.get(words[-1], words[-1])
     return " ".join(words)[:1].upper() + " ".join(words)[1:]
 
 
-_WORDS = {"bytes": "size", "seconds": "time", "ttl": "TTL", "tls": "TLS", "id": "ID"}
+_RIGHT = frozenset({"count", "bytes", "seconds", "rate", "bytes_rate"})
+_UNITS = {"bytes": "size", "seconds": "time"}
+_WORDS = {"ttl": "TTL", "tls": "TLS", "id": "ID"}
 
 
 def _is_number(value: Any) -> bool:
@@ -126,7 +142,10 @@ _templates = Environment(
 )
 _templates.globals["file"] = files.url
 _templates.filters.update(
-    {each.__name__: each for each in (cell, text, number, rate, size, duration, age, statistic, body, label)}
+    {
+        each.__name__: each
+        for each in (cell, whole, right, text, number, rate, size, duration, age, statistic, body, label)
+    }
 )
 
 

@@ -44,6 +44,8 @@ RELATED = {
 }
 """What is shown below an object: lists, narrowed by its name."""
 
+DANGEROUS = frozenset({"purge", "trim", "delete", "close", "reset"})
+"""Actions that take something away from somebody."""
 LABELS = {"messages": "Publish"}
 """Of actions whose name is no verb."""
 
@@ -92,8 +94,13 @@ class Doing:
     url: str
     method: str
     subject: str
+    possible: bool = True
     leaves: str = ""
     """Where to go when it is done, for the object is gone then."""
+
+    @property
+    def dangerous(self) -> bool:
+        return self.action.name in DANGEROUS
 
     @property
     def label(self) -> str:
@@ -255,12 +262,13 @@ async def _list(kind: ObjectKind, those: Those, request: Request) -> Mapping[str
     reach = min(found.total, RANKED_MAX) if ranked else found.total
     narrow = sorted({name for _, each in those for name in each.narrow})
     filtered = bool(wanted.match or wanted.filters or wanted.narrow)
+    columns = _filled(kind, found.items, wanted.sort)
     return {
         "template": "list.html",
         "title": shown.label(kind.name),
         "kind": kind,
-        "heads": [_head(kind, column, wanted, query) for column in kind.columns],
-        "rows": [_row(kind, row) for row in found.items],
+        "heads": [_head(kind, column, wanted, query) for column in columns],
+        "rows": [_row(kind, row, columns) for row in found.items],
         "total": found.total,
         "first": (number - 1) * ROWS + 1,
         "previous": _with(query, page=number - 1 if number > 2 else None) if number > 1 else None,
@@ -281,7 +289,7 @@ def _head(kind: ObjectKind, column: KindColumn, wanted: ListQuery, query: Mappin
     key = column.name
     sorted_by = wanted.sort or ("" if kind.by_protocol else kind.columns[0].name)
     order = ("descending" if wanted.descending else "ascending") if sorted_by == key else None
-    largest_first = column.unit in ("count", "bytes", "seconds", "time")
+    largest_first = column.unit not in ("", "flag")
     descending = largest_first if order is None else not wanted.descending
     return Heading(column, _with(query, sort=("-" if descending else "") + key, page=None), order)
 
@@ -292,11 +300,23 @@ def _with(query: Mapping[str, str], **changes: Any) -> str:
     return "?" + urlencode(rest)
 
 
-def _row(kind: ObjectKind, row: Mapping[str, Any]) -> list[tuple[KindColumn, Any, str | None]]:
+def _filled(kind: ObjectKind, rows: Sequence[Mapping[str, Any]], sort: str = "") -> list[KindColumn]:
+    """The columns that have a value in some row, as tables of commands show them."""
+    return [
+        column
+        for column in kind.columns
+        if column.name in (sort, *kind.parts)
+        or any(row[column.name] not in (None, "", [], {}) for row in rows)
+    ]
+
+
+def _row(
+    kind: ObjectKind, row: Mapping[str, Any], columns: Sequence[KindColumn]
+) -> list[tuple[KindColumn, Any, str | None]]:
     """The cells of a row: column, value, and where it leads."""
     own = next(part for part in kind.parts if (kind.name, part) not in LINKS)
     cells: list[tuple[KindColumn, Any, str | None]] = []
-    for column in kind.columns:
+    for column in columns:
         value = row[column.name]
         link = None
         if column.name == own:
@@ -328,7 +348,7 @@ async def _one(kind: ObjectKind, of: Callable[[ObjectKind], Those], request: Req
         "template": "one.html",
         "title": ", ".join(shown.text(row[part.name]) for part in names),
         "kind": kind,
-        "facts": [each for each in _row(kind, row) if each[0].name not in kind.parts],
+        "facts": [each for each in _row(kind, row, kind.columns) if each[0].name not in kind.parts],
         "actions": [_doing(action, path, row, kind) for action in objects.actions if not action.looks],
         "looks": [action for action in objects.actions if action.looks],
         "seen": await _seen(objects, found, request),
@@ -343,8 +363,10 @@ async def _one(kind: ObjectKind, of: Callable[[ObjectKind], Those], request: Req
 def _doing(action: Action, path: str, row: Mapping[str, Any], kind: ObjectKind) -> Doing:
     subject = " ".join(str(row[part]) for part in kind.parts)
     if action.name in ("delete", "close"):
-        return Doing(action, f"/api/v1{path}", "DELETE", subject, f"/{kind.name}")
-    return Doing(action, f"/api/v1{path}/{action.name}", "POST", subject)
+        return Doing(action, f"/api/v1{path}", "DELETE", subject, leaves=f"/{kind.name}")
+    idle = {"pause": True, "resume": False}.get(action.name)
+    possible = idle is None or row.get("paused") is not idle
+    return Doing(action, f"/api/v1{path}/{action.name}", "POST", subject, possible)
 
 
 async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, Any] | None:
@@ -382,8 +404,10 @@ async def _related(
 ) -> Mapping[str, Any]:
     found = await listed(kind, of(kind), {column: name, "limit": str(RELATED_ROWS)})
     rows: Sequence[Mapping[str, Any]] = found["items"]
+    columns = _filled(kind, rows)
     return {
         "kind": kind,
-        "rows": [_row(kind, row) for row in rows],
+        "heads": [Heading(each, None, None) for each in columns],
+        "rows": [_row(kind, row, columns) for row in rows],
         "more": f"/{kind.name}?" + urlencode({column: name}) if found["next"] is not None else None,
     }

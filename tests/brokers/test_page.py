@@ -1,0 +1,379 @@
+"""The page in a real browser, on a real server: what it shows, what it does, and who else may not."""
+
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from dms.client import connect
+from shared.objects import KINDS
+from tests.brokers.test_api import Api
+from tests.support.server import Server, speak
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SEEN_BY_NAME = ("queues", "topics", "groups", "exchanges")
+VIEWS = (*(f"/{name}" for name in KINDS), "/", "/store", "/logs", "/trace?name=jobs")
+DETAILS = ("/queues/dms/jobs", "/topics/orders", "/groups/billing/orders", "/queues/dms/none")
+EVIL = "<img src=x onerror='document.title=1'>"
+
+AXE = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with Server(tmp_path_factory.mktemp("page"), environ={"BROKERS_SERVE_DURABILITY": "none"}) as server:
+        api = Api(server)
+        make_queues(api, "jobs")
+        for text in ("one", EVIL, "three"):
+            api.post("queues/dms/jobs/messages", {"text": text})
+        speak(server.address("logmq"), b"PRODUCE orders hello\nCOMMIT billing orders 0\n")
+        yield api
+
+
+def make_queues(api: Api, *names: str) -> None:
+    async def make() -> None:
+        async with connect(*api.server.address("dms")) as client:
+            for name in names:
+                await client.create(name)
+
+    trio.run(make)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
+        with playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox) as browser:
+            yield browser
+
+
+@attrs.define(eq=False, slots=False)
+class Visit:
+    """A browser's window that is logged in, and what it asked, did not get, and complained of."""
+
+    context: BrowserContext
+    page: Page
+    root: str
+    elsewhere: list[str] = attrs.field(factory=list)
+    complaints: list[str] = attrs.field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self.page.on("request", self._asked)
+        self.page.on("console", lambda said: self._said(said.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def go(self, path: str) -> None:
+        self.page.goto(self.root + path)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.root, "data:")):
+            self.elsewhere.append(request.url)
+
+    def _said(self, text: str) -> None:
+        if "status of 404" not in text:  # what is asked for on purpose
+            self.complaints.append(text)
+
+
+@pytest.fixture
+def visits(served: Api, browser: Browser) -> Iterator[Callable[..., Visit]]:
+    """Opens windows that are logged in. Each has asked nobody else, and has found nothing to complain of."""
+    opened: list[Visit] = []
+    root = served.server.ready["page"].rstrip("/")
+    token = (served.server.data / "admin.token").read_text().strip()
+
+    def visit(**options: Any) -> Visit:
+        context = browser.new_context(**options)
+        context.set_default_timeout(15_000)
+        made = Visit(context, context.new_page(), root)
+        opened.append(made)
+        made.go(f"/?token={token}")
+        assert "token" not in made.page.url
+        return made
+
+    yield visit
+    for each in opened:
+        each.context.close()
+        assert (each.elsewhere, each.complaints) == ([], [])
+
+
+@needs_browser
+def test_who_has_not_logged_in_gets_the_form_logs_in_where_he_wanted_and_out_again(
+    served: Api, browser: Browser
+) -> None:
+    root = served.server.ready["page"].rstrip("/")
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{root}/queues?sort=-ready")
+        page.get_by_label("Token").fill("wrong")
+        page.get_by_role("button", name="Log in with the token").click()
+        expect(page.get_by_role("alert")).to_contain_text("not the token")
+        page.get_by_label("Token").fill((served.server.data / "admin.token").read_text().strip())
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Queues")).to_be_visible()
+        assert page.url == f"{root}/queues?sort=-ready"
+        page.get_by_role("button", name="Log out").click()
+        expect(page.get_by_label("Password")).to_be_visible()
+        assert context.cookies() == []
+
+
+@needs_browser
+def test_each_view_shows_what_the_api_says(served: Api, visits: Callable[..., Visit]) -> None:
+    visit = visits()
+    for kind in SEEN_BY_NAME:
+        visit.go(f"/{kind}")
+        names = [row[KINDS[kind].parts[0]] for row in served.get(kind)["items"]]
+        assert names
+        links = visit.page.locator("main tbody a bdi").all_inner_texts()
+        assert set(names) <= set(links), kind
+    visit.go("/queues/dms/jobs")
+    facts = visit.page.locator("dl.facts div").all_inner_texts()
+    assert "Ready\n3" in facts
+    assert visit.page.locator(".messages pre").all_inner_texts() == ["one", EVIL, "three"]
+    assert visit.page.title().startswith("jobs")
+    visit.go("/topics/orders")
+    expect(visit.page.locator(".messages pre")).to_have_text("hello")
+    expect(visit.page.get_by_role("link", name="billing")).to_be_visible()
+    visit.go("/logs")
+    expect(visit.page.locator("[data-stream] tbody tr").first).to_be_visible()
+
+
+@needs_browser
+def test_lists_are_filtered_and_sorted_and_their_address_says_how(
+    served: Api, visits: Callable[..., Visit]
+) -> None:
+    make_queues(served, "many-a", "many-b")
+    served.post("queues/dms/many-b/messages", {"text": "x"})
+    visit = visits()
+    visit.go("/queues")
+    visit.page.keyboard.press("/")
+    visit.page.keyboard.type("MANY")
+    visit.page.keyboard.press("Enter")
+    names = visit.page.locator("main tbody a bdi")
+    expect(names).to_have_text(["many-a", "many-b"])
+    visit.page.get_by_role("link", name="Ready").click()
+    expect(names).to_have_text(["many-b", "many-a"])
+    assert "match=MANY" in visit.page.url
+    assert "sort=-ready" in visit.page.url
+    expect(visit.page.locator("th[aria-sort=descending]")).to_have_text("Ready")
+    visit.go("/queues?match=nowhere")
+    expect(visit.page.locator(".empty")).to_contain_text("fits this filter")
+
+
+@needs_browser
+def test_figures_and_charts_follow_what_happens_without_a_reload(
+    served: Api, visits: Callable[..., Visit]
+) -> None:
+    visit = visits()
+    visit.page.clock.install()
+    visit.go("/")
+    drawn = "document.querySelector('[data-line=messages_in] path[data-owner=logmq]')?.getAttribute('d')"
+    visit.page.wait_for_function(f"{drawn} !== undefined")
+    before = visit.page.evaluate(drawn)
+    speak(served.server.address("logmq"), b"PRODUCE orders more\n" * 50)
+    for _ in range(40):  # the server counts every five seconds
+        visit.page.clock.fast_forward(6000)
+        visit.page.wait_for_timeout(0)
+        if visit.page.evaluate(drawn) != before:
+            break
+        time.sleep(0.2)
+    assert visit.page.evaluate(drawn) != before
+    visit.go("/queues/dms/jobs")
+    visit.page.evaluate("document.body.dataset.mark = 'the same document'")
+    served.post("queues/dms/jobs/messages", {"text": "four"})
+    visit.page.clock.fast_forward(6000)
+    expect(visit.page.locator(".messages pre")).to_have_count(4)
+    assert visit.page.evaluate("document.body.dataset.mark") == "the same document"
+
+
+@needs_browser
+def test_a_purge_says_what_it_will_do_and_does_it_when_told_with_the_keyboard_alone(
+    served: Api, visits: Callable[..., Visit]
+) -> None:
+    make_queues(served, "waste")
+    for _ in range(3):
+        served.post("queues/dms/waste/messages", {"text": "x"})
+    visit = visits()
+    visit.go("/queues/dms/waste")
+    page = visit.page
+    for answer in ("Cancel", "Purge"):
+        tab_to(page, "Purge")
+        page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_role("status")).to_contain_text("3 purged")
+        assert served.get("queues/dms/waste")["ready"] == 3
+        expect(dialog.get_by_role("button", name="Purge")).to_be_enabled()
+        tab_to(page, answer)
+        page.keyboard.press("Enter")
+        expect(dialog).to_have_count(0)
+    expect(page.locator("#told")).to_contain_text("3 purged")
+    assert served.get("queues/dms/waste")["ready"] == 0
+    expect(page.locator(".facts")).to_contain_text("Ready0")
+
+
+def tab_to(page: Page, name: str) -> None:
+    """Press Tab until what has this name has the focus."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.innerText?.trim()") == name:
+            return
+    raise AssertionError(f"{name} is not reached with the keyboard")
+
+
+@needs_browser
+def test_a_message_is_published_from_a_form(served: Api, visits: Callable[..., Visit]) -> None:
+    make_queues(served, "letters")
+    visit = visits()
+    visit.go("/queues/dms/letters")
+    visit.page.get_by_role("button", name="Publish").click()
+    visit.page.get_by_role("dialog").get_by_label("Text").fill("dear all")
+    for _ in range(2):  # it says what will happen first, where the server can
+        if visit.page.get_by_role("dialog").count():
+            visit.page.get_by_role("dialog").get_by_role("button", name="Publish").click()
+            visit.page.wait_for_timeout(200)
+    expect(visit.page.locator(".messages pre")).to_have_text("dear all")
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("scheme", "width", "paths"),
+    [
+        ("light", 1400, ("/", "/queues", "/queues/dms/jobs")),
+        ("dark", 400, ("/", "/topics/orders", "/logs")),
+    ],
+)
+def test_axe_finds_nothing_serious_and_no_view_is_wider_than_the_window(
+    visits: Callable[..., Visit], scheme: Any, width: int, paths: Sequence[str]
+) -> None:
+    visit = visits(color_scheme=scheme, viewport={"width": width, "height": 800})
+    axe = Axe()
+    for path in paths:
+        visit.go(path)
+        found = axe.run(visit.page, options=AXE).response["violations"]
+        serious = [each for each in found if each["impact"] in ("serious", "critical")]
+        assert not serious, f"{path}: {json.dumps(serious, indent=1)[:3000]}"
+        assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+
+
+@needs_browser
+def test_everything_that_can_be_clicked_is_reached_with_the_keyboard(visits: Callable[..., Visit]) -> None:
+    visit = visits()
+    visit.go("/queues/dms/jobs")
+    page = visit.page
+    count = page.evaluate(
+        "[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea')]"
+        ".filter(each => each.checkVisibility()).length"
+    )
+    reached = set()
+    for number in range(count + 10):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.outerHTML"))
+        if number == 0:
+            assert "Skip to the content" in page.evaluate("document.activeElement.outerHTML")
+    assert len([each for each in reached if each.startswith(("<a", "<button", "<input", "<select"))]) >= count
+
+
+FOREIGN = """<!doctype html><title>elsewhere</title><iframe name=frame></iframe>
+<form method=post action="{admin}/api/v1/queues/dms/target/purge" target=frame enctype=text/plain>
+<input name='{{"a":"' value='"}}'></form>
+<script>
+const log = [];
+const tries = [
+  fetch("{admin}/api/v1/queues/dms/target/purge",
+    {{method: "POST", mode: "no-cors", credentials: "include", body: "{{}}"}}),
+  fetch("{admin}/api/v1/queues/dms/target/purge", {{method: "POST", credentials: "include",
+    headers: {{"Content-Type": "application/json"}}, body: "{{}}"}}),
+  fetch("{admin}/api/v1/queues", {{credentials: "include"}}).then(each => each.text()).then(
+    text => {{ log.push("read " + text); }}),
+  fetch("http://{logmq}/", {{method: "POST", mode: "no-cors", body: "PRODUCE driven hello\\nPING\\n"}}),
+  fetch("http://{logmq}/", {{mode: "no-cors"}}),
+].map(each => each.catch(() => "refused"));
+const socket = new Promise(done => {{
+  const one = new WebSocket("ws://{host}/api/v1/trace");
+  one.onopen = () => {{ log.push("websocket"); done(); }};
+  one.onerror = done;
+}});
+const events = new Promise(done => {{
+  const one = new EventSource("{admin}/api/v1/logs?follow=1", {{withCredentials: true}});
+  one.onopen = () => {{ log.push("events"); done(); }};
+  one.onerror = () => {{ one.close(); done(); }};
+}});
+document.forms[0].submit();
+Promise.all([...tries, socket, events]).then(() => {{ document.title = "tried " + log.join(); }});
+</script>"""
+
+
+@pytest.fixture
+def foreign_page(served: Api) -> Iterator[str]:
+    """The address of a page of another origin, which tries what it can."""
+    admin = served.server.ready["page"].rstrip("/")
+    host, port = served.server.address("logmq")
+    text = FOREIGN.format(admin=admin, host=admin.partition("//")[2], logmq=f"{host}:{port}").encode()
+
+    class ForeignPage(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), ForeignPage) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f":{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+@needs_browser
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_a_page_of_another_origin_drives_neither_the_admin_port_nor_logmq(
+    served: Api, visits: Callable[..., Visit], foreign_page: str, name: str
+) -> None:
+    if "target" not in [row["name"] for row in served.get("queues")["items"]]:
+        make_queues(served, "target")
+        served.post("queues/dms/target/messages", {"text": "stays"})
+    visit = visits()
+    page = visit.context.new_page()  # with the cookie of who is logged in
+    page.goto(f"http://{name}{foreign_page}")
+    page.wait_for_function("document.title.startsWith('tried')")
+    assert page.title() == "tried"
+    assert served.get("queues/dms/target")["ready"] == 1
+    assert "driven" not in [row["name"] for row in served.get("topics")["items"]]
+
+
+def test_every_view_is_made_without_a_browser(served: Api) -> None:
+    token = (served.server.data / "admin.token").read_text().strip()
+    host, _, port = served.server.ready["page"].removeprefix("http://").rstrip("/").partition(":")
+    for path in (*VIEWS, *DETAILS[:-1]):
+        with socket.create_connection((host, int(port)), timeout=30) as sock:
+            head = f"Host: {host}:{port}\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n"
+            sock.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+            data = b"".join(iter(lambda: sock.recv(65536), b""))
+        assert data.startswith(b"HTTP/1.1 200"), path
+        assert b" style=" not in data, f"{path}: the policy allows no style in a tag"
+        assert b" on" + b"click=" not in data
+
+
+def test_the_scripts_are_plain_and_load_nothing_from_elsewhere() -> None:
+    folder = Path(__file__).parents[2] / "brokers" / "page"
+    for path in (*folder.glob("static/*"), *folder.glob("templates/*")):
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text, path
+        assert "innerHTML" not in text, path
