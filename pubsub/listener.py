@@ -5,13 +5,14 @@ from typing import Any
 
 import trio
 
+from pubsub.absences import Absences
 from pubsub.admin import Admin
 from pubsub.fanout import Fanout
 from pubsub.metrics import GAUGES, Counts
 from pubsub.recording import FrameTrack
 from pubsub.session import Session
 from pubsub.sessions import Sessions, saved, saver
-from pubsub.settings import KEPT_LOG, NAMESPACE, SESSIONS_LOG, PubsubSettings
+from pubsub.settings import AWAY_LOG, KEPT_LOG, NAMESPACE, SESSIONS_LOG, PubsubSettings
 from pubsub.wire import FRAME_BYTES, TOPIC_BYTES_MAX, Kind, take_frames
 from shared.errors import EXIT_MISSING, BrokerError, ConfigError, StoreError
 from shared.metrics import Sample, samples
@@ -26,6 +27,8 @@ from shared.tracing import Onlooker, Tap
 READ_BYTES = 1 << 20
 LOOK_SECONDS = 60.0
 """How often sessions are looked for whose clients have been away for too long."""
+NOTED_AT_ONCE = 500
+"""Rows of who is away that are written before others have their turn: 5 ms."""
 ENDED_AT_ONCE = 64
 """Before others have their turn: a millisecond, with a few subscriptions each."""
 
@@ -53,7 +56,16 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
             )
 
     save = saver(table, counts, on_failure)
-    sessions = Sessions(settings, counts, context.log, save=save, say=context.say, budget=context.budget)
+    absences = Absences(await Table.open(namespace, AWAY_LOG))
+    sessions = Sessions(
+        settings,
+        counts,
+        context.log,
+        save=save,
+        say=context.say,
+        budget=context.budget,
+        absences=absences,
+    )
     for change in saved(table):
         sessions.restore(change.client_id, change.topic, bool(change.keeps), change.owner)
     if table.lost:
@@ -138,8 +150,26 @@ class PubsubService:
             while True:
                 await trio.sleep(LOOK_SECONDS)
                 await self._end_long_away()
+                more = True
+                while more:
+                    more = self._note_absences(NOTED_AT_ONCE)
+                    await trio.sleep(0)  # noqa: ASYNC115  # the driver alone uses trio.lowlevel
         finally:
             self._put_away()
+            self._note_absences(len(self.sessions.clients) + 1)
+
+    def _note_absences(self, most: int) -> bool:
+        """Whether there is more."""
+        try:
+            more = self.sessions.absences.note(trio.current_time(), most)
+        except StoreError as error:
+            self._context.log.warning(
+                "who is away since when cannot be written: a restart counts it anew; look at the disk",
+                error=str(error),
+            )
+            return False
+        self._context.store.commit_pending()
+        return more
 
     async def _end_long_away(self) -> None:
         ended = 0

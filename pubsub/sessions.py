@@ -11,12 +11,12 @@ A session without subscriptions ends with its connection, one with them when its
 `session_seconds`.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
 
+from pubsub.absences import Absences
 from pubsub.kept import Kept
 from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 WILDCARDS = Wildcards(separator=b"/", any_levels=b"*", one_level=b"+")
 
-SESSION_BYTES = 500
-"""What a session takes of memory, measured; an id has ten characters at most."""
+SESSION_BYTES = 800
+"""What a session takes of memory, measured, with its row of when its client left; an id has ten characters at
+most."""
 SUBSCRIPTION_BYTES = 900
 """The same of a subscription: 210 with no wildcard, 680 with three; and its row in the table."""
 
@@ -91,6 +92,7 @@ class Sessions:
         save: Callable[[Changed], None],
         say: Callable[[str], None] | None = None,
         budget: Account | None = None,
+        absences: Absences | None = None,
     ) -> None:
         budget = budget or unbounded()
         self._memory = budget.account("sessions")
@@ -100,7 +102,7 @@ class Sessions:
         self.live: RoutingIndex[ClientSession] = RoutingIndex(WILDCARDS)
         self.away: RoutingIndex[ClientSession] = RoutingIndex(WILDCARDS)
         self.clients: dict[bytes, ClientSession] = {}
-        self._away_since: OrderedDict[bytes, float] = OrderedDict()  # those that left first come first
+        self.absences = absences or Absences()
         self.subscriptions = 0
         self.wild = 0
         """Those of them that are wild."""
@@ -119,15 +121,15 @@ class Sessions:
             self.away.subscribe(client, topic)
 
     def restored(self, now: float) -> None:
-        """All that is there is away, and counts as having left now."""
-        self._away_since.update(dict.fromkeys(self.clients, now))
+        """All that is there is away."""
+        self.absences.load(self.clients.keys(), now)
 
     def end_long_away(self, now: float, most: int) -> int:
         """End `most` sessions whose clients have been away for `session_seconds`; returns how many."""
         seconds, ended = self.settings.session_seconds, 0
-        while seconds and self._away_since and ended < most:
-            client_id, since = next(iter(self._away_since.items()))
-            if now - since < seconds:
+        while seconds and ended < most and (longest := self.absences.longest(now)) is not None:
+            client_id, away_seconds = longest
+            if away_seconds < seconds:
                 break
             self.forget(client_id)
             ended += 1
@@ -165,7 +167,7 @@ class Sessions:
             self._say(f"Client {client.name} already connected.")
             raise WireError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
         client.connection = connection
-        self._away_since.pop(client_id, None)
+        self.absences.over(client_id)
         client.dropped = 0
         limit_slow_receiver(
             connection,
@@ -195,7 +197,7 @@ class Sessions:
         if not client.topics:
             self._end(client)
             return
-        self._away_since[client.id] = now
+        self.absences.left(client.id, now)
         self.live.drop(client)
         for topic, keeps in client.topics.items():
             if keeps:
@@ -311,7 +313,7 @@ class Sessions:
 
     def _end(self, client: ClientSession) -> None:
         del self.clients[client.id]
-        self._away_since.pop(client.id, None)
+        self.absences.over(client.id)
         self._memory.give(SESSION_BYTES)
 
     def _check_memory(self, size: int, fault: Fault) -> None:

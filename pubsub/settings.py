@@ -10,9 +10,9 @@ from shared.storage.settings import Durability
 from shared.units import MIB, RESTART, limit
 
 NAMESPACE = "pubsub"
-"""Of the store, where both logs stand."""
+"""Of the store, where the logs stand."""
 SESSION_SECONDS_MAX = 100 * 365 * 86_400
-SESSIONS_LOG, KEPT_LOG = "sessions", "kept"
+SESSIONS_LOG, KEPT_LOG, AWAY_LOG = "sessions", "kept", "away"
 
 
 @attrs.frozen
@@ -37,8 +37,8 @@ class PubsubSettings:
     session_seconds: float = attrs.field(
         default=7 * 86_400.0, validator=[validators.ge(0), validators.le(SESSION_SECONDS_MAX)]
     )
-    """A session whose client is away for so long ends, with its subscriptions and kept messages. A
-    start counts anew. 0: never."""
+    """A session whose client is away for so long ends, with its subscriptions and kept messages. What counts
+    is time that the server runs, over restarts. 0: never."""
     subscriptions_max: int = limit(1_000, 1, 1_000_000)
     """Of one client."""
     subscriptions_total_max: int = limit(2_000_000, 1, 100_000_000)

@@ -1,0 +1,73 @@
+"""How long clients are away, over restarts: in time that the server ran, as nobody can come while it is down.
+
+The table has a row for each client that was away when `note` last looked: its id, and the server's age when
+the client left. Under `AGE` it has the server's age. Both are milliseconds, 8 bytes. A crash loses what was
+not noted yet: that time does not count, and who left since counts as having left at the start.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shared.storage.table import Table
+
+AGE = b"\0"
+"""No client's id has it."""
+_NUMBER_BYTES = 8
+
+
+class Absences:
+    """Since when each client is away; those that left first come first. `now` is in seconds, monotonic."""
+
+    def __init__(self, table: "Table | None" = None) -> None:
+        self._table = table
+        self._since: OrderedDict[bytes, float] = OrderedDict()  # the server's age in seconds
+        self._before = 0.0  # the server's age, less `now`
+        self._unnoted: dict[bytes, None] = {}
+
+    def load(self, client_ids: Collection[bytes], now: float) -> None:
+        """All of these are away: since when the table says, else from now on."""
+        saved = self._table.items() if self._table is not None else ()
+        rows = {key: int.from_bytes(value, "big") / 1000 for key, value in saved}
+        age = max(rows.values(), default=0.0)
+        self._before = age - now
+        since = sorted((rows.get(client_id, age), client_id) for client_id in client_ids)
+        self._since = OrderedDict((client_id, left) for left, client_id in since)
+        self._unnoted = dict.fromkeys(rows.keys() ^ self._since.keys() ^ {AGE})
+
+    def left(self, client_id: bytes, now: float) -> None:
+        self._since[client_id] = self._before + now
+        self._unnoted[client_id] = None
+
+    def over(self, client_id: bytes) -> None:
+        """It is back, or has ended."""
+        if self._since.pop(client_id, None) is not None:
+            self._unnoted[client_id] = None
+
+    def longest(self, now: float) -> tuple[bytes, float] | None:
+        """Who is away longest, and for how many seconds."""
+        for client_id, since in self._since.items():
+            return client_id, self._before + now - since
+        return None
+
+    def note(self, now: float, most: int) -> bool:
+        """Write what changed, of `most` clients; whether there is more. Raises StoreError."""
+        table = self._table
+        if table is None:
+            return False
+        for client_id in list(islice(self._unnoted, most)):
+            since = self._since.get(client_id)
+            if since is not None:
+                table.put(client_id, _packed(since))
+            elif client_id in table:
+                table.delete(client_id)
+            del self._unnoted[client_id]
+        if self._since and not self._unnoted:
+            table.put(AGE, _packed(self._before + now))
+        return bool(self._unnoted)
+
+
+def _packed(seconds: float) -> bytes:
+    return max(int(seconds * 1000), 0).to_bytes(_NUMBER_BYTES, "big")
