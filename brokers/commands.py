@@ -49,6 +49,8 @@ def add_commands(app: App, root: Callable[[], App]) -> None:
     for kind in OBJECT_KINDS:
         app.command(f"brokers.object_cli:{kind}", name=kind, help=f"List the {kind}.")
     app.command("brokers.top:app", name="top", help="Show what is busy now, until q.")
+    app.command("brokers.follow_cli:logs", name="logs", help="Show the running server's log.")
+    app.command("brokers.follow_cli:trace", name="trace", help="Show copies of messages that pass a name.")
     app.command("brokers.object_cli:kick", name="kick", help="Close connections.")
     folder_cli.add_commands(app)
     app.command("brokers.context_cli:app", name="context", help=CONTEXT_HELP)

@@ -99,8 +99,7 @@ class AdminClient:
             if response.status != 200 or response.headers.get_content_type() != "text/event-stream":
                 self._result(path, response, response.read())
                 raise Refusal(f"{self.name} does not follow {path}: it is of another version")
-            connection.sock.settimeout(None)
-            for line in response:
+            for line in response:  # there is one every 15 s at least
                 yield line.decode(errors="replace").rstrip("\r\n")
 
     def _sent(

@@ -36,7 +36,8 @@ OWN_VERBS = frozenset(
         "exchanges",
         "bindings",
     }
-    | {"bench", "completion", "pipeline", "reload", "user", "context", "top", "replay"}
+    | {"bench", "completion", "pipeline", "reload", "user", "context", "top", "replay", "logs"}
+    | {"trace"}
 )
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 

@@ -5,6 +5,7 @@ A verb returns what it found and never prints:
 - None: nothing to show; `str`: a line (or several); `bytes`: raw bytes, as they are;
 - one mapping or attrs object: its fields, one a line;
 - a sequence of them: the rows of a table; an iterator or async iterator: rows as they come;
+- `Following` rows: as they come from somebody else;
 - a `Listing`: rows whose columns have units;
 - `Several` results: one after the other, with a blank line between;
 - `CommandResult`: a result, and the exit code of the command.
@@ -63,6 +64,13 @@ class Listing:
 
 
 @attrs.frozen
+class Following:
+    """Rows that come one by one, each shown at once, because somebody waits for it."""
+
+    rows: Iterator[Any]
+
+
+@attrs.frozen
 class CommandResult:
     """A result to show, and the exit code of the command."""
 
@@ -110,6 +118,10 @@ class Output:
             self._stream.buffer.flush()
         elif isinstance(result, str):
             self._line(self._json_text(result) if self._json else self._safe(result))
+        elif isinstance(result, Following):
+            for item in result.rows:
+                self._next(item)
+                self._stream.flush()
         elif isinstance(result, Listing):
             self._rows(result.rows, result.units)
             if result.following is not None and self._terminal and not self._json:

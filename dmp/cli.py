@@ -289,6 +289,30 @@ async def purge(
         return {"queue": queue, "purged": await client.purge(queue)}
 
 
+@command("peek jobs", "peek jobs -n 5 --json | jq -r .text")
+def peek(
+    queue: QueueName,
+    *,
+    number: Annotated[int, Parameter(name=("--max", "-n"), help="Messages at most.")] = 10,
+    json: Json = False,
+) -> ApiRequest:
+    """List the messages at the front of a queue. It takes nothing."""
+    return ApiRequest(lambda api: api.post("queues", "dmp", queue, "peek", limit=number)["items"])
+
+
+@command("redrive dead", "redrive dead --dry-run")
+def redrive(
+    queue: Annotated[str, Parameter(name=("--queue", "-q"), help="Where dead letters are.")],
+    *,
+    dry_run: Annotated[bool, flag("Say what would change, and change nothing.")] = False,
+    json: Json = False,
+) -> ApiRequest:
+    """Move dead letters back to the queues that they came from."""
+    return ApiRequest(
+        lambda api: {"queue": queue, **api.post("queues", "dmp", queue, "redrive", dry_run=dry_run)}
+    )
+
+
 @command("pause jobs")
 def pause(queue: QueueName, *, json: Json = False) -> ApiRequest:
     """Stop a queue's deliveries; publishing goes on. A durable queue stays so over a restart."""

@@ -155,3 +155,15 @@ def test_bindings_are_listed_and_a_queue_is_paused(server: Server, here: Command
     assert here("delete", "queue", "held", "--if-empty", *api)[0] == ExitCode.USAGE
     assert here("purge", "held", "--host", "127.0.0.1", *api)[0] == ExitCode.USAGE
     assert here("delete", "queue", "held", *api)[0] == 0
+
+
+def test_a_queue_is_peeked_and_its_dead_letters_go_back(server: Server, here: Command) -> None:
+    api = ("--json", "--data-dir", str(server.data))
+    here("declare", "queue", "dead")
+    here("declare", "queue", "work", "-a", "x-dead-letter-exchange=", "-a", "x-dead-letter-routing-key=dead")
+    here("put", "", "-k", "work", "-m", "one")
+    (row,) = [json.loads(line) for line in here("peek", "work", *api)[1].splitlines()]
+    assert (row["text"], row["key"], row["bytes"]) == ("one", "work", 3)
+    assert here("redrive", "work", *api)[1] == '{"queue": "work", "moved": 0, "left": 1}\n'
+    for queue in ("work", "dead"):
+        assert here("delete", "queue", queue)[0] == 0
