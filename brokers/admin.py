@@ -10,6 +10,7 @@ page made it (`Origin`). Errors are `{"error": ...}` there, and problem details 
 | GET /readyz | 200, or 503 and the reason: starting, draining, a protocol down, the store read-only |
 | GET /status | JSON: what runs, on which addresses, and how the store is |
 | GET /metrics | Prometheus text |
+| GET /metrics/detailed?family=&name= | the same for each object (`brokers.detailed`) |
 | GET /verbs | JSON: the administrative verbs of all protocols |
 | POST /<protocol>/<verb> | runs one; arguments and result are JSON. 409 and {"error"} where it refuses |
 | POST /reload {"action", "name"} | takes up what changed: settings, users, certificates; all or nothing |
@@ -20,8 +21,8 @@ import logging
 import pwd
 import socket
 import struct
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,11 +42,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from brokers import api, logs, metrics
+from brokers import api, detailed, logs, metrics
 from brokers.admin_gate import problem
 from brokers.api import Operation
 from brokers.errors import ExitCode, copy_errors, exit_code
-from brokers.following import PARAMETERS, Followers
+from brokers.following import PARAMETERS, Followers, Stream
 from brokers.page import views
 from brokers.recent import Recent
 from shared.errors import BrokerError, printable
@@ -93,7 +94,7 @@ class Operated(Protocol):
 
 def application(host: Operated) -> Starlette:
     """The ASGI application over `host`; a door stands before it."""
-    scraping = trio.Lock()
+    scraping, scraping_objects = trio.Lock(), trio.Lock()
     followers = Followers()
 
     async def livez(_: Request) -> Response:
@@ -113,6 +114,18 @@ def application(host: Operated) -> Starlette:
         async with scraping:
             text = await run_in_threadpool(metrics.render, host.samples())
         return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    async def scrape_objects(request: Request) -> Response:
+        query = request.query_params
+        kinds = detailed.chosen(query.get("family", ""))
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            shown = detailed.text(kinds, host.objects(), query.get("name", "*"))
+            async with scraping_objects, aclosing(shown) as parts:
+                async for part in parts:
+                    yield part
+
+        return Stream(pieces(), media_type=metrics.CONTENT_TYPE)
 
     async def verbs(_: Request) -> Response:
         listed = [
@@ -199,6 +212,7 @@ def application(host: Operated) -> Starlette:
             Route("/readyz", readyz),
             Route("/status", status),
             Route("/metrics", scrape),
+            Route("/metrics/detailed", scrape_objects),
             Route("/verbs", verbs),
             Route("/reload", reload, methods=["POST"]),
             Route("/backup", backup, methods=["POST"]),

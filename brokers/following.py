@@ -6,12 +6,14 @@ connects again says the last one that it has (`Last-Event-ID`), and goes on behi
 """
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 import trio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Send
 
 from brokers.api import as_json
 from brokers.recent import KEPT, Recent, Row
@@ -29,6 +31,16 @@ PARAMETERS = {
 }
 
 Wanted = Callable[[Row], bool]
+
+
+class Stream(StreamingResponse):
+    """An answer in pieces. However it ends, what makes them is told so at once."""
+
+    body_iterator: AsyncGenerator[bytes, None]
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self.body_iterator):
+            await super().stream_response(send)
 
 
 class Followers:
@@ -62,7 +74,7 @@ class Followers:
         if self.count >= FOLLOWERS_MAX:
             raise HTTPException(503, f"{FOLLOWERS_MAX} follow already: end one, or ask without follow")
         allowed: Callable[[], bool] = request.scope.get("brokers.allowed", lambda: True)
-        return StreamingResponse(
+        return Stream(
             self._events(recent, after, wanted, allowed, at_look),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},  # a proxy before us hands on what it gets
@@ -75,7 +87,7 @@ class Followers:
         wanted: Wanted,
         allowed: Callable[[], bool],
         at_look: Callable[[], object],
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         self.count += 1
         try:
             yield b": follows\n\n"

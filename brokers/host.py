@@ -428,6 +428,7 @@ class Host:
         yield Sample("ready", self.unready() is None, "1: takes work; 0: see /readyz.", "gauge")
         if self._store is not None:
             yield from metrics.store_samples(self._store.statistics())
+            yield self._store.sync_times.sample("store_sync_seconds", "How long syncs of the journal took.")
         if self._recording is not None:
             yield from self._recording.samples()
         if self._watch is not None:

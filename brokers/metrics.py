@@ -1,5 +1,6 @@
 """Makes Prometheus text from `Sample`s, which are read from plain ints at each scrape."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import prometheus_client
@@ -72,8 +73,14 @@ class _Read(Collector):
             family = families.get(name)
             if family is None:
                 family = families[name] = Metric(name, sample.help, sample.kind)
-            suffix = "_total" if sample.kind == "counter" else ""
-            family.add_sample(name + suffix, dict(sample.labels), sample.value)
+            labels = dict(sample.labels)
+            for bound, count in sample.buckets:
+                le = "+Inf" if bound == math.inf else str(float(bound))
+                family.add_sample(f"{name}_bucket", {**labels, "le": le}, count)
+            if sample.kind == "histogram":
+                family.add_sample(f"{name}_count", labels, sample.buckets[-1][1])
+            suffix = {"counter": "_total", "gauge": "", "histogram": "_sum"}[sample.kind]
+            family.add_sample(name + suffix, labels, sample.value)
         yield from families.values()
         yield from _PROCESS.collect()
 

@@ -31,6 +31,7 @@ from shared.errors import StoreError
 from shared.net.connection import Connection
 from shared.queues.background import Background
 from shared.queues.timers import Timers
+from shared.queues.waits import Waits
 from shared.recording.recorder import Recorder
 from shared.storage.inventory import Namespace
 from shared.storage.log import Log
@@ -88,6 +89,7 @@ class Broker:
         self.counts = Counts()
         self.bodies = Bodies(store, body_logs, log, settings.begun_bytes_max, self.accounts.bodies)
         self.timers = Timers(now, self.crashed)
+        self.waits = Waits(now)
         self.memory = Memory(
             settings.memory_bytes_max, settings.hot_bytes, self.accounts.messages, self.timers
         )

@@ -18,7 +18,7 @@ from dmp.properties import unpack
 from dmp.queues import Queue
 from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
-from shared.metrics import Sample, samples
+from shared.metrics import Sample, ack_sample, samples, wait_sample
 from shared.net.connection import Connection, Session
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.table import Table
@@ -79,7 +79,9 @@ class DmpService:
 
     async def run(self) -> None:
         """Messages and queues that expire."""
-        await self._broker.timers.run(self._after_timers)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._broker.waits.run, trio.sleep)
+            await self._broker.timers.run(self._after_timers)
 
     def drain(self) -> None:
         self._broker.draining = True
@@ -87,7 +89,10 @@ class DmpService:
             session.connection.attempt(session.drain)
 
     def samples(self) -> Iterable[Sample]:
-        return samples("dmp", self._broker.counts, GAUGES, self._broker)
+        broker = self._broker
+        yield from samples("dmp", broker.counts, GAUGES, broker)
+        yield wait_sample("dmp", broker.waits.seconds)
+        yield ack_sample("dmp", broker.store.ack_seconds(QUEUES))
 
     async def trace(self, tap: Tap) -> None:
         def take(exchange: bytes, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> None:

@@ -35,10 +35,12 @@ from dmp.ready import Priorities, Ready, ReadyRow
 from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
+from shared.queues.waits import NONE
 from shared.storage.lost import Lost
 
 if TYPE_CHECKING:
     from shared.queues.timers import Timers
+    from shared.queues.waits import Waits
     from shared.storage.store import Ticket
 
 EXPIRED_AT_ONCE = 4096  # so many leave before others have their turn: some milliseconds
@@ -52,6 +54,7 @@ class QueueContext(Protocol):
     counts: Counts
     memory: Memory
     timers: Timers
+    waits: Waits
 
     def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
         """They left the queue by `reason`: pass them on where the queue has a dead-letter exchange."""
@@ -147,6 +150,9 @@ class Queue:
     deadline: float = attrs.field(default=math.inf, init=False)  # the timers', as `heaped`
     heaped: float = attrs.field(default=math.inf, init=False)
 
+    mark: int = attrs.field(default=NONE, init=False)  # of `waits`, as are the next two
+    marked_at: float = attrs.field(default=0.0, init=False)
+    tick: int = attrs.field(default=0, init=False)
     _next: int = attrs.field(default=0, init=False)  # the number of the next message
     _started: float = attrs.field(default=0.0, init=False)
     _timed: bool = attrs.field(init=False)  # some message may expire
@@ -335,6 +341,8 @@ class Queue:
 
     def _enqueue(self, messages: list[Message], ticket: Ticket | None) -> None:
         """They are ready when the ticket is done, and all before them are."""
+        if self.tick != self._context.waits.tick and isinstance(self.ready, ReadyRow):
+            self._context.waits.came(self, messages[0].number)  # what has priorities goes in another order
         self._context.memory.take(messages[0].head.cost_bytes * len(messages))
         if messages[0].head.large:
             self._has_large = True
@@ -546,6 +554,8 @@ class Queue:
                 break
             late: list[Message] = []
             for taker, messages, _, _ in shares:
+                if messages and messages[-1].number >= self.mark:
+                    self._context.waits.went(self)
                 self._count_out(messages)
                 if check:
                     now = self._context.timers.now()

@@ -50,6 +50,7 @@ from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues.background import Background
+from shared.queues.waits import NONE, Waits
 
 if TYPE_CHECKING:
     from dms.times import Times
@@ -202,6 +203,8 @@ class Queue:
         "hot_bytes",
         "line",
         "log",
+        "mark",
+        "marked_at",
         "name",
         "options",
         "paused",
@@ -211,6 +214,7 @@ class Queue:
         "stops",
         "tail",
         "text",
+        "tick",
     )
 
     def __init__(self, engine: Engine, name: str, options: Options) -> None:
@@ -245,6 +249,7 @@ class Queue:
         self.paused = False
         self.line: deque[Credit] = deque()
         self.deadline = self.heaped = math.inf  # for the engine's timers
+        self.mark, self.marked_at, self.tick = NONE, 0.0, 0  # for the engine's waits
 
     def __repr__(self) -> str:
         return f"<Queue {self.text!r} {self.head}..{self.end}..{self.tail}, {len(self.back)} back>"
@@ -294,6 +299,8 @@ class Queue:
         if engine.onlookers:
             for look in engine.onlookers:
                 look(self.name, bodies)
+        if self.tick != engine.waits.tick:
+            engine.waits.came(self, self.tail)
         self.on_produced(count)
         if ticket is None:
             if engine.durable is not None:
@@ -424,6 +431,8 @@ class Queue:
             return None
         size = self.hot_bytes // len(bodies)
         self.head = seq + 1
+        if seq >= self.mark:
+            self.engine.waits.went(self)
         self.held += 1
         self.held_bytes += size + HELD_OVERHEAD_BYTES
         self.hot_bytes -= size
@@ -454,6 +463,8 @@ class Queue:
         self.heat(-size)
         self.hold(count, size)
         self.head = seq + count
+        if self.head > self.mark:
+            self.engine.waits.went(self)
         if self.log is not None:
             self.log.note_delivered(seq, taken)
         return taken
@@ -754,6 +765,7 @@ class Engine:
         self.times = times
         self.background = Background(times.timers, _background_crashed)
         self.counts = Counts()
+        self.waits = Waits(times.seconds)
         self.queues: dict[bytes, Queue] = {}
         self.consumers: dict[int, Consumer] = {}
         self._numbers = counter(1)

@@ -11,9 +11,9 @@ from dms.metrics import GAUGES
 from dms.opening import open_engine
 from dms.refusals import Refusals
 from dms.session import Session
-from dms.settings import DmsSettings
+from dms.settings import NAMESPACE, DmsSettings
 from shared.access import Guard
-from shared.metrics import Sample, samples
+from shared.metrics import Sample, ack_sample, samples, wait_sample
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.tracing import Tap
@@ -56,12 +56,17 @@ class DmsService:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._engine.times.timers.run, self._engine.settle)
             nursery.start_soon(self._keep_age)
+            nursery.start_soon(self._engine.waits.run, trio.sleep)
 
     def drain(self) -> None:
         self._engine.drain()
 
     def samples(self) -> Iterable[Sample]:
-        return samples("dms", self._engine.counts, GAUGES, self._engine)
+        engine = self._engine
+        yield from samples("dms", engine.counts, GAUGES, engine)
+        yield wait_sample("dms", engine.waits.seconds)
+        if engine.persistent:
+            yield ack_sample("dms", engine.store.ack_seconds(NAMESPACE))
 
     async def trace(self, tap: Tap) -> None:
         def take(queue: bytes, bodies: Sequence[bytes]) -> None:

@@ -33,6 +33,11 @@ class Times:
         self._age_ms = 0
         self.timers = Timers(self.now_ms, _crashed, self._loop_time)
 
+    @property
+    def seconds(self) -> Callable[[], float]:
+        """The clock: monotonic seconds."""
+        return self._time
+
     def now_ms(self) -> int:
         return self._age_ms + int((self._time() - self._started) * 1000)
 

@@ -2,20 +2,21 @@
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
 from typing import Any
 
 import trio
 
 from logmq.admin import Admin
 from logmq.broker import Broker
-from logmq.groups import Groups
+from logmq.groups import Committed, Groups
 from logmq.metrics import GAUGES
 from logmq.session import Session
 from logmq.settings import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS, LogmqSettings
 from logmq.topics import Topics
 from logmq.writers import Writers
 from shared.errors import StoreError
-from shared.metrics import Sample, samples
+from shared.metrics import Sample, ack_sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.format import LENGTH_BYTES, length_at
@@ -23,6 +24,9 @@ from shared.storage.log import Log, read_records
 from shared.storage.table import Table
 from shared.tracing import Tap
 
+LAGS_SHOWN = 10
+LAGS_SECONDS = 15.0
+"""How often it is looked at; 50,000 commits take 50 ms, in turns."""
 TRACE_SECONDS = 0.25
 TRACE_BYTES = 64 * 1024
 """Of a topic and look; what came meanwhile and is more is left out."""
@@ -84,6 +88,7 @@ class LogmqService:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._worst: Sequence[Committed] = ()
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("logmq", broker.settings.port, self._open_session, pushes=True),
         )
@@ -96,13 +101,29 @@ class LogmqService:
         await self._broker.take_settings(settings)
 
     async def run(self) -> None:
-        """Nothing runs beside the connections."""
+        """Look now and then which groups are far behind."""
+        while True:
+            worst: list[Committed] = []
+            for part in self._broker.groups.in_parts(self._broker.topics.by_id().get):
+                worst = nlargest(LAGS_SHOWN, (*worst, *part), key=lambda row: row.behind_bytes)
+                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            self._worst = worst
+            await trio.sleep(LAGS_SECONDS)
 
     def drain(self) -> None:
         self._broker.drain()
 
     def samples(self) -> Iterable[Sample]:
-        return samples("logmq", self._broker.counts, GAUGES, self._broker)
+        yield from samples("logmq", self._broker.counts, GAUGES, self._broker)
+        for row in self._worst:
+            yield Sample(
+                "logmq_group_lag_bytes",
+                row.behind_bytes,
+                f"What groups have to read yet: the {LAGS_SHOWN} that are farthest behind.",
+                "gauge",
+                (("group", row.group), ("topic", row.topic)),
+            )
+        yield ack_sample("logmq", self._broker.store.ack_seconds(NAMESPACE))
 
     async def trace(self, tap: Tap) -> None:
         """What is visible since the last look is read from the logs: those who write know nothing of it."""

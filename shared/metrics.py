@@ -10,7 +10,10 @@ A counter is declared where it is counted, as a field of a `Counts` class:
 A `Gauge` is worked out at the scrape. `samples` reads both, so a protocol has one table and no code for it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Literal
 
 import attrs
@@ -18,13 +21,50 @@ import attrs
 
 @attrs.frozen
 class Sample:
-    """One series at the moment of a scrape. `name` is without the `brokers_` prefix and has its unit last."""
+    """One series at the moment of a scrape. `name` is without the `brokers_` prefix and has its unit last.
+
+    Of a histogram `value` is the sum of all that was observed. `buckets`: each upper bound, and how many were
+    not above it; the last one is inf.
+    """
 
     name: str
     value: float
     help: str
-    kind: Literal["counter", "gauge"] = "counter"
+    kind: Literal["counter", "gauge", "histogram"] = "counter"
     labels: tuple[tuple[str, str], ...] = ()
+    buckets: tuple[tuple[float, int], ...] = ()
+
+
+class Histogram:
+    """How many values fell below which bounds. Observing one takes 0.3 us: it is for batches, and samples."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """`count` times this value."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def sample(self, name: str, help_: str, **labels: str) -> Sample:
+        buckets = tuple(zip((*self._bounds, math.inf), accumulate(self._counts), strict=True))
+        return Sample(name, self._sum, help_, "histogram", tuple(labels.items()), buckets)
+
+
+def ack_sample(protocol: str, seconds: Histogram) -> Sample:
+    """How long a protocol's changes wait for the disk (`Store.ack_seconds`)."""
+    text = "From the first change of a commit until it is durable and its publishers are answered."
+    return seconds.sample("publish_ack_seconds", text, protocol=protocol)
+
+
+def wait_sample(protocol: str, seconds: Histogram) -> Sample:
+    """How long messages were in queues (`shared.queues.waits`)."""
+    text = "From a message's arrival in its queue to its first delivery, of sampled messages."
+    return seconds.sample("queue_wait_seconds", text, protocol=protocol)
 
 
 @attrs.frozen

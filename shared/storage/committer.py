@@ -10,7 +10,7 @@ what is behind it, whose offsets stood on it.
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from shared.errors import LogDeleted, StoreClosed, StoreError, StoreFull, StoreReadOnly
+from shared.metrics import Histogram
 from shared.storage.commit import Commit, LogCommit
 from shared.storage.direct import DirectWrites
 from shared.storage.disk import Clock, Disk
@@ -68,6 +69,10 @@ class Registry(Protocol):
         """New records are visible and somebody watches."""
 
 
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+"""Bounds of histograms."""
+
+
 @attrs.define(eq=False)
 class CommitCounts:
     """All since the store was opened. `sync_seconds`: about what the disk takes; inf before one was seen."""
@@ -83,6 +88,9 @@ class CommitCounts:
     sync_seconds: float = math.inf
     recent: deque[float] = attrs.Factory(lambda: deque(maxlen=_SYNCS_RECENT))
     """What the last syncs took."""
+    sync_times: Histogram = attrs.Factory(lambda: Histogram(SECONDS))
+    ack_seconds: defaultdict[str, Histogram] = attrs.Factory(lambda: defaultdict(lambda: Histogram(SECONDS)))
+    """By namespace: how long records were on their way."""
     _in_thread: deque[float] = attrs.Factory(lambda: deque(maxlen=_SYNCS_IN_THREAD))
 
     def sync_quantile(self, share: float) -> float:
@@ -105,6 +113,7 @@ class CommitCounts:
         self.sync_seconds_last = seconds
         self.sync_seconds_total += seconds
         self.recent.append(seconds)
+        self.sync_times.observe(seconds)
         if in_thread:
             self._in_thread.append(seconds)
             self.sync_seconds = min(self._in_thread)
@@ -221,7 +230,7 @@ class Committer:
         if batch.tickets[Mode.DIRECT] is not None:  # some log's next records may be on their way around
             batch.seal()
             if batches and batches[-1] is batch:
-                batches.append(CommitBatch(size + ENTRY_HEADER_BYTES))
+                batches.append(CommitBatch(size + ENTRY_HEADER_BYTES, self._clock.monotonic()))
             batch = batches[-1]
         self._together = True
         try:
@@ -318,9 +327,10 @@ class Committer:
             batches[-1].seal()
             if self._awaited_bytes() + need > self._settings.pending_bytes_max:
                 self.congested = True
-        else:
-            self._filling_since = self._clock.monotonic()
-        batches.append(CommitBatch(need))
+        now = self._clock.monotonic()
+        if not batches:
+            self._filling_since = now
+        batches.append(CommitBatch(need, now))
         return batches[-1]
 
     def _journal_queued(self, log: Log) -> None:
@@ -568,16 +578,21 @@ class Committer:
         for log in commit.direct_synced:
             log.direct_dirty = False
         for batch in good:
+            records: dict[str, int] = {}
             for log, part in batch.appends.items():
                 if not part.journaled and direct_failed:
                     continue
                 log.visible = part.end
-                self.counts.records += sum(part.counts)
+                count = sum(part.counts)
+                records[log.namespace] = records.get(log.namespace, 0) + count
                 if not part.journaled:
                     self.direct.written(log, part.end - part.offset, now)
                 if log.watchers and part.end - part.offset <= _RECENT_BYTES_MAX and not commit.logs[log].late:
                     self._registry.remember(log, part.offset, part.chunks)
                 moved[log] = None
+            for namespace, count in records.items():
+                self.counts.records += count
+                self.counts.ack_seconds[namespace].observe(now - batch.began, count)
         for log in moved:
             target = commit.logs[log]
             target.publish(self.tails, now)

@@ -151,6 +151,7 @@ class CommitBatch:
     """
 
     payload_bytes_max: int = 0
+    began: float = 0.0  # monotonic
     room: int = attrs.field(init=False)
     appends: "dict[Log, LogAppend]" = attrs.Factory(dict)
     changes: list[Change] = attrs.Factory(list)

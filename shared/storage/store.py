@@ -20,6 +20,7 @@ import trio
 
 from shared.budget import Account
 from shared.errors import StoreError, StoreReadOnly
+from shared.metrics import Histogram
 from shared.storage.background import BackgroundReads, Threads
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Committer
@@ -372,6 +373,15 @@ class Store:
             torn_bytes=recovered.torn_bytes,
             journal_damages=len(recovered.damage),
         )
+
+    def ack_seconds(self, namespace: str) -> Histogram:
+        """How long records of a namespace were on their way to the disk, as far as their mode asks."""
+        return self._committer.counts.ack_seconds[namespace]
+
+    @property
+    def sync_times(self) -> Histogram:
+        """How long syncs of the journal took."""
+        return self._committer.counts.sync_times
 
     def _committed(self) -> None:
         self._checkpointer.wake()

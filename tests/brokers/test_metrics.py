@@ -1,0 +1,191 @@
+"""What is scraped: histograms, a series for each object, and that promtool finds nothing wrong with it."""
+
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.lowlevel
+from prometheus_client.parser import text_string_to_metric_families
+
+from brokers import detailed, metrics
+from dms.client import connect
+from shared.metrics import Histogram, ack_sample
+from shared.objects import QUEUES, BadArgument, Objects
+from shared.queues.waits import NONE, TICK_SECONDS, Waits
+from tests.brokers.test_following import Asking
+from tests.support.server import Server, speak
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+def test_a_histogram_has_buckets_that_add_up_a_count_and_a_sum() -> None:
+    histogram = Histogram((0.1, 1))
+    histogram.observe(0.1, 2)
+    histogram.observe(0.5)
+    histogram.observe(30, 4)
+    text = metrics.render([ack_sample("a", histogram)]).decode()
+    (family,) = [
+        each for each in text_string_to_metric_families(text) if each.name == "brokers_publish_ack_seconds"
+    ]
+    found = {(each.name[len(family.name) :], each.labels.get("le")): each.value for each in family.samples}
+    assert found == {
+        ("_bucket", "0.1"): 2,
+        ("_bucket", "1.0"): 3,
+        ("_bucket", "+Inf"): 7,
+        ("_count", None): 7,
+        ("_sum", None): pytest.approx(120.7),
+    }
+    assert all(each.labels["protocol"] == "a" for each in family.samples)
+
+
+@attrs.define(eq=False)
+class Sampled:
+    mark: int = NONE
+    marked_at: float = 0.0
+    tick: int = 0
+
+
+async def test_the_first_message_of_a_tick_is_timed_unless_one_still_waits(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    waits, queue = Waits(trio.current_time), Sampled()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(waits.run, trio.sleep)
+        waits.came(queue, 7)
+        assert (queue.mark, queue.tick) == (7, waits.tick)
+        await trio.sleep(3)
+        assert queue.tick < waits.tick
+        waits.came(queue, 9)
+        assert queue.mark == 7
+        waits.went(queue)
+        assert queue.mark == NONE
+        nursery.cancel_scope.cancel()
+    sample = waits.seconds.sample("s", "")
+    assert (sample.value, dict(sample.buckets)[5], dict(sample.buckets)[1]) == (3, 1, 0)
+    assert TICK_SECONDS < 1
+
+
+def queues_of(count: int) -> list[tuple[str, Objects]]:
+    def row(number: int) -> Mapping[str, Any] | None:
+        return (
+            None if number == 1 else {"name": f'q"{number}', "ready": number, "paused": True, "bytes": None}
+        )
+
+    items = list(range(count))
+    return [("a", Objects(QUEUES, lambda: items, lambda number: f"q{number}", lambda parts: None, row))]
+
+
+async def scraped(families: str, everything: Sequence[tuple[str, Objects]], glob: str = "*") -> str:
+    kinds = detailed.chosen(families)
+    return b"".join([part async for part in detailed.text(kinds, everything, glob)]).decode()
+
+
+async def test_every_object_has_its_series_where_it_has_the_number() -> None:
+    text = await scraped("queues,queues", queues_of(3))
+    families = {each.name: each for each in text_string_to_metric_families(text)}
+    ready = families["brokers_queue_ready"]
+    assert ready.documentation
+    assert [(each.labels, each.value) for each in ready.samples] == [
+        ({"protocol": "a", "name": 'q"0'}, 0),
+        ({"protocol": "a", "name": 'q"2'}, 2),
+    ]
+    assert families["brokers_queue_paused"].samples[0].value == 1
+    assert "brokers_queue_bytes" not in families
+    assert "brokers_queue_settings" not in families
+    narrow = await scraped("queues", queues_of(30), "q2?")
+    assert narrow.count("brokers_queue_ready{") == 10
+    for wrong in ("", "colours"):
+        with pytest.raises(BadArgument):
+            detailed.chosen(wrong)
+
+
+async def test_too_many_series_are_left_out_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detailed, "SERIES_MAX", 2 * detailed.ROWS_AT_ONCE * 13)
+    text = await scraped("queues", queues_of(500))
+    assert text.startswith("# queues: some are left out")
+    assert 0 < text.count("brokers_queue_ready{") <= 2 * detailed.ROWS_AT_ONCE
+
+
+async def test_a_scrape_of_50_000_queues_leaves_others_their_turn() -> None:
+    turns = 0
+    done = trio.Event()
+
+    async def others() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        text = await scraped("queues", queues_of(50_000))
+        done.set()
+    assert text.count("brokers_queue_ready{") == 49_999
+    assert turns >= 50_000 / detailed.ROWS_AT_ONCE
+
+
+@pytest.fixture(scope="module")
+def busy(shared_server: Server) -> Server:
+    """The server, after it has done something."""
+
+    async def use_a_queue() -> None:
+        async with connect(*shared_server.address("dms")) as client:
+            await client.create("measured")
+            await client.produce("measured", b"hello")
+            async with client.consume("measured") as messages:
+                async for message in messages:
+                    await message.ack()
+                    break
+
+    speak(shared_server.address("logmq"), b"PRODUCE measured one\nCOMMIT group measured 0\n")
+    trio.run(use_a_queue)
+    return shared_server
+
+
+def scrape(server: Server, path: str = "/metrics") -> str:
+    with Asking(server, path) as asking:
+        assert asking.answer.status == 200
+        return asking.answer.read().decode()
+
+
+def test_a_server_times_syncs_acknowledgements_and_queues(busy: Server) -> None:
+    found = {
+        (sample.name, sample.labels.get("protocol")): sample.value
+        for family in text_string_to_metric_families(scrape(busy))
+        for sample in family.samples
+        if sample.name.endswith("_count")
+    }
+    assert found["brokers_store_sync_seconds_count", None] > 0
+    assert found["brokers_publish_ack_seconds_count", "logmq"] >= 1
+    assert found["brokers_publish_ack_seconds_count", "dms"] >= 1
+    assert found["brokers_queue_wait_seconds_count", "dms"] == 1
+
+
+def test_a_series_for_each_object_needs_a_login(busy: Server) -> None:
+    text = scrape(busy, "/metrics/detailed?family=queues,topics,groups,connections&name=*measured*")
+    assert 'brokers_queue_ready{protocol="dms",name="measured"} 0' in text
+    assert 'brokers_topic_end{protocol="logmq",name="measured"}' in text
+    assert 'brokers_group_lag_bytes{protocol="logmq",group="group",topic="measured"}' in text
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{busy.ready['page']}metrics/detailed?family=queues", timeout=20)
+    with Asking(busy, "/metrics/detailed?family=colours") as asking:
+        assert asking.answer.status == 400
+
+
+@needs_promtool
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/detailed?family=queues,topics,groups,connections"])
+def test_promtool_finds_nothing_wrong(busy: Server, path: str) -> None:
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=scrape(busy, path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
