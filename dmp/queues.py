@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
 EXPIRED_AT_ONCE = 4096  # so many leave before others have their turn: some milliseconds
+TRIMMED_AT_ONCE = 4096  # so many small messages that a large one pushes out, likewise
 HOT_LEAST_BYTES = 16 << 10  # every queue may keep so much in memory, whatever the others do
 
 
@@ -166,6 +167,7 @@ class Queue:
     _warned: bool = attrs.field(default=False, init=False)
     _blocked: bool = attrs.field(default=False, init=False)  # nobody has room until `deal` is called again
     _ask_on: bool = attrs.field(default=False, init=False)  # in the next turn, the rest are asked
+    _over: bool = attrs.field(default=False, init=False)  # in the next turn, more of what is too much goes
 
     def __attrs_post_init__(self) -> None:
         arguments = self.kind.arguments
@@ -419,15 +421,20 @@ class Queue:
             self._trim()
 
     def _trim(self) -> None:
-        """What is ready and too much goes, the oldest first."""
+        """What is ready and too much goes, the oldest first, some at a time: the timers bring the next."""
         arguments = self.kind.arguments
         most, most_bytes = arguments.messages_max, arguments.bytes_max
         if (most is not None or most_bytes is not None) and not arguments.rejects:
             over: list[Message] = []
+            self._over = False
             while (
                 (most is not None and self.depth > most)
                 or (most_bytes is not None and self.depth_bytes > most_bytes)
             ) and (self.ready or self._warm()):
+                if len(over) == TRIMMED_AT_ONCE:
+                    self._over = True
+                    self._arm()
+                    break
                 over.append(self._pop())
             if over:
                 self._context.counts.overflowed += len(over)
@@ -784,6 +791,8 @@ class Queue:
             return
         if self._timed:
             self._expire_ready()
+        if self._over:
+            self._trim()
         self._give_out(check=self._timed)
         self._arm()
         if not self._behind:
@@ -814,7 +823,7 @@ class Queue:
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.in_use:
             deadline = min(deadline, self.used + expires_ms / 1000)
-        if self._ask_on:
+        if self._ask_on or self._over:
             deadline = self._context.timers.now()
         if deadline != self.deadline:
             self._context.timers.set(self, deadline)

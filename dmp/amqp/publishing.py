@@ -46,6 +46,9 @@ _POST_BYTES = 800  # what one takes beside its bytes, which stand in it twice: 7
 _HEAD_BYTES_MAX = 2048
 # Messages of one run, counted once for each queue. Between runs other connections may have their turn.
 _RUN_MAX = 4096
+# A message takes 5 to 7 us for each of its queues, and 0.4 us where a run goes to one: each queue beyond the
+# first counts as so many messages more. Without it three messages to 2,000 queues were one stretch of 30 ms.
+_QUEUE_WORK = 6
 _END = FRAME_END[0]
 _SIZE = struct.Struct(">I").unpack_from
 
@@ -190,7 +193,7 @@ class Publishing:
             queue.kind.arguments.rejects and queue.room_for(head, count) < count for queue in queues
         ):
             self._publish_one_by_one(post, bodies, channel.confirms)
-            mux.worked(count * len(queues))
+            mux.worked(count * (1 + _QUEUE_WORK) * len(queues))
             return
         else:
             try:
@@ -205,7 +208,7 @@ class Publishing:
             mux.recorded.record(post.content, post.head, bodies)
         if channel.confirms is not None:
             channel.confirms.add(count, ticket)
-        mux.worked(count * len(queues))
+        mux.worked(count if len(queues) == 1 else (count + _QUEUE_WORK) * len(queues))
         if broker.memory.full:
             mux.wait_for_memory()
 

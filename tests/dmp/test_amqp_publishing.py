@@ -60,6 +60,18 @@ async def test_others_have_their_turn_between_messages_whose_routes_are_much_wor
     assert peer.connection.reading
 
 
+async def test_others_have_their_turn_between_messages_for_very_many_queues() -> None:
+    world, peer = await opened()
+    for number in range(700):
+        world.queue(b"%d" % number)
+        peer.ask(C.Queue.Bind(0, str(number), "amq.fanout", ""))
+    peer.session.receive(publish("amq.fanout", "", b"x") * 3)
+    assert world.broker.counts.published == 1
+    peer.pump()
+    assert world.broker.counts.published == 3
+    assert peer.connection.reading
+
+
 async def test_confirms_come_after_the_sync_and_a_failed_one_is_a_nack(world: World, peer: Peer) -> None:
     peer.ask(C.Confirm.Select())
     peer.ask(C.Queue.Declare(0, "q", durable=True))

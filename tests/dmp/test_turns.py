@@ -1,11 +1,13 @@
 """Requests that are small to send and long to do: others have their turn in between, and nothing is lost."""
 
 import errno
+import math
 import struct
 
 import pytest
 from pamqp import base, commands
 
+from dmp import queues
 from dmp.amqp.wire import encode
 from dmp.data_types import short
 from dmp.exchanges import HeaderMatch
@@ -120,6 +122,23 @@ async def test_much_that_expires_at_once_goes_in_turns_and_nobody_is_given_any_o
     assert late.bodies == [b"long", b"alive"]
     assert world.broker.counts.expired == 15_000
     assert world.broker.memory.held_bytes == 0
+
+
+async def test_very_many_that_one_message_pushes_out_go_in_turns(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "TRIMMED_AT_ONCE", 10)
+    dead, queue = world.queue(b"dead"), dying(world, b"q", bytes_max=240)
+    sent = numbered(40)
+    world.publish(b"", b"q", *sent)
+    world.publish(b"", b"q", b"x" * 100)
+    assert len(queue.ready) == 31
+    world.broker.timers.run_due()
+    assert len(queue.ready) == 24, "23 of six bytes, and it"
+    world.advance(0)
+    assert ready(dead) == sent[:17]
+    assert ready(queue) == [*sent[17:], b"x" * 100]
+    assert queue.deadline == math.inf
 
 
 async def test_a_get_behind_what_expires_waits_until_that_is_gone(world: World) -> None:

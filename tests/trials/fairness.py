@@ -72,7 +72,10 @@ class Served:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         command = [sys.executable, "-m", "tests.trials.fairness", "--serve", str(folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        with (folder / "server.log").open("wb") as log:  # thousands of lines of the audit log, too
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
         self._addresses: dict[str, Address] = {name: tuple(address) for name, address in self._told().items()}
 
     def __enter__(self) -> Self:
@@ -586,8 +589,8 @@ def amqp_100000_come_back_with_their_connection(served: Served) -> None:
         _until(lambda: _depth(other) >= 90_000)
 
 
-def _depth(peer: Amqp) -> int:
-    answer = peer.call(commands.Queue.Declare(queue="q", passive=True), commands.Queue.DeclareOk)
+def _depth(peer: Amqp, queue: str = "q") -> int:
+    answer = peer.call(commands.Queue.Declare(queue=queue, passive=True), commands.Queue.DeclareOk)
     return int(answer.message_count or 0)
 
 
@@ -645,6 +648,22 @@ def amqp_a_message_under_10000_topic_bindings_and_their_queues_end(served: Serve
         peer.confirmed(100)
         peer.call(commands.Queue.Delete(queue="q"), commands.Queue.DeleteOk)
         peer.call(commands.Exchange.Delete(exchange="t"), commands.Exchange.DeleteOk)
+
+
+def amqp_a_large_message_pushes_40000_small_ones_out(served: Served) -> None:
+    limits: Any = {
+        "x-max-length-bytes": 120_000,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "dead",
+    }
+    with Amqp(served.address("dmp")) as peer:
+        peer.call(commands.Queue.Declare(queue="dead"), commands.Queue.DeclareOk)
+        peer.call(commands.Queue.Declare(queue="q", arguments=limits), commands.Queue.DeclareOk)
+        peer.publish("", "q", 40_000, b"xxx")
+        served.begin()
+        peer.socket.sendall(_message("", "q", b"x" * 119_000))
+        peer.wait(commands.Basic.Ack)
+        _until(lambda: _depth(peer, "dead") >= 39_600)
 
 
 def amqp_a_message_for_2000_queues(served: Served) -> None:
