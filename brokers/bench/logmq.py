@@ -8,7 +8,8 @@ are measured in the same run, in turns with the rounds they are compared with:
 - `floor`: that and a bare round trip over loopback, which no durable closed loop can beat (`floor.py`);
 - `redis`: redis-server with `--appendonly yes --appendfsync always`, where it is installed: XADD under the
   same connections and windows;
-- `one`: the same case with one connection, one reader or one topic.
+- `one`: the same case with one connection, one reader or one topic;
+- `quiet`: the same with no checkpoint in all that time, from a second server. The ratio is that of the p99.
 """
 
 import tempfile
@@ -48,10 +49,12 @@ from brokers.errors import ExitCode, Refusal
 from logmq.connector import auth
 from shared.cli.options import Json, Port
 
-Mode = Literal["produce", "topics", "consume", "fetch", "tail"]
-MODES: tuple[Mode, ...] = ("produce", "topics", "consume", "fetch", "tail")
+Mode = Literal["produce", "topics", "checkpoint", "consume", "fetch", "tail"]
+MODES: tuple[Mode, ...] = ("produce", "topics", "checkpoint", "consume", "fetch", "tail")
 PRELOADED_BYTES = 128 * 1024 * 1024
 FETCH_BYTES = 4 * 1024 * 1024
+CHECKPOINTED = {"BROKERS_STORAGE_SEGMENT_BYTES": "256KiB"}
+"""One checkpoint after the other: each begins where a segment of the journal is full."""
 SAY_FIRST["logmq"] = lambda who: (auth(who), b"OK\n")
 
 
@@ -74,7 +77,8 @@ def bench(
     """Measure LogMQ on this machine.
 
     Durable produce (one client in a closed loop, then many with windows; to one topic
-    and to many), CONSUME message by message, FETCH from the page cache, TAIL to many readers.
+    and to many, and amid checkpoints of many), CONSUME message by message, FETCH from the
+    page cache, TAIL to many readers.
     """
     if sweep.sweep:
         return swept([SWEPT], sweep, window, seconds, rounds, data_dir, json=json)
@@ -88,6 +92,7 @@ def bench(
         cases = {
             "produce": lambda: _produce(address, folder, size, connections, window, seconds, rounds),
             "topics": lambda: _topics(address, size, topics, window, seconds, rounds),
+            "checkpoint": lambda: _checkpoint(folder, size, topics, seconds, rounds),
             "consume": lambda: _consume(address, size, connections, window, seconds, rounds),
             "fetch": lambda: _fetch(address, size, seconds, rounds),
             "tail": lambda: _tail(address, size, readers, window, seconds, rounds),
@@ -139,6 +144,28 @@ def _topics(
     found = in_turns(rounds, {"one": partial(way, 1), "each": partial(way, topics)})
     for measured in found.values():
         yield Row.of("topics", topics, window, size, measured, "one", measured.rate / found["one"].rate)
+
+
+def _checkpoint(folder: Path, size: int, topics: int, seconds: float, rounds: int) -> Iterator[Row]:
+    """Closed loops over all topics, amid checkpoints of these and without any."""
+    requests = [b"PRODUCE bench-%d %b\n" % (number, b"x" * size) for number in range(topics)]
+    count = min(16, topics)
+    starts = [number * topics // count for number in range(count)]
+
+    def measured(address: Address) -> Measured:
+        talks = [Talk.repeating(requests[start:] + requests[:start], 1, 1) for start in starts]
+        return run(address, talks, seconds)
+
+    with ExitStack() as stack:
+        ways: dict[str, Callable[[], Measured]] = {}
+        for name, environ in (("checkpoint", CHECKPOINTED), ("quiet", {})):
+            home = folder / name
+            home.mkdir()
+            ways[name] = partial(measured, stack.enter_context(serving(home, "logmq", environ))["logmq"])
+            ways[name]()  # makes the topics
+        found = in_turns(rounds, ways)
+    amid, quiet = found["checkpoint"], found["quiet"]
+    yield Row.of("checkpoint", count, 1, size, amid, "quiet", quiet.p99_us / amid.p99_us)
 
 
 def _consume(

@@ -5,6 +5,9 @@ While commits go on, the logs' tails and index entries are written, the files an
 replaced, and the segments below freed. An error in a sync is final (PROMISES: poisoned). Want of space is
 not, since all is safe in the journal: the checkpoint is tried again.
 
+Where many logs changed, the system is asked to write them before they are synced, a few at a time: commits do
+not wait for that.
+
 On a slow disk a sync takes half a second, however little is to be synced, and many side by side take hardly
 longer. So where one thread would take long, several make the syncs: else each changed log would keep the
 process from its end for a second.
@@ -34,6 +37,9 @@ _RETRY_SECONDS = 1.0
 _SYNC_THREADS = 32
 _TOGETHER_SECONDS = 0.01
 """Syncs that take no longer are made by one thread; what is left then is shared by several."""
+_WRITE_BACK_SECONDS = 1.0
+"""So long at most the system is asked, log by log, to write what is synced then."""
+_PAUSE_SECONDS_MAX = 0.05
 _BATCHES_MAX = 65536
 """A checkpoint is due after so many batches, however small: replay takes time for each."""
 
@@ -71,6 +77,8 @@ class Checkpointer:
     _due: trio.Event = attrs.Factory(trio.Event)
     _done: trio.Event = attrs.Factory(trio.Event)
     _batches: int = 0
+    _waited_for: int = 0
+    """So many wait for room."""
     _failing: bool = False
     _journal: Journal = attrs.field(init=False)
 
@@ -95,7 +103,11 @@ class Checkpointer:
         """Wait for the end of a checkpoint, or of an attempt at one."""
         done = self._done
         self._due.set()
-        await done.wait()
+        self._waited_for += 1
+        try:
+            await done.wait()
+        finally:
+            self._waited_for -= 1
 
     async def run(self) -> None:
         await self._prepare()
@@ -138,6 +150,8 @@ class Checkpointer:
         good = False
         try:
             if await self._log_writer.flush():
+                if not clean and len(snapshot.logs) > self._sync_all_logs:
+                    await self._start_write_back(pinned)
                 await self._sync_files(snapshot, pinned)
                 await self._in_thread(self._put_in_place, snapshot, clean, limiter=self._limiter)
                 good = True
@@ -187,6 +201,24 @@ class Checkpointer:
         packed, folders = self._inventory.snapshot(self._journal.position, logs, clean)
         return Snapshot(self._journal.position, packed, logs, folders, ends)
 
+    async def _start_write_back(self, pinned: list[tuple[LogFile, int]]) -> None:
+        """Have the system write most of it first, in steps that leave the disk to commits in between.
+
+        One sync of all that is dirty keeps every commit's sync waiting for as long as it takes: for 1,000
+        logs 17 to 263 ms were seen, and 3 to 18 ms behind this. What is not begun in time is left to it.
+        """
+        left = deque(fd for _, fd in pinned if fd >= 0)
+        counts = self._committer.counts
+        ends = self._clock.monotonic() + _WRITE_BACK_SECONDS
+        pause = 0.0
+        while left and not self._waited_for and (began := self._clock.monotonic()) < ends:
+            if not await self._in_thread(self._start_some, left, limiter=self._sync_limiter):
+                return
+            took = self._clock.monotonic() - began
+            commits_wait = counts.sync_seconds_last > 2 * counts.sync_quantile(0.5)
+            pause = min(max(took, 2 * pause if commits_wait else pause / 2), _PAUSE_SECONDS_MAX)
+            await trio.sleep(pause)
+
     async def _sync_files(self, snapshot: Snapshot, pinned: list[tuple[LogFile, int]]) -> None:
         """Make safe what the logs hold, and their names. Raises PoisonError."""
         if len(snapshot.logs) > self._sync_all_logs and await self._in_thread(
@@ -213,6 +245,17 @@ class Checkpointer:
             failed.append(error)
 
     # -- in a thread
+
+    def _start_some(self, left: deque[int]) -> bool:
+        """Those that can be begun in a short while; False where the system cannot do that."""
+        began = self._clock.monotonic()
+        try:
+            while left and self._clock.monotonic() - began < _TOGETHER_SECONDS:
+                if not self._disk.start_write_back(left.popleft()):
+                    return False
+        except OSError as error:  # a sync behind it may call it good
+            raise PoisonError("a checkpoint could not have the logs written") from error
+        return True
 
     def _sync_all(self) -> bool:
         try:

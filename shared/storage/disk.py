@@ -52,6 +52,10 @@ class Disk(Protocol):
     def sync_many(self, fds: Sequence[int]) -> None:
         """The same for several files, in no order, at the same time where the system can."""
 
+    def start_write_back(self, fd: int) -> bool:
+        """Have the system begin to write what the file holds, which makes nothing durable, but a later sync
+        short. False where that cannot be done. An error is as final as a sync's."""
+
     def sync_folder(self, path: str) -> None:
         """Make names in the folder durable ("" is the data folder itself)."""
 

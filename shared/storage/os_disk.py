@@ -170,6 +170,9 @@ class OsDisk:
             for fd in fds:
                 syscalls.sync_data(fd)
 
+    def start_write_back(self, fd: int) -> bool:
+        return syscalls.start_write_back(fd)
+
     def sync_folder(self, path: str) -> None:
         os.fsync(self._folder(path))
 

@@ -41,6 +41,10 @@ _syncfs = _libc_function("syncfs")
 _fallocate = _libc_function("fallocate64") or _libc_function("fallocate")
 
 
+_sync_file_range = _libc_function("sync_file_range")
+_RANGE_WRITE = 2  # SYNC_FILE_RANGE_WRITE, linux/fs.h
+
+
 def _call(function: Callable[..., int], *arguments: object) -> None:
     while True:
         ctypes.set_errno(0)
@@ -94,6 +98,19 @@ def punch(fd: int, offset: int, length: int) -> bool:
         _call(_fallocate, fd, _KEEP_SIZE_AND_PUNCH, ctypes.c_int64(offset), ctypes.c_int64(length))
     except OSError as error:
         if error.errno not in _NOT_THERE:
+            raise
+        return False
+    return True
+
+
+def start_write_back(fd: int) -> bool:
+    """Have the system begin to write what a file holds, and do not wait. False where that cannot be done."""
+    if _sync_file_range is None:
+        return False
+    try:
+        _call(_sync_file_range, fd, ctypes.c_int64(0), ctypes.c_int64(0), _RANGE_WRITE)
+    except OSError as error:
+        if error.errno not in _NOT_THERE | {errno.EINVAL, errno.ESPIPE}:
             raise
         return False
     return True

@@ -70,6 +70,7 @@ PROTOCOLS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[tuple[Any, .
             ("produce", 3, 4),
             ("topics", 5, 4),
             ("topics", 5, 4),
+            ("checkpoint", 5, 1),
             ("consume", 1, 1),
             ("consume", 1, 4),
             ("consume", 3, 4),
@@ -78,7 +79,7 @@ PROTOCOLS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[tuple[Any, .
             ("tail", 1, 4),
             ("tail", 2, 4),
         ],
-        {"fdatasync", "floor", "redis", "one", "-"},
+        {"fdatasync", "floor", "redis", "one", "quiet", "-"},
     ),
     "dms": (
         dms.bench,

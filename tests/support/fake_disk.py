@@ -270,6 +270,9 @@ class FakeDisk:
         for fd in reversed(fds):  # any order: what each makes certain is among the states before the first
             self.sync_data(fd)
 
+    def start_write_back(self, fd: int) -> bool:
+        return fd in self._open
+
     def sync_folder(self, path: str) -> None:
         if path and self._find(path)[1] != FOLDER:
             raise _error(errno.ENOENT, path)

@@ -47,6 +47,32 @@ async def test_the_journal_stays_within_its_share_and_waits_for_checkpoints() ->
     assert store.statistics().checkpoints > 5
 
 
+@pytest.mark.parametrize("outcome", ["begun", "not to be had", "failed"])
+async def test_many_logs_are_begun_to_be_written_before_they_are_synced(
+    monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    begun: list[int] = []
+
+    def start(disk: FakeDisk, fd: int) -> bool:
+        begun.append(fd)
+        if outcome == "failed":  # the system tells of it once
+            raise OSError(errno.EIO, "injected")
+        return outcome == "begun"
+
+    monkeypatch.setattr(FakeDisk, "start_write_back", start)
+    disk, store = await fresh_store(attrs.evolve(SMALL, sync_all_logs=10))
+    logs = await logs_of(store, *[ALWAYS] * 20)
+    for log in logs:
+        log.append(records(b"x"), 1)
+    async with running(store):
+        assert await store.flush()
+        (syncs,) = watch(disk, "sync_all")
+        assert await store.checkpoint() is (outcome != "failed")
+    assert len(begun) == (40 if outcome == "begun" else 1)
+    assert len(syncs) == (outcome != "failed")
+    assert (store.read_only is not None) is (outcome == "failed")
+
+
 async def test_checkpoints_free_segments_while_commits_go_on(autojump_clock: MockClock) -> None:
     disk = FakeDisk()
     store = await open_store(disk, clock=HandClock())
