@@ -15,9 +15,12 @@ page made it (`Origin`). Errors are `{"error": ...}` there, and problem details 
 | POST /<protocol>/<verb> | runs one; arguments and result are JSON. 409 and {"error"} where it refuses |
 | POST /reload {"action", "name"} | takes up what changed: settings, users, certificates; all or nothing |
 | POST /backup {"target"} | a consistent copy of the live data folder |
+
+Over TCP files are written to and read from the folder `backups` of the data folder alone.
 """
 
 import logging
+import os
 import pwd
 import socket
 import struct
@@ -88,6 +91,10 @@ class Operated(Protocol):
     def trace(self, name: str) -> Recent:
         """Return copies of what passes a name; they end when nobody has asked for a while."""
 
+    @property
+    def backups(self) -> Path:
+        """Return the folder of what may be written and read by order of somebody on the network."""
+
     async def backup(self, target: Path) -> Any:
         """Copy the live data folder to `target`. Raises BrokerError and OSError."""
 
@@ -144,17 +151,24 @@ def application(host: Operated) -> Starlette:
             raise HTTPException(
                 400, f"{unknown[0]}: no such argument; {name} takes {', '.join(verb.takes) or 'none'}"
             )
+        if verb.paths:
+            given = {key: arguments[key] for key in verb.paths if isinstance(arguments.get(key), str)}
+            paths = {key: str(_path(request, host.backups, text)) for key, text in given.items()}
+            arguments = {**arguments, **paths}
         if verb.changes is None:
             return api.as_json(await verb.call(arguments))
         with api.audited(request, protocol, name, str(arguments.get(verb.changes, ""))):
             return api.as_json(await verb.call(arguments))
 
     async def backup(request: Request) -> Response:
-        target = (await api.arguments_of(request)).get("target")
-        if not isinstance(target, str) or not Path(target).is_absolute():
+        given = (await api.arguments_of(request)).get("target")
+        if not isinstance(given, str):
+            raise HTTPException(400, "target is missing: the folder to write")
+        target = _path(request, host.backups, given)
+        if not target.is_absolute():
             raise HTTPException(400, "target: an absolute path is needed")
-        with copy_errors(Path(target)):
-            return api.as_json(await host.backup(Path(target)))
+        with api.audited(request, "", "backup", str(target)), copy_errors(target):
+            return api.as_json(await host.backup(target))
 
     async def reload(request: Request) -> Response:
         arguments = await api.arguments_of(request)
@@ -190,7 +204,11 @@ def application(host: Operated) -> Starlette:
             query={"after": "one of its times: only what is later"},
         ),
         Operation(
-            "/backup", "Copy the live data folder.", backup, "POST", takes={"target": "its absolute path"}
+            "/backup",
+            "Copy the live data folder.",
+            backup,
+            "POST",
+            takes={"target": "its absolute path; over TCP a name in the data folder's backups"},
         ),
         Operation("/reload", "Take up settings, users and certificates.", reload, "POST"),
         Operation(
@@ -229,6 +247,23 @@ def application(host: Operated) -> Starlette:
             ClientDisconnect: _gone,
         },
     )
+
+
+def _path(request: Request, folder: Path, given: str) -> Path:
+    """What a path on the server's machine stands for. Over TCP it is one below `folder`, which is made.
+
+    The control socket is its owner's, who may write there anyway.
+    """
+    if api.PEER not in request.scope:
+        return Path(given)
+    if "\0" in given:
+        raise HTTPException(400, "a path has no NUL")
+    folder = Path(os.path.realpath(folder))
+    path = Path(os.path.realpath(folder / given))
+    if folder not in path.parents:
+        raise HTTPException(403, f"over TCP files stand in {folder} alone: give a name that stands there")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return path
 
 
 async def serve(

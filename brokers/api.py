@@ -194,13 +194,15 @@ async def _done(
         return as_json(await action.call(found, arguments, dry_run))
 
 
+PEER = "brokers.peer"
+"""In a request's scope, from where it came over TCP; the control socket sets none."""
 CONTROL = "control"
 """The `peer` of who asks on the control socket."""
 
 
 def caller_of(request: Request) -> tuple[str, str]:
     """The user who asks, and from where."""
-    return request.scope.get("brokers.user", ""), request.scope.get("brokers.peer", CONTROL)
+    return request.scope.get("brokers.user", ""), request.scope.get(PEER, CONTROL)
 
 
 @contextmanager

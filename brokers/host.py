@@ -50,6 +50,7 @@ from shared.process_limits import memory_limit_bytes
 from shared.recording.recorder import Recording
 from shared.recording.settings import RecordSettings
 from shared.storage.background import Threads
+from shared.storage.rebuild import BACKUPS
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from shared.storage.tools.backup import backup_files
@@ -412,6 +413,10 @@ class Host:
         finally:
             logs.audit(user=user, peer=peer, protocol="", action=action, name=name, result=result)
         return {"users": len(self._access.users or ()), **attrs.asdict(found)}
+
+    @property
+    def backups(self) -> Path:
+        return self._config.serve.data_dir / BACKUPS
 
     async def backup(self, target: Path) -> Any:
         assert self._store is not None

@@ -60,8 +60,22 @@ class Admin:
                 ("queue",),
                 changes="queue",
             ),
-            Verb("export", "write a queue's messages to a .dmsq file", self.export, ("queue", "target")),
-            Verb("import", "put a .dmsq file's messages into a queue", self.import_, ("source", "queue")),
+            Verb(
+                "export",
+                "write a queue's messages to a .dmsq file",
+                self.export,
+                ("queue", "target"),
+                changes="target",
+                paths=("target",),
+            ),
+            Verb(
+                "import",
+                "put a .dmsq file's messages into a queue",
+                self.import_,
+                ("source", "queue"),
+                changes="source",
+                paths=("source",),
+            ),
         )
 
     @property

@@ -67,7 +67,11 @@ class Verb:
     takes: Sequence[str] | None = None
     """The arguments that there are: another is refused before the call. None: `call` looks itself."""
     changes: str | None = None
-    """The argument that names what it takes away: each call leaves a line in the audit log. None: nothing."""
+    """The argument that names what it changes or writes: each call leaves a line in the audit log. None:
+    nothing."""
+    paths: Sequence[str] = ()
+    """The arguments that are paths on the server's machine: over TCP only what is below the data folder's
+    `backups` can be named."""
 
 
 class Service(Protocol):

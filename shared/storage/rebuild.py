@@ -18,6 +18,10 @@ from shared.storage.log_recovery import Pieces, Segments, holds
 
 QUARANTINE = "quarantine"
 """Where `brokers fsck --repair` puts what it replaces and what nobody owns."""
+BACKUPS = "backups"
+"""What is written by order of somebody on the network: copies of the folder, exported queues."""
+NO_LOGS = frozenset({JOURNAL_FOLDER, QUARANTINE, BACKUPS})
+"""Folders of the data folder that hold no logs of the store."""
 _IDS_SKIPPED = 1 << 20
 """Logs that nobody remembers had ids too."""
 
@@ -88,7 +92,7 @@ def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, st
 def files(disk: Disk) -> Iterator[tuple[str, str]]:
     """(namespace, file name without its ending) of every log that has a file."""
     for namespace in disk.names(""):
-        if namespace in (JOURNAL_FOLDER, QUARANTINE):
+        if namespace in NO_LOGS:
             continue
         try:
             names = disk.names(namespace)

@@ -433,7 +433,7 @@ def _set_strays_aside(disk: Disk, lines: Iterable[LogLine]) -> None:
     owned = {(line.namespace, line.file) for line in lines}
     namespaces = {namespace for namespace, _ in owned}
     for folder in disk.names(""):
-        if folder in (journal.FOLDER, rebuild.QUARANTINE):
+        if folder in rebuild.NO_LOGS:
             continue
         try:
             names = disk.names(folder)

@@ -29,7 +29,8 @@ class Api:
         token = (self.server.data / "admin.token").read_text().strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        url = f"{self.server.ready['page']}api/v1/{path}"
+        page = self.server.ready["page"]
+        url = f"{page}{path[1:]}" if path.startswith("/") else f"{page}api/v1/{path}"
         request = urllib.request.Request(url, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
@@ -223,6 +224,39 @@ def test_a_connection_is_listed_and_closed(served: Api) -> None:
         assert served.delete(f"connections/{row['id']}") == {"closed": 1}
         assert ours.recv(100) == b""
         assert served.ask(f"connections/{row['id']}")[0] == 404
+
+
+@pytest.mark.parametrize("target", ["/tmp/away", "../away", "", ".", "a/../../away", "link/away", "a\0b"])
+def test_over_tcp_no_file_is_written_or_read_but_among_the_backups(served: Api, target: str) -> None:
+    backups = served.server.data / "backups"
+    backups.mkdir(exist_ok=True)
+    if not (backups / "link").exists():
+        (backups / "link").symlink_to(served.server.data)
+    for path, arguments in (
+        ("backup", {"target": target}),
+        ("/backup", {"target": target}),
+        ("/dms/export", {"queue": "jobs", "target": target}),
+        ("/dms/import", {"queue": "jobs", "source": target}),
+    ):
+        assert served.ask(path, arguments)[0] in (400, 403), path
+    assert not Path("/tmp/away").exists()
+    assert not list(served.server.data.rglob("away"))
+
+
+def test_a_backup_over_tcp_is_found_among_the_backups_and_in_the_audit_log(served: Api) -> None:
+    served.command("dms", "create", "-q", "kept")
+    assert served.post("backup", {"target": "today"})["bytes"] > 0
+    target = served.server.data / "backups" / "today"
+    assert (target / "BACKUP").exists()
+    assert served.post("backup", {"target": "tomorrow"})["bytes"] > 0
+    assert not (target.with_name("tomorrow") / "backups").exists(), "no backup holds another"
+    exported = served.post("/dms/export", {"queue": "kept", "target": "kept.dmsq"})
+    assert exported["target"] == str(target.with_name("kept.dmsq"))
+    lines = [line for line in served.server.said.splitlines() if "audit" in line]
+    assert any("backup" in line and str(target) in line and "(token)" in line for line in lines)
+    assert any("export" in line and "kept.dmsq" in line for line in lines)
+    done = run("fsck", "--data-dir", str(target))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_who_would_get_a_topic_is_told(served: Api) -> None:

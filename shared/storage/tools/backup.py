@@ -31,7 +31,7 @@ from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.lock import LOCK_NAME
 from shared.storage.os_disk import OsDisk
-from shared.storage.rebuild import QUARANTINE
+from shared.storage.rebuild import BACKUPS, QUARANTINE
 from shared.storage.store import Store
 from shared.storage.tools import copying
 from shared.storage.tools.fsck import FsckReport, check
@@ -91,7 +91,7 @@ def _plain(path: str) -> bool:
 
 # Of the process that runs, not of the data.
 _NOT_COPIED = frozenset(
-    {LOCK_NAME, "control.sock", "admin.token", MANIFEST_PATH, catalog_file.NEW_PATH, QUARANTINE}
+    {LOCK_NAME, "control.sock", "admin.token", BACKUPS, MANIFEST_PATH, catalog_file.NEW_PATH, QUARANTINE}
 )
 
 
@@ -169,8 +169,10 @@ def restore(source: Path, target: Path) -> BackupReport:
 
 
 def make_target(source: Path, target: Path) -> None:
-    """A folder with an empty journal. Raises StoreFormat where it is not empty, or inside `source`."""
-    if target.absolute().is_relative_to(source.absolute()):
+    """A folder with an empty journal. Raises StoreFormat where it is not empty, or inside `source` and not
+    among the backups there."""
+    inside, backups = target.absolute(), source.absolute() / BACKUPS
+    if inside.is_relative_to(source.absolute()) and backups not in inside.parents:
         raise StoreFormat(f"{target} is inside of {source}")
     try:
         os.mkdir(target, 0o700)

@@ -17,7 +17,7 @@ from shared.storage.index import entry_position
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.lock import LOCK_NAME
-from shared.storage.rebuild import QUARANTINE
+from shared.storage.rebuild import NO_LOGS
 from shared.storage.settings import Durability
 from shared.storage.tools.view import (
     DamagedFile,
@@ -32,8 +32,8 @@ from shared.storage.tools.view import (
 )
 
 _OURS = frozenset(
-    {FORMAT_PATH, LOCK_NAME, catalog.PATH, catalog.NEW_PATH, JOURNAL_FOLDER}
-    | {"control.sock", "admin.token", MANIFEST_PATH, QUARANTINE}
+    {FORMAT_PATH, LOCK_NAME, catalog.PATH, catalog.NEW_PATH, "control.sock", "admin.token", MANIFEST_PATH}
+    | NO_LOGS
 )
 
 

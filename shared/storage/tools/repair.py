@@ -17,7 +17,7 @@ from shared.storage.catalog import Catalog
 from shared.storage.disk import Disk, SystemClock, copy_file, opened, replace_file
 from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk
-from shared.storage.rebuild import QUARANTINE, rebuild_catalog
+from shared.storage.rebuild import NO_LOGS, QUARANTINE, rebuild_catalog
 from shared.storage.settings import StorageSettings
 from shared.storage.tools.fsck import FsckReport, Severity, check, orphans
 from shared.storage.tools.view import DamagedFile, FolderView, LogView, check_format, look
@@ -69,6 +69,8 @@ class _Mender:
         """Replay will make logs anew whose creation it finds; with a hole in it that could lose something."""
         if replay.scan(self._disk, journal_id, replay_lsn).damage:
             for namespace in self._disk.names(""):
+                if namespace in NO_LOGS:
+                    continue
                 try:
                     names = self._disk.names(namespace)
                 except OSError:
