@@ -1,10 +1,11 @@
 """The API of a running server, for commands: its lists, its objects, and what can be done with them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from brokers.control import AdminClient
+if TYPE_CHECKING:  # every command imports this module, and few ask by HTTP
+    from brokers.control import AdminClient
 
 ROOT = "/api/v1"
 PAGE = 1000
@@ -14,7 +15,7 @@ PAGE = 1000
 class ApiClient:
     """Asks by `client`; parts of names may hold anything (`shared.plugin.AdminApi`). Raises Refusal."""
 
-    def __init__(self, client: AdminClient) -> None:
+    def __init__(self, client: "AdminClient") -> None:
         self._client = client
 
     def get(self, *parts: str, **query: Any) -> Any:

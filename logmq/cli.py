@@ -18,7 +18,6 @@ from shared.cli.options import DataDir, Json, Max, Messages, Server, Words, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
 from shared.errors import UsageError
-from shared.objects import time_text
 from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
 from shared.units import moment_ms
 
@@ -362,6 +361,8 @@ def _offset_said(argument: str, said: str) -> Mapping[str, Any] | str:
         return {"offset": int(said)}
     if (count := _last(argument, said)) is not None:
         return {"records_back": count}
+    from shared.objects import time_text  # which takes 10 ms to import
+
     return {"time": time_text(_time(argument, said))}
 
 
