@@ -60,7 +60,9 @@ def serve(
 )
 def subscriber(
     client_id: Annotated[str, Parameter(help="1 to 10 printable ASCII characters.")],
-    ip: Annotated[str | None, Parameter(help="The server's address, as --host.", show_default=False)] = None,
+    ip: Annotated[
+        str | None, Parameter(help="The server's address or URL, as --host.", show_default=False)
+    ] = None,
     tcp_port: Annotated[Port, Parameter(name="PORT", help="Its port, as --port.")] = None,
     /,
     *,
@@ -75,7 +77,7 @@ def subscriber(
         wire.encode_id(client_id.encode(errors="surrogateescape"))
     except ValueError as error:
         raise UsageError("CLIENT-ID", str(error)) from None
-    server = server.at(ip, tcp_port)
+    server = server.at_url(ip, tcp_port, "pubsub")
     context, login = server.ssl_context(), server.login()
     try:
         first = wire.encode_login(login.user, login.secret) if login else b""

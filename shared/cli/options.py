@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 import attrs
 from cyclopts import Parameter, Token
 
-from shared.client.login import Login, login_of
+from shared.client.login import Login, login_of, url_of
 from shared.errors import UsageError
 from shared.local_path import local_path
 
@@ -153,6 +153,18 @@ class Server(Place):
 
     def at(self, host: str | None, port: int | None) -> Self:
         return attrs.evolve(super().at(host, port), named=self.named or host is not None)
+
+    def at_url(self, host: str | None, port: int | None, protocol: str) -> Self:
+        """As `at`; `host` may be a URL, and what that leaves out is as it was. Raises UsageError."""
+        try:
+            url = None if host is None else url_of(host, protocol)
+        except ValueError as error:
+            raise UsageError("IP", str(error)) from None
+        if url is None:
+            return self.at(host, port)
+        files: dict[str, Any] = {name: Path(value) for name, value in url.files.items()}
+        found = self.at(url.host, port or url.port)
+        return attrs.evolve(found, tls=url.tls or self.tls, user=url.user or self.user, **files)
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """None: no TLS. Raises UsageError for a file that cannot be read."""

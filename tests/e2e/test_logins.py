@@ -25,7 +25,7 @@ from pubsub.client import Kind
 from shared.access import Rule, Secret, User, written_users
 from shared.client.dial import Disconnected, How
 from tests.support.forked import quick_passwords
-from tests.support.server import Server, run
+from tests.support.server import Server, run, until
 
 PASSWORD = "planted pass:word"
 OTHER = "another planted pass:word"
@@ -291,6 +291,20 @@ def test_a_command_logs_in_and_no_output_of_its_or_the_servers_shows_a_password(
         )
         printed.append(files.stdout + files.stderr)
     assert not [text for text in printed if "planted" in text]
+
+
+def test_a_subscriber_takes_a_url_where_its_address_stands(plain: Plain) -> None:
+    host, port = plain.server.address("pubsub")
+    url = f"pubsub://ann@{host}:{port}?password-file={plain.right}"
+    assert run("pubsub", "subscriber", "url", url, stdin=b"keep home\nexit\n").returncode == 0
+
+    def clients() -> list[str]:
+        rows = control.request(plain.server.data, "POST", "/pubsub/sessions", {})
+        return [row["client"] for row in rows]
+
+    until(lambda: "url" in clients())
+    refused = run("pubsub", "subscriber", "url", f"pubsub://ann:planted@{host}:{port}")
+    assert (refused.returncode, "planted" in refused.stderr) == (2, False)
 
 
 def test_nc_logs_in_to_logmq(plain: Plain) -> None:
