@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood
+.PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood trial-logins
 .PHONY: trial-damage trial-neighbours trial-fairness trial-archive trial-replay trial-cluster trials bench-compare clean
 
 serve: $(VENV)/.serve
@@ -58,6 +58,9 @@ trial-fairness: $(VENV)/.test
 
 trial-flood: $(VENV)/.test
 	$(BIN)/python -m tests.trials.flood $(ARGS)
+
+trial-logins: $(VENV)/.test
+	$(BIN)/python -m tests.trials.logins $(ARGS)
 
 trial-archive: $(VENV)/.test
 	$(BIN)/python -m tests.trials.archive $(ARGS)

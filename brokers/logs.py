@@ -18,6 +18,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import structlog
@@ -104,10 +105,16 @@ def set_level(level: "LogLevel") -> None:
 
 def unfiltered() -> structlog.stdlib.BoundLogger:
     """A logger for what is said at any level: where we listen."""
+    return _unfiltered(tuple(structlog.get_config()["processors"]))
+
+
+@lru_cache(maxsize=1)
+def _unfiltered(processors: tuple[Any, ...]) -> structlog.stdlib.BoundLogger:
+    """Made once for a configuration: a flood of failed logins is as many lines of the audit log."""
     everything = structlog.make_filtering_bound_logger(logging.NOTSET)
-    processors = [each for each in structlog.get_config()["processors"] if not isinstance(each, _AtMost)]
-    logger = structlog.wrap_logger(None, wrapper_class=everything, processors=processors)
-    return cast(structlog.stdlib.BoundLogger, logger)
+    rest = [each for each in processors if not isinstance(each, _AtMost)]
+    logger = structlog.wrap_logger(None, wrapper_class=everything, processors=rest)
+    return cast(structlog.stdlib.BoundLogger, logger.bind())
 
 
 def audit(**fields: str) -> None:
