@@ -28,6 +28,7 @@ PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the ex
 CONTEXT_HELP = "Servers by name, for the commands that ask a running one."
 USER_HELP = "Users: who may log in, and what each may do."
 REPLAY_HELP = "Send messages of the past again: recorded traffic, a log, or an archive."
+BRIDGE_HELP = "Bridges: messages that came in by one protocol go out by another."
 BENCH_HELP = "Measure this machine: the network layer, or a protocol's server."
 
 
@@ -57,6 +58,7 @@ def add_commands(app: App, root: Callable[[], App]) -> None:
     app.command("brokers.user_cli:app", name="user", help=USER_HELP)
     app.command("brokers.replaying.cli:app", name="replay", help=REPLAY_HELP)
     app.command("brokers.bench.cli:app", name="bench", help=BENCH_HELP)
+    app.command("brokers.bridges.cli:app", name="bridge", help=BRIDGE_HELP)
     app.command("brokers.pipeline.cli:app", name="pipeline", help=PIPELINE_HELP)
     app.command(
         completion(root),

@@ -13,6 +13,8 @@ from typing import Any
 
 import attrs
 
+from brokers.bridges.ends import EndsOf
+from brokers.bridges.settings import BridgeSettings, parse_bridges
 from brokers.errors import InvalidSettings, Problem, nearest
 from brokers.flags import Flag
 from brokers.plugins import enabled, load_working
@@ -49,6 +51,8 @@ OWN_SECTIONS: Mapping[str, type[Any]] = {
     "record": RecordSettings,
 }
 
+BRIDGES: Key = ("bridge",)
+"""Where the tables `[[bridge]]` are kept while the settings are read: they are no section."""
 USERS_NAME = "users.toml"
 """Of the users file in the data folder, unless `access.users_file` names another."""
 
@@ -79,6 +83,7 @@ class Config:
     record: RecordSettings
     protocols: Mapping[str, Any]
     sources: Mapping[Key, str]
+    bridges: tuple[BridgeSettings, ...] = ()
 
     def tls_of(self, protocol: str) -> tuple[str, TlsSettings]:
         """Return a protocol's TLS settings and their section: its own, or the common one."""
@@ -162,6 +167,7 @@ def load(
         _from_environment(environ, sections, broken, plugins, alone),
         _from_flags(flags, sections),
     )
+    bridges = _bridges(given.pop(BRIDGES, None), plugins, problems)
     built = {name: build(settings, (name,), given, problems) for name, settings in OWN_SECTIONS.items()}
     if not problems:
         _spread_durability(given, ranks, protocols)
@@ -178,6 +184,7 @@ def load(
         **{name: built[name] for name in OWN_SECTIONS},
         protocols={name: built[name] for name in protocols},
         sources={key: value.source for key, value in given.items()},
+        bridges=bridges,
     )
 
 
@@ -214,7 +221,8 @@ def _from_file(
         yield Problem(source, str(error))
         return
     try:
-        tables = tomllib.loads(path.read_bytes().decode())
+        text = path.read_bytes().decode()
+        tables = tomllib.loads(text)
     except OSError as error:
         yield Problem(source, f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
@@ -222,6 +230,9 @@ def _from_file(
     except ValueError as error:  # a TOMLDecodeError; Python's own for a number of thousands of digits
         yield Problem(source, f"is not TOML: {error}")
     else:
+        bridges = tables.pop("bridge", None)
+        if bridges is not None and not alone:
+            yield BRIDGES, GivenValue((bridges, text), source)
         known = {
             name: table for name, table in tables.items() if name in sections or not (alone or name in broken)
         }
@@ -231,6 +242,18 @@ def _from_file(
             else:
                 key, given = leaf
                 yield key, attrs.evolve(given, folder=path.parent)
+
+
+def _bridges(
+    given: GivenValue | None, plugins: Sequence[Plugin], problems: list[Problem]
+) -> tuple[BridgeSettings, ...]:
+    """What `[[bridge]]` says; what is wrong goes to `problems`."""
+    if given is None:
+        return ()
+    tables, text = given.value
+    found, wrong = parse_bridges(tables, EndsOf(plugins), given.source, text)
+    problems += wrong
+    return found
 
 
 def _from_environment(

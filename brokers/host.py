@@ -27,6 +27,8 @@ import trio
 
 from brokers import admin, admin_gate, control, logs, metrics, users
 from brokers.admin_door import Door, listen
+from brokers.bridges.bridges import Bridges
+from brokers.bridges.ends import EndsOf
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal, folder_errors
 from brokers.fairness import LoopWatch
@@ -45,7 +47,7 @@ from shared.net.logins import Logins
 from shared.net.network import Network
 from shared.net.tls import DAY_SECONDS, ServerTls
 from shared.objects import Objects
-from shared.plugin import Context, Plugin, Verb
+from shared.plugin import Context, Plugin, Service, Verb
 from shared.process_limits import memory_limit_bytes
 from shared.recording.recorder import Recording
 from shared.recording.settings import RecordSettings
@@ -94,6 +96,7 @@ class Host:
         self._reloader: Reloader | None = None
         self._store: Store | None = None
         self._recording: Recording | None = None
+        self._bridges: Bridges | None = None
         self._rates = Rates(self.samples)
         self._flows = Flows(lambda: [(service.name, each) for service, each in self._objects()])
         self._traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6)
@@ -160,12 +163,16 @@ class Host:
                     await self._open_service(service)
                 reloader = self._reloader = self._make_reloader()
                 await self._open_admin(nursery, reloader)
+                bridges = self._bridges = self._make_bridges(store)
+                reloader.register(bridges)
                 reloader.register(users.UsersReload(self._access))  # last: guards are as set before it
                 nursery.start_soon(self._rates.run)
                 nursery.start_soon(self._flows.run)
                 nursery.start_soon(self._traces.run)
                 for service in self._services:
                     await nursery.start(service.run)
+                await bridges.change(self._config.bridges)
+                nursery.start_soon(bridges.run)
                 nursery.start_soon(reloader.run)
                 nursery.start_soon(self._tell_endings)
                 self._all_served.set()
@@ -189,6 +196,19 @@ class Host:
             repair = f"brokers fsck --repair --data-dir {self._config.serve.data_dir}"
             text = f"{service.name} cannot be opened: {error}; {repair} says more and puts right what can be"
             raise Refusal(text) from error
+
+    def _make_bridges(self, store: Store) -> Bridges:
+        def service(protocol: str) -> Service | None:
+            return next((each.service for each in self._services if each.name == protocol), None)
+
+        return Bridges(
+            store,
+            self._log,
+            service,
+            EndsOf(self._plugins),
+            access=self._access,
+            budget=self._budget,
+        )
 
     def _make_reloader(self) -> Reloader:
         takes = {service.name: service.takes_settings for service in self._services}
@@ -294,8 +314,10 @@ class Host:
 
     def _storage(self) -> StorageSettings:
         config = self._config
-        if config.record.protocols or any(
-            plugin.keeps(config.protocols[plugin.name]) for plugin in self._plugins
+        if (
+            config.record.protocols
+            or config.bridges
+            or any(plugin.keeps(config.protocols[plugin.name]) for plugin in self._plugins)
         ):
             return config.storage
         small = min(config.storage.segment_bytes, UNUSED_SEGMENT_BYTES)
@@ -316,6 +338,8 @@ class Host:
     async def _drain(self) -> None:
         """Stop accepting, and let every protocol send its pending output, for `drain_seconds` at most."""
         seconds = self._config.serve.drain_seconds
+        if self._bridges is not None:
+            self._bridges.stop()
         with trio.move_on_after(seconds) as deadline:
             async with trio.open_nursery() as nursery:
                 for service in self._services:
@@ -364,7 +388,8 @@ class Host:
         return {(service.name, verb.name): verb for service in self._services for verb in service.admin_verbs}
 
     def objects(self) -> Sequence[tuple[str, Objects]]:
-        return [(service.name, self._flows.with_rates(each)) for service, each in self._objects()]
+        found = [(service.name, self._flows.with_rates(each)) for service, each in self._objects()]
+        return [*found, ("bridges", self._bridges.objects)] if self._bridges is not None else found
 
     def _objects(self) -> Iterator[tuple[SupervisedService, Objects]]:
         return ((service, each) for service in self._services for each in service.objects)
@@ -441,6 +466,8 @@ class Host:
         yield from self._budget.samples()
         yield from self._network.samples()
         yield from self._access.samples()
+        if self._bridges is not None:
+            yield from self._bridges.samples()
         if self._door is not None and self._door.tls is not None:
             yield self._door.tls.sample("admin", time.time())
         for service in self._services:

@@ -83,6 +83,11 @@ class SupervisedService:
         self._group: Group | None = None
 
     @property
+    def service(self) -> Service | None:
+        """What serves; None while it does not."""
+        return self._service if self.state == "serving" else None
+
+    @property
     def admin_verbs(self) -> Sequence[Verb]:
         return self._service.admin_verbs if self._service else ()
 

@@ -59,7 +59,7 @@ class DmpService:
     """Both protocols on their one endpoint."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+        self.broker = broker
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("dmp", broker.settings.port, self._open_session, pushes=True),
         )
@@ -71,8 +71,8 @@ class DmpService:
         self.objects = Admin(broker).objects
 
     async def take_settings(self, settings: DmpSettings) -> None:
-        self._broker.take_settings(settings)
-        for number, queue in enumerate(list(self._broker.queues.values())):
+        self.broker.take_settings(settings)
+        for number, queue in enumerate(list(self.broker.queues.values())):
             queue.limits_changed()
             if number % QUEUES_AT_ONCE == 0:
                 await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
@@ -80,16 +80,16 @@ class DmpService:
     async def run(self) -> None:
         """Messages and queues that expire."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._broker.waits.run, trio.sleep)
-            await self._broker.timers.run(self._after_timers)
+            nursery.start_soon(self.broker.waits.run, trio.sleep)
+            await self.broker.timers.run(self._after_timers)
 
     def drain(self) -> None:
-        self._broker.draining = True
-        for session in tuple(self._broker.sessions):
+        self.broker.draining = True
+        for session in tuple(self.broker.sessions):
             session.connection.attempt(session.drain)
 
     def samples(self) -> Iterable[Sample]:
-        broker = self._broker
+        broker = self.broker
         yield from samples("dmp", broker.counts, GAUGES, broker)
         yield wait_sample("dmp", broker.waits.seconds)
         yield ack_sample("dmp", broker.store.ack_seconds(QUEUES))
@@ -104,14 +104,14 @@ class DmpService:
                 for body in bodies[: tap.room]:
                     tap.copy(name, body, **more)
 
-        await tap.look_on(self._broker.onlookers, take)
+        await tap.look_on(self.broker.onlookers, take)
 
     def _after_timers(self) -> None:
-        self._broker.flush()
-        self._broker.store.commit_pending()
+        self.broker.flush()
+        self.broker.store.commit_pending()
 
     def _open_session(self, connection: Connection) -> Session:
-        return ProtocolHeader(connection, self._broker)
+        return ProtocolHeader(connection, self.broker)
 
     async def _queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [
@@ -127,7 +127,7 @@ class DmpService:
                 "exclusive": queue.kind.exclusive,
                 "damaged": queue.lost or queue.adopted,
             }
-            for _, queue in sorted(self._broker.queues.items())
+            for _, queue in sorted(self.broker.queues.items())
         ]
 
     async def _exchanges(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -138,18 +138,18 @@ class DmpService:
                 "durable": exchange.kind.durable,
                 "bindings": len(exchange.bindings),
             }
-            for name, exchange in sorted(self._broker.exchanges.items())
+            for name, exchange in sorted(self.broker.exchanges.items())
         ]
 
     async def _leases(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        now = self._broker.timers.now()
+        now = self.broker.timers.now()
         return [
             {
                 "kind": "sink" if isinstance(lease.target, Exchange) else "feed",
                 "target": lease.target.name.decode(errors="replace"),
                 "age_seconds": round(now - lease.given, 1),
             }
-            for lease in self._broker.leases
+            for lease in self.broker.leases
         ]
 
 

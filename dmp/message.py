@@ -47,6 +47,8 @@ class Head:
     envelope: bytes | None = attrs.field(default=None, init=False)
     record: bytes | None = attrs.field(default=None, init=False)
     """What stands before the body in a queue's log."""
+    trail: tuple[str, ...] = attrs.field(default=(), init=False)
+    """The bridges that have carried it; a restart forgets them."""
     _headers: dict[str, Any] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -62,7 +64,9 @@ class Head:
     def sent_to(self, exchange: bytes, key: bytes | None, properties: bytes) -> "Head":
         """Of the same bodies, to another exchange; `key`: None: by the same."""
         new_key = self.key if key is None else key
-        return Head(exchange, new_key, self.body_bytes, properties, reference_bytes=self.reference_bytes)
+        sent = Head(exchange, new_key, self.body_bytes, properties, reference_bytes=self.reference_bytes)
+        sent.trail = self.trail
+        return sent
 
     @property
     def headers(self) -> dict[str, Any]:

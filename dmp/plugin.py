@@ -16,6 +16,7 @@ plugin = Plugin(
     settings=DmpSettings,
     open=open_service,
     cli="dmp.cli:app",
+    bridges="dmp.bridge:ENDS",
     tables="dmp.tables:TABLES",
     replays="dmp.replay:REPLAYS",
     unrecorded=None,

@@ -29,7 +29,7 @@ class DmsService:
     """DMS on its one endpoint."""
 
     def __init__(self, engine: Engine, access: Guard | None = None) -> None:
-        self._engine = engine
+        self.engine = engine
         self._access = access
         self._refusals = Refusals(engine.counts, engine.log)
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
@@ -41,7 +41,7 @@ class DmsService:
 
     async def take_settings(self, settings: DmsSettings) -> None:
         """Queues do what they say by now, unless CREATE_QUEUE said it. Connections keep their bounds."""
-        engine = self._engine
+        engine = self.engine
         engine.settings = settings
         for number, queue in enumerate(tuple(engine.queues.values())):
             if not queue.deleted:
@@ -54,15 +54,15 @@ class DmsService:
     async def run(self) -> None:
         """Delays, lifetimes, notes."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._engine.times.timers.run, self._engine.settle)
+            nursery.start_soon(self.engine.times.timers.run, self.engine.settle)
             nursery.start_soon(self._keep_age)
-            nursery.start_soon(self._engine.waits.run, trio.sleep)
+            nursery.start_soon(self.engine.waits.run, trio.sleep)
 
     def drain(self) -> None:
-        self._engine.drain()
+        self.engine.drain()
 
     def samples(self) -> Iterable[Sample]:
-        engine = self._engine
+        engine = self.engine
         yield from samples("dms", engine.counts, GAUGES, engine)
         yield wait_sample("dms", engine.waits.seconds)
         if engine.persistent:
@@ -74,16 +74,16 @@ class DmsService:
                 for body in bodies[: tap.room]:
                     tap.copy(queue, body)
 
-        await tap.look_on(self._engine.onlookers, take)
+        await tap.look_on(self.engine.onlookers, take)
 
     def _open_session(self, connection: Connection) -> Session:
-        return Session(connection, self._engine, self._refusals, self._access)
+        return Session(connection, self.engine, self._refusals, self._access)
 
     async def _keep_age(self) -> None:
         while True:
             await trio.sleep(AGE_SECONDS)
-            self._engine.note_age()
-            self._engine.settle()
+            self.engine.note_age()
+            self.engine.settle()
 
 
 async def open_service(context: Context, settings: DmsSettings) -> DmsService:

@@ -16,6 +16,7 @@ plugin = Plugin(
     settings=DmsSettings,
     open=open_service,
     cli="dms.cli:app",
+    bridges="dms.bridge:ENDS",
     tables="dms.tables:TABLES",
     replays="dms.replay:REPLAYS",
     unrecorded="its queues' logs tell each message's life already",

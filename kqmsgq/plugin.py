@@ -16,6 +16,7 @@ plugin = Plugin(
     settings=KqmsgqSettings,
     open=open_service,
     cli="kqmsgq.cli:app",
+    bridges="kqmsgq.bridge:ENDS",
     tables="kqmsgq.tables:TABLES",
     replays="kqmsgq.replay:REPLAYS",
     unrecorded=None,

@@ -78,6 +78,8 @@ class Queues:
         self.counts = counts
         self.consumers: dict[Consumer, None] = {}
         self.routes: Routes[Consumer] = Routes()
+        self.trail: tuple[str, ...] = ()
+        """The bridges that have carried what is being written to consumers just now."""
         self.subscriptions_bytes = 0
         """The memory that is charged for all subscriptions."""
         self._log = log

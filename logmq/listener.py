@@ -87,7 +87,7 @@ class LogmqService:
     """LogMQ on its one endpoint."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+        self.broker = broker
         self._worst: Sequence[Committed] = ()
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("logmq", broker.settings.port, self._open_session, pushes=True),
@@ -98,23 +98,23 @@ class LogmqService:
         self.objects = Admin(broker).objects
 
     async def take_settings(self, settings: LogmqSettings) -> None:
-        await self._broker.take_settings(settings)
+        await self.broker.take_settings(settings)
 
     async def run(self) -> None:
         """Look now and then which groups are far behind."""
         while True:
             worst: list[Committed] = []
-            for part in self._broker.groups.in_parts(self._broker.topics.by_id().get):
+            for part in self.broker.groups.in_parts(self.broker.topics.by_id().get):
                 worst = nlargest(LAGS_SHOWN, (*worst, *part), key=lambda row: row.behind_bytes)
                 await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
             self._worst = worst
             await trio.sleep(LAGS_SECONDS)
 
     def drain(self) -> None:
-        self._broker.drain()
+        self.broker.drain()
 
     def samples(self) -> Iterable[Sample]:
-        yield from samples("logmq", self._broker.counts, GAUGES, self._broker)
+        yield from samples("logmq", self.broker.counts, GAUGES, self.broker)
         for row in self._worst:
             yield Sample(
                 "logmq_group_lag_bytes",
@@ -123,14 +123,14 @@ class LogmqService:
                 "gauge",
                 (("group", row.group), ("topic", row.topic)),
             )
-        yield ack_sample("logmq", self._broker.store.ack_seconds(NAMESPACE))
+        yield ack_sample("logmq", self.broker.store.ack_seconds(NAMESPACE))
 
     async def trace(self, tap: Tap) -> None:
         """What is visible since the last look is read from the logs: those who write know nothing of it."""
         ends: dict[int, int] | None = None
         while True:
             before, ends = ends, {}
-            for number, log in enumerate([*self._broker.topics.by_id().values()]):
+            for number, log in enumerate([*self.broker.topics.by_id().values()]):
                 if number % LOGS_AT_ONCE == LOGS_AT_ONCE - 1:
                     await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
                 if log.deleted or not tap.matches(log.name):
@@ -152,7 +152,7 @@ class LogmqService:
                 at = end
 
     def _open_session(self, connection: Connection) -> Session:
-        return Session(connection, self._broker)
+        return Session(connection, self.broker)
 
     async def _groups(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """`topic`, `group`: only theirs."""
@@ -165,7 +165,7 @@ class LogmqService:
                 "end": row.end,
                 "behind_bytes": row.behind_bytes,
             }
-            for row in self._broker.groups.all(self._broker.topics.by_id().get)
+            for row in self.broker.groups.all(self.broker.topics.by_id().get)
             if topic in (None, row.topic) and group in (None, row.group)
         ]
 

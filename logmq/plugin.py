@@ -16,6 +16,7 @@ plugin = Plugin(
     settings=LogmqSettings,
     open=open_service,
     cli="logmq.cli:app",
+    bridges="logmq.bridge:ENDS",
     tables="logmq.tables:TABLES",
     replays="logmq.replay:REPLAYS",
     unrecorded="its topics are logs already",

@@ -1,5 +1,7 @@
 """Topics: logs of the namespace `logmq`. The first write makes a topic."""
 
+from collections.abc import Callable
+
 import trio
 
 from logmq.readers import Feeds
@@ -21,6 +23,8 @@ class Topics:
         self.known: dict[bytes, Log] = {}
         """By names as they stand in requests, checked. Some of these logs may be deleted."""
         self.feeds = Feeds(namespace.logs)
+        self.on_made: set[Callable[[Log], None]] = set()
+        """Called with each topic that is made."""
         for name, log in namespace.logs.items():
             log.retention = settings.retention(name)
 
@@ -93,4 +97,6 @@ class Topics:
             raise refusal_for(error) from None
         log.retention = self._settings.retention(name)
         self.feeds.topic_made(log)
+        for tell in tuple(self.on_made):
+            tell(log)
         return log

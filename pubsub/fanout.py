@@ -66,13 +66,15 @@ class _Looking:
 
 
 class _Sending:
-    """Frames to be written to clients, or to be kept for them. `done`: how many clients have them."""
+    """Frames to be written to clients, or to be kept for them. `done`: how many clients have them. `trail`:
+    as `Fanout` has it."""
 
-    __slots__ = ("clients", "done", "frames")
+    __slots__ = ("clients", "done", "frames", "trail")
 
-    def __init__(self, frames: bytes, clients: tuple[ClientSession, ...]) -> None:
+    def __init__(self, frames: bytes, clients: tuple[ClientSession, ...], trail: tuple[str, ...]) -> None:
         self.frames = frames
         self.clients = clients
+        self.trail = trail
         self.done = 0
 
     def next(self, most: int) -> tuple[ClientSession, ...]:
@@ -102,6 +104,8 @@ class Fanout:
         self._keeping: deque[_Sending] = deque()
         self._looking: _Looking | None = None
         self._visits = 0  # of this turn
+        self.trail: tuple[str, ...] = ()
+        """The bridges that have carried what is being written to clients just now."""
         sessions.on_change = self.routes.forget
         self._access = access
         self._rules_seen: object = None
@@ -161,6 +165,28 @@ class Fanout:
             left = b"", ()
         return left
 
+    def publish(self, topic: bytes, frames: bytes, lengths: Sequence[int], trail: tuple[str, ...]) -> bool:
+        """Hand on messages of one topic that come from within; `lengths`: of datagrams that would bring them.
+        False: not now, earlier ones are still being written, or the topic's receivers are not found yet."""
+        if not self.flush():
+            return False
+        self._visits = 0
+        found = self._match(topic)
+        if found is None:
+            return False
+        self.trail = trail
+        self._put(self.routes.of(*found[:2]), frames)
+        room = self._deliver()
+        self.trail = ()
+        if self._track is not None:
+            self._track.record(frames, lengths, len(lengths))
+        self._send(room)
+        return True
+
+    def flush(self) -> bool:
+        """Go on with what is still being written; whether all is."""
+        return not (self._writing or self._keeping) or self._send(WRITES_MAX)
+
     def _put(self, route: Route[ClientSession], frames: bytes) -> None:
         """Put `frames`, one or more, into the bundles of `route`."""
         if route is self._no_message or not frames:
@@ -175,7 +201,7 @@ class Fanout:
         self.routes.put(route, frames)
         if route.away:
             for at in range(0, len(frames), FRAME_BYTES):
-                self._keeping.append(_Sending(frames[at : at + FRAME_BYTES], route.away))
+                self._keeping.append(_Sending(frames[at : at + FRAME_BYTES], route.away, self.trail))
 
     def _deliver(self) -> int:
         """Write the bundles now, or in later turns. Returns the room for writes that is left."""
@@ -183,7 +209,7 @@ class Fanout:
         for clients, frames in self.routes.gathered():
             cost = _write_cost(frames) * len(clients)
             if self._writing or cost > room:
-                self._writing.append(_Sending(frames, clients))
+                self._writing.append(_Sending(frames, clients, self.trail))
             else:
                 room -= cost
                 for client in clients:
@@ -197,12 +223,14 @@ class Fanout:
         while writing and room > 0:
             sending = writing[0]
             cost = _write_cost(sending.frames)
+            self.trail = sending.trail
             for client in sending.next(max(1, room // cost)):
                 room -= cost
                 if client.connection is not None:
                     client.connection.write(sending.frames)
             if sending.over:
                 writing.popleft()
+        self.trail = ()
         room = KEEPS_MAX
         while keeping and room > 0:
             sending = keeping[0]

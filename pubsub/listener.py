@@ -114,7 +114,9 @@ class PubsubService:
         self._context = context
         self._namespace = namespace
         recorder = context.recorder
-        fanout = Fanout(sessions, None if recorder is None else FrameTrack(recorder), context.access)
+        fanout = self.fanout = Fanout(
+            sessions, None if recorder is None else FrameTrack(recorder), context.access
+        )
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("pubsub", settings.port, self._open_session, pushes=True),
             UdpEndpoint("pubsub-udp", settings.port, fanout, port_of="pubsub"),

@@ -16,6 +16,7 @@ plugin = Plugin(
     settings=PubsubSettings,
     open=open_service,
     cli="pubsub.cli:app",
+    bridges="pubsub.bridge:ENDS",
     tables="pubsub.tables:TABLES",
     replays="pubsub.replay:REPLAYS",
     unrecorded=None,

@@ -92,6 +92,10 @@ class NameTemplate:
             values["date"] = datetime.fromtimestamp(origin.time, UTC).date().isoformat().encode()
         return b"".join(part if isinstance(part, bytes) else part(values) for part in self._parts)
 
+    def as_glob(self) -> str:
+        """A glob that all its names match: `*` for each field, and the rest as Latin-1."""
+        return "".join(part.decode("latin-1") if isinstance(part, bytes) else "*" for part in self._parts)
+
 
 def _plain(text: str) -> bytes:
     if "{" in text:

@@ -214,6 +214,26 @@ BINDINGS = ObjectKind(
     parts=("id",),
     filters=("protocol", "exchange", "queue"),
 )
+BRIDGES = ObjectKind(
+    "bridges",
+    "Every bridge.",
+    (
+        KindColumn("name", "Its name.", ""),
+        KindColumn("state", "starting, running, waiting (see last_error) or paused.", ""),
+        KindColumn("from", "Where it takes messages from.", ""),
+        KindColumn("to", "Where it writes them to.", ""),
+        KindColumn("as", "What it makes of them: raw, text or json.", ""),
+        KindColumn("guarantee", "exactly once, at least once or at most once; null: it is not open.", ""),
+        KindColumn("carried", "Messages that are written, since the process started."),
+        KindColumn("lag", "Messages, of a log bytes, that it has not carried; null: nobody knows."),
+        KindColumn("filtered", "Messages that its filter left out, or that had passed it before."),
+        KindColumn("dead", "Messages set apart, since the target never takes them."),
+        KindColumn("dropped", "Messages that were lost: refused and dropped, or nothing had room."),
+        KindColumn("bytes", "What it has taken, and not carried.", "bytes"),
+        KindColumn("last_error", "Why it waits or waited; null: nothing was wrong.", ""),
+        KindColumn("last_error_time", "When that was.", "time"),
+    ),
+)
 KINDS: Mapping[str, ObjectKind] = {
     kind.name: kind
     for kind in (
@@ -225,6 +245,7 @@ KINDS: Mapping[str, ObjectKind] = {
         SUBSCRIPTIONS,
         EXCHANGES,
         BINDINGS,
+        BRIDGES,
     )
 }
 

@@ -153,6 +153,7 @@ class Plugin:
     cli: str
     tables: str | None = None
     replays: str | None = None
+    bridges: str | None = None
     unrecorded: str | None = "it has nothing that can be recorded"
     keeps: Callable[[Any], bool] = lambda settings: True
     command_variables: Sequence[str] = ()

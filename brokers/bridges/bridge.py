@@ -1,0 +1,593 @@
+"""One bridge: from its source to its target, in entries of the journal.
+
+`step` does all of it and never waits. It takes runs from its source, and within one `Store.together` has them
+written and confirms them, so both are in the journal or neither. What the target refuses is held back, and
+nothing overtakes it. When the disk has an entry its messages count as carried. Where the disk refuses an
+entry both ends are opened anew, and begin where they were; what a volatile source had given is written again.
+
+No bridge holds more than its inbox may: a source that can wait is not asked for more, one that cannot loses
+what comes, counted.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, Protocol
+
+import attrs
+import structlog
+
+from brokers.bridges import forms
+from brokers.bridges.settings import BridgeSettings, Ends
+from shared.addresses import MessageOrigin, NameTemplate, split
+from shared.bridging import (
+    BridgeContext,
+    BridgeRefusal,
+    BridgeSource,
+    BridgeTarget,
+    Inbox,
+    MessageRun,
+    Positions,
+)
+from shared.budget import Account
+from shared.errors import StoreError
+from shared.storage.log import CommitBatch
+from shared.storage.store import Store, Ticket
+
+MESSAGES_PER_STEP = 2048
+FORMED_PER_STEP = 256
+"""Of those that are made into text or JSON: some milliseconds."""
+BYTES_PER_STEP = 1 << 20
+"""Then others have their turn."""
+IN_FLIGHT_BYTES = 3 << 20
+"""While so much waits for the disk nothing more is taken."""
+RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.005, 0.25
+"""A target that refuses is asked again so soon, later and later."""
+OPEN_SECONDS_MAX = 1.0
+"""The same of an end that is missing."""
+TOLD_SECONDS = 60.0
+"""Between two lines of the log about one reason."""
+_HEAD_BYTES = 4096
+
+State = Literal["starting", "running", "waiting", "paused", "stopped"]
+
+
+class BridgePositions(Positions, Protocol):
+    """What is kept of one bridge."""
+
+    paused: bool
+    start: str | None
+    """As a reset has it; None: as the settings have it."""
+
+    def started(self) -> None:
+        """It has begun: this was the first run."""
+
+    def keep(self) -> None:
+        """Write down `paused` and `start`."""
+
+    def reset(self, start: str) -> None:
+        """Forget all, and begin there."""
+
+
+@attrs.define(eq=False)
+class BridgeCounts:
+    """All since the process started, messages."""
+
+    carried: int = 0
+    carried_bytes: int = 0
+    filtered: int = 0
+    circled: int = 0
+    dead: Counter[str] = attrs.Factory(Counter)
+    dropped: Counter[str] = attrs.Factory(Counter)
+    lost: Counter[str] = attrs.Factory(Counter)
+    """Which a volatile source gave, and the bridge could not take in."""
+    waited: Counter[str] = attrs.Factory(Counter)
+    """Refusals that are waited for."""
+
+
+class Surroundings(Protocol):
+    """What a bridge needs of its process."""
+
+    store: Store
+    log: structlog.stdlib.BoundLogger
+
+    def service(self, protocol: str) -> Any | None:
+        """The running service; None: it does not run just now."""
+
+    def may(self, bridge: str, protocol: str, action: str, name: bytes) -> bool: ...
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def wall_ms(self) -> float: ...
+
+
+class Bridge:
+    """See above. `wake` is called when `step` has something to do again."""
+
+    def __init__(
+        self,
+        settings: BridgeSettings,
+        ends: Ends,
+        around: Surroundings,
+        positions: BridgePositions,
+        account: Account,
+        wake: Callable[[], None],
+    ) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.counts = BridgeCounts()
+        self.state: State = "starting"
+        self.last_error = ""
+        self.last_error_ms: float | None = None
+        self._ends = ends
+        self._around = around
+        self._positions = positions
+        self._wake = wake
+        self.inbox = Inbox(account, wake, self._lost)
+        self._source_protocol, self._source_place = split(settings.source)
+        self._target_protocol, self._target_place = split(settings.target)
+        self._dead_protocol, self._dead_place = split(settings.dead)
+        self._template = self._template_of(settings.target)
+        self._dead_template = self._template_of(settings.dead)
+        self._wanted = settings.filter.by_name()
+        self._source: BridgeSource | None = None
+        self._target: BridgeTarget | None = None
+        self._dead: BridgeTarget | None = None
+        self._services: tuple[Any, Any] = (None, None)
+        self._held: deque[MessageRun] = deque()
+        """Taken, and refused for now; the oldest first."""
+        self._failed: list[MessageRun] = []
+        """Of entries that the disk refused, in their order; of a volatile source."""
+        self._reopen = False
+        self._gives_back = False
+        """The source, as it was opened last."""
+        self._in_flight = 0
+        self._settled = 0
+        """Of the run that is being carried."""
+        self._retry_at = -math.inf
+        self._delay = 0.0
+        self._tokens = settings.rate or math.inf
+        self._filled_at = -math.inf
+        self._told: dict[str, float] = {}
+
+    # -- what is asked of it
+
+    @property
+    def guarantee(self) -> str:
+        """As its ends are now."""
+        if self._source is None or self._target is None:
+            return ""
+        if not self._source.durable:
+            return "at most once"
+        return "exactly once" if self._target.durable else "at least once"
+
+    @property
+    def lag(self) -> int | None:
+        return None if self._source is None else self._source.lag()
+
+    def pause(self) -> None:
+        """Take nothing more; what was given and not carried goes back. It is so after a restart, too."""
+        self._positions.paused = True
+        self._positions.keep()
+        self._wake()
+
+    def resume(self) -> None:
+        self._positions.paused = False
+        self._positions.keep()
+        self._wake()
+
+    def reset(self, start: str) -> None:
+        """Begin anew there. Raises BridgeRefusal where the source keeps no position."""
+        if self._source is not None and not self._source.keeps_position:
+            raise BridgeRefusal("source", "its source keeps no position: what is in a queue is carried once")
+        self.close()
+        self._positions.reset(start)
+        self._wake()
+
+    def would(self, name: bytes, key: bytes, body: bytes) -> Mapping[str, Any]:
+        """What would become of a message, without sending it."""
+        origin = MessageOrigin(self._source_protocol, name or key, key, time=self._around.wall_ms() / 1000)
+        run = MessageRun(origin, [body])
+        if not self._wanted(origin.name) or not self._fits(body):
+            return {"result": "filtered", "to": None, "body": None}
+        if self.name in forms.passed(body):
+            return {"result": "circled", "to": None, "body": None}
+        (shaped,) = forms.shaped(
+            self.settings.form, run, (*forms.passed(body), self.name), self._around.wall_ms()
+        )
+        to = self._template.name_for(origin).decode(errors="backslashreplace")
+        return {
+            "result": "carried",
+            "to": f"{self._target_protocol}:{to}",
+            "bytes": len(shaped),
+            "body": shaped.decode(errors="backslashreplace"),
+        }
+
+    def close(self) -> None:
+        """Let go of both ends: what was not carried goes back, where it can. Harmless twice."""
+        for end in (self._source, self._target, self._dead):
+            if end is not None:
+                try:
+                    end.close()
+                except Exception as error:
+                    self._around.log.error(
+                        "a bug: an end of a bridge could not be closed; report this",
+                        bridge=self.name,
+                        exc_info=error,
+                    )
+        gives_back = self._source is not None and self._source.gives_back
+        self._source = self._target = self._dead = None
+        if gives_back:
+            held, self._held = self._held, deque()
+            self._release(held)
+            self.inbox.clear()
+
+    def stop(self) -> None:
+        """The end: what a volatile source has given is written as far as that goes at once."""
+        while self._source is not None and not self._source.durable and (self._held or self.inbox.waiting):
+            before = len(self._held) + self.inbox.waiting
+            self._retry_at = -math.inf
+            if self.step() is None or len(self._held) + self.inbox.waiting >= before:
+                break
+        self.close()
+        left = self.inbox.clear() + sum(map(len, self._held))
+        if left:
+            self._lost("stopped", left)
+        self._release(self._held)
+        self._held.clear()
+        self.state = "stopped"
+
+    # -- carrying
+
+    def step(self) -> float | None:
+        """Carry what can be carried now. Seconds until it is to be called again; None: when `wake` says."""
+        now = self._around.now()
+        if self._positions.paused:
+            self.close()
+            self.state = "paused"
+            return None
+        if self._reopen:
+            self._reopen = False
+            self.close()
+        if self._failed:
+            self._held.extendleft(reversed(self._failed))
+            self._failed.clear()
+        if now < self._retry_at:
+            return self._retry_at - now
+        if not self._is_open(now):
+            return self._retry_at - now
+        assert self._source is not None
+        assert self._target is not None
+        flushed = self._target.flush()
+        if self._in_flight > IN_FLIGHT_BYTES:
+            return None
+        if self._around.store.congested:
+            self._around.store.when_uncongested(self._wake)
+            return None
+        try:
+            runs = self._gather(now)
+            if runs:
+                self._carry(runs, now)
+        except (BridgeRefusal, StoreError) as error:
+            self._wait(error, now, OPEN_SECONDS_MAX)
+            self.close()
+        self._around.store.commit_pending()
+        if self._retry_at > now:
+            return self._retry_at - now
+        if self._tokens < 1 and self.settings.rate:
+            return (1 - self._tokens) / self.settings.rate
+        return 0.0 if runs or not flushed else None
+
+    def _is_open(self, now: float) -> bool:
+        services = (
+            self._around.service(self._source_protocol),
+            self._around.service(self._target_protocol),
+        )
+        if self._source is not None and services == self._services:
+            return True
+        if self._source is not None:
+            self.close()  # a protocol has crashed, and what it has now is another engine
+        if None in services:
+            which = self._source_protocol if services[0] is None else self._target_protocol
+            self._wait(BridgeRefusal("missing", f"{which} is not served just now"), now, OPEN_SECONDS_MAX)
+            return False
+        self._services = services
+        try:
+            self._target = self._end(self._target_protocol).open_target(
+                services[1], self._target_place, self._context(self._target_protocol)
+            )
+            self._source = self._end(self._source_protocol).open_source(
+                services[0], self._source_place, self._context(self._source_protocol)
+            )
+            if self._positions.first_run:
+                self._positions.started()
+        except (BridgeRefusal, StoreError) as error:
+            self._wait(error, now, OPEN_SECONDS_MAX)
+            self.close()
+            return False
+        self._gives_back = self._source.gives_back
+        self.state = "running"
+        return True
+
+    def _gather(self, now: float) -> list[MessageRun]:
+        """What goes into one entry."""
+        assert self._source is not None
+        left = self._allowance(now)
+        runs: list[MessageRun] = []
+        size = 0
+        while left > 0 and size < BYTES_PER_STEP:
+            try:
+                run = self._held.popleft() if self._held else self._source.take(left)
+            except BridgeRefusal:
+                self._held.extendleft(reversed(runs))
+                raise
+            if run is None:
+                break
+            if len(run) > left:
+                self._held.appendleft(run.part(left, len(run)))
+                run = run.part(0, left)
+            runs.append(run)
+            left -= len(run)
+            size += run.size
+        if self.settings.rate:
+            self._tokens -= sum(map(len, runs))
+        return runs
+
+    def _allowance(self, now: float) -> int:
+        most = MESSAGES_PER_STEP if self.settings.form == "raw" else FORMED_PER_STEP
+        rate = self.settings.rate
+        if rate is None:
+            return most
+        if self._filled_at > -math.inf:
+            self._tokens = min(max(rate, 1.0), self._tokens + (now - self._filled_at) * rate)
+        self._filled_at = now
+        return min(most, int(self._tokens))
+
+    def _carry(self, runs: list[MessageRun], now: float) -> None:
+        """Write and confirm them in one entry, as far as the target takes them."""
+        assert self._source is not None
+        assert self._target is not None
+        done: list[MessageRun] = []
+        size = sum(run.size for run in runs) + _HEAD_BYTES
+        one_entry = self._source.durable or self._target.durable
+        joined: AbstractContextManager[CommitBatch | None]
+        joined = self._around.store.together(size) if one_entry else nullcontext()
+        try:
+            with joined as entry:
+                while runs:
+                    self._settled = 0
+                    if not self._carry_run(runs[0], done, now):
+                        break
+                    runs.pop(0)
+        finally:
+            if runs:
+                runs[0] = runs[0].part(self._settled, len(runs[0]))
+                self._held.extendleft(reversed([run for run in runs if len(run)]))
+                if self.settings.rate:
+                    self._tokens += sum(map(len, runs))
+            ticket = entry.strictest if entry is not None else None
+            if ticket is None:
+                self._carried(done)
+            else:
+                self._in_flight += sum(run.size for run in done)
+                ticket.when_done(lambda ticket: self._written(ticket, done))
+
+    def _written(self, ticket: Ticket, runs: list[MessageRun]) -> None:
+        """The disk has an entry, or has refused it."""
+        self._in_flight -= sum(run.size for run in runs)
+        if ticket.error is None:
+            self._carried(runs)
+        else:
+            now = self._around.now()
+            self._wait(ticket.error, now, OPEN_SECONDS_MAX)
+            self._reopen = True
+            if not self._gives_back:
+                self._failed += runs
+            else:
+                self._release(runs)
+        self._wake()
+
+    def _carried(self, runs: Sequence[MessageRun]) -> None:
+        self.counts.carried += sum(map(len, runs))
+        self.counts.carried_bytes += sum(len(body) for run in runs for body in run.bodies)
+        self._release(runs)
+
+    def _release(self, runs: Iterable[MessageRun]) -> None:
+        self.inbox.release(sum(run.size for run in runs))
+        if self._source is not None:
+            self._source.refill()
+
+    def _carry_run(self, run: MessageRun, done: list[MessageRun], now: float) -> bool:
+        """Carry a run; False: not all of it, the target does not take the next one now."""
+        if not self._wanted(run.origin.name):
+            self.counts.filtered += len(run)
+            self._settle(run, done)
+            return True
+        at = 0
+        for stop, verdict, trail in self._parts(run):
+            part = run.part(at, stop)
+            if verdict == "":
+                if not self._write(part, (*trail, self.name), done, now):
+                    return False
+            else:
+                if verdict == "filtered":
+                    self.counts.filtered += len(part)
+                else:
+                    self.counts.circled += len(part)
+                self._settle(part, done)
+            at = stop
+        return True
+
+    def _parts(self, run: MessageRun) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+        """Where parts of a run end that have one fate, which that is, and what they have passed."""
+        bodies, trail = run.bodies, run.trail
+        plain = not self._by_size and not any(body.startswith(forms.MARK) for body in bodies)
+        if plain:
+            yield len(bodies), "circled" if self.name in trail else "", trail
+            return
+        for at, body in enumerate(bodies, 1):
+            passed = (*trail, *(name for name in forms.passed(body) if name not in trail))
+            if not self._fits(body):
+                yield at, "filtered", passed
+            else:
+                yield at, "circled" if self.name in passed else "", passed
+
+    @property
+    def _by_size(self) -> bool:
+        wanted = self.settings.filter
+        return bool(wanted.min_bytes) or wanted.max_bytes is not None
+
+    def _fits(self, body: bytes) -> bool:
+        wanted = self.settings.filter
+        return len(body) >= wanted.min_bytes and (wanted.max_bytes is None or len(body) <= wanted.max_bytes)
+
+    def _write(self, run: MessageRun, trail: tuple[str, ...], done: list[MessageRun], now: float) -> bool:
+        """The same for messages that are wanted."""
+        assert self._target is not None
+        origin = run.origin
+        if "date" in self._template.fields and not origin.time:
+            origin = attrs.evolve(origin, time=self._around.wall_ms() / 1000)
+        name = self._template.name_for(origin)
+        bodies = forms.shaped(self.settings.form, run, trail, self._around.wall_ms())
+        at = 0
+        while at < len(run):
+            try:
+                if run.too_large:
+                    raise BridgeRefusal(
+                        "too_large", "its body is too large to be held in memory", lasting=True
+                    )
+                count = self._target.write(name, bodies[at:] if at else bodies, trail)
+                self._delay = 0.0
+                if self.state == "waiting":
+                    self.state = "running"
+            except (BridgeRefusal, StoreError) as error:
+                refused = error if isinstance(error, BridgeRefusal) else BridgeRefusal("store", str(error))
+                if not self._settle_refused(run, at, trail, refused, now):
+                    return False
+                count = 1
+            self._settle(run.part(at, at + count), done)
+            at += count
+        return True
+
+    def _settle(self, run: MessageRun, done: list[MessageRun]) -> None:
+        assert self._source is not None
+        self._source.confirm(run)
+        self._settled += len(run)
+        done.append(run)
+
+    # -- what is refused
+
+    def _settle_refused(
+        self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal, now: float
+    ) -> bool:
+        """See to one message that the target refuses; False: it waits."""
+        policy = self.settings.on_refused
+        if refused.lasting and policy in ("", "wait"):
+            policy = "dead"
+        if policy in ("", "wait"):
+            self._wait(refused, now, RETRY_SECONDS_MAX)
+            return False
+        self._note(refused)
+        if policy == "drop":
+            self.counts.dropped[refused.reason] += 1
+            return True
+        try:
+            self._bury(run, at, trail, refused)
+        except (BridgeRefusal, StoreError) as error:
+            if isinstance(error, BridgeRefusal) and error.lasting:
+                self.counts.dropped[f"dead_{error.reason}"] += 1
+                self._note(error)
+                return True
+            self._wait(error, now, RETRY_SECONDS_MAX)
+            return False
+        self.counts.dead[refused.reason] += 1
+        return True
+
+    def _bury(self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal) -> None:
+        """Write a message to where dead ones go. Raises BridgeRefusal, StoreError."""
+        if self._dead is None:
+            service = self._around.service(self._dead_protocol)
+            if service is None:
+                raise BridgeRefusal("missing", f"{self._dead_protocol} is not served, where dead messages go")
+            self._dead = self._end(self._dead_protocol).open_target(
+                service, self._dead_place, self._context(self._dead_protocol)
+            )
+        name = self._dead_template.name_for(run.origin)
+        wall_ms = self._around.wall_ms()
+        for cut in (False, True):
+            body = forms.dead(run, at, trail, wall_ms, refused.reason, str(refused), cut=cut)
+            try:
+                self._dead.write(name, [body], trail)
+                return
+            except BridgeRefusal as error:
+                if cut or error.reason != "too_large":
+                    raise
+
+    def _wait(self, error: BridgeRefusal | StoreError, now: float, most: float) -> None:
+        reason = error.reason if isinstance(error, BridgeRefusal) else "store"
+        self.counts.waited[reason] += 1
+        self._delay = min(max(2 * self._delay, RETRY_SECONDS_MIN), most)
+        self._retry_at = now + self._delay
+        if reason != "busy":
+            self.state = "waiting"
+            self._note(
+                error if isinstance(error, BridgeRefusal) else BridgeRefusal(reason, str(error)), waits=True
+            )
+
+    def _note(self, refused: BridgeRefusal, *, waits: bool = False) -> None:
+        """Remember it, and log it now and then."""
+        now = self._around.now()
+        self.last_error, self.last_error_ms = str(refused), self._around.wall_ms()
+        if now - self._told.get(refused.reason, -math.inf) >= TOLD_SECONDS:
+            self._told[refused.reason] = now
+            text = (
+                "a bridge waits, and goes on by itself once that is over"
+                if waits
+                else "a bridge's target refuses messages, which are dropped or set apart as on_refused says"
+            )
+            self._around.log.warning(text, bridge=self.name, reason=refused.reason, error=str(refused))
+
+    def _lost(self, reason: str, count: int) -> None:
+        self.counts.lost[reason] += count
+        now = self._around.now()
+        if now - self._told.get(f"lost {reason}", -math.inf) >= TOLD_SECONDS:
+            self._told[f"lost {reason}"] = now
+            self._around.log.warning(
+                "a bridge loses messages: its source cannot wait, and its target is slower; brokers bridge "
+                "list tells how many",
+                bridge=self.name,
+                reason=reason,
+            )
+
+    # -- its ends
+
+    def _end(self, protocol: str) -> Any:
+        found = self._ends(protocol)
+        if found is None:
+            raise BridgeRefusal("missing", f"{protocol} has no ends for bridges")
+        return found
+
+    def _template_of(self, address: str) -> NameTemplate:
+        protocol, place = split(address)
+        found = self._ends(protocol)
+        assert found is not None, "the settings were checked"
+        return found.target_name(place)
+
+    def _context(self, protocol: str) -> BridgeContext:
+        log = self._around.log
+
+        def warn(text: str, **more: Any) -> None:
+            log.warning(text, bridge=self.name, **more)
+
+        return BridgeContext(
+            self.name,
+            self._around.store,
+            self.inbox,
+            self._positions,
+            self._positions.start or self.settings.start,
+            self._wake,
+            lambda action, name: self._around.may(self.name, protocol, action, name),
+            warn,
+        )

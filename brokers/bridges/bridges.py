@@ -1,0 +1,399 @@
+"""All bridges of a process: they run while it does, change with the settings, and keep their places.
+
+What is kept stands in one table: a row by bridge and name of the source for each position, and one by bridge
+for the rest. The rows of a bridge that is gone from the settings stay for a day.
+"""
+
+import json
+import time
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from brokers.bridges.bridge import Bridge
+from brokers.bridges.settings import BridgeSettings, Ends, start_of
+from brokers.config import Config
+from shared.access import Access
+from shared.budget import Account
+from shared.errors import EXIT_MISSING, BrokerError, StoreError
+from shared.metrics import Sample
+from shared.objects import BRIDGES, Action, BadArgument, Objects, a_text, key_of, time_text
+from shared.storage.settings import Durability
+from shared.storage.store import Store
+from shared.storage.table import Table
+
+NAMESPACE, TABLE = "bridges", "positions"
+_MODE = Durability.parse("interval:50ms")
+"""A position is in one entry with what was written, so it is as durable as that, whatever its own mode is."""
+KEPT_SECONDS = 24 * 3600.0
+"""The places of a bridge that is gone."""
+LOOK_SECONDS = 600.0
+CRASH_SECONDS_MIN, CRASH_SECONDS_MAX = 0.1, 30.0
+
+
+class BridgeMissing(BrokerError):
+    """There is no bridge of that name."""
+
+    exit_code = EXIT_MISSING
+
+
+@attrs.define(eq=False)
+class KeptPositions:
+    """See `BridgePositions`."""
+
+    _table: Table
+    _bridge: str
+    first_run: bool = True
+    paused: bool = False
+    start: str | None = None
+    removed_ms: float | None = None
+
+    @classmethod
+    def read(cls, table: Table, bridge: str) -> "KeptPositions":
+        found = cls(table, bridge)
+        try:
+            kept = json.loads(table.get(found._key()) or b"{}")
+        except ValueError:
+            kept = {}
+        found.first_run = not kept.get("started", False)
+        found.paused = bool(kept.get("paused", False))
+        found.start = kept.get("start")
+        found.removed_ms = kept.get("removed_ms")
+        return found
+
+    def get(self, name: bytes) -> bytes | None:
+        return self._table.get(self._key(name))
+
+    def put(self, name: bytes, value: bytes) -> None:
+        self._table.put(self._key(name), value)
+
+    def delete(self, name: bytes) -> None:
+        self._table.delete(self._key(name))
+
+    def started(self) -> None:
+        self.first_run, self.start = False, None
+        self.keep()
+
+    def reset(self, start: str) -> None:
+        self.forget()
+        self.first_run, self.start = True, start
+        self.keep()
+
+    def forget(self) -> None:
+        """Nothing of it is kept any more. Raises StoreError."""
+        prefix = self._key()
+        self._table.delete_all([key for key, _ in self._table.items() if key.startswith(prefix)])
+
+    def keep(self) -> None:
+        row = {"started": not self.first_run, "paused": self.paused}
+        more = {"start": self.start, "removed_ms": self.removed_ms}
+        row |= {name: value for name, value in more.items() if value is not None}  # type: ignore[misc]
+        self._table.put(self._key(), json.dumps(row).encode())
+
+    def _key(self, name: bytes = b"") -> bytes:
+        return self._bridge.encode() + b"\0" + name
+
+
+@attrs.define(eq=False)
+class _Running:
+    """A bridge and its task."""
+
+    bridge: Bridge
+    positions: KeptPositions
+    woken: trio.Event = attrs.Factory(trio.Event)
+    ended: bool = False
+
+    def wake(self) -> None:
+        self.woken.set()
+
+
+class Bridges:
+    """The bridges of one process; `Surroundings` to each."""
+
+    def __init__(
+        self,
+        store: Store,
+        log: structlog.stdlib.BoundLogger,
+        service: Callable[[str], Any | None],
+        ends: Ends,
+        *,
+        access: Access | None = None,
+        budget: Account | None = None,
+        clock: Callable[[], float] = trio.current_time,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.log = log
+        self.service = service
+        self.now = clock
+        self._ends = ends
+        self._access = access
+        self._account = (budget or Account("process", 1 << 40)).account("bridges")
+        self._wall = wall
+        self._table: Table | None = None
+        self._running: dict[str, _Running] = {}
+        self._nursery: trio.Nursery | None = None
+        self.objects = Objects(
+            BRIDGES,
+            lambda: [each.bridge for each in self._running.values()],
+            lambda bridge: key_of(bridge.name),
+            lambda parts: self._running[parts[0]].bridge if parts[0] in self._running else None,
+            row,
+            (
+                Action("pause", "Carry nothing, until it is resumed; a restart keeps it so.", self._pause),
+                Action("resume", "Carry again.", self._resume),
+                Action(
+                    "reset",
+                    "Begin anew at another place of the source.",
+                    self._reset,
+                    {"to": "first, end, an offset, or a time (RFC 3339)"},
+                ),
+                Action(
+                    "test",
+                    "What would become of a message, which is not sent.",
+                    self._test,
+                    {
+                        "body": "its text",
+                        "base64": "or its bytes",
+                        "name": "of its topic or queue",
+                        "key": "its routing key",
+                    },
+                    looks=True,
+                ),
+            ),
+        )
+
+    def wall_ms(self) -> float:
+        return self._wall() * 1000
+
+    def may(self, bridge: str, protocol: str, action: str, name: bytes) -> bool:
+        """A bridge may what its ends need, unless the users file has an entry for it."""
+        user = f"bridge/{bridge}"
+        access = self._access
+        if access is None or access.users is None or user not in access.users:
+            return True
+        guard = access.guards.get(protocol)
+        if guard is None or guard.may(user, action, name):
+            return True
+        guard.refuse(user, action, name, user)
+        return False
+
+    async def run(self) -> None:
+        """Run those that there are, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for each in self._running.values():
+                nursery.start_soon(self._carry, each)
+            try:
+                while True:
+                    self.forget_removed()
+                    await trio.sleep(LOOK_SECONDS)
+            finally:
+                self._nursery = None
+
+    async def change(self, settings: Sequence[BridgeSettings]) -> Mapping[str, Sequence[str]]:
+        """Have these bridges and no others: what was added, changed and removed. Raises StoreError."""
+        if self._table is None:
+            if not settings:
+                return {"added": [], "changed": [], "removed": []}
+            self._table = await Table.open(self.store.namespace(NAMESPACE, _MODE), TABLE)
+        wanted = {each.name: each for each in settings}
+        before = {name: each.bridge.settings for name, each in self._running.items()}
+        removed = [name for name in before if name not in wanted]
+        changed = [name for name in before if name in wanted and wanted[name] != before[name]]
+        added = [name for name in wanted if name not in before]
+        for name in (*removed, *changed):
+            self._end(self._running.pop(name))
+        self._note_removed(wanted)
+        for name in (*changed, *added):
+            self._start(wanted[name], self._table)
+        return {"added": added, "changed": changed, "removed": removed}
+
+    async def prepare(self, config: Config) -> Callable[[], Awaitable[None]]:
+        """`Reloadable.prepare`: the settings are checked already."""
+
+        async def apply() -> None:
+            try:
+                told = await self.change(config.bridges)
+            except StoreError as error:
+                self.log.error(
+                    "bridges could not be changed: the store takes nothing; look at the disk, then reload",
+                    reason=str(error),
+                )
+                return
+            if any(told.values()):
+                self.log.info("bridges changed", **{key: ", ".join(value) for key, value in told.items()})
+
+        return apply
+
+    def watched(self, config: Config) -> Iterator[Path]:
+        """`Reloadable.watched`: none."""
+        return iter(())
+
+    def stop(self) -> None:
+        """The server stops: carry what volatile sources have given, give back the rest."""
+        for each in self._running.values():
+            self._end(each)
+
+    def forget_removed(self) -> None:
+        """The places of bridges that are gone for a day."""
+        if self._table is None:
+            return
+        try:
+            for name in self._kept_names() - set(self._running):
+                kept = KeptPositions.read(self._table, name)
+                if kept.removed_ms is not None and self.wall_ms() - kept.removed_ms >= KEPT_SECONDS * 1000:
+                    kept.forget()
+        except StoreError:
+            pass  # the next look does it
+
+    def samples(self) -> Iterator[Sample]:
+        for each in self._running.values():
+            yield from _samples(each.bridge)
+
+    # -- each
+
+    def _start(self, settings: BridgeSettings, table: Table) -> None:
+        positions = KeptPositions.read(table, settings.name)
+        if positions.removed_ms is not None:
+            positions.removed_ms = None
+            positions.keep()
+        running: list[_Running] = []
+        bridge = Bridge(
+            settings,
+            self._ends,
+            self,
+            positions,
+            self._account,
+            lambda: running[0].wake() if running else None,
+        )
+        running.append(_Running(bridge, positions))
+        self._running[settings.name] = running[0]
+        if self._nursery is not None:
+            self._nursery.start_soon(self._carry, running[0])
+
+    def _end(self, each: _Running) -> None:
+        each.ended = True
+        each.bridge.stop()
+        each.wake()
+        self.store.commit_pending()
+
+    async def _carry(self, each: _Running) -> None:
+        """One bridge's task. A bug in it costs itself alone."""
+        crash_seconds = CRASH_SECONDS_MIN
+        while not each.ended:
+            each.woken = trio.Event()
+            try:
+                delay = each.bridge.step()
+            except Exception as error:
+                self.log.error(
+                    "a bridge crashed, and begins again where it was; a message may pass twice; report this",
+                    bridge=each.bridge.name,
+                    restart_in_seconds=crash_seconds,
+                    exc_info=error,
+                )
+                each.bridge.close()
+                await trio.sleep(crash_seconds)
+                crash_seconds = min(2 * crash_seconds, CRASH_SECONDS_MAX)
+                continue
+            if delay is None:
+                await each.woken.wait()
+            elif delay > 0:
+                with trio.move_on_after(delay):
+                    await each.woken.wait()
+            else:
+                await trio.sleep(0)  # noqa: ASYNC115  # the drivers alone use trio.lowlevel
+
+    def _kept_names(self) -> set[str]:
+        assert self._table is not None
+        return {key.partition(b"\0")[0].decode() for key, _ in self._table.items()}
+
+    def _note_removed(self, wanted: Mapping[str, BridgeSettings]) -> None:
+        """From now on the places of those that are gone are kept for a day."""
+        assert self._table is not None
+        for name in self._kept_names() - set(wanted):
+            kept = KeptPositions.read(self._table, name)
+            if kept.removed_ms is None:
+                kept.removed_ms = self.wall_ms()
+                kept.keep()
+
+    # -- what can be done with one
+
+    async def _pause(self, bridge: Bridge, _: Mapping[str, Any], __: bool) -> Mapping[str, Any]:
+        bridge.pause()
+        self.store.commit_pending()
+        return {"name": bridge.name, "paused": True}
+
+    async def _resume(self, bridge: Bridge, _: Mapping[str, Any], __: bool) -> Mapping[str, Any]:
+        bridge.resume()
+        self.store.commit_pending()
+        return {"name": bridge.name, "paused": False}
+
+    async def _reset(self, bridge: Bridge, arguments: Mapping[str, Any], _: bool) -> Mapping[str, Any]:
+        try:
+            start = start_of(a_text(arguments, "to"))
+        except ValueError as error:
+            raise BadArgument(f"to: {error}") from None
+        bridge.reset(start)
+        self.store.commit_pending()
+        return {"name": bridge.name, "to": arguments["to"]}
+
+    async def _test(self, bridge: Bridge, arguments: Mapping[str, Any], _: bool) -> Mapping[str, Any]:
+        try:
+            body = b64decode(a_text(arguments, "base64", ""), validate=True)
+        except ValueError:
+            raise BadArgument("base64 is not base64") from None
+        body = body or a_text(arguments, "body", "").encode()
+        return bridge.would(
+            a_text(arguments, "name", "").encode(),
+            a_text(arguments, "key", "").encode(),
+            body,
+        )
+
+
+def row(bridge: Bridge) -> dict[str, Any]:
+    counts = bridge.counts
+    return {
+        "name": bridge.name,
+        "state": bridge.state,
+        "from": bridge.settings.source,
+        "to": bridge.settings.target,
+        "as": bridge.settings.form,
+        "guarantee": bridge.guarantee or None,
+        "carried": counts.carried,
+        "lag": bridge.lag,
+        "filtered": counts.filtered + counts.circled,
+        "dead": counts.dead.total(),
+        "dropped": counts.dropped.total() + counts.lost.total(),
+        "bytes": bridge.inbox.bytes,
+        "last_error": bridge.last_error or None,
+        "last_error_time": None if bridge.last_error_ms is None else time_text(bridge.last_error_ms),
+    }
+
+
+def _samples(bridge: Bridge) -> Iterator[Sample]:
+    counts, labels = bridge.counts, (("bridge", bridge.name),)
+    yield Sample("bridge_messages_total", counts.carried, "Messages carried.", labels=labels)
+    yield Sample("bridge_bytes_total", counts.carried_bytes, "Bytes of their bodies.", labels=labels)
+    yield Sample(
+        "bridge_filtered_total", counts.filtered, "Messages that its filter left out.", labels=labels
+    )
+    yield Sample("bridge_circled_total", counts.circled, "Messages that had passed it before.", labels=labels)
+    for name, help_, by_reason in (
+        ("bridge_dead_total", "Messages set apart, since the target never takes them.", counts.dead),
+        ("bridge_dropped_total", "Messages that the target refused, dropped.", counts.dropped),
+        ("bridge_lost_total", "Messages that the source gave and nothing had room for.", counts.lost),
+        ("bridge_waits_total", "Refusals that were waited for.", counts.waited),
+    ):
+        for reason, count in sorted(by_reason.items()):
+            yield Sample(name, count, help_, labels=(*labels, ("reason", reason)))
+    lag = bridge.lag
+    if lag is not None:
+        yield Sample("bridge_lag", lag, "Messages, of a log bytes, not carried yet.", "gauge", labels)
+    yield Sample("bridge_held_bytes", bridge.inbox.bytes, "What it has taken, not carried.", "gauge", labels)
+    yield Sample("bridge_up", bridge.state == "running", "1: it carries.", "gauge", labels)

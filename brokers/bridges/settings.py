@@ -1,0 +1,301 @@
+"""`[[bridge]]`: what is written of bridges in the settings, checked.
+
+A circle of bridges is refused where names show one: a message would go round for ever. `raw` and `text` over
+something durable do not tell where a message has been, so there a circle that is only possible is one, too.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from fnmatch import translate
+from typing import Any, Literal, cast
+
+import attrs
+
+from brokers.errors import Problem, nearest
+from shared.addresses import NameTemplate, split
+from shared.bridging import BridgeEnds
+
+Form = Literal["raw", "text", "json"]
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+BRIDGES_MAX = 256
+RATE_MAX = 10_000_000
+_RATE = re.compile(r"(\d+(?:\.\d+)?)/s")
+_KEYS = ("name", "from", "to", "as", "start", "filter", "rate", "on_refused", "may_circle")
+_FILTER_KEYS = ("key", "min_bytes", "max_bytes")
+_HEADER = re.compile(r"\s*\[\[\s*bridge\s*\]\]")
+
+Ends = Callable[[str], BridgeEnds | None]
+"""The ends of a protocol; None: it has none, or is not installed."""
+
+
+@attrs.frozen
+class BridgeFilter:
+    """`key`: a glob over the message's name; its `*` crosses dots and slashes."""
+
+    key: str = ""
+    min_bytes: int = 0
+    max_bytes: int | None = None
+
+    def by_name(self) -> Callable[[bytes], bool]:
+        if not self.key:
+            return lambda name: True
+        match = re.compile(translate(self.key)).match
+        return lambda name: match(name.decode("utf-8", "surrogateescape")) is not None
+
+
+@attrs.frozen
+class BridgeSettings:
+    """One bridge. `source`, `target`: addresses, `from` and `to` in TOML. `rate`: messages a second.
+
+    `on_refused`: `wait`, `drop` or `dead:<address>`; empty: wait for what can pass later, and
+    `dead:logmq:dead.<name>` for what never can.
+    """
+
+    name: str
+    source: str
+    target: str
+    form: Form = "raw"
+    start: str = "end"
+    filter: BridgeFilter = BridgeFilter()
+    rate: float | None = None
+    on_refused: str = ""
+    may_circle: bool = False
+
+    @property
+    def dead(self) -> str:
+        """Where what is never taken goes."""
+        if self.on_refused.startswith("dead:"):
+            return self.on_refused.removeprefix("dead:")
+        return f"logmq:dead.{self.name}"
+
+
+class _WrongError(ValueError):
+    """What is wrong with the value of a key."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def parse_bridges(
+    tables: object, ends: Ends, source: str = "", text: str = ""
+) -> tuple[tuple[BridgeSettings, ...], list[Problem]]:
+    """Bridges and what is wrong with them. `source`: of the settings, `text`: of the file, for its lines."""
+    problems: list[Problem] = []
+    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        return (), [Problem("bridge", "write [[bridge]] and its keys below it", source)]
+    found: dict[str, BridgeSettings] = {}
+    lines = _Lines(text)
+
+    def wrong(number: int, key: str, why: str) -> None:
+        line = lines.of(number, key)
+        name = tables[number].get("name")
+        shown = f'bridge "{name}"' if isinstance(name, str) else f"bridge {number + 1}"
+        problems.append(
+            Problem(f"{shown}.{key}" if key else shown, why, f"{source}:{line}" if line else source)
+        )
+
+    for number, table in enumerate(tables):
+        for key in table:
+            if key not in _KEYS:
+                meant = nearest(key, _KEYS)
+                wrong(number, key, "unknown key" + (f"; did you mean {meant}?" if meant else ""))
+        try:
+            bridge = _bridge(table, ends)
+        except _WrongError as error:
+            wrong(number, error.key, str(error))
+            continue
+        if bridge.name in found:
+            wrong(number, "name", f"there are two bridges {bridge.name!r}")
+        found[bridge.name] = bridge
+    if len(found) > BRIDGES_MAX:
+        problems.append(Problem("bridge", f"there are {len(found)} bridges; at most {BRIDGES_MAX}", source))
+    if not problems:
+        numbers = {name: number for number, name in enumerate(found)}
+        for circle in circles(tuple(found.values()), ends):
+            way = " -> ".join((*circle, circle[0]))
+            why = (
+                f"messages would go round for ever ({way}): change an address, or say may_circle = true "
+                "where something else ends it"
+            )
+            wrong(numbers[circle[0]], "to", why)
+    return tuple(found.values()), problems
+
+
+def _bridge(table: Mapping[str, Any], ends: Ends) -> BridgeSettings:
+    """Raises _WrongError."""
+    name = _text(table, "name")
+    if not NAME.fullmatch(name):
+        raise _WrongError("name", "a name is 1 to 64 of A-Z, a-z, 0-9 and ._-")
+    form = _text(table, "as", "raw")
+    if form not in ("raw", "text", "json"):
+        raise _WrongError("as", f"{form!r} is none of raw, text and json")
+    found = BridgeSettings(
+        name,
+        _text(table, "from"),
+        _text(table, "to"),
+        cast("Form", form),
+        _start(table),
+        _filter(table),
+        _rate(table),
+        _text(table, "on_refused", ""),
+        _flag(table, "may_circle"),
+    )
+    check_source(found.source, ends, "from")
+    check_target(found.target, ends, "to")
+    if found.on_refused not in ("", "wait", "drop"):
+        if not found.on_refused.startswith("dead:"):
+            raise _WrongError("on_refused", f"{found.on_refused!r} is none of wait, drop and dead:<address>")
+        check_target(found.dead, ends, "on_refused")
+    return found
+
+
+def check_source(address: str, ends: Ends, key: str) -> None:
+    """Raises _WrongError."""
+    try:
+        protocol, place = split(address)
+        _ends_of(protocol, ends).check_source(place)
+    except ValueError as error:
+        raise _WrongError(key, str(error)) from None
+
+
+def check_target(address: str, ends: Ends, key: str) -> NameTemplate:
+    """The names that are written to. Raises _WrongError."""
+    try:
+        protocol, place = split(address)
+        return _ends_of(protocol, ends).target_name(place)
+    except ValueError as error:
+        raise _WrongError(key, str(error)) from None
+
+
+def _ends_of(protocol: str, ends: Ends) -> BridgeEnds:
+    found = ends(protocol)
+    if found is None:
+        raise ValueError(f"no protocol {protocol!r} that has ends for bridges is installed")
+    return found
+
+
+def _text(table: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    value = table.get(key, default)
+    if value is None:
+        raise _WrongError(key, "is missing")
+    if not isinstance(value, str):
+        raise _WrongError(key, "is a text")
+    return value
+
+
+def _flag(table: Mapping[str, Any], key: str) -> bool:
+    value = table.get(key, False)
+    if not isinstance(value, bool):
+        raise _WrongError(key, "is true or false")
+    return value
+
+
+def _rate(table: Mapping[str, Any]) -> float | None:
+    if "rate" not in table:
+        return None
+    found = _RATE.fullmatch(_text(table, "rate"))
+    rate = float(found[1]) if found else 0.0
+    if not 0 < rate <= RATE_MAX:
+        raise _WrongError("rate", 'is so many messages a second, as "1000/s"')
+    return rate
+
+
+def _start(table: Mapping[str, Any]) -> str:
+    value = table.get("start", "end")
+    if isinstance(value, datetime):
+        return f"@{round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)}"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return str(value)
+    if not isinstance(value, str):
+        raise _WrongError("start", "is first, end, an offset or a time")
+    try:
+        return start_of(value)
+    except ValueError as error:
+        raise _WrongError("start", str(error)) from None
+
+
+def start_of(text: str) -> str:
+    """Where to begin, as a bridge's context has it. Raises ValueError."""
+    if text in ("first", "end") or (text.isdecimal() and text.isascii() and len(text) < 20):
+        return text
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is none of first, end, an offset and a time (RFC 3339)") from None
+    return f"@{round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)}"
+
+
+def _filter(table: Mapping[str, Any]) -> BridgeFilter:
+    given = table.get("filter", {})
+    if not isinstance(given, dict):
+        raise _WrongError("filter", 'is a table, as { key = "orders.*", min_bytes = 1 }')
+    for key in given:
+        if key not in _FILTER_KEYS:
+            raise _WrongError("filter", f"{key}: unknown key; there are {', '.join(_FILTER_KEYS)}")
+    key = given.get("key", "")
+    sizes = [given.get("min_bytes", 0), given.get("max_bytes")]
+    if not isinstance(key, str) or any(
+        each is not None and (not isinstance(each, int) or isinstance(each, bool) or each < 0)
+        for each in sizes
+    ):
+        raise _WrongError("filter", "key is a glob; min_bytes and max_bytes are numbers")
+    return BridgeFilter(key, *sizes)
+
+
+def circles(bridges: Sequence[BridgeSettings], ends: Ends) -> Iterator[tuple[str, ...]]:
+    """The names of bridges that feed each other in a circle, a shortest one for each that begins one.
+
+    What may pass round in `json` only if some name happens to fit is no circle: such messages carry the
+    bridges that they have passed.
+    """
+    feeds = {
+        bridge.name: [other.name for other in bridges if _feeds(bridge, other, ends)] for bridge in bridges
+    }
+    may = {bridge.name for bridge in bridges if bridge.may_circle}
+    told: set[str] = set()
+    for first in feeds:
+        ways: list[tuple[str, ...]] = [(first,)]
+        seen: set[str] = set()
+        while ways:
+            way = ways.pop(0)
+            following = feeds[way[-1]]
+            if first in following:
+                if not told & set(way) and not may & set(way):
+                    told |= set(way)
+                    yield way
+                break
+            ways += [(*way, name) for name in following if name not in seen]
+            seen |= set(following)
+
+
+def _feeds(one: BridgeSettings, other: BridgeSettings, ends: Ends) -> bool:
+    (to, target), (of, source) = split(one.target), split(other.source)
+    found = ends(to)
+    if to != of or found is None or not found.may_feed(target, source):
+        return False
+    return not (one.form == "json" and found.target_name(target).fields)
+
+
+class _Lines:
+    """In which line of a file each `[[bridge]]` and its keys stand; TOML's parser does not tell."""
+
+    def __init__(self, text: str) -> None:
+        self._blocks: list[tuple[int, list[str]]] = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if _HEADER.match(line):
+                self._blocks.append((number, []))
+            elif self._blocks:
+                self._blocks[-1][1].append(line)
+
+    def of(self, number: int, key: str) -> int | None:
+        if number >= len(self._blocks):
+            return None
+        first, lines = self._blocks[number]
+        for at, line in enumerate(lines, first + 1):
+            if re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
+                return at
+            if line.lstrip().startswith("["):
+                break
+        return first

@@ -1,0 +1,316 @@
+"""DMP and AMQP as ends of bridges: queues and bindings as sources, queues and exchanges as targets.
+
+A queue's source is a consumer of it that acknowledges: what it was given is unacknowledged until that is
+carried, and the ACK is in the entry that has what was written. A binding's source has a queue of its own,
+which ends with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from dmp.declarations import QueueKind
+from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TOPIC_WORDS
+from dmp.message import Head, Message
+from dmp.properties import NO_PROPERTIES, unpack
+from dmp.refusals import Refusal
+from shared.access import READ, WRITE
+from shared.addresses import MessageOrigin, NameTemplate, exchange_and_key, unescaped
+from shared.bridging import (
+    BridgeContext,
+    BridgeRefusal,
+    BridgeSource,
+    BridgeTarget,
+    MessageRun,
+    globs_meet,
+    may_name,
+    missing,
+)
+from shared.errors import StoreError
+from shared.routing.index import RoutingIndex
+
+if TYPE_CHECKING:
+    from dmp.broker import Broker
+    from dmp.exchanges import Exchange
+    from dmp.listener import DmpService
+    from dmp.queues import Queue
+
+UNACKED_MAX = 2048
+"""Messages that a source holds."""
+KEY_BYTES_MAX = 255
+PERSISTENT = b"\x10\x00\x02"
+"""Property flags and the delivery mode: what a bridge publishes is kept where the queue is durable."""
+HEADS_MAX = 256
+"""Heads that a target remembers, by key, length and trail."""
+_NO_ARGUMENTS = b"\0\0\0\0"
+
+
+class _Taking:
+    """What both have: a `BridgeSource` and a `takers.Taker`."""
+
+    durable = gives_back = keeps_position = False
+    no_ack = True
+    priority = 0
+
+    def __init__(self, broker: "Broker", queue: "Queue", context: BridgeContext) -> None:
+        self._broker = broker
+        self._queue = queue
+        self._context = context
+        self._held: dict[Message, None] = {}
+        self._closed = self._failed = False
+        queue.add_consumer(self)
+        queue.deal()
+
+    def take(self, count: int) -> MessageRun | None:
+        if self._failed:
+            raise missing("queue", self._queue.name)
+        return self._context.inbox.take(count)
+
+    def refill(self) -> None:
+        if not self._failed and not self._closed:
+            self._queue.deal()
+
+    def lag(self) -> int:
+        return self._queue.depth + self._queue.unacked + self._context.inbox.waiting * self.no_ack
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if not self._queue.deleted:
+            self._queue.remove_consumers(self)
+
+    # What the queue calls.
+
+    def room(self) -> tuple[int, int]:
+        room_bytes = self._context.inbox.room_bytes
+        return (0, 0) if room_bytes <= 0 or self._closed else (UNACKED_MAX - len(self._held), room_bytes)
+
+    def deliver(self, messages: list[Message]) -> None:
+        for head, some in groupby(messages, attrgetter("head")):
+            run = list(some)
+            if not self.no_ack:
+                self._held.update(dict.fromkeys(run))
+            self._put(head, [message.body for message in run], run)
+
+    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
+        self._put(head, bodies, ())
+
+    def cancelled(self) -> None:
+        self._failed = True
+        self._context.wake()
+
+    def crashed(self, error: Exception) -> None:
+        self._failed = True
+        self._context.warn(
+            "a bug: the bridge's consumer ended, and begins anew; report this", reason=repr(error)
+        )
+        self._context.wake()
+
+    def _put(self, head: Head, bodies: Sequence[bytes], handles: Sequence[Message]) -> None:
+        run = MessageRun(
+            MessageOrigin("dmp", head.key, head.key),
+            [b""] * len(bodies) if head.large else bodies,
+            handles,
+            properties=None if head.properties == NO_PROPERTIES else lambda: _properties(head),
+            trail=head.trail,
+            too_large=head.large,
+        )
+        if self.no_ack:
+            self._context.inbox.put(run)
+        else:
+            self._context.inbox.hold(run)
+
+
+class DmpSource(_Taking):
+    """Of a queue."""
+
+    no_ack = False
+    gives_back = True
+
+    def __init__(self, broker: "Broker", queue: "Queue", context: BridgeContext) -> None:
+        self.durable = queue.log is not None
+        super().__init__(broker, queue, context)
+
+    def confirm(self, run: MessageRun) -> None:
+        for message in run.handles:
+            del self._held[message]
+        self._queue.settle(run.handles)
+        self._broker.flush()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        super().close()
+        held, self._held = list(self._held), {}
+        queue = self._queue
+        if held:
+            queue.requeue(held)
+        if not queue.deleted:
+            queue.deal()
+            self._broker.topology.consumer_left(queue)
+
+
+class BindingSource(_Taking):
+    """Of a binding, through a queue of its own. What the bridge has no room for is lost and counted."""
+
+    def __init__(self, broker: "Broker", exchange: "Exchange", key: bytes, context: BridgeContext) -> None:
+        self._exchange = exchange
+        self._owner = broker.new_owner(context.user)
+        try:
+            queue, _ = broker.topology.declare_queue(b"", QueueKind(exclusive=True), self._owner)
+            broker.topology.bind(exchange.name, queue, key, _NO_ARGUMENTS, {})
+        except Refusal as refusal:
+            self._owner.release()
+            raise BridgeRefusal("source", str(refusal)) from None
+        super().__init__(broker, queue, context)
+
+    def take(self, count: int) -> MessageRun | None:
+        if self._exchange.deleted:
+            raise missing("exchange", self._exchange.name)
+        return super().take(count)
+
+    def confirm(self, run: MessageRun) -> None:
+        """Nobody asks."""
+
+    def room(self) -> tuple[int, int]:
+        return 1 << 30, 1 << 30  # the inbox counts what is lost
+
+    def close(self) -> None:
+        if not self._closed:
+            super().close()
+            self._owner.release()
+
+
+class DmpTarget:
+    """A `BridgeTarget`; the default exchange leads to the queue that a message's name is."""
+
+    def __init__(self, broker: "Broker", exchange: bytes, context: BridgeContext) -> None:
+        self._broker = broker
+        self._exchange = exchange
+        self._context = context
+        self._heads: dict[tuple[bytes, int, tuple[str, ...]], Head] = {}
+        self.durable = exchange == DEFAULT
+        """An exchange may lead to queues that are not: it is called at least once."""
+
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+        broker = self._broker
+        if len(name) > KEY_BYTES_MAX:
+            raise BridgeRefusal("bad_name", f"a routing key has at most {KEY_BYTES_MAX} bytes", lasting=True)
+        size = len(bodies[0])
+        bytes_max = broker.settings.message_bytes_max
+        if size > bytes_max:
+            text = f"a body of {size} bytes; message_bytes_max is {bytes_max}"
+            raise BridgeRefusal("too_large", text, lasting=True)
+        self._context.require(WRITE, self._exchange or DEFAULT_IN_RULES)
+        head = self._head(name, size, trail)
+        try:
+            queues, _ = broker.route(self._exchange, head)
+        except Refusal as refusal:
+            raise BridgeRefusal("missing", str(refusal)) from None
+        if not queues and self._exchange == DEFAULT:
+            raise missing("queue", name)
+        if broker.memory.full:
+            raise BridgeRefusal("full", broker.memory.why)
+        count = len(bodies)
+        other = (at for at, body in enumerate(bodies) if len(body) != size)
+        count = next(other, count)
+        for queue in queues:
+            if queue.capped:
+                count = min(count, queue.room_for(head, count))
+        if not count:
+            raise BridgeRefusal("full", "a queue has no room, and rejects what comes")
+        some = bodies if count == len(bodies) else bodies[:count]
+        broker.counts.published += count
+        broker.counts.published_bytes += count * size
+        if queues:
+            broker.publish_to(head, queues, some)
+        else:
+            broker.counts.unroutable += count
+        return count
+
+    def flush(self) -> bool:
+        self._broker.flush()
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _head(self, key: bytes, size: int, trail: tuple[str, ...]) -> Head:
+        found = self._heads.get((key, size, trail))
+        if found is None:
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            found = self._heads[key, size, trail] = Head(self._exchange, key, size, PERSISTENT)
+            found.trail = trail
+        return found
+
+
+class DmpBridgeEnds:
+    """See `shared.bridging.BridgeEnds`."""
+
+    def check_source(self, place: str) -> None:
+        if exchange_and_key(place) is None and not place:
+            raise ValueError("a queue, or an exchange and a binding key, is missing: dmp:amq.topic/orders.#")
+
+    def target_name(self, place: str) -> NameTemplate:
+        parts = exchange_and_key(place)
+        if parts is None:
+            return NameTemplate.parse(place)
+        if "{" in place.partition("/")[0]:
+            raise ValueError("an exchange's name has no fields; its routing key may")
+        return NameTemplate.parse(parts[1]) if parts[1] else NameTemplate("", frozenset(), ())
+
+    def may_feed(self, target: str, source: str) -> bool:
+        to, of = exchange_and_key(target), exchange_and_key(source)
+        template = self.target_name(target)
+        if of is None:
+            queue = unescaped(source).decode("latin-1").replace("*", "?").replace("[", "?")
+            return (to is None or to[0] == DEFAULT) and may_name(template, queue)
+        if to is None or to[0] != of[0]:
+            return False
+        pattern = unescaped(of[1])
+        if not template.fields:
+            index: RoutingIndex[int] = RoutingIndex(TOPIC_WORDS)
+            index.subscribe(1, pattern)
+            return bool(index.match(template.name_for(MessageOrigin("", b""))))
+        return globs_meet(template.as_glob(), pattern.decode("latin-1").replace("#", "*").replace(".*", "*"))
+
+    def open_source(self, service: "DmpService", place: str, context: BridgeContext) -> BridgeSource:
+        broker = service.broker
+        parts = exchange_and_key(place)
+        if broker.background.busy:
+            raise BridgeRefusal("busy", "a deletion is under way")
+        if parts is not None:
+            context.require(READ, parts[0])
+            exchange = broker.exchanges.get(parts[0])
+            if exchange is None:
+                raise missing("exchange", parts[0])
+            return BindingSource(broker, exchange, unescaped(parts[1]), context)
+        name = unescaped(place)
+        context.require(READ, name)
+        queue = broker.queues.get(name)
+        if queue is None:
+            raise missing("queue", name)
+        if queue.owner is not None or queue.exclusive_consumer:
+            raise BridgeRefusal("locked", f"queue {place} is exclusive to another")
+        return DmpSource(broker, queue, context)
+
+    def open_target(self, service: "DmpService", place: str, context: BridgeContext) -> BridgeTarget:
+        parts = exchange_and_key(place)
+        return DmpTarget(service.broker, DEFAULT if parts is None else parts[0], context)
+
+
+ENDS = DmpBridgeEnds()
+
+
+def _properties(head: Head) -> Mapping[str, Any]:
+    """As JSON has them: those that were set; what is no text is shown."""
+    found = {}
+    with suppress(Refusal, StoreError, ValueError):
+        for name, value in dict(unpack(head.properties)).items():
+            if value is not None and value != "":
+                found[name] = value
+    return found

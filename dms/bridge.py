@@ -1,0 +1,180 @@
+"""DMS as an end of bridges: a queue's consumer as a source, its producer as a target.
+
+A source holds what it was given until that is carried; the ACK is in the entry that has what was written.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+from dms.wire import NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, Refusal, Status
+from shared.access import READ, WRITE
+from shared.addresses import MessageOrigin, NameTemplate, unescaped
+from shared.bridging import (
+    BridgeContext,
+    BridgeRefusal,
+    BridgeSource,
+    BridgeTarget,
+    MessageRun,
+    may_name,
+    missing,
+)
+
+if TYPE_CHECKING:
+    from dms.engine import Engine, Queue
+    from dms.listener import DmsService
+
+CREDITS_MAX = 1024
+"""Messages that a source asks for ahead: 4 MiB at most, half of what a bridge may hold."""
+CREDITS_LEAST = 64
+"""Fewer are not asked for at once."""
+_CREDIT = b"\0\0\0\0"
+"""Credits have the ids of requests, and nobody answers these."""
+_WAITS = {Status.QUEUE_FULL: "full", Status.QUEUE_NOT_FOUND: "missing"}
+
+
+class DmsSource:
+    """A `BridgeSource`, and the engine's `DeliveryReceiver`."""
+
+    gives_back = True
+    keeps_position = False
+
+    def __init__(self, engine: "Engine", queue: "Queue", context: BridgeContext) -> None:
+        self._engine = engine
+        self._queue = queue
+        self._context = context
+        self._origin = MessageOrigin("dms", queue.name)
+        self.durable = queue.log is not None
+        self._consumer = engine.consumer(self)
+        self._asked = 0
+        """Credits that wait."""
+        self._held = 0
+        """Deliveries that are not confirmed."""
+        self._closed = self._failed = False
+        if not engine.admit(self._consumer):
+            raise BridgeRefusal("full", f"there are clients_max = {engine.settings.clients_max} already")
+        self.refill()
+
+    def take(self, count: int) -> MessageRun | None:
+        if self._failed:
+            raise missing("queue", self._queue.name)
+        return self._context.inbox.take(count)
+
+    def confirm(self, run: MessageRun) -> None:
+        outcomes = self._engine.ack(self._consumer, run.handles)
+        if not outcomes:
+            raise BridgeRefusal("source", f"what queue {self._queue.text} gave is not held any more")
+        for _, outcome in outcomes:
+            if isinstance(outcome, Refusal):
+                raise BridgeRefusal("source", str(outcome))
+        self._held -= len(run)
+
+    def refill(self) -> None:
+        room = CREDITS_MAX - self._asked - self._held
+        if room < CREDITS_LEAST or self._closed or self._failed:
+            return
+        self._asked += room
+        self._queue.line_up(self._consumer.wait(self._queue, (_CREDIT,) * room, inf))
+
+    def lag(self) -> int:
+        return self._queue.depth
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._engine.gone(self._consumer)
+
+    # What the engine calls.
+
+    def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+        self._asked -= len(ids)
+        self._held += len(ids)
+        self._context.inbox.hold(MessageRun(self._origin, bodies, ids))
+
+    def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
+        """The queue was deleted."""
+        self._asked -= len(ids)
+        self._failed = True
+        self._context.wake()
+
+    def drain(self) -> None:
+        """The server stops: what was given is carried as far as time goes, and the rest goes back."""
+
+    def crashed(self, error: Exception) -> None:
+        self._failed = True
+        self._context.warn(
+            "a bug: the bridge's consumer ended, and begins anew; report this", reason=repr(error)
+        )
+        self._context.wake()
+
+
+class DmsTarget:
+    """A `BridgeTarget`: queues are not made by it."""
+
+    def __init__(self, engine: "Engine", context: BridgeContext) -> None:
+        self._engine = engine
+        self._context = context
+        self.durable = engine.persistent
+
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+        if not 1 <= len(name) <= NAME_BYTES_MAX:
+            raise BridgeRefusal("bad_name", f"a queue's name is 1 to {NAME_BYTES_MAX} bytes", lasting=True)
+        queue = self._engine.queues.get(name)
+        if queue is None:
+            raise missing("queue", name)
+        self._context.require(WRITE, name)
+        count = min(queue.room, len(bodies))
+        if count <= 0:
+            raise BridgeRefusal("full", f"queue {queue.text} is full: depth = {queue.options.depth}")
+        size = 0
+        for at, body in enumerate(bodies if count == len(bodies) else bodies[:count]):
+            if len(body) > PAYLOAD_BYTES_MAX:
+                count = at
+                break
+            size += len(body)
+        if not count:
+            text = f"a body of {len(bodies[0])} bytes; DMS has at most {PAYLOAD_BYTES_MAX}"
+            raise BridgeRefusal("too_large", text, lasting=True)
+        try:
+            queue.produce(bodies if count == len(bodies) else bodies[:count], size)
+        except Refusal as refusal:
+            raise BridgeRefusal(_WAITS.get(Status(refusal.status), "store"), str(refusal)) from None
+        return count
+
+    def flush(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class DmsBridgeEnds:
+    """See `shared.bridging.BridgeEnds`."""
+
+    def check_source(self, place: str) -> None:
+        if not 1 <= len(unescaped(place)) <= NAME_BYTES_MAX:
+            raise ValueError(f"a queue's name is 1 to {NAME_BYTES_MAX} bytes: dms:jobs")
+
+    def target_name(self, place: str) -> NameTemplate:
+        template = NameTemplate.parse(place)
+        if not template.fields:
+            self.check_source(place)
+        return template
+
+    def may_feed(self, target: str, source: str) -> bool:
+        queue = unescaped(source).decode("latin-1")
+        return may_name(NameTemplate.parse(target), queue.replace("*", "?").replace("[", "?"))
+
+    def open_source(self, service: "DmsService", place: str, context: BridgeContext) -> BridgeSource:
+        name = unescaped(place)
+        context.require(READ, name)
+        queue = service.engine.queues.get(name)
+        if queue is None:
+            raise missing("queue", name)
+        return DmsSource(service.engine, queue, context)
+
+    def open_target(self, service: "DmsService", place: str, context: BridgeContext) -> BridgeTarget:
+        return DmsTarget(service.engine, context)
+
+
+ENDS = DmsBridgeEnds()

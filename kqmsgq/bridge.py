@@ -1,0 +1,141 @@
+"""KqueueMsgQ as an end of bridges: a queue's consumer as a source, its producer as a target."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kqmsgq.fanout import Producer
+from kqmsgq.wire import LENGTH_BYTES, NAME_AT, RECORDED_MESSAGES, message
+from shared.access import READ, WRITE
+from shared.addresses import MessageOrigin, NameTemplate, unescaped
+from shared.bridging import BridgeContext, BridgeRefusal, BridgeSource, BridgeTarget, MessageRun, may_name
+from shared.tracing import Onlooker
+
+if TYPE_CHECKING:
+    from kqmsgq.listener import KqmsgqService
+    from kqmsgq.queues import Queues
+
+ALL = "*"
+"""As a source: every queue that there is and will be."""
+WRITTEN_AT_ONCE = 256
+"""Messages; then others have their turn."""
+
+
+class KqmsgqSource:
+    """A `BridgeSource`: what the bridge has no room for is lost and counted."""
+
+    durable = gives_back = keeps_position = False
+
+    def __init__(self, queues: "Queues", name: bytes, context: BridgeContext) -> None:
+        self._queues = queues
+        self._inbox = context.inbox
+        self._end: Callable[[], None] | None = queues.look_on(Onlooker(self._taken), name)
+
+    def take(self, count: int) -> MessageRun | None:
+        return self._inbox.take(count)
+
+    def confirm(self, run: MessageRun) -> None:
+        """Nobody asks."""
+
+    def refill(self) -> None:
+        """What comes comes."""
+
+    def lag(self) -> int:
+        return self._inbox.waiting
+
+    def close(self) -> None:
+        if self._end is not None:
+            self._end()
+            self._end = None
+
+    def _taken(self, data: bytes) -> None:
+        """Make runs of whole messages; those of one queue follow each other, mostly."""
+        head = b""
+        bodies: list[bytes] = []
+        at = 0
+        while at < len(data):
+            if not (head and data.startswith(head, at)):
+                if bodies:
+                    self._put(head, bodies)
+                    bodies = []
+                head = data[at : at + NAME_AT + int.from_bytes(data[at + 1 : at + NAME_AT], "big")]
+            start = at + len(head) + LENGTH_BYTES
+            at = start + int.from_bytes(data[start - LENGTH_BYTES : start], "big")
+            bodies.append(data[start:at])
+        if bodies:
+            self._put(head, bodies)
+
+    def _put(self, head: bytes, bodies: list[bytes]) -> None:
+        origin = MessageOrigin("kqmsgq", head[NAME_AT:])
+        self._inbox.put(MessageRun(origin, bodies, trail=self._queues.trail))
+
+
+class KqmsgqTarget:
+    """A `BridgeTarget`."""
+
+    durable = False
+
+    def __init__(self, queues: "Queues", context: BridgeContext) -> None:
+        self._queues = queues
+        self._context = context
+        track = None
+        if queues.recorder is not None:
+            track = queues.recorder.track(RECORDED_MESSAGES, source=context.user.encode())
+        self._producer = Producer(queues, track)
+
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+        settings = self._queues.settings
+        if not 1 <= len(name) <= settings.name_bytes_max:
+            text = f"a queue's name is 1 to name_bytes_max = {settings.name_bytes_max} bytes"
+            raise BridgeRefusal("bad_name", text, lasting=True)
+        self._context.require(WRITE, name)
+        some = bodies[:WRITTEN_AT_ONCE]
+        bytes_max = settings.message_bytes_max
+        count = next((at for at, body in enumerate(some) if len(body) > bytes_max), len(some))
+        if not count:
+            text = f"a message of {len(some[0])} bytes; message_bytes_max is {bytes_max}"
+            raise BridgeRefusal("too_large", text, lasting=True)
+        data = b"".join([message(name, body) for body in some[:count]])
+        self._queues.trail = trail
+        try:
+            at = self._producer.publish(data)
+            while at < len(data):  # to so many consumers that one pass does not do
+                at = self._producer.publish(data, at)
+        finally:
+            self._queues.trail = ()
+        return count
+
+    def flush(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class KqmsgqBridgeEnds:
+    """See `shared.bridging.BridgeEnds`."""
+
+    def check_source(self, place: str) -> None:
+        if not place:
+            raise ValueError("a queue is missing, or * for all: kqmsgq:orders, kqmsgq:*")
+
+    def target_name(self, place: str) -> NameTemplate:
+        if place == ALL:
+            raise ValueError("* is all queues, which is no target")
+        return NameTemplate.parse(place)
+
+    def may_feed(self, target: str, source: str) -> bool:
+        if source == ALL:
+            return True
+        name = unescaped(source).decode("latin-1")
+        return may_name(NameTemplate.parse(target), name.replace("*", "?").replace("[", "?"))
+
+    def open_source(self, service: "KqmsgqService", place: str, context: BridgeContext) -> BridgeSource:
+        name = b"" if place == ALL else unescaped(place)
+        context.require(READ, name or b"*")
+        return KqmsgqSource(service.queues, name, context)
+
+    def open_target(self, service: "KqmsgqService", place: str, context: BridgeContext) -> BridgeTarget:
+        return KqmsgqTarget(service.queues, context)
+
+
+ENDS = KqmsgqBridgeEnds()

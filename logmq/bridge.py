@@ -1,0 +1,288 @@
+"""LogMQ as an end of bridges: topics that match a glob as sources, topics as targets.
+
+A source keeps its place in each topic, and that is put into the entry that has what was carried. Topics that
+are made while the bridge is there are carried from their first record on.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from logmq.runs import HEADER_BYTES, encode, same_length
+from logmq.wire import Refusal, topic_untrusted
+from shared.access import READ, WRITE
+from shared.addresses import MessageOrigin, NameTemplate, unescaped
+from shared.bridging import BridgeContext, BridgeRefusal, BridgeSource, BridgeTarget, MessageRun, may_name
+from shared.errors import CorruptRecord, OutOfRange, StoreError
+
+if TYPE_CHECKING:
+    from logmq.broker import Broker
+    from logmq.listener import LogmqService
+    from shared.storage.store import Log
+
+READ_BYTES = 256 << 10
+"""Of one topic at a time: about a millisecond's work."""
+READ_AHEAD_BYTES = 1 << 20
+"""While so much waits in the inbox nothing more is read."""
+_PLACE = struct.Struct(">QQ")
+"""A position: the log's id, so that a topic which is made again is another one, and the offset."""
+
+
+class _Topic:
+    """A topic that is read. `next`: the offset of the next read; `carried`: below it all is carried."""
+
+    __slots__ = ("carried", "log", "name", "next", "queued", "reading")
+
+    def __init__(self, name: bytes, log: "Log", offset: int) -> None:
+        self.name = name
+        self.log = log
+        self.next = self.carried = offset
+        self.reading = self.queued = False
+
+
+class LogmqSource:
+    """A `BridgeSource`. Topics with something to read stand in line; each has a read, then the next has."""
+
+    durable = gives_back = keeps_position = True
+
+    def __init__(self, broker: "Broker", pattern: str, context: BridgeContext) -> None:
+        self._broker = broker
+        self._pattern = pattern
+        self._context = context
+        self._topics: dict[bytes, _Topic] = {}
+        self._line: deque[_Topic] = deque()
+        self._closed = False
+        broker.topics.on_made.add(self._made)
+        for name in broker.topics.names():
+            log = broker.topics.find(name)
+            if log is not None and fnmatchcase(name, pattern):
+                self._add(log, context.start if context.positions.first_run else "first")
+        self._read()
+
+    def take(self, count: int) -> MessageRun | None:
+        run = self._context.inbox.take(count)
+        self._read()
+        return run
+
+    def confirm(self, run: MessageRun) -> None:
+        assert run.positions is not None
+        topic = self._topics.get(run.origin.name)
+        if topic is None or topic.log.deleted:
+            return  # there is nothing that a place could be kept of
+        offset = run.positions[-1] + HEADER_BYTES + len(run.bodies[-1])
+        self._context.positions.put(topic.name, _PLACE.pack(topic.log.id, offset))
+        topic.carried = offset
+
+    def refill(self) -> None:
+        self._read()
+
+    def lag(self) -> int:
+        return sum(topic.log.visible - topic.carried for topic in self._topics.values())
+
+    def close(self) -> None:
+        self._closed = True
+        self._broker.topics.on_made.discard(self._made)
+        for topic in self._topics.values():
+            topic.log.watchers.discard(self._moved)
+
+    def _made(self, log: "Log") -> None:
+        if fnmatchcase(log.name, self._pattern):
+            self._add(log, "first")
+
+    def _add(self, log: "Log", start: str) -> None:
+        name = log.name.encode()
+        if not self._context.may(READ, name):
+            self._context.warn(
+                "a bridge may not read a topic that it matches; it is left out", topic=log.name
+            )
+            return
+        offset = self._place(name, log, start)
+        before = self._topics.get(name)
+        if before is not None:
+            before.log.watchers.discard(self._moved)
+        topic = self._topics[name] = _Topic(name, log, offset)
+        log.watchers.add(self._moved)
+        self._queue(topic)
+
+    def _place(self, name: bytes, log: "Log", start: str) -> int:
+        """Where to begin; on the first run that is kept, for the next start to begin there, too."""
+        kept = self._context.positions.get(name)
+        if kept is not None:
+            log_id, offset = _PLACE.unpack(kept)
+            if log_id == log.id:
+                if offset > log.end:
+                    self._context.warn(
+                        "a topic lost its newest records in a crash; the bridge goes on at its end",
+                        topic=log.name,
+                        offset=offset,
+                        end=log.end,
+                    )
+                return min(max(int(offset), log.first), log.end)
+            start = "first"
+        offset = _offset_of(log, start)
+        with suppress(StoreError):  # it is kept with what is carried first
+            self._context.positions.put(name, _PLACE.pack(log.id, offset))
+        return offset
+
+    def _moved(self, log: "Log") -> None:
+        name = log.name.encode()
+        topic = self._topics.get(name)
+        if topic is None or topic.log is not log:
+            return
+        if log.deleted:
+            log.watchers.discard(self._moved)
+            del self._topics[name]
+            with suppress(StoreError):
+                self._context.positions.delete(name)
+            return
+        self._queue(topic)
+        self._read()
+
+    def _queue(self, topic: _Topic) -> None:
+        if not topic.queued and not topic.reading and topic.next < topic.log.visible:
+            topic.queued = True
+            self._line.append(topic)
+
+    def _read(self) -> None:
+        """Read ahead, a stretch of each topic in line, as far as there is room."""
+        inbox = self._context.inbox
+        while self._line and not self._closed and inbox.bytes < READ_AHEAD_BYTES:
+            topic = self._line.popleft()
+            topic.queued = False
+            topic.reading = True
+            topic.log.read(topic.next, READ_BYTES, lambda found, topic=topic: self._found(topic, found))  # type: ignore[misc]
+            if topic.reading:
+                return  # it is on its way; others need not go before it
+
+    def _found(self, topic: _Topic, records: bytes | StoreError) -> None:
+        topic.reading = False
+        if self._closed or self._topics.get(topic.name) is not topic:
+            return
+        if isinstance(records, StoreError):
+            self._pass_over(topic, records)
+        elif records:
+            run = _run(topic, records)
+            topic.next += len(records)
+            self._context.inbox.hold(run)
+        self._queue(topic)
+        if self._line and self._context.inbox.bytes < READ_AHEAD_BYTES:
+            self._context.wake()  # which has the next read
+
+    def _pass_over(self, topic: _Topic, error: StoreError) -> None:
+        """Go on behind what cannot be read, or is there no more."""
+        log = topic.log
+        if isinstance(error, OutOfRange):
+            following = log.first
+        elif isinstance(error, CorruptRecord):
+            following = log.lost_at(topic.next).end
+        else:
+            following = log.visible
+        self._context.warn(
+            "records of a topic cannot be read, and the bridge goes on behind them; look at the disk, or "
+            "keep records for longer",
+            topic=log.name,
+            offset=topic.next,
+            following=following,
+            reason=str(error),
+        )
+        topic.next = topic.carried = max(following, topic.next + 1 if following <= topic.next else 0)
+
+
+class LogmqTarget:
+    """A `BridgeTarget`: topics are made by writing to them."""
+
+    durable = True
+
+    def __init__(self, broker: "Broker", context: BridgeContext) -> None:
+        self._broker = broker
+        self._context = context
+
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+        self._context.require(WRITE, name)
+        bytes_max = self._broker.settings.message_bytes_max
+        count = next((at for at, body in enumerate(bodies) if len(body) > bytes_max), len(bodies))
+        if not count:
+            text = f"a message of {len(bodies[0])} bytes; message_bytes_max is {bytes_max}"
+            raise BridgeRefusal("too_large", text, lasting=True)
+        try:
+            topic_untrusted(name)
+        except Refusal as refusal:
+            raise BridgeRefusal("bad_name", str(refusal), lasting=True) from None
+        try:
+            log = self._broker.topics.writable_untrusted(name)
+        except Refusal as refusal:  # too many topics, or the store takes nothing
+            raise BridgeRefusal("full", str(refusal)) from None
+        records, _ = encode(bodies if count == len(bodies) else bodies[:count])
+        log.append(records, count)
+        counts = self._broker.counts
+        counts.messages_in += count
+        counts.bytes_in += len(records)
+        return count
+
+    def flush(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class LogmqBridgeEnds:
+    """See `shared.bridging.BridgeEnds`."""
+
+    def check_source(self, place: str) -> None:
+        if not place:
+            raise ValueError("a topic or a glob of topics is missing: logmq:jobs, logmq:*")
+
+    def target_name(self, place: str) -> NameTemplate:
+        template = NameTemplate.parse(place)
+        if not template.fields:
+            try:
+                topic_untrusted(template.name_for(MessageOrigin("", b"")))
+            except Refusal as refusal:
+                raise ValueError(str(refusal)) from None
+        return template
+
+    def may_feed(self, target: str, source: str) -> bool:
+        return may_name(NameTemplate.parse(target), unescaped(source).decode("latin-1"))
+
+    def open_source(self, service: "LogmqService", place: str, context: BridgeContext) -> BridgeSource:
+        return LogmqSource(service.broker, unescaped(place).decode(errors="replace"), context)
+
+    def open_target(self, service: "LogmqService", place: str, context: BridgeContext) -> BridgeTarget:
+        return LogmqTarget(service.broker, context)
+
+
+ENDS = LogmqBridgeEnds()
+
+
+def _run(topic: _Topic, records: bytes) -> MessageRun:
+    start, length = topic.next, same_length(records)
+    positions: Sequence[int]
+    if length:
+        end = len(records)
+        bodies = [records[at + HEADER_BYTES : at + length] for at in range(0, end, length)]
+        positions = range(start, start + end, length)
+    else:
+        bodies, at = [], 0
+        while at < len(records):
+            head = at + HEADER_BYTES
+            at = head + int.from_bytes(records[at:head], "big")
+            bodies.append(records[head:at])
+        positions = list(accumulate((HEADER_BYTES + len(body) for body in bodies[:-1]), initial=start))
+    origin = MessageOrigin("logmq", topic.name, time=topic.log.last_ms / 1000)
+    return MessageRun(origin, bodies, positions, positions)
+
+
+def _offset_of(log: "Log", start: str) -> int:
+    """Where `start` is in a topic. A time finds the first index entry that ends then or later."""
+    if start == "first":
+        return log.first
+    if start == "end":
+        return log.end
+    if start.startswith("@"):
+        return log.seek(int(start[1:]))
+    return min(max(int(start), log.first), log.end)

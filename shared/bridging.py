@@ -1,0 +1,275 @@
+"""What a protocol gives to bridges: ends from which they take messages, and to which they write them.
+
+A bridge carries *runs*, messages of one name that came one after the other. It asks its source for the next
+run (`BridgeSource.take`), has its target write it, and confirms what was written. Where both ends are in the
+store all three happen within `Store.together`: the target's records and the source's position, or its ACKs,
+are one entry of the journal, and no crash separates them. What a target refuses stays with the bridge.
+
+All is synchronous. A source never waits: what it has is in the bridge's `Inbox`, or it says `wake` later.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from shared.addresses import MessageOrigin, NameTemplate
+from shared.errors import BrokerError
+
+if TYPE_CHECKING:
+    from shared.budget import Account
+    from shared.storage.store import Store
+
+MESSAGE_BYTES = 120
+"""What a message takes beside its body while a bridge has it: its object, its place in lists."""
+INBOX_BYTES_MAX = 8 << 20
+"""Of one bridge: what it has taken, and what was not confirmed to be written."""
+
+
+@attrs.define(eq=False)
+class MessageRun:
+    """Messages with one name, in order. `handles`: what their source confirms them by.
+
+    `positions`: where they stand in the source, for those who show it. `kind`: the protocol's word for what
+    they are. `value`: a body as JSON has it, `text`: as the protocol's own terminal prints it; None: by its
+    bytes. `properties`: AMQP's. `trail`: the bridges that they have passed. `too_large`: their bodies are not
+    here, since they are not held in memory.
+    """
+
+    origin: MessageOrigin
+    bodies: Sequence[bytes]
+    handles: Sequence[Any] = ()
+    positions: Sequence[int] | None = None
+    kind: str = ""
+    value: Callable[[bytes], Any] | None = None
+    text: Callable[[bytes], bytes] | None = None
+    properties: Callable[[], Mapping[str, Any]] | None = None
+    trail: tuple[str, ...] = ()
+    too_large: bool = False
+    size: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.size = sum(map(len, self.bodies)) + MESSAGE_BYTES * len(self.bodies)
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def part(self, start: int, stop: int) -> "MessageRun":
+        """Those messages of it."""
+        if start == 0 and stop >= len(self.bodies):
+            return self
+        return attrs.evolve(
+            self,
+            bodies=self.bodies[start:stop],
+            handles=self.handles[start:stop],
+            positions=None if self.positions is None else self.positions[start:stop],
+        )
+
+
+@attrs.define(eq=False)
+class BridgeRefusal(BrokerError):
+    """A target does not take a message, or an end cannot be opened. `lasting`: nor will it take it later."""
+
+    reason: str
+    text: str
+    lasting: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def missing(what: str, name: bytes) -> BridgeRefusal:
+    return BridgeRefusal("missing", f"there is no {what} {name.decode(errors='backslashreplace')}")
+
+
+class Inbox:
+    """What a bridge has taken and is not rid of, within its bound and charged to its account."""
+
+    def __init__(
+        self, account: "Account", wake: Callable[[], None], lost: Callable[[str, int], None]
+    ) -> None:
+        self._account = account
+        self._wake = wake
+        self._lost = lost
+        self._runs: deque[MessageRun] = deque()
+        self.bytes = 0
+        self.waiting = 0
+        """Messages that nobody has taken out yet."""
+
+    @property
+    def room_bytes(self) -> int:
+        return INBOX_BYTES_MAX - self.bytes
+
+    def put(self, run: MessageRun) -> None:
+        """What the source cannot have back; where there is no room it is counted as lost."""
+        if self.bytes and (run.size > self.room_bytes or not self._account.fits(run.size)):
+            self._lost("slow" if run.size > self.room_bytes else "memory", len(run))
+        else:
+            self.hold(run)
+
+    def hold(self, run: MessageRun) -> None:
+        """What the source has bounded by itself."""
+        self._account.charge(run.size)
+        self.bytes += run.size
+        self.waiting += len(run)
+        self._runs.append(run)
+        self._wake()
+
+    def take(self, count: int) -> MessageRun | None:
+        """The next run, `count` messages at most. It counts until `release`."""
+        if not self._runs:
+            return None
+        run = self._runs.popleft()
+        if len(run) > count:
+            self._runs.appendleft(run.part(count, len(run)))
+            run = run.part(0, count)
+        self.waiting -= len(run)
+        return run
+
+    def release(self, size: int) -> None:
+        """So much of what was taken out is settled."""
+        self.bytes -= size
+        self._account.give(size)
+
+    def clear(self) -> int:
+        """Forget what nobody has taken out; how many messages that were."""
+        runs, self._runs = self._runs, deque()
+        self.release(sum(run.size for run in runs))
+        count, self.waiting = self.waiting, 0
+        return count
+
+
+_CLASS = re.compile(r"\[.[^]]*\]")
+
+
+class Positions(Protocol):
+    """A bridge's places in its source, by name, kept in the store. A change is within the entry under way."""
+
+    first_run: bool
+    """Nothing is known: `start` says where to begin."""
+
+    def get(self, name: bytes) -> bytes | None: ...
+
+    def put(self, name: bytes, value: bytes) -> None:
+        """Raises StoreError."""
+
+    def delete(self, name: bytes) -> None:
+        """Raises StoreError."""
+
+
+@attrs.frozen
+class BridgeContext:
+    """What a bridge lends its ends. `start`: `first`, `end`, an offset, or Unix milliseconds as `@<ms>`.
+
+    `may(action, name)`: whether the bridge's user may. `warn`: a line in the log.
+    """
+
+    name: str
+    store: "Store"
+    inbox: Inbox
+    positions: Positions
+    start: str
+    wake: Callable[[], None]
+    may: Callable[[str, bytes], bool]
+    warn: Callable[..., None]
+
+    @property
+    def user(self) -> str:
+        return f"bridge/{self.name}"
+
+    def require(self, action: str, name: bytes) -> None:
+        """Raises BridgeRefusal."""
+        if not self.may(action, name):
+            shown = name.decode(errors="backslashreplace")
+            raise BridgeRefusal("denied", f"user {self.user} may not {action} {shown}")
+
+
+class BridgeSource(Protocol):
+    """Where a bridge takes messages from. `durable`: a crash gives back what was not confirmed, and so does
+    `close` where it `gives_back`. `keeps_position`: that it keeps in the bridge's `positions`."""
+
+    durable: bool
+    gives_back: bool
+    keeps_position: bool
+
+    def take(self, count: int) -> MessageRun | None:
+        """The next run, `count` messages at most; None: there is none now, and `wake` tells of the next."""
+
+    def confirm(self, run: MessageRun) -> None:
+        """These are done with, the oldest of all that were taken. Raises StoreError, and BridgeRefusal where
+        the source knows them no more."""
+
+    def refill(self) -> None:
+        """The inbox has room again."""
+
+    def lag(self) -> int | None:
+        """Messages, or in a log bytes, that the bridge has not carried yet; None: nobody knows."""
+
+    def close(self) -> None:
+        """Everything that was not confirmed goes back to where it came from. Harmless twice."""
+
+
+class BridgeTarget(Protocol):
+    """Where a bridge writes messages to. `durable`: within the entry under way."""
+
+    durable: bool
+
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+        """Write the first of these bodies; how many. `trail`: the bridges that they have passed. Raises
+        StoreError, and BridgeRefusal where not even one can be written."""
+
+    def flush(self) -> bool:
+        """Get on with what was written; False: some is still on its way, and this is to be called again."""
+
+    def close(self) -> None:
+        """Nothing more is written."""
+
+
+class BridgeEnds(Protocol):
+    """A protocol's ends, which its plugin names (`Plugin.bridges`). `place`: an address behind the colon."""
+
+    def check_source(self, place: str) -> None:
+        """Raises ValueError."""
+
+    def target_name(self, place: str) -> NameTemplate:
+        """What messages are written to. Raises ValueError."""
+
+    def may_feed(self, target: str, source: str) -> bool:
+        """Whether what is written to the one may be taken from the other."""
+
+    def open_source(self, service: Any, place: str, context: BridgeContext) -> BridgeSource:
+        """Raises BridgeRefusal, StoreError."""
+
+    def open_target(self, service: Any, place: str, context: BridgeContext) -> BridgeTarget:
+        """Raises BridgeRefusal, StoreError."""
+
+
+def globs_meet(one: str, other: str) -> bool:
+    """Whether some name matches both globs (`*`, `?`)."""
+    places = {(0, 0)}
+    seen = set(places)
+    while places:
+        following: set[tuple[int, int]] = set()
+        for a, b in places:
+            if a == len(one) and b == len(other):
+                return True
+            x, y = one[a : a + 1], other[b : b + 1]
+            if x == "*":
+                following |= {(a + 1, b), (a, b + 1)} if y else {(a + 1, b)}
+            if y == "*":
+                following |= {(a, b + 1), (a + 1, b)} if x else {(a, b + 1)}
+            if x and y and "*" not in (x, y) and (x == y or "?" in (x, y)):
+                following.add((a + 1, b + 1))
+        places = following - seen
+        seen |= places
+    return False
+
+
+def may_name(template: NameTemplate, pattern: str) -> bool:
+    """Whether a name that the template makes may match the glob."""
+    if not template.fields:
+        return fnmatchcase(template.name_for(MessageOrigin("", b"")).decode("latin-1"), pattern)
+    return globs_meet(template.as_glob(), _CLASS.sub("?", pattern))

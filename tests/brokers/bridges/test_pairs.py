@@ -1,0 +1,84 @@
+"""Every pair of source and target: order, bodies, and what a crash leaves."""
+
+import itertools
+
+import pytest
+
+from tests.brokers.bridges.world import World, bridge
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import SMALL, open_store, reopen
+
+SOURCES = {
+    "pubsub": "pubsub:in/+",
+    "kqmsgq": "kqmsgq:in/a",
+    "logmq": "logmq:in*",
+    "dms": "dms:in",
+    "dmp": "dmp:in",
+    "exchange": "dmp:amq.topic/in.#",
+}
+NAMES = {"pubsub": "in/a", "kqmsgq": "in/a", "logmq": "in-a", "dms": "in", "dmp": "in", "exchange": "in.a"}
+TARGETS = {
+    "pubsub": "pubsub:out",
+    "kqmsgq": "kqmsgq:out",
+    "logmq": "logmq:out",
+    "dms": "dms:out",
+    "dmp": "dmp:out",
+    "exchange": "dmp:amq.topic/out",
+}
+DURABLE = ("logmq", "dms", "dmp")
+
+
+async def _world(source: str, target: str, disk: FakeDisk) -> World:
+    world = await World.open(await open_store(disk, SMALL))
+    for end, name in ((source, NAMES[source]), (target, "out")):
+        world.make("dmp" if end == "exchange" else end, name)
+    if target == "exchange":
+        broker = world.services["dmp"].broker
+        broker.topology.bind(b"amq.topic", broker.queues[b"out"], b"out", b"\0\0\0\0", {})
+    return world
+
+
+def _send(world: World, source: str, *bodies: bytes) -> None:
+    if source == "exchange":
+        world.send("dmp", NAMES[source], *bodies, exchange="amq.topic")
+    else:
+        world.send(source, NAMES[source], *bodies)
+
+
+@pytest.mark.parametrize(("source", "target"), [*itertools.product(SOURCES, TARGETS)])
+async def test_a_bridge_carries_each_message_once_in_order(source: str, target: str) -> None:
+    world = await _world(source, target, FakeDisk())
+    await world.bridges.change([bridge(SOURCES[source], TARGETS[target])])
+    world.carry()
+    bodies = [b"%05d" % number for number in range(300)]
+    for start in range(0, 300, 100):
+        _send(world, source, *bodies[start : start + 100])
+        world.carry()
+    to = "dmp" if target == "exchange" else target
+    assert await world.found(to, "out") == bodies
+    only = world.only
+    assert (only.state, only.counts.carried, only.inbox.bytes) == ("running", 300, 0)
+    exactly = {"exchange": "at least once"}.get(
+        target, "exactly once" if target in DURABLE else "at least once"
+    )
+    assert only.guarantee == (exactly if source in DURABLE else "at most once")
+    assert only.lag == 0
+
+
+@pytest.mark.parametrize(("source", "target"), [*itertools.product(DURABLE, DURABLE)])
+async def test_what_is_written_and_what_is_confirmed_are_one_entry(source: str, target: str) -> None:
+    disk = FakeDisk()
+    world = await _world(source, target, disk)
+    settings = bridge(SOURCES[source], TARGETS[target])
+    await world.bridges.change([settings])
+    world.carry()
+    bodies = [b"%05d" % number for number in range(20)]
+    _send(world, source, *bodies)
+    batches = world.store.statistics().journal_batches
+    world.only.step()
+    assert world.store.statistics().journal_batches == batches + 1
+    store, _ = await reopen(world.store, disk)
+    world = await World.open(store, settings)
+    world.carry()
+    assert await world.found(target, "out") == bodies
+    assert await world.found(source, NAMES[source]) == (bodies if source == "logmq" else [])
