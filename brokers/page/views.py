@@ -21,10 +21,11 @@ from shared.objects import KINDS, Action, KindColumn, ObjectKind, ObjectMissing,
 ROWS = 100
 """Of a list, on one page."""
 RELATED_ROWS = 20
+COLUMNS_FEW = 8
 MESSAGES = 20
 POLL_SECONDS = 5.0
 SHARE = 100
-"""A view is asked for again when this many times the time has passed that it took to make: 1 % of it."""
+"""A view is asked for again after this many times the processor time that it took to make: 1 % of one."""
 POLL_SECONDS_MAX = 120.0
 
 ORDER = ("queues", "topics", "groups", "sessions", "subscriptions", "connections", "exchanges", "bindings")
@@ -107,6 +108,11 @@ class Doing:
         return LABELS.get(self.action.name) or shown.label(self.action.name)
 
     @property
+    def asks_first(self) -> bool:
+        """Whether the server is asked what would happen before it is done."""
+        return self.action.dry_runs and (self.dangerous or not self.action.takes)
+
+    @property
     def fields(self) -> list[Field]:
         return [Field.of(*each) for each in self.action.takes.items()]
 
@@ -164,7 +170,7 @@ def _as_page(make: Callable[[Request], Awaitable[Mapping[str, Any]]]) -> Endpoin
 
     @wraps(make)
     async def endpoint(request: Request) -> Response:
-        began = time.perf_counter()
+        began = time.thread_time()
         status = 200
         try:
             values = await make(request)
@@ -183,7 +189,7 @@ def _as_page(make: Callable[[Request], Awaitable[Mapping[str, Any]]]) -> Endpoin
             "user": user,
             "manages": request.scope.get("brokers.manages", False),
             "query": request.query_params,
-            "poll": _poll_seconds(time.perf_counter() - began),
+            "poll": _poll_seconds(time.thread_time() - began),
         }
         return HTMLResponse(shown.render(**{**common, **values}), status)
 
@@ -301,12 +307,13 @@ def _with(query: Mapping[str, str], **changes: Any) -> str:
 
 
 def _filled(kind: ObjectKind, rows: Sequence[Mapping[str, Any]], sort: str = "") -> list[KindColumn]:
-    """The columns that have a value in some row, as tables of commands show them."""
+    """The columns that have a value in some row, but for what is a table by itself where there are many."""
+    roomy = len(kind.columns) <= COLUMNS_FEW
     return [
         column
         for column in kind.columns
         if column.name in (sort, *kind.parts)
-        or any(row[column.name] not in (None, "", [], {}) for row in rows)
+        or ((roomy or column.unit != "table") and any(row[column.name] not in (None, "", []) for row in rows))
     ]
 
 

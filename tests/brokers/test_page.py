@@ -240,11 +240,24 @@ def test_a_message_is_published_from_a_form(served: Api, visits: Callable[..., V
     visit.go("/queues/dms/letters")
     visit.page.get_by_role("button", name="Publish").click()
     visit.page.get_by_role("dialog").get_by_label("Text").fill("dear all")
-    for _ in range(2):  # it says what will happen first, where the server can
-        if visit.page.get_by_role("dialog").count():
-            visit.page.get_by_role("dialog").get_by_role("button", name="Publish").click()
-            visit.page.wait_for_timeout(200)
+    visit.page.get_by_role("dialog").get_by_role("button", name="Publish").click()
     expect(visit.page.locator(".messages pre")).to_have_text("dear all")
+
+
+@needs_browser
+def test_a_group_is_reset_after_it_is_said_where_to(served: Api, visits: Callable[..., Visit]) -> None:
+    visit = visits()
+    visit.go("/groups/billing/orders")
+    end = served.get("topics/orders")["end"]
+    visit.page.get_by_role("button", name="Reset").click()
+    dialog = visit.page.get_by_role("dialog")
+    dialog.get_by_label("Offset").fill(str(end))
+    dialog.get_by_role("button", name="Say what would happen").click()
+    expect(dialog.get_by_role("status")).to_contain_text(f"offset {end}")
+    assert served.get("groups/billing/orders")["offset"] == 0
+    dialog.get_by_role("button", name="Reset").click()
+    expect(visit.page.locator("#told")).to_contain_text("1 reset")
+    assert served.get("groups/billing/orders")["offset"] == end
 
 
 @needs_browser

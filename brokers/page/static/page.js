@@ -259,6 +259,7 @@ const charts = {
 function niceAbove(peak, unit) {
   if (unit === "%") return peak <= 25 ? 25 : peak <= 50 ? 50 : Math.max(100, Math.ceil(peak / 100) * 100);
   if (peak <= 0) return unit.startsWith("B") ? 1024 : 10;
+  if (peak <= 1) return 1;
   const base = unit.startsWith("B") ? 2 : 10;
   const power = base ** Math.floor(Math.log(peak) / Math.log(base));
   return (base === 2 ? [1, 1.5, 2] : [1, 2, 5, 10]).map((step) => step * power).find((step) => step >= peak);
@@ -327,6 +328,14 @@ async function preview(form) {
     place.textContent = error.message;
   }
   button.disabled = !form.dataset.seen && !$("input, textarea", form);
+  nameButton(form);
+}
+
+// Where there is something to fill in, the first press only asks what would happen.
+function nameButton(form) {
+  const button = $("[type=submit]", form);
+  const asks = "dryRuns" in form.dataset && !form.dataset.seen && $("input, textarea", form);
+  button.textContent = asks ? "Say what would happen" : button.dataset.name;
 }
 
 function openAction(dialog) {
@@ -336,6 +345,7 @@ function openAction(dialog) {
   $(".preview", form).textContent = "";
   $(".preview", form).classList.remove("bad");
   $("[type=submit]", form).disabled = false;
+  nameButton(form);
   dialog.showModal();
   ($("input, textarea", form) || $("[data-closes]", form)).focus();
   if ("dryRuns" in form.dataset && !$("input, textarea", form)) preview(form);
@@ -371,6 +381,7 @@ function listenToActions() {
     if (form && form.dataset.seen) {
       delete form.dataset.seen;
       $(".preview", form).textContent = "";
+      nameButton(form);
     }
   });
   document.addEventListener("submit", (event) => {
