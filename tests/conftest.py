@@ -1,5 +1,6 @@
 """Fixtures that any test may ask for, and which worker runs what."""
 
+import gc
 import inspect
 import logging
 import os
@@ -18,6 +19,9 @@ pytest_plugins = ["tests.support.places", "tests.support.server"]
 kept = {} if os.access(".", os.W_OK) else {"database": None}
 settings.register_profile("unhurried", deadline=None, **kept)
 settings.load_profile("unhurried")
+
+# Collecting makes a million objects that stay: nothing is gained by looking through them again and again.
+gc.disable()
 
 # Hundreds of processes import the same modules: they are compiled once, whatever the environment says.
 sys.dont_write_bytecode = False
@@ -49,14 +53,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FIRST])
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 class OneSparkSession(LoadScopeScheduling):
     """A file goes to whichever worker is free, and what its tests share is made once.
 
-    Those of the pipeline all go to one, the first: they share a Spark session.
+    Those of the pipeline all go to one, the first: they share a Spark session. So do those that parse all
+    files.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "pipeline" if nodeid.startswith("tests/pipeline/") else nodeid.partition("::")[0]
+        if nodeid.startswith("tests/pipeline/"):
+            return "pipeline"
+        return nodeid.partition("::")[0].replace("test_words", "test_arrows")
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist nobody asks
