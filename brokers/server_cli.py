@@ -14,7 +14,6 @@ from brokers.render import CommandResult, Several, json_value
 from shared.cli.app import examples
 from shared.cli.options import Json, a_path
 from shared.cli.progress import progress, waiting
-from shared.errors import UsageError
 
 if TYPE_CHECKING:
     from shared.plugin import ApiRequest, VerbRequest
@@ -123,6 +122,9 @@ def ask(request: "VerbRequest") -> Any:
     usual = own if own and own.is_dir() and not USUAL.exists() else USUAL
     place = AdminPlace(data_dir=request.data_dir, **request.flags).settled(usual)
     client, folder = place.client(), place.data_dir
+    if place.url is None:
+        here = {name: str(Path(arguments[name]).absolute()) for name in request.paths if name in arguments}
+        arguments = {**arguments, **here}
     with waiting(request.verb):
         try:
             return client.request("POST", f"/{request.protocol}/{request.verb}", arguments)
@@ -147,18 +149,18 @@ def backup(
     """Copy a data folder, while it is served or not.
 
     The copy is consistent and checked; `brokers restore` makes a data folder of it
-    again. With --url the target is a folder on the server's machine.
+    again. With --url the target is a name in the folder `backups` of the server's
+    data folder.
     """
     place = at.settled()
     client = place.client()
     folder = place.data_dir if place.url is None else None
     if folder is not None:
         existing(folder)
-    elif not target.is_absolute():
-        raise UsageError("TARGET", f"{target} is not absolute; the server writes it on its own machine")
+    there = target if folder is None else target.absolute()
     with progress(f"backing up {folder or place.url}"), copy_errors(target):
         try:
-            report = client.request("POST", "/backup", {"target": str(target.absolute())})
+            report = client.request("POST", "/backup", {"target": str(there)})
         except Refusal as error:
             if error.code != ExitCode.UNAVAILABLE or folder is None:
                 raise

@@ -309,8 +309,8 @@ async def stress(
 # What is no request of the protocol: asked over the control socket of a running server, or of its folder.
 
 
-def _administrative(verb: str, data_dir: Path | None, **arguments: Any) -> VerbRequest:
-    return VerbRequest("dms", verb, arguments, data_dir, cold=True, own_dir=DATA_DIR)
+def _administrative(verb: str, data_dir: Path | None, *paths: str, **arguments: Any) -> VerbRequest:
+    return VerbRequest("dms", verb, arguments, data_dir, cold=True, own_dir=DATA_DIR, paths=paths)
 
 
 @command("queues", "queues --json | jq 'select(.held)'")
@@ -373,7 +373,7 @@ def export(
     json: Json = False,
 ) -> VerbRequest:
     """Write a queue's messages to a file, in the specification's format. They stay in the queue."""
-    return _administrative("export", data_dir, queue=queue, target=str(file.absolute()))
+    return _administrative("export", data_dir, "target", queue=queue, target=str(file))
 
 
 @command("import orders.dmsq", "import x.dmsq -q orders", name="import")
@@ -390,4 +390,4 @@ def import_(
     json: Json = False,
 ) -> VerbRequest:
     """Put the messages of a .dmsq file at the end of a queue. A missing queue is made."""
-    return _administrative("import", data_dir, queue=queue, source=str(file.absolute()))
+    return _administrative("import", data_dir, "source", queue=queue, source=str(file))

@@ -215,6 +215,7 @@ class VerbRequest:
     calls the verb of the service that it opened; without it that is an error (exit 69). `own_dir`: the folder
     of the protocol's own `serve`, for where nobody has named one and the host's usual one is not there.
     `flags` is the host's: what was given of the flags that it adds to every verb that is said to return this.
+    `paths`: the arguments that are paths; those of another machine are for the server to read.
     """
 
     protocol: str
@@ -224,3 +225,4 @@ class VerbRequest:
     cold: bool = False
     own_dir: Path | None = None
     flags: Mapping[str, Any] = {}
+    paths: Sequence[str] = ()

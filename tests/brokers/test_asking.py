@@ -209,3 +209,24 @@ def test_a_context_in_use_counts_for_verbs_that_know_two_ways_but_not_before_a_h
     assert command("context", "use", "gone")[0] == ExitCode.OK
     assert "http://127.0.0.1:1 cannot be reached" in command("dmp", "purge", "jobs")[2]
     assert "127.0.0.1:2: " in command("dmp", "purge", "jobs", "--port", "2")[2]
+
+
+def test_paths_are_made_absolute_here_and_sent_as_they_are_to_another_machine(
+    command: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, str]] = []
+
+    def request(_: object, method: str, path: str, body: dict[str, str]) -> object:
+        asked.append(body)
+        raise Refusal("enough")
+
+    monkeypatch.setattr(control.AdminClient, "request", request)
+    Path("data").mkdir()
+    for way in ((), ("--url", "http://there:1", "--token-file", "token")):
+        Path("token").write_text("x\n")
+        command("backup", "today", *way)
+        command("dms", "export", "orders.dmsq", "-q", "orders", *way)
+        command("dms", "import", "orders.dmsq", *way)
+    local, there = [[list(each.values())[-1] for each in some] for some in (asked[:3], asked[3:])]
+    assert local == [f"{home}/today", f"{home}/orders.dmsq", f"{home}/orders.dmsq"]
+    assert there == ["today", "orders.dmsq", "orders.dmsq"]

@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError
 
 from brokers import control, plugins
 from brokers.checking import checked
-from brokers.cli import root
+from brokers.cli import root, run
 from brokers.config import OWN_SECTIONS, load
 from brokers.errors import ExitCode
 from brokers.structure import leaves, plain, written
@@ -87,6 +87,22 @@ def test_the_file_of_settings_in_the_document_can_be_read_and_shows_defaults(tmp
         "record.protocols": ["pubsub", "kqmsgq"],
         **{key: value for key, value in shown.items() if key.startswith("logmq.topics.")},
     }, "all else in the example is as it would be without it"
+
+
+def test_what_a_document_shows_of_commands_is_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The blocks of `$ brokers ...` and its output, on a server that has nothing else."""
+    blocks = re.findall(r"^```console\n(.*?)^```", OPERATING, re.M | re.DOTALL)
+    shown = [each.partition("\n") for block in blocks for each in re.split(r"^\$ ", block, flags=re.M)[1:]]
+    assert len(shown) > 10
+    with Server(tmp_path) as server:
+        monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", str(server.data))
+        for name in plugins.names():
+            monkeypatch.setenv(f"BROKERS_{name.upper()}_PORT", str(server.address(name)[1]))
+        for words, _, said in shown:
+            run(shlex.split(words)[1:])
+            assert capfdbinary.readouterr().out.decode() == said, words
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
