@@ -150,9 +150,7 @@ class AdminClient:
         if response.status == 401:
             said = f"{self.name} wants a login ({said}): --token-file, or --user and --password-file"
         elif response.status == 403 and said == "denied":
-            said = (
-                f"{self.name} refuses that to this user: a rule admin:read or admin:manage allows it"
-            )
+            said = f"{self.name} refuses that to this user: a rule admin:read or admin:manage allows it"
         elif response.status == 404 and said == "Not Found":
             said = f"{self.name} has no {path}: it is of another version"
         raise Refusal(said, _exit_code(found.get("exit_code"), code))

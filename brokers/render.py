@@ -271,7 +271,7 @@ def readable_cell(name: str, value: Any, unit: str | None = None) -> str:
     if unit == "bytes_rate":
         return f"{readable(value, 'bytes')}/s"
     if unit == "rate":
-        return f"{readable_cell('', value)}/s"
+        return f"{cell(round(value, 1)) if value < 100 else f'{round(value):,}'}/s"
     if (named := named_unit(name)) is not None:
         return readable(value, named)
     if abs(value) < GROUPED_FROM or not PLACES.isdisjoint(name.split("_")):

@@ -37,6 +37,8 @@ from shared.units import parse_quantity, readable
 
 ROWS_MAX = 200
 """More than any terminal has lines."""
+LINES_MIN = 4
+"""Of a table beside others: where there are fewer, one is shown alone."""
 REST = 9
 """Times as long as the server took to answer."""
 KEYS = "q quit  Tab table  s sort  r reverse  / filter  z zoom  p pause"
@@ -180,9 +182,10 @@ class Board:
         lines = self._head(found, width)
         if height >= 16 and not self.zoomed:
             lines += [("bold", ""), *self._table(protocols(found, self._before), {}, width)]
-        tables = [self.tables[self.focus]] if self.zoomed else self.tables
-        parts = [self._part(table, self._rows(found, table), width) for table in tables]
-        lines += _share(parts, height - len(lines) - 1)
+        room = height - len(lines) - 1
+        alone = self.zoomed or room < LINES_MIN * len(self.tables)
+        tables = [self.tables[self.focus]] if alone else self.tables
+        lines += _share([self._part(table, self._rows(found, table), width) for table in tables], room)
         lines = lines[: height - 1]
         lines += [("", "")] * (height - 1 - len(lines))
         foot = KEYS if self.typed is None else f"filter: {self.typed}▏ Enter takes it, Esc leaves it"
