@@ -137,8 +137,9 @@ class Logins:
             secret = NOBODYS if user is None or user.password is None else user.password
             fits = await self._in_thread(secret.fits, login.password, limiter=self._limiter)
             self._hold(address, -1)
-            # The users may have changed meanwhile: only what is valid now is a login.
-            self._answer(login, fits and user is not None and self._user(login) == user)
+            # The users may have changed meanwhile: only a password that is valid now is a login.
+            now = self._user(login)
+            self._answer(login, fits and now is not None and now.password == secret)
 
     def _answer(self, login: _Login, fits: bool) -> None:
         if fits:

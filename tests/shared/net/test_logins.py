@@ -7,9 +7,10 @@ import attrs
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 from trio.testing import MockClock
 
-from shared.access import Access, Secret, User
+from shared.access import Access, Rule, Secret, User
 from shared.net import logins
 from shared.net.logins import FAILURES_MAX, FAILURES_SECONDS, SLOW_SECONDS, WAITING_ADDRESS_MAX, Logins
 
@@ -99,6 +100,15 @@ async def test_users_that_change_while_a_password_is_checked_count(bench: Bench)
     bench.threads.go.set()
     await trio.testing.wait_all_tasks_blocked()
     assert found == [False]
+
+
+async def test_rules_that_change_while_a_password_is_checked_refuse_nobody(bench: Bench) -> None:
+    bench.threads.go = trio.Event()
+    found = bench.ask("ann", b"right")
+    bench.access.replace({"ann": User("ann", (Rule.parse("*:read:*"),), password=ANN)})
+    bench.threads.go.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert found == [True]
 
 
 async def test_after_failures_an_address_waits_for_each_answer_and_no_other_does(
