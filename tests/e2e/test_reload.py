@@ -2,6 +2,8 @@
 
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import trustme
 from brokers import control
 from brokers.errors import ExitCode, Refusal
 from dms import wire as dms_wire
+from shared.access import SALT_BYTES, Rule, Secret, User, written_users
 from tests.support.server import Server, run, speak, until
 
 SETTINGS = """
@@ -154,3 +157,78 @@ def test_new_connections_see_a_new_certificate_on_every_port_and_those_that_stan
             control.request(server.data, "POST", "/reload", {})
         with connect(ports[0]) as one:
             assert one.getpeercert(True) == new
+
+
+def test_no_request_is_decided_by_an_old_rule_or_shown_an_old_certificate_once_a_reload_is_answered(
+    tmp_path: Path,
+) -> None:
+    """Under load: three connections ask without a pause while rules and certificates change."""
+    authority = trustme.CA()
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    (tmp_path / "data").mkdir()
+    users = tmp_path / "data" / "users.toml"
+    users.touch(0o600)
+    secret = Secret.make(b"right", bytes(SALT_BYTES))
+
+    def change(allowed: bool) -> bytes:
+        """Write another certificate, and rules; return the certificate."""
+        made = authority.issue_cert("127.0.0.1")
+        made.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
+        rule = Rule.parse("logmq:write:*" if allowed else "logmq:read:*")
+        users.write_text(written_users({"ann": User("ann", (rule,), secret)}))
+        return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
+
+    def connect(address: tuple[str, int]) -> ssl.SSLSocket:
+        sock = context.wrap_socket(socket.create_connection(address, timeout=30), server_hostname="127.0.0.1")
+        sock.sendall(b"AUTH ann right\n")
+        assert sock.recv(100) == b"OK\n"
+        return sock
+
+    def ask(sock: ssl.SSLSocket) -> bool:
+        sock.sendall(b"PRODUCE topic x\n")
+        answer = sock.recv(200)
+        assert answer.startswith((b"OK ", b"ERR DENIED")), answer
+        return answer.startswith(b"OK ")
+
+    def load(address: tuple[str, int], asked: list[tuple[float, float, bool]]) -> None:
+        with connect(address) as sock:
+            while not over.is_set():
+                began = time.monotonic()
+                allowed = ask(sock)
+                asked.append((began, time.monotonic(), allowed))
+
+    change(True)
+    file = tmp_path / "brokers.toml"
+    file.write_text(
+        "[tls]\ncertificate = 'server.pem'\n[serve]\nenable = ['logmq']\n[access]\nrequired = 'always'\n"
+        "[logmq]\ndurability = 'none'\n"
+    )
+    over = threading.Event()
+    asked: list[list[tuple[float, float, bool]]] = [[] for _ in range(3)]
+    answered: list[tuple[float, float, bool]] = [(0.0, 0.0, True)]  # asked for, answered, what holds then
+    with Server(tmp_path, "--config", str(file)) as server:
+        address = server.address("logmq")
+        threads = [threading.Thread(target=load, args=(address, each)) for each in asked]
+        for thread in threads:
+            thread.start()
+        for number in range(4):
+            certificate = change(allowed := bool(number % 2))
+            began = time.monotonic()
+            control.request(server.data, "POST", "/reload", {})
+            answered.append((began, time.monotonic(), allowed))
+            with connect(address) as sock:
+                assert sock.getpeercert(True) == certificate
+                assert ask(sock) is allowed
+        over.set()
+        for thread in threads:
+            thread.join()
+    # Behind an answer, and before the next change, only what holds then may be heard.
+    ends = [began for began, _, _ in answered[1:]] + [float("inf")]
+    sure = 0
+    for each in asked:
+        for began, ended, allowed in each:
+            for (_, since, holds), until_ in zip(answered, ends, strict=True):
+                if since < began and ended < until_:
+                    assert allowed is holds
+                    sure += 1
+    assert sure > 20
