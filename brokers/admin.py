@@ -14,6 +14,7 @@ page made it (`Origin`). Errors are `{"error": ...}` there, and problem details 
 | GET /verbs | JSON: the administrative verbs of all protocols |
 | POST /<protocol>/<verb> | runs one; arguments and result are JSON. 409 and {"error"} where it refuses |
 | POST /reload {"action", "name"} | takes up what changed: settings, users, certificates; all or nothing |
+| POST /drain | stops the server as SIGTERM does |
 | POST /backup {"target"} | a consistent copy of the live data folder |
 
 Over TCP files are written to and read from the folder `backups` of the data folder alone.
@@ -45,13 +46,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from brokers import api, detailed, logs, metrics
+from brokers import api, definitions, detailed, logs, metrics
 from brokers.admin_gate import problem
 from brokers.api import Operation
 from brokers.errors import ExitCode, copy_errors, exit_code
 from brokers.following import PARAMETERS, Followers, Stream
 from brokers.page import views
 from brokers.recent import Recent
+from shared.definitions import SECTIONS
 from shared.errors import BrokerError, printable
 from shared.metrics import Sample
 from shared.objects import BadArgument, ObjectMissing, Objects
@@ -95,13 +97,19 @@ class Operated(Protocol):
     def backups(self) -> Path:
         """Return the folder of what may be written and read by order of somebody on the network."""
 
+    def definitions(self) -> definitions.Document:
+        """Return what can be written down of it, and be made again."""
+
+    def stop(self) -> None:
+        """Begin to drain."""
+
     async def backup(self, target: Path) -> Any:
         """Copy the live data folder to `target`. Raises BrokerError and OSError."""
 
 
 def application(host: Operated) -> Starlette:
     """The ASGI application over `host`; a door stands before it."""
-    scraping, scraping_objects = trio.Lock(), trio.Lock()
+    scraping, scraping_objects, taking = trio.Lock(), trio.Lock(), trio.Lock()
     followers = Followers()
 
     async def livez(_: Request) -> Response:
@@ -193,6 +201,26 @@ def application(host: Operated) -> Starlette:
         with api.audited(request, "", "trace", name) if begins else nullcontext():  # messages are seen
             return followers.answer(request, recent, lambda _: True, lambda: host.trace(name))
 
+    async def definitions_now(_: Request) -> Response:
+        return Stream(host.definitions().text(), media_type="application/json")
+
+    async def take_definitions(request: Request) -> Response:
+        dry_run = api.is_dry_run(request)
+        try:
+            text = (await api.body_of(request, definitions.BYTES_MAX)).decode()
+        except UnicodeDecodeError as error:
+            raise HTTPException(400, f"no UTF-8 at byte {error.start}") from None
+        async with taking:
+            rows = await definitions.parsed(text)
+            with nullcontext() if dry_run else api.audited(request, "", "definitions", ""):
+                taken = await host.definitions().take(rows, dry_run=dry_run)
+        return api.as_json(taken.shown())
+
+    async def drain(request: Request) -> Response:
+        with api.audited(request, "", "drain", ""):
+            host.stop()
+        return api.as_json({"draining": 1})
+
     async def look_back(request: Request) -> Response:
         return api.as_json(host.history(request.query_params.get("after", "")))
 
@@ -209,6 +237,22 @@ def application(host: Operated) -> Starlette:
             backup,
             "POST",
             takes={"target": "its absolute path; over TCP a name in the data folder's backups"},
+        ),
+        Operation(
+            "/drain", "Stop as SIGTERM does: accept nothing more, send what is owed, end.", drain, "POST"
+        ),
+        Operation(
+            "/definitions",
+            "All that is durable but messages and secrets, as one document.",
+            definitions_now,
+        ),
+        Operation(
+            "/definitions",
+            "Have there be all that a document has; what is there already stays as it is.",
+            take_definitions,
+            "POST",
+            query={"dry_run": "1: only say what would be made"},
+            takes=dict.fromkeys(SECTIONS, "rows as GET has them"),
         ),
         Operation("/reload", "Take up settings, users and certificates.", reload, "POST"),
         Operation(
@@ -233,6 +277,7 @@ def application(host: Operated) -> Starlette:
             Route("/metrics/detailed", scrape_objects),
             Route("/verbs", verbs),
             Route("/reload", reload, methods=["POST"]),
+            Route("/drain", drain, methods=["POST"]),
             Route("/backup", backup, methods=["POST"]),
             *api.routes(host.objects, host.overview, operations),
             *views.routes(host.objects, host.overview),

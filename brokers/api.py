@@ -94,14 +94,24 @@ def as_json(value: Any) -> Response:
     return Response(json.dumps(value, default=json_value), media_type="application/json")
 
 
-async def arguments_of(request: Request) -> Mapping[str, Any]:
-    """The body of a request: a JSON object; none is an empty one."""
+async def body_of(request: Request, bytes_max: int) -> bytes:
+    """The body of a request, whole."""
     body = bytearray()
     async with aclosing(request.stream()) as parts:
         async for part in parts:
             body += part
-            if len(body) > BODY_BYTES_MAX:
-                raise HTTPException(413, f"arguments above {BODY_BYTES_MAX} bytes")
+            if len(body) > bytes_max:
+                raise HTTPException(413, f"a body above {bytes_max} bytes")
+    return bytes(body)
+
+
+def is_dry_run(request: Request) -> bool:
+    return request.query_params.get("dry_run", "0") not in ("", "0", "false")
+
+
+async def arguments_of(request: Request) -> Mapping[str, Any]:
+    """The body of a request: a JSON object; none is an empty one."""
+    body = await body_of(request, BODY_BYTES_MAX)
     try:
         arguments = json.loads(body or b"{}")
         json.dumps(arguments, ensure_ascii=False).encode()
@@ -181,11 +191,7 @@ async def _done(
         raise HTTPException(
             400, f"{unknown[0]}: no such argument; {action.name} takes {', '.join(action.takes) or 'none'}"
         )
-    dry_run = request.method not in ("GET", "HEAD") and request.query_params.get("dry_run", "0") not in (
-        "",
-        "0",
-        "false",
-    )
+    dry_run = request.method not in ("GET", "HEAD") and is_dry_run(request)
     if dry_run and not action.dry_runs:
         raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")
     if dry_run or action.looks:

@@ -25,7 +25,7 @@ import attrs
 import structlog
 import trio
 
-from brokers import admin, admin_gate, control, logs, metrics, users
+from brokers import admin, admin_gate, control, definitions, logs, metrics, users
 from brokers.admin_door import Door, listen
 from brokers.bridges.bridges import Bridges
 from brokers.bridges.ends import EndsOf
@@ -161,6 +161,7 @@ class Host:
                 self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
                 for service in self._services:
                     await self._open_service(service)
+                await self._take_definitions()
                 reloader = self._reloader = self._make_reloader()
                 await self._open_admin(nursery, reloader)
                 bridges = self._bridges = self._make_bridges(store)
@@ -256,6 +257,18 @@ class Host:
         for part in (*self._services, self._door):
             if part is not None and part.tls is not None:
                 yield ("admin" if isinstance(part, Door) else part.name), part.tls
+
+    async def _take_definitions(self) -> None:
+        path = self._config.serve.definitions
+        if path is not None:
+            taken = await definitions.load(self.definitions(), path)
+            if taken.told:
+                self._log.warning(
+                    "some definitions cannot be here, and were left out; the others are there",
+                    left_out=taken.left_out,
+                    told=taken.told,
+                )
+            self._log.info("definitions are there", made=taken.made, same=taken.same)
 
     async def _open_admin(self, nursery: trio.Nursery, reloader: Reloader) -> None:
         """Serve the admin port, where there is to be one. Raises Refusal and ConfigError.
@@ -418,6 +431,12 @@ class Host:
 
     def history(self, after: str) -> Mapping[str, Any]:
         return self._rates.history(after)
+
+    def definitions(self) -> definitions.Document:
+        assert self._store is not None
+        each = [(service.name, each) for service in self._services for each in service.definitions]
+        users_file = definitions.of_users(self._access, self._config.users_file)
+        return definitions.Document(each, users_file, self._store)
 
     def trace(self, name: str) -> Recent:
         return self._traces.of(name)

@@ -11,6 +11,7 @@ from brokers.config import Config
 from brokers.errors import ExitCode, Refusal
 from brokers.reloading import Apply
 from shared.access import Access, Guard
+from shared.definitions import DefinitionSection
 from shared.errors import ConfigError
 from shared.metrics import Sample
 from shared.net.datagrams import Subnet, allowed_networks
@@ -96,6 +97,10 @@ class SupervisedService:
         """What it has, its connections too."""
         own = getattr(self._service, "objects", ())
         return (*([self._group.objects()] if self._group else ()), *own)
+
+    @property
+    def definitions(self) -> Sequence[DefinitionSection]:
+        return getattr(self._service, "definitions", ())
 
     @property
     def connections(self) -> int:

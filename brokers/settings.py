@@ -36,6 +36,9 @@ class ServeSettings:
     """The least that is logged."""
     log_format: LogFormat = attrs.field(default="text", metadata=RESTART)
     """Of log lines: `json` is an object a line."""
+    definitions: Path | None = attrs.field(default=None, metadata=RESTART)
+    """JSON, as `GET /api/v1/definitions` has it: queues, topics, exchanges, bindings, groups and users that a
+    start makes where they are not there."""
     drain_seconds: float = attrs.field(default=10.0, validator=[validators.ge(0), validators.le(3600)])
     """How long a stop waits for what is owed: no longer than the 10 s that container runtimes give
     before they kill."""

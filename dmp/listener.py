@@ -10,6 +10,7 @@ import trio
 from dmp.admin import Admin
 from dmp.broker import Broker
 from dmp.definitions import Definitions
+from dmp.document import definitions_of
 from dmp.exchanges import DEFAULT_IN_RULES, Exchange
 from dmp.logs import BODIES, QUEUES, TABLES
 from dmp.message import Head
@@ -69,6 +70,7 @@ class DmpService:
             Verb("leases", "every lease that is not used yet: its target and age", self._leases, ()),
         )
         self.objects = Admin(broker).objects
+        self.definitions = definitions_of(broker)
 
     async def take_settings(self, settings: DmpSettings) -> None:
         self.broker.take_settings(settings)

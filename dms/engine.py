@@ -863,6 +863,10 @@ class Engine:
             ticket.when_done(lambda ticket: self._undo_create(queue) if ticket.error is not None else None)
         return queue, ticket
 
+    def asked_of(self, queue: Queue) -> Mapping[str, Any]:
+        """The options that it was made with, beside the settings."""
+        return self._asked.get(queue, {})
+
     def adopt(self, name: str, asked: Mapping[str, Any]) -> Queue:
         """A queue by that name, without a log so far. The budget takes it: it may be durable already."""
         self.queue_memory.charge(QUEUE_BYTES)

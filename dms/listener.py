@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import trio
 
 from dms.admin import Admin
+from dms.definitions import definitions_of
 from dms.dmsq_file import import_files
 from dms.engine import Engine
 from dms.metrics import GAUGES
@@ -38,6 +39,7 @@ class DmsService:
         admin = Admin(engine)
         self.admin_verbs: Sequence[Verb] = admin.verbs
         self.objects = admin.objects
+        self.definitions = definitions_of(engine)
 
     async def take_settings(self, settings: DmsSettings) -> None:
         """Queues do what they say by now, unless CREATE_QUEUE said it. Connections keep their bounds."""

@@ -9,6 +9,7 @@ import trio
 
 from logmq.admin import Admin
 from logmq.broker import Broker
+from logmq.definitions import definitions_of
 from logmq.groups import Committed, Groups
 from logmq.metrics import GAUGES
 from logmq.session import Session
@@ -96,6 +97,7 @@ class LogmqService:
             Verb("groups", "every group's committed offsets", self._groups, ("topic", "group")),
         )
         self.objects = Admin(broker).objects
+        self.definitions = definitions_of(broker)
 
     async def take_settings(self, settings: LogmqSettings) -> None:
         await self.broker.take_settings(settings)

@@ -8,6 +8,7 @@ from logmq.readers import Feeds
 from logmq.settings import LogmqSettings
 from logmq.wire import Code, Refusal, no_topic, refusal_for, topic_untrusted
 from shared.errors import StoreError
+from shared.storage.settings import Durability
 from shared.storage.store import Log, Namespace, Ticket
 
 SET_AT_ONCE = 500
@@ -79,7 +80,7 @@ class Topics:
             return log
         log = self.find_untrusted(topic)
         if log is None:
-            log = self._create(topic.decode())
+            log = self.create(topic.decode())
             self.known[topic] = log
         return log
 
@@ -88,11 +89,12 @@ class Topics:
         self.known.pop(log.name.encode(), None)
         return self._namespace.delete(log.name, [grave])
 
-    def _create(self, name: str) -> Log:
+    def create(self, name: str, durability: Durability | None = None) -> Log:
+        """Make a topic; by the settings where nothing else is said. Raises Refusal."""
         if len(self) >= self._settings.topics_max:
             raise Refusal(Code.LIMIT, f"there are topics_max = {self._settings.topics_max} topics already")
         try:
-            log, _ = self._namespace.create(name, self._settings.for_topic(name).durability)
+            log, _ = self._namespace.create(name, durability or self._settings.for_topic(name).durability)
         except StoreError as error:
             raise refusal_for(error) from None
         log.retention = self._settings.retention(name)

@@ -325,10 +325,11 @@ def parse_users(text: str) -> dict[str, User]:
     users = tables.get("users", {})
     if unknown or not isinstance(users, dict):
         raise UsersError(f"{_shown(min(unknown, default='users'))}: write a table [users.NAME] for each user")
-    return {name: _user(name, table) for name, table in users.items()}
+    return {name: user_of(name, table) for name, table in users.items()}
 
 
-def _user(name: str, table: Any) -> User:
+def user_of(name: str, table: Any) -> User:
+    """One user, of his table. Raises UsersError, with no password in it."""
     where = f"users.{name}" if USER_NAME.fullmatch(name) else f"users.{_shown(name)}"
     if not USER_NAME.fullmatch(name):
         raise UsersError(f"{where}: a name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")

@@ -77,6 +77,8 @@ class Verb:
 class Service(Protocol):
     """One running protocol. It may have `objects: Sequence[Objects]`: what it has, for lists and actions.
 
+    `definitions: Sequence[DefinitionSection]`: what is written down of it, and made again from that.
+
     `async def trace(self, tap)`: give copies of what passes to a `shared.tracing.Tap`, until cancelled.
 
     `async def take_settings(self, settings)`: take those from now on, at a reload. Fields that say `restart`

@@ -20,7 +20,7 @@ from brokers.host import UNUSED_SEGMENT_BYTES, Host
 from brokers.settings import AdminSettings
 from shared.budget import Account
 from shared.errors import CorruptRecord, StoreError, StoreReadOnly
-from shared.metrics import Sample
+from shared.metrics import Histogram, Sample
 from shared.plugin import Context, Plugin, Service
 from shared.storage.settings import StorageSettings
 from shared.storage.store import StoreStatistics
@@ -39,6 +39,7 @@ class FakeStore:
     broken: trio.Event = attrs.field(factory=trio.Event)
     folder: Path | None = None
     settings: StorageSettings | None = None
+    sync_times: Histogram = attrs.field(factory=lambda: Histogram(()))
 
     async def run(self, *, task_status: "trio.TaskStatus[None]") -> None:
         task_status.started()

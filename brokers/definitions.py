@@ -1,0 +1,247 @@
+"""One document of all that is durable but messages: users, topics, exchanges, queues, bindings, groups.
+
+    {"users": [...], "topics": [...], "exchanges": [...], "queues": [...], "bindings": [...], "groups": [...]}
+
+It is written from a running server, and taken in by another or the same: what is there already is left, so
+taking it in twice is as good as once. All of it is looked at before anything is made: one conflict, which
+names its object, and nothing is. What cannot be here (a group's offset in a topic that is not) is told.
+Documents are read and written some rows at a time, so that a large one holds nobody up.
+"""
+
+import json
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
+from json import JSONDecoder
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from brokers import users
+from shared.access import Access, UsersError, user_of
+from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row
+from shared.errors import BrokerError, ConfigError
+from shared.objects import BadArgument
+from shared.storage.background import Threads
+from shared.storage.store import Store
+
+BYTES_MAX = 64 << 20
+"""Of a document: some 500,000 objects."""
+TOLD_MAX = 100
+"""Of what was left out, or is in the way, so much is named."""
+_SPACE = re.compile(r"\s*")
+_DECODER = JSONDecoder()
+
+
+async def parsed(text: str) -> dict[str, list[Row]]:
+    """The rows of a document, by section. Raises BadArgument."""
+    found: dict[str, list[Row]] = {}
+    at = _expect(text, 0, "{")
+    while text[at : at + 1] != "}":
+        section, at = _value(text, at)
+        if section not in SECTIONS or section in found:
+            raise BadArgument(
+                f"{section!r:.40} is no section, or is there twice: there are {', '.join(SECTIONS)}"
+            )
+        rows = found[section] = []
+        at = _expect(text, _expect(text, at, ":"), "[")
+        while text[at : at + 1] != "]":
+            row, at = _value(text, at)
+            if not isinstance(row, dict):
+                raise BadArgument(f"{section}: each is an object")
+            rows.append(row)
+            if text[at : at + 1] == ",":
+                at = _expect(text, at, ",")
+            if len(rows) % PART == 0:
+                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        at = _expect(text, at, "]")
+        if text[at : at + 1] == ",":
+            at = _expect(text, at, ",")
+    if _expect(text, at, "}") != len(text):
+        raise BadArgument("something follows the document")
+    return found
+
+
+def _expect(text: str, at: int, what: str) -> int:
+    """Behind `what`, and the space around it. Raises BadArgument."""
+    at = _behind_space(text, at)
+    if text[at : at + 1] != what:
+        raise BadArgument(f"a document of definitions is an object of lists: {what} is missing at {at}")
+    return _behind_space(text, at + 1)
+
+
+def _behind_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _value(text: str, at: int) -> tuple[Any, int]:
+    try:
+        value, at = _DECODER.raw_decode(text, at)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # a lone surrogate, which no name on a wire can hold
+        raise BadArgument(f"text that is not Unicode before {at}") from None
+    except (ValueError, RecursionError):
+        raise BadArgument(f"no JSON at {at}") from None
+    return value, _behind_space(text, at)
+
+
+@attrs.frozen
+class Taken:
+    """What became of a document: how many were made, or would be, were there, and were left out, and why."""
+
+    made: int
+    same: int
+    left_out: int
+    told: Sequence[str]
+
+    def shown(self) -> Mapping[str, Any]:
+        return {"made": self.made, "same": self.same, "left_out": self.left_out, "told": self.told}
+
+
+class Document:
+    """Everything that can be written down of one server. `services`: by protocol."""
+
+    def __init__(
+        self, services: Sequence[tuple[str, DefinitionSection]], own: DefinitionSection | None, store: Store
+    ) -> None:
+        self._services = [*([("", own)] if own else []), *services]
+        self._store = store
+
+    async def text(self) -> AsyncGenerator[bytes, None]:
+        """The document, in pieces: a row a line."""
+        yield b"{"
+        for number, section in enumerate(SECTIONS):
+            yield f"{',' if number else ''}\n{json.dumps(section)}: [".encode()
+            first = True
+            for protocol, each in self._services:
+                if each.section != section:
+                    continue
+                for part in each.rows():
+                    rows = [{"protocol": protocol, **row} if protocol else row for row in part]
+                    lines = ",\n".join([json.dumps(row, ensure_ascii=False) for row in rows])
+                    if lines:
+                        yield f"{'' if first else ','}\n{lines}".encode()
+                        first = False
+                    await trio.sleep(0)  # noqa: ASYNC115
+            yield b"]"
+        yield b"\n}\n"
+
+    async def take(self, rows: Mapping[str, Sequence[Row]], *, dry_run: bool) -> Taken:
+        """Have there be all that is in these sections. Raises Conflict, and nothing has changed."""
+        own = {(each.section, protocol): each for protocol, each in self._services}
+        promised = {
+            (section, str(row.get("protocol", "")), self._name(own, section, row))
+            for section in rows
+            for row in rows[section]
+        }
+        taken = await self._go_through(rows, own, promised, dry_run=True)
+        return taken if dry_run else await self._go_through(rows, own, promised, dry_run=False)
+
+    def _name(self, own: Mapping[tuple[str, str], DefinitionSection], section: str, row: Row) -> str:
+        each = own.get((section, str(row.get("protocol", ""))))
+        return "" if each is None else each.name(row)
+
+    async def _go_through(
+        self,
+        rows: Mapping[str, Sequence[Row]],
+        own: Mapping[tuple[str, str], DefinitionSection],
+        promised: set[tuple[str, str, str]],
+        *,
+        dry_run: bool,
+    ) -> Taken:
+        made = same = 0
+        left_out: list[str] = []
+        conflicts: list[str] = []
+        count = 0
+        for section in SECTIONS:
+            for number, row in enumerate(rows.get(section, ()), 1):
+                protocol = str(row.get("protocol", ""))
+                each = own.get((section, protocol))
+                what = f"{section} {protocol}/{self._name(own, section, row)}" if protocol else section
+                done: Made | None = None
+                try:
+                    if each is None:
+                        raise LeftOut("no protocol that is served here has these")
+                    plain = {name: value for name, value in row.items() if name != "protocol"}
+                    done = await each.make(plain, dry_run, partial(_is_promised, promised, protocol))
+                except LeftOut as error:
+                    left_out.append(f"{what}: {error}")
+                except BrokerError as error:
+                    if not dry_run:
+                        raise Conflict(f"{what}: {error}; {made} before it were made") from error
+                    conflicts.append(f"{what}: {error}")
+                if done is not None:
+                    made, same = made + done.new, same + (not done.new)
+                count += 1
+                if done is not None and done.ticket is not None and (count % PART == 0):
+                    self._store.commit_pending()
+                    await self._store.wait(done.ticket)
+                if number % (PART // 4) == 0:
+                    await trio.sleep(0)  # noqa: ASYNC115
+        if conflicts:
+            more = f"; and {len(conflicts) - TOLD_MAX} more" if len(conflicts) > TOLD_MAX else ""
+            raise Conflict("; ".join(conflicts[:TOLD_MAX]) + more)
+        if not dry_run:
+            await self._store.flush()
+        return Taken(made, same, len(left_out), left_out[:TOLD_MAX])
+
+
+def _is_promised(promised: set[tuple[str, str, str]], protocol: str, section: str, name: str) -> bool:
+    return (section, protocol, name) in promised
+
+
+def of_users(access: Access, path: Path) -> DefinitionSection:
+    """The users file's section. Users come without secrets: nobody logs in by them before `passwd`."""
+
+    in_thread = Threads()
+
+    def rows() -> Any:
+        found = list((access.users or {}).values())
+        yield [
+            {"name": user.name, "allow": [str(rule) for rule in user.allow], "certificate": user.certificate}
+            for user in found
+        ]
+
+    async def make(row: Row, dry_run: bool, _: Any) -> Made:
+        name = str(row.get("name", ""))
+        try:
+            user = user_of(
+                name := str(row.get("name", "")), {each: row[each] for each in row if each != "name"}
+            )
+        except UsersError as error:
+            raise BadArgument(str(error)) from None
+        if user.password is not None:
+            raise BadArgument(
+                f"users.{name}.password: users come without secrets; brokers user passwd sets one"
+            )
+        there = (access.users or {}).get(name)
+        if there is not None:
+            if (set(there.allow), there.certificate) != (set(user.allow), user.certificate):
+                raise Conflict(f"{name} has other rules here")
+            return Made(new=False)
+        if not dry_run:
+            added = {**(access.users or {}), name: user}
+            try:
+                await in_thread(users.replace, path, added)
+            except OSError as error:
+                raise ConfigError("access.users_file", f"cannot write {path}: {error.strerror}") from None
+            access.replace(added)
+        return Made(new=True)
+
+    return DefinitionSection("users", rows, lambda row: str(row.get("name", "")), make)
+
+
+async def load(document: Document, path: Path) -> Taken:
+    """Take in a file at a start. Raises ConfigError, and nothing has changed."""
+    try:
+        text = (await Threads()(path.read_bytes)).decode()
+        return await document.take(await parsed(text), dry_run=False)
+    except OSError as error:
+        raise ConfigError("serve.definitions", f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError("serve.definitions", f"{path} is not UTF-8 at byte {error.start}") from None
+    except BrokerError as error:
+        raise ConfigError("serve.definitions", f"{path}: {error}") from None

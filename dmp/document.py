@@ -1,0 +1,214 @@
+"""DMP's part of a document of definitions: durable exchanges and queues, and the bindings between them.
+
+Arguments of a queue and of a binding are tables on the wire. `arguments` shows them; `table` is the same in
+base64, byte for byte, for two bindings that differ in it alone are two. Where only `arguments` is given, as a
+person writes it, a table is made of it.
+"""
+
+import base64
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from pamqp import encode
+
+from dmp.broker import Broker
+from dmp.data_types import check_table, read_table
+from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
+from dmp.exchanges import DEFAULT, Exchange
+from dmp.queues import Queue
+from dmp.refusals import shown
+from dmp.shown_properties import show_value
+from shared.definitions import PART, Conflict, DefinitionSection, Made, Promised, Row
+from shared.objects import BadArgument, ObjectMissing, a_text
+
+NAME_BYTES_MAX = 255
+RESERVED = b"amq."
+NO_TABLE = bytes(4)
+T = TypeVar("T")
+
+
+def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
+    """Exchanges, queues and bindings of one broker: those that outlive it, and are nobody's own."""
+
+    def exchanges() -> Iterator[Sequence[Row]]:
+        for part in _parts(list(broker.exchanges.values())):
+            yield [
+                {
+                    "name": exchange.name.decode(),
+                    "type": exchange.kind.type,
+                    "auto_delete": exchange.kind.auto_delete,
+                    "internal": exchange.kind.internal,
+                    "alternate": None
+                    if exchange.kind.alternate is None
+                    else exchange.kind.alternate.decode(),
+                }
+                for exchange in part
+                if exchange.kind.durable and _has_a_name(exchange.name)
+            ]
+
+    async def make_exchange(row: Row, dry_run: bool, _: Promised) -> Made:
+        name = _name(row, "name")
+        alternate = row.get("alternate")
+        kind = ExchangeKind(
+            a_text(row, "type", "direct"),
+            True,
+            _flag(row, "auto_delete"),
+            _flag(row, "internal"),
+            None if alternate is None else _name(row, "alternate"),
+        )
+        there = broker.exchanges.get(name)
+        if there is not None:
+            if there.kind != kind:
+                raise Conflict("it is another here")
+            return Made(new=False)
+        return Made(new=True, ticket=None if dry_run else broker.topology.declare_exchange(name, kind))
+
+    def queues() -> Iterator[Sequence[Row]]:
+        for part in _parts(list(broker.queues.values())):
+            yield [
+                {
+                    "name": queue.name.decode(),
+                    "auto_delete": queue.kind.auto_delete,
+                    **_shown(queue.kind.table),
+                }
+                for queue in part
+                if queue.log is not None and queue.owner is None and _has_a_name(queue.name)
+            ]
+
+    async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
+        name, table = _name(row, "name"), _table(row)
+        kind = QueueKind(
+            True, False, _flag(row, "auto_delete"), table, QueueArguments.read(read_table(table))
+        )
+        there = broker.queues.get(name)
+        if there is not None:
+            if _declared(there.kind) != _declared(kind):
+                raise Conflict("it is another here")
+            return Made(new=False)
+        if dry_run:
+            return Made(new=True)
+        made = broker.topology.declare_queue(name, kind, broker.new_owner(""))
+        return Made(new=True, ticket=made[1])
+
+    def bindings() -> Iterator[Sequence[Row]]:
+        for part in _parts(list(broker.exchanges.values())):
+            for exchange in part:
+                for some in _parts(list(exchange.bindings)) if exchange.kind.durable else ():
+                    yield [
+                        {
+                            "exchange": binding.source.decode(),
+                            "to_exchange" if binding.to_exchange else "queue": binding.destination.decode(),
+                            "key": binding.key.decode(errors="replace"),
+                            **_shown(binding.arguments),
+                        }
+                        for binding in some
+                        if _is_kept(binding)
+                    ]
+
+    def _is_kept(binding: Binding) -> bool:
+        there: Exchange | Queue | None
+        if binding.to_exchange:
+            there = broker.exchanges.get(binding.destination)
+            return there is not None and there.kind.durable and _is_text(binding.key)
+        there = broker.queues.get(binding.destination)
+        return there is not None and there.log is not None and there.owner is None and _is_text(binding.key)
+
+    async def make_binding(row: Row, dry_run: bool, promised: Promised) -> Made:
+        to_exchange = "to_exchange" in row
+        source, destination = _name(row, "exchange"), _name(row, "to_exchange" if to_exchange else "queue")
+        key, table = a_text(row, "key", "").encode(), _table(row)
+        if len(key) > NAME_BYTES_MAX:
+            raise BadArgument(f"key has at most {NAME_BYTES_MAX} bytes")
+        exchange = broker.exchanges.get(source)
+        there = (broker.exchanges if to_exchange else broker.queues).get(destination)
+        for found, section, name in (
+            (exchange, "exchanges", source),
+            (there, "exchanges" if to_exchange else "queues", destination),
+        ):
+            if found is None and not (dry_run and promised(section, name.decode())):
+                raise ObjectMissing(f"there is no {section[:-1]} {shown(name)}")
+        if exchange is None or there is None:
+            return Made(new=True)
+        if Binding(source, destination, to_exchange, key, table) in exchange.bindings:
+            return Made(new=False)
+        if dry_run:
+            return Made(new=True)
+        ticket = broker.topology.bind(source, there, key, table, read_table(table))
+        return Made(new=True, ticket=ticket)
+
+    def named(row: Row) -> str:
+        return str(row.get("name", ""))
+
+    def binding_named(row: Row) -> str:
+        return (
+            f"{row.get('exchange', '')}->{row.get('queue', row.get('to_exchange', ''))}:{row.get('key', '')}"
+        )
+
+    return (
+        DefinitionSection("exchanges", exchanges, named, make_exchange),
+        DefinitionSection("queues", queues, named, make_queue),
+        DefinitionSection("bindings", bindings, binding_named, make_binding),
+    )
+
+
+def _declared(kind: QueueKind) -> tuple[object, ...]:
+    """What must be equal in a queue that is there."""
+    return kind.durable, kind.exclusive, kind.auto_delete, kind.arguments
+
+
+def _parts(found: Sequence[T]) -> Iterator[Sequence[T]]:
+    for at in range(0, len(found), PART):
+        yield found[at : at + PART]
+
+
+def _has_a_name(name: bytes) -> bool:
+    """Whether it is not the broker's own, and JSON can have it."""
+    return not name.startswith(RESERVED) and name != DEFAULT and _is_text(name)
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _name(row: Row, what: str) -> bytes:
+    name = a_text(row, what).encode()
+    if not 1 <= len(name) <= NAME_BYTES_MAX:
+        raise BadArgument(f"{what} has 1 to {NAME_BYTES_MAX} bytes")
+    return name
+
+
+def _flag(row: Row, what: str) -> bool:
+    value = row.get(what, False)
+    if not isinstance(value, bool):
+        raise BadArgument(f"{what} is true or false")
+    return value
+
+
+def _shown(table: bytes) -> Row:
+    """A table's columns; none where it is empty."""
+    if table == NO_TABLE:
+        return {}
+    return {"arguments": show_value(read_table(table)), "table": base64.b64encode(table).decode()}
+
+
+def _table(row: Row) -> bytes:
+    """The table that a row asks for. Raises BadArgument, Refusal."""
+    arguments = row.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise BadArgument("arguments is an object")
+    try:
+        if "table" in row:
+            table = base64.b64decode(a_text(row, "table"), validate=True)
+        else:
+            table = bytes(encode.field_table(arguments)) if arguments else NO_TABLE
+    except (ValueError, TypeError, RecursionError, struct.error) as error:
+        raise BadArgument(f"arguments: {error}") from None
+    if len(table) < len(NO_TABLE) or int.from_bytes(table[:4], "big") != len(table) - 4:
+        raise BadArgument("table is no table on the wire, in base64")
+    check_table(table, 0, len(table))
+    return table

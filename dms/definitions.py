@@ -1,0 +1,37 @@
+"""DMS's part of a document of definitions: durable queues, with the options that they were made with."""
+
+from collections.abc import Iterator, Sequence
+
+from dms.engine import Engine
+from dms.options import Options, check_options
+from dms.wire import name_untrusted
+from shared.definitions import PART, Conflict, DefinitionSection, Made, Promised, Row
+from shared.objects import BadArgument, a_text
+
+
+def definitions_of(engine: Engine) -> Sequence[DefinitionSection]:
+    """The queues of one engine. Options that the settings give are not theirs."""
+
+    def rows() -> Iterator[Sequence[Row]]:
+        queues = list(engine.queues.values()) if engine.persistent else []
+        for at in range(0, len(queues), PART):
+            part = [queue for queue in queues[at : at + PART] if not queue.deleted]
+            yield [{"name": queue.text, "options": dict(engine.asked_of(queue))} for queue in part]
+
+    async def make(row: Row, dry_run: bool, _: Promised) -> Made:
+        name, options = a_text(row, "name"), row.get("options", {})
+        if not isinstance(options, dict):
+            raise BadArgument("options is an object")
+        name_untrusted(name.encode())
+        asked = check_options(options, name)
+        there = engine.queues.get(name.encode())
+        if there is not None:
+            if there.options != Options.of(asked, engine.settings.for_queue(name), name):
+                raise Conflict("it has other options here")
+            return Made(new=False)
+        if dry_run:
+            return Made(new=True)
+        made = engine.create(name, asked)
+        return Made(new=True, ticket=made[1])
+
+    return (DefinitionSection("queues", rows, lambda row: str(row.get("name", "")), make),)

@@ -1,0 +1,75 @@
+"""LogMQ's part of a document of definitions: topics with their durability, and groups' offsets."""
+
+from collections.abc import Iterator, Sequence
+
+from logmq.broker import Broker
+from logmq.wire import name_untrusted, topic_untrusted
+from shared.definitions import PART, Conflict, DefinitionSection, LeftOut, Made, Promised, Row
+from shared.errors import StoreError
+from shared.objects import BadArgument, a_count, a_text
+from shared.storage.log import read_records
+from shared.storage.settings import Durability
+
+OFFSET_MAX = (1 << 63) - 1
+
+
+def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
+    """Topics and groups of one broker. What a topic keeps is in the settings."""
+
+    def topics() -> Iterator[Sequence[Row]]:
+        logs = list(broker.topics.by_id().values())
+        for at in range(0, len(logs), PART):
+            yield [
+                {"name": log.name, "durability": str(log.mode)}
+                for log in logs[at : at + PART]
+                if not log.deleted
+            ]
+
+    async def make_topic(row: Row, dry_run: bool, _: Promised) -> Made:
+        name = topic_untrusted(a_text(row, "name").encode())
+        try:
+            durability = Durability.parse(a_text(row, "durability", "always"))
+        except ValueError as error:
+            raise BadArgument(str(error)) from None
+        log = broker.topics.find(name)
+        if log is not None:
+            if "durability" in row and log.mode != durability:
+                raise Conflict(f"its durability is {log.mode} here")
+            return Made(new=False)
+        if not dry_run:
+            broker.topics.create(name, durability if "durability" in row else None)
+        return Made(new=True)
+
+    def groups() -> Iterator[Sequence[Row]]:
+        for part in broker.groups.in_parts(broker.topics.by_id().get):
+            yield [{"group": row.group, "topic": row.topic, "offset": row.offset} for row in part]
+
+    async def make_group(row: Row, dry_run: bool, _: Promised) -> Made:
+        group, topic = a_text(row, "group"), a_text(row, "topic")
+        offset = a_count(row, "offset", 0, 0, OFFSET_MAX)
+        name_untrusted(group.encode(), "group")
+        log = broker.topics.find(topic)
+        if log is None or (offset and not log.visible):
+            raise LeftOut("its topic has no records here, so it begins where it is told to")
+        found = broker.groups.committed(group, log)
+        if found is not None:
+            if found[0] != offset:
+                raise LeftOut(f"it has committed {found[0]} here, and goes on there")
+            return Made(new=False)
+        try:
+            if not log.first <= offset <= log.visible:
+                raise BadArgument("")
+            await read_records(log, offset, 1)
+        except (BadArgument, StoreError):
+            raise LeftOut(f"{offset} is no record of its topic here") from None
+        return Made(new=True, ticket=None if dry_run else broker.groups.commit(group, log, offset))
+
+    def group_named(row: Row) -> str:
+        return f"{row.get('group', '')}/{row.get('topic', '')}"
+
+    return (
+        DefinitionSection("topics", topics, lambda row: str(row.get("name", "")), make_topic),
+        DefinitionSection(
+            "groups", groups, lambda row: f"{row.get('group', '')}/{row.get('topic', '')}", make_group
+        ),
+    )

@@ -1,0 +1,244 @@
+"""Definitions: written from one server, taken in by another; twice is as good as once; a conflict is told."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+import trio
+import trio.lowlevel
+
+from brokers import definitions
+from brokers.definitions import Document
+from dms.client import QueueOptions, connect
+from shared.definitions import SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Promised, Row
+from shared.objects import BadArgument
+from tests.support.server import NotReadyError, Server, speak
+
+
+async def test_a_document_is_read_a_row_at_a_time_and_what_is_none_is_refused() -> None:
+    text = ' {"queues" : [ {"name": "a]}", "x": [1, {"y": 2}]} ,{"name":"b"}], "users":[]\n}\n'
+    assert await definitions.parsed(text) == {
+        "queues": [{"name": "a]}", "x": [1, {"y": 2}]}, {"name": "b"}],
+        "users": [],
+    }
+    assert await definitions.parsed("{}") == {}
+    unfinished = ("", "[]", "{", '{"queues"}', '{"queues": 1}', '{"queues": [1]}', '{"queues": [{}', "{} x")
+    twice, surrogate = '{"queues": [], "queues": []}', '{"queues": [{"a": "\\ud800"}]}'
+    deep = '{"queues": [' + "[" * 100_000
+    for wrong in (*unfinished, "{'a': []}", '{"colours": []}', twice, surrogate, deep, "{[]: []}"):
+        with pytest.raises(BadArgument):
+            await definitions.parsed(wrong)
+
+
+class Shelf:
+    """Objects with a name and a colour, in one section; those whose colour is `away` cannot be here."""
+
+    def __init__(self, section: str) -> None:
+        self.there: dict[str, str] = {}
+        self.section = section
+
+    def definitions(self) -> DefinitionSection:
+        def rows() -> Iterator[list[Row]]:
+            yield [{"name": name, "colour": colour} for name, colour in self.there.items()]
+
+        async def make(row: Row, dry_run: bool, promised: Promised) -> Made:
+            name, colour = row["name"], row["colour"]
+            if colour == "away":
+                raise LeftOut("it is away")
+            if colour.startswith("of ") and not (dry_run and promised("queues", colour[3:])):
+                raise Conflict("what it is of is not there")
+            if self.there.setdefault(name, colour) != colour:
+                raise Conflict(f"it is {self.there[name]} here")
+            if dry_run:
+                del self.there[name]
+            return Made(new=True)
+
+        return DefinitionSection(self.section, rows, lambda row: str(row.get("name")), make)
+
+
+class Disk:
+    """In place of a store."""
+
+    flushed = 0
+
+    async def flush(self) -> bool:
+        self.flushed += 1
+        return True
+
+
+async def test_one_conflict_is_named_and_nothing_is_made() -> None:
+    shelf, disk = Shelf("queues"), Disk()
+    shelf.there["b"] = "blue"
+    document = Document([("a", shelf.definitions())], None, disk)  # type: ignore[arg-type]
+    rows = {
+        "queues": [
+            {"protocol": "a", "name": "one", "colour": "red"},
+            {"protocol": "a", "name": "b", "colour": "red"},
+            {"protocol": "x", "name": "other", "colour": "red"},
+        ]
+    }
+    with pytest.raises(Conflict, match=r"^queues a/b: it is blue here$"):
+        await document.take(rows, dry_run=False)
+    assert (shelf.there, disk.flushed) == ({"b": "blue"}, 0)
+    rows["queues"][1] = {"protocol": "a", "name": "c", "colour": "away"}
+    dry = await document.take(rows, dry_run=True)
+    assert (dry.made, dry.same, dry.left_out, shelf.there) == (1, 0, 2, {"b": "blue"})
+    taken = await document.take(rows, dry_run=False)
+    assert taken.shown() == {
+        "made": 1,
+        "same": 0,
+        "left_out": 2,
+        "told": ["queues a/c: it is away", "queues x/: no protocol that is served here has these"],
+    }
+    assert (shelf.there["one"], disk.flushed) == ("red", 1)
+
+
+async def test_what_a_document_makes_itself_is_promised_to_what_needs_it() -> None:
+    shelf, other = Shelf("bindings"), Shelf("queues")
+    document = Document([("a", shelf.definitions()), ("a", other.definitions())], None, Disk())  # type: ignore[arg-type]
+    binding = {"protocol": "a", "name": "x", "colour": "of q"}
+    queue = {"protocol": "a", "name": "q", "colour": "red"}
+    with pytest.raises(Conflict, match="what it is of is not there"):
+        await document.take({"bindings": [binding]}, dry_run=True)
+    assert (await document.take({"bindings": [binding], "queues": [queue]}, dry_run=True)).made == 2
+
+
+async def test_a_large_document_leaves_others_their_turn() -> None:
+    shelf = Shelf("queues")
+    shelf.there = {f"q{number}": "red" for number in range(5000)}
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        document = Document([("a", shelf.definitions())], None, Disk())  # type: ignore[arg-type]
+        text = b"".join([part async for part in document.text()]).decode()
+        rows = await definitions.parsed(text)
+        assert turns > 20
+        await document.take(rows, dry_run=True)
+        assert turns > 100
+        nursery.cancel_scope.cancel()
+    assert len(rows["queues"]) == 5000
+
+
+class Asked:
+    """A server, asked with its token."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
+        token = (self.server.data / "admin.token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.server.ready['page']}api/v1/{path}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    """A server that has one of everything."""
+    with Server(tmp_path_factory.mktemp("definitions")) as server:
+        said = speak(server.address("logmq"), b"PRODUCE orders one\nPRODUCE orders two\n")
+        offset = said.split()[-1].decode()
+        speak(server.address("logmq"), f"COMMIT billing orders {offset}\n".encode())
+
+        async def make_a_queue() -> None:
+            async with connect(*server.address("dms")) as client:
+                await client.create("jobs", QueueOptions(max_deliveries=5, dead_letter="dead"))
+
+        trio.run(make_a_queue)
+        with pika.BlockingConnection(pika.ConnectionParameters(*server.address("dmp"))) as connection:
+            channel = connection.channel()
+            channel.exchange_declare("shop", "topic", durable=True)
+            channel.exchange_declare("passing", "topic")
+            channel.queue_declare("mails", durable=True, arguments={"x-max-length": 9, "x-mine": "é"})
+            channel.queue_declare("own", durable=True, exclusive=True)
+            channel.queue_bind("mails", "shop", "orders.#")
+            channel.queue_bind("mails", "passing", "orders.#")
+            channel.exchange_bind("shop", "amq.topic", "shop.*", {"a": 1})
+            users = [{"name": "ann", "allow": ["dms:*:jobs"], "certificate": False}]
+            asked = Asked(server)
+            assert asked.ask("definitions", {"users": users})[0] == 200
+            asked.found = asked.ask("definitions")[1]  # type: ignore[attr-defined]
+        yield asked
+
+
+def test_a_document_has_what_is_durable_and_nobodys_own(source: Asked) -> None:
+    found = source.found  # type: ignore[attr-defined]
+    assert list(found) == list(SECTIONS)
+    assert found["users"] == [{"name": "ann", "allow": ["dms:*:jobs"], "certificate": False}]
+    assert found["topics"] == [{"protocol": "logmq", "name": "orders", "durability": "always"}]
+    (group,) = found["groups"]
+    assert (group["group"], group["topic"], group["offset"] > 0) == ("billing", "orders", True)
+    assert [each["name"] for each in found["exchanges"]] == ["shop"]
+    queues = {each["name"]: each for each in found["queues"]}
+    assert queues.keys() == {"jobs", "mails"}
+    assert queues["jobs"]["options"] == {"max_deliveries": 5, "dead_letter": "dead"}
+    assert queues["mails"]["arguments"] == {"x-max-length": 9, "x-mine": "é"}
+    bindings = {(each["exchange"], each.get("queue"), each.get("to_exchange")) for each in found["bindings"]}
+    assert bindings == {("shop", "mails", None), ("amq.topic", None, "shop")}
+
+
+def test_a_document_taken_in_again_changes_nothing(source: Asked) -> None:
+    found = source.found  # type: ignore[attr-defined]
+    count = sum(map(len, found.values()))
+    assert source.ask("definitions", found) == (200, {"made": 0, "same": count, "left_out": 0, "told": []})
+
+
+def test_a_conflict_is_refused_with_its_object(source: Asked) -> None:
+    for section, row, text in (
+        (
+            "queues",
+            {"protocol": "dms", "name": "jobs", "options": {"ttl_ms": 9}},
+            "queues dms/jobs: it has other",
+        ),
+        ("queues", {"protocol": "dmp", "name": "mails"}, "queues dmp/mails: it is another here"),
+        ("exchanges", {"protocol": "dmp", "name": "shop", "type": "fanout"}, "exchanges dmp/shop"),
+        ("topics", {"protocol": "logmq", "name": "orders", "durability": "none"}, "topics logmq/orders: its"),
+        ("bindings", {"protocol": "dmp", "exchange": "shop", "queue": "none"}, "there is no queue"),
+        ("users", {"name": "ann", "allow": []}, "ann has other rules"),
+        ("users", {"name": "eve", "password": "secret"}, "users: "),
+        ("queues", {"protocol": "dms", "name": "new", "options": {"colour": 1}}, "unknown option"),
+    ):
+        new = {"protocol": "logmq", "name": "unmade", "durability": "always"}
+        rows = [new, row] if section == "topics" else [row]
+        status, problem = source.ask("definitions", {section: rows})
+        assert (status, text in problem["detail"]) == (409, True), problem
+    assert source.ask("definitions?dry_run=1", {"topics": [new]})[1]["made"] == 1
+    assert source.ask("definitions", [])[0] == 400
+
+
+def test_a_start_takes_in_a_document_without_what_cannot_be_there_and_drains_when_told(
+    source: Asked, tmp_path: Path
+) -> None:
+    found = source.found  # type: ignore[attr-defined]
+    path = tmp_path / "definitions.json"
+    path.write_text(json.dumps(found))
+    environ = {"BROKERS_SERVE_DEFINITIONS": str(path)}
+    with Server(tmp_path, environ=environ) as server:
+        own = Asked(server).ask("definitions")[1]
+        assert {**own, "groups": found["groups"]} == found
+        assert own["groups"] == []
+        assert "groups logmq/billing/orders: its topic has no records here" in server.said
+        assert Asked(server).ask("drain", {}) == (200, {"draining": 1})
+        assert server.wait() == 0
+        assert "action=drain" in server.said
+        path.write_text(json.dumps({"queues": [{"protocol": "dms", "name": "jobs"}]}))
+        with pytest.raises(NotReadyError, match="queues dms/jobs: it has other options here") as refused:
+            server.start()
+        assert refused.value.code == 78
