@@ -387,6 +387,8 @@ class _NotForPages:
 
 
 def _error(request: Request, status: int, text: str, **more: Any) -> Response:
+    if (page := views.problem(request, status, text)) is not None:
+        return page
     if api.caller_of(request)[1] != api.CONTROL or request.url.path.startswith("/api/"):
         return problem(status, text, **more)
     return JSONResponse({"error": text, **more}, status)

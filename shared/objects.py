@@ -277,7 +277,7 @@ class Objects:
     how much ever came to one, how much left, and which of what came is the oldest that is ready (None: none
     is); rates and ages are made of it, for all objects once a second. `look`: further columns of one, those
     that are `looked_up`, in so many seconds of the processor's time; null where these are too few.
-    `begin`: a command that makes a first one, for who has none.
+    `begin`: how to make a first one: a command, or a table of the settings.
     """
 
     kind: ObjectKind

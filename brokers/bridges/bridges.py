@@ -166,6 +166,7 @@ class Bridges:
                     looks=True,
                 ),
             ),
+            begin='[[bridge]]\nname = "sensors"\nfrom = "pubsub:home/+/temperature"\nto = "dms:readings"',
         )
 
     def wall_ms(self) -> float:

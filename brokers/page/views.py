@@ -22,13 +22,17 @@ ROWS = 100
 """Of a list, on one page."""
 RELATED_ROWS = 20
 COLUMNS_FEW = 8
+DIGITS_MAX = 20
 MESSAGES = 20
 POLL_SECONDS = 5.0
 SHARE = 100
 """A view is asked for again after this many times the processor time that it took to make: 1 % of one."""
 POLL_SECONDS_MAX = 120.0
 
-ORDER = ("queues", "topics", "groups", "sessions", "subscriptions", "connections", "exchanges", "bindings")
+ORDER = (
+    *("queues", "topics", "groups", "sessions", "subscriptions"),
+    *("connections", "exchanges", "bindings", "bridges"),
+)
 """Of the menu; kinds that are not named follow."""
 LINKS = {
     ("groups", "topic"): "topics",
@@ -171,29 +175,32 @@ def _as_page(make: Callable[[Request], Awaitable[Mapping[str, Any]]]) -> Endpoin
     @wraps(make)
     async def endpoint(request: Request) -> Response:
         began = time.thread_time()
-        status = 200
-        try:
-            values = await make(request)
-        except HTTPException as error:
-            status, values = error.status_code, {"text": error.detail}
-        except ObjectMissing as error:
-            status, values = 404, {"text": f"{error}. It may have been deleted."}
-        except BrokerError as error:
-            status, values = 409, {"text": str(error)}
-        if status != 200:
-            values = {"template": "problem.html", "title": "Not shown", **values}
-        user = request.scope.get("brokers.user", "")
-        common = {
-            "places": _places(),
-            "here": "/" + request.url.path.split("/")[1],
-            "user": user,
-            "manages": request.scope.get("brokers.manages", False),
-            "query": request.query_params,
-            "poll": _poll_seconds(time.thread_time() - began),
-        }
-        return HTMLResponse(shown.render(**{**common, **values}), status)
+        values = await make(request)
+        return _answer(request, 200, {"poll": _poll_seconds(time.thread_time() - began), **values})
 
     return endpoint
+
+
+def problem(request: Request, status: int, text: str) -> Response | None:
+    """What is wrong, for who asks with a browser for a page; None: another asks, for something else."""
+    looks = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
+    if not looks or request.url.path.startswith("/api/"):
+        return None
+    values = {"template": "problem.html", "title": "Not shown", "text": text, "poll": POLL_SECONDS_MAX}
+    return _answer(request, status, values)
+
+
+def _answer(request: Request, status: int, values: Mapping[str, Any]) -> Response:
+    here = "/" + request.url.path.split("/")[1]
+    places = _places()
+    common = {
+        "places": places,
+        "here": here if here in {place.path for place in places} else "/",
+        "user": request.scope.get("brokers.user", ""),
+        "manages": request.scope.get("brokers.manages", False),
+        "query": request.query_params,
+    }
+    return HTMLResponse(shown.render(**common, **values), status)
 
 
 def _poll_seconds(took: float) -> float:
@@ -372,7 +379,7 @@ def _doing(action: Action, path: str, row: Mapping[str, Any], kind: ObjectKind) 
     if action.name in ("delete", "close"):
         return Doing(action, f"/api/v1{path}", "DELETE", subject, leaves=f"/{kind.name}")
     idle = {"pause": True, "resume": False}.get(action.name)
-    possible = idle is None or row.get("paused") is not idle
+    possible = idle is None or row.get("paused", row.get("state") == "paused") is not idle
     return Doing(action, f"/api/v1{path}/{action.name}", "POST", subject, possible)
 
 
@@ -383,26 +390,29 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
     action = next((each for each in looks if each.name == query.get("show")), looks[0] if looks else None)
     if action is None:
         return None
+    fields = [Field.of(*each) for each in action.takes.items()]
+    numbers = {field.name for field in fields if field.type == "number"}
     given = {name: query[name] for name in action.takes if query.get(name)}
     arguments: dict[str, Any] = {"limit": MESSAGES} if "limit" in action.takes else {}
-    arguments |= {name: int(value) if value.isdecimal() else value for name, value in given.items()}
-    fields = [Field.of(*each) for each in action.takes.items()]
-    shown_fields = [(field, str(arguments.get(field.name, ""))) for field in fields]
+    for name, value in given.items():
+        is_number = name in numbers and value.isascii() and value.isdecimal() and len(value) < DIGITS_MAX
+        arguments[name] = int(value) if is_number else value
+    answer: Mapping[str, Any] = {}
     wrong = None
-    answer: Mapping[str, Any]
-    try:
-        answer = await action.call(found, arguments, False)
-    except BrokerError as error:
-        answer, wrong = {}, str(error)
+    if arguments:  # else it is for who fills the form in
+        try:
+            answer = await action.call(found, arguments, False)
+        except BrokerError as error:
+            wrong = str(error)
     following = answer.get("next")
+    more = {"show": action.name, **given, "from": following}
     return {
         "action": action,
-        "fields": shown_fields,
+        "fields": [(field, str(arguments.get(field.name, ""))) for field in fields],
         "wrong": wrong,
-        "messages": answer.get("items", []),
-        "following": None
-        if following is None
-        else "?" + urlencode({"show": action.name, **given, "from": following}),
+        "messages": answer.get("items") if arguments else None,
+        "answer": answer if "items" not in answer else {},
+        "following": None if following is None else "?" + urlencode(more),
     }
 
 

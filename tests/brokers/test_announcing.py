@@ -1,5 +1,6 @@
 """What a server tells while it starts."""
 
+import io
 import json
 import re
 import socket
@@ -109,3 +110,19 @@ async def test_the_loop_feeds_the_watchdog_where_there_is_one(
         assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3  # after 0, 30 and 60 s
         with pytest.raises(BlockingIOError):
             systemd.recv(100)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_page_is_named_with_its_token_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, terminal: bool
+) -> None:
+    errors = io.StringIO()
+    monkeypatch.setattr(errors, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stderr", errors)
+    with capture_logs() as told:
+        announcing.ready(
+            (), load((), file=None, environ={}), tmp_path / "ready", "http://127.0.0.1:1/", "secret"
+        )
+    assert told[-1]["page"] == "http://127.0.0.1:1/"
+    assert "secret" not in str(told) + (tmp_path / "ready").read_text()
+    assert errors.getvalue() == ("open http://127.0.0.1:1/?token=secret\n" if terminal else "")

@@ -29,8 +29,10 @@ async function problemOf(answer) {
 
 function logIn() {
   // A link from elsewhere brings no cookie along; this page's own request does.
-  fetch(location.href, {headers: {Accept: "text/html"}}).then((answer) => {
-    if (answer.ok) location.replace(location.href);
+  const address = new URL(location.href);
+  address.searchParams.delete("token"); // it was refused
+  fetch(address, {headers: {Accept: "text/html"}}).then((answer) => {
+    if (answer.ok) location.replace(address);
   }, () => {});
   for (const form of all("[data-credentials]")) {
     form.addEventListener("submit", async (event) => {
@@ -42,9 +44,7 @@ function logIn() {
         const body = JSON.stringify(Object.fromEntries(new FormData(form)));
         const answer = await fetch("/login", {method: "POST", headers: JSON_HEADERS, body});
         if (answer.ok) {
-          const clean = new URL(location.href);
-          clean.searchParams.delete("token");
-          location.replace(clean);
+          location.replace(address);
         } else tell(await problemOf(answer), true);
       } catch {
         tell("The server does not answer.", true);
