@@ -147,9 +147,12 @@ class AdminPlace:
             if self.user is not None:
                 raise UsageError("--token-file", "--user says who logs in already")
             try:
-                return f"Bearer {read_password(self.token_file, 'token').reveal()}"
+                token = read_password(self.token_file, "token").reveal()
             except ValueError as error:
                 raise UsageError("--token-file", str(error)) from None
+            if not (token.isascii() and token.isprintable()):
+                raise UsageError("--token-file", f"{self.token_file} holds no token: letters and digits")
+            return f"Bearer {token}"
         if self.user and not self.password_file and not os.environ.get("BROKERS_PASSWORD_FILE"):
             if self.certificate is not None:
                 return None

@@ -144,7 +144,13 @@ def in_use() -> str | None:
 
 def context(name: str) -> Mapping[str, Any]:
     """What a context says, by the fields of `asking.AdminPlace`. Raises NotThere and Refusal."""
-    said = _File.read().context(name)
+    file = _File.read()
+    said = file.context(name)
+    if unknown := sorted(set(said) - set(FIELDS)):
+        raise Refusal(f"{file.path}: context {name} has an unknown {unknown[0]}", ExitCode.CONFIGURATION)
+    if ("url" in said) is ("data_dir" in said):
+        text = f"{file.path}: context {name} has to have a url or a data_dir"
+        raise Refusal(text, ExitCode.CONFIGURATION)
     return {field: value if field in ("url", "user") else Path(value) for field, value in said.items()}
 
 
@@ -161,16 +167,18 @@ class _File:
         path = Path("~/.config/brokers/contexts.toml").expanduser()
         try:
             said = tomllib.loads(path.read_text())
-            contexts = {
-                str(name): {field: str(value) for field, value in each.items() if field in FIELDS}
-                for name, each in said.get("contexts", {}).items()
-            }
+            use, contexts = said.get("use"), dict(said.get("contexts", {}))
+            texts = [*filter(None, [use]), *(value for each in contexts.values() for value in each.values())]
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError("what stands in it is text in quotes")
         except (FileNotFoundError, NotADirectoryError):
             return cls(path)
-        except (OSError, ValueError, AttributeError) as error:
+        except (AttributeError, TypeError):
+            raise Refusal(f"{path}: contexts are tables, [contexts.NAME]", ExitCode.CONFIGURATION) from None
+        except (OSError, ValueError) as error:
             why = (isinstance(error, OSError) and error.strerror) or error
             raise Refusal(f"{path}: {why}", ExitCode.CONFIGURATION) from None
-        return cls(path, said.get("use") or None, contexts)
+        return cls(path, use or None, contexts)
 
     def context(self, name: str) -> dict[str, str]:
         """Raises NotThere."""

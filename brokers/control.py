@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -204,22 +205,26 @@ def port_client(
     return AdminClient(shown, connect, unreachable, {"Authorization": authorization} if authorization else {})
 
 
+_HOST = re.compile(rb"[A-Za-z0-9._:%-]+")
+
+
 def address_in(url: str) -> tuple[str, int, bool]:
     """Host, port and whether TLS is spoken, of an admin port's URL. Raises UsageError."""
     form = "http://HOST:PORT or https://HOST:PORT is expected"
     try:
         found = urlsplit(url)
         port = found.port
+        host = (found.hostname or "").encode("idna")
     except ValueError:
         raise UsageError("--url", form) from None
-    if found.scheme not in ("http", "https") or not found.hostname or port == 0:
+    if found.scheme not in ("http", "https") or not _HOST.fullmatch(host) or port == 0:
         raise UsageError("--url", form)
     if found.username is not None or found.query or found.fragment:
         raise UsageError("--url", f"holds no login: --token-file FILE, or --user; {form}")
     if found.path not in ("", "/"):
         raise UsageError("--url", form)
     secure = found.scheme == "https"
-    return found.hostname, port or (443 if secure else 80), secure
+    return host.decode(), port or (443 if secure else 80), secure
 
 
 class ControlConnection(http.client.HTTPConnection):

@@ -104,6 +104,8 @@ def _query(wanted: Sequence[str]) -> dict[str, str]:
     for word in wanted:
         column, equals, value = word.partition("=")
         name, text = (column, value) if equals and column else ("match", word)
+        if name in ("limit", "after", "sort"):
+            raise UsageError("WANTED", f"{name} is a flag: --{name}")
         if name in query:
             raise UsageError("WANTED", f"{name} is given twice")
         query[name] = text

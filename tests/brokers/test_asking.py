@@ -109,6 +109,7 @@ def test_a_login_that_is_for_no_port_is_a_mistake(home: Path) -> None:
         (None, ExitCode.FAILED, "wants a login"),
         ("wrong", ExitCode.FAILED, "wants a login (the login does not fit)"),
         ("", ExitCode.USAGE, "has no token in its first line"),
+        ("\u20ac", ExitCode.USAGE, "holds no token"),
     ],
 )
 def test_a_login_that_does_not_fit_says_what_would(
@@ -230,3 +231,27 @@ def test_paths_are_made_absolute_here_and_sent_as_they_are_to_another_machine(
     local, there = [[list(each.values())[-1] for each in some] for some in (asked[:3], asked[3:])]
     assert local == [f"{home}/today", f"{home}/orders.dmsq", f"{home}/orders.dmsq"]
     assert there == ["today", "orders.dmsq", "orders.dmsq"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("contexts = 3", "contexts are tables"),
+        ("[contexts]\nx = 3", "contexts are tables"),
+        ("[contexts.x]\nurl = 5", "text in quotes"),
+        ("use = [", "Invalid"),
+        ("[contexts.x]\n", "has to have a url or a data_dir"),
+        ("[contexts.x]\nurl = 'http://y'\npassword = 'secret'", "has an unknown password"),
+    ],
+)
+def test_a_file_of_contexts_that_says_nothing_usable_asks_no_other_server(
+    command: Run, home: Path, text: str, said: str
+) -> None:
+    file = home / ".config/brokers/contexts.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    code, _, line = command("status", "--context", "x")
+    assert code == ExitCode.CONFIGURATION
+    assert line.startswith(f"brokers: {file}: ")
+    assert said in line
+    assert "secret" not in line

@@ -76,6 +76,7 @@ def test_a_list_is_narrowed_by_a_name_or_by_a_column(rows: Rows, topics: list[st
     [
         (["topics", "colour=red"], ExitCode.FAILED, "colour: no parameter of this list"),
         (["topics", "--sort", "colour"], ExitCode.USAGE, "no column colour; there are name, "),
+        (["topics", "limit=3"], ExitCode.USAGE, "limit is a flag: --limit"),
         (["topics", "--reverse"], ExitCode.USAGE, "needs --sort"),
         (["topics", "--sort", "name", "--after", "a"], ExitCode.USAGE, "not with --sort"),
         (["topics", "--limit", "0"], ExitCode.USAGE, "1 at least"),
