@@ -48,6 +48,8 @@ STEPS_MAX = 4_000
 """Of deciding on one subscription, some 4 ms; a subscription that needs more is refused in doubt."""
 
 USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+BRIDGE_USER = re.compile(r"bridge/[A-Za-z0-9._-]{1,64}")
+"""As whom a bridge acts, which cannot log in; without an entry it may what its ends need."""
 _WORD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
@@ -330,8 +332,9 @@ def parse_users(text: str) -> dict[str, User]:
 
 def user_of(name: str, table: Any) -> User:
     """One user, of his table. Raises UsersError, with no password in it."""
+    bridge = BRIDGE_USER.fullmatch(name) is not None
     where = f"users.{name}" if USER_NAME.fullmatch(name) else f"users.{_shown(name)}"
-    if not USER_NAME.fullmatch(name):
+    if not (USER_NAME.fullmatch(name) or bridge):
         raise UsersError(f"{where}: a name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
     if not isinstance(table, dict):
         raise UsersError(f"{where}: write a table [users.NAME] for each user")
@@ -351,7 +354,7 @@ def user_of(name: str, table: Any) -> User:
             raise UsersError(
                 f"{where}.password: holds no hash; set it with: brokers user passwd {name}"
             ) from None
-    if name in PSEUDO_USERS and (secret or certificate):
+    if (name in PSEUDO_USERS or bridge) and (secret or certificate):
         raise UsersError(f"{where}: nobody can log in as {name}; it has rules alone")
     try:
         rules = tuple(dict.fromkeys(map(Rule.parse, allow)))

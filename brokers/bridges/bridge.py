@@ -11,7 +11,7 @@ what comes, counted.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol
 
@@ -22,6 +22,7 @@ from brokers.bridges import forms
 from brokers.bridges.settings import BridgeSettings, Ends
 from shared.addresses import MessageOrigin, NameTemplate, split
 from shared.bridging import (
+    MESSAGE_BYTES,
     BridgeContext,
     BridgeRefusal,
     BridgeSource,
@@ -84,6 +85,16 @@ class BridgeCounts:
     """Which a volatile source gave, and the bridge could not take in."""
     waited: Counter[str] = attrs.Factory(Counter)
     """Refusals that are waited for."""
+
+
+@attrs.define(eq=False)
+class _Entry:
+    """What one entry of the journal confirms; `carried` of it was written, and not left out or set apart."""
+
+    runs: list[MessageRun] = attrs.Factory(list)
+    size: int = 0
+    carried: int = 0
+    carried_bytes: int = 0
 
 
 class Surroundings(Protocol):
@@ -266,9 +277,11 @@ class Bridge:
         if self._around.store.congested:
             self._around.store.when_uncongested(self._wake)
             return None
+        worked = False
         try:
             runs = self._gather(now)
             if runs:
+                worked = True
                 self._carry(runs, now)
         except (BridgeRefusal, StoreError) as error:
             self._wait(error, now, OPEN_SECONDS_MAX)
@@ -278,7 +291,7 @@ class Bridge:
             return self._retry_at - now
         if self._tokens < 1 and self.settings.rate:
             return (1 - self._tokens) / self.settings.rate
-        return 0.0 if runs or not flushed else None
+        return 0.0 if worked or not flushed else None
 
     def _is_open(self, now: float) -> bool:
         services = (
@@ -349,13 +362,13 @@ class Bridge:
         """Write and confirm them in one entry, as far as the target takes them."""
         assert self._source is not None
         assert self._target is not None
-        done: list[MessageRun] = []
+        done = _Entry()
         size = sum(run.size for run in runs) + _HEAD_BYTES
         one_entry = self._source.durable or self._target.durable
         joined: AbstractContextManager[CommitBatch | None]
         joined = self._around.store.together(size) if one_entry else nullcontext()
         try:
-            with joined as entry:
+            with joined as batch:
                 while runs:
                     self._settled = 0
                     if not self._carry_run(runs[0], done, now):
@@ -367,56 +380,56 @@ class Bridge:
                 self._held.extendleft(reversed([run for run in runs if len(run)]))
                 if self.settings.rate:
                     self._tokens += sum(map(len, runs))
-            ticket = entry.strictest if entry is not None else None
+            ticket = batch.strictest if batch is not None else None
             if ticket is None:
                 self._carried(done)
             else:
-                self._in_flight += sum(run.size for run in done)
+                self._in_flight += done.size
                 ticket.when_done(lambda ticket: self._written(ticket, done))
 
-    def _written(self, ticket: Ticket, runs: list[MessageRun]) -> None:
+    def _written(self, ticket: Ticket, entry: _Entry) -> None:
         """The disk has an entry, or has refused it."""
-        self._in_flight -= sum(run.size for run in runs)
+        self._in_flight -= entry.size
         if ticket.error is None:
-            self._carried(runs)
+            self._carried(entry)
         else:
             now = self._around.now()
             self._wait(ticket.error, now, OPEN_SECONDS_MAX)
             self._reopen = True
             if not self._gives_back:
-                self._failed += runs
+                self._failed += entry.runs
             else:
-                self._release(runs)
+                self._release(entry.runs)
         self._wake()
 
-    def _carried(self, runs: Sequence[MessageRun]) -> None:
-        self.counts.carried += sum(map(len, runs))
-        self.counts.carried_bytes += sum(len(body) for run in runs for body in run.bodies)
-        self._release(runs)
+    def _carried(self, entry: _Entry) -> None:
+        self.counts.carried += entry.carried
+        self.counts.carried_bytes += entry.carried_bytes
+        self._release(entry.runs)
 
     def _release(self, runs: Iterable[MessageRun]) -> None:
         self.inbox.release(sum(run.size for run in runs))
         if self._source is not None:
             self._source.refill()
 
-    def _carry_run(self, run: MessageRun, done: list[MessageRun], now: float) -> bool:
+    def _carry_run(self, run: MessageRun, entry: _Entry, now: float) -> bool:
         """Carry a run; False: not all of it, the target does not take the next one now."""
         if not self._wanted(run.origin.name):
             self.counts.filtered += len(run)
-            self._settle(run, done)
+            self._settle(run, entry, carried=False)
             return True
         at = 0
         for stop, verdict, trail in self._parts(run):
             part = run.part(at, stop)
             if verdict == "":
-                if not self._write(part, (*trail, self.name), done, now):
+                if not self._write(part, (*trail, self.name), entry, now):
                     return False
             else:
                 if verdict == "filtered":
                     self.counts.filtered += len(part)
                 else:
                     self.counts.circled += len(part)
-                self._settle(part, done)
+                self._settle(part, entry, carried=False)
             at = stop
         return True
 
@@ -443,7 +456,7 @@ class Bridge:
         wanted = self.settings.filter
         return len(body) >= wanted.min_bytes and (wanted.max_bytes is None or len(body) <= wanted.max_bytes)
 
-    def _write(self, run: MessageRun, trail: tuple[str, ...], done: list[MessageRun], now: float) -> bool:
+    def _write(self, run: MessageRun, trail: tuple[str, ...], entry: _Entry, now: float) -> bool:
         """The same for messages that are wanted."""
         assert self._target is not None
         origin = run.origin
@@ -459,6 +472,7 @@ class Bridge:
                         "too_large", "its body is too large to be held in memory", lasting=True
                     )
                 count = self._target.write(name, bodies[at:] if at else bodies, trail)
+                carried = True
                 self._delay = 0.0
                 if self.state == "waiting":
                     self.state = "running"
@@ -466,16 +480,20 @@ class Bridge:
                 refused = error if isinstance(error, BridgeRefusal) else BridgeRefusal("store", str(error))
                 if not self._settle_refused(run, at, trail, refused, now):
                     return False
-                count = 1
-            self._settle(run.part(at, at + count), done)
+                count, carried = 1, False
+            self._settle(run.part(at, at + count), entry, carried=carried)
             at += count
         return True
 
-    def _settle(self, run: MessageRun, done: list[MessageRun]) -> None:
+    def _settle(self, run: MessageRun, entry: _Entry, *, carried: bool = True) -> None:
         assert self._source is not None
         self._source.confirm(run)
         self._settled += len(run)
-        done.append(run)
+        entry.runs.append(run)
+        entry.size += run.size
+        if carried:
+            entry.carried += len(run)
+            entry.carried_bytes += run.size - MESSAGE_BYTES * len(run)
 
     # -- what is refused
 

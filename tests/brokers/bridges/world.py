@@ -30,6 +30,7 @@ from shared.budget import Account
 from shared.plugin import Context, Service
 from shared.storage.store import Store
 from shared.tracing import Onlooker
+from tests.support.fake_disk import FakeDisk
 from tests.support.stores import FakeClock, open_store, payloads
 
 PROTOCOLS = ("pubsub", "kqmsgq", "logmq", "dms", "dmp")
@@ -75,7 +76,7 @@ class World:
 
     @classmethod
     async def open(cls, store: Store | None = None, *bridges: BridgeSettings, **settings: Any) -> "World":
-        world = cls(store or await open_store())
+        world = cls(store or await open_store(FakeDisk()))
         context = Context(world.store, LOG, budget=world.budget)
         opened: dict[str, Service] = {
             "logmq": await logmq.open_service(context, settings.get("logmq") or LogmqSettings()),

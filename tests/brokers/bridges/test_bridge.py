@@ -1,0 +1,346 @@
+"""What a bridge does with messages: forms, names, filters, rates, refusals, circles, and where it begins."""
+
+import json
+
+import pytest
+
+from brokers.bridges.bridges import KEPT_SECONDS
+from shared.access import Access, parse_users
+from shared.bridging import INBOX_BYTES_MAX, BridgeRefusal
+from tests.brokers.bridges.world import World, bridge
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import SMALL, open_store, reopen
+
+
+async def _crossing(source: str, target: str, **more: object) -> World:
+    world = await World.open(None)
+    world.make("dms", "in")
+    await world.bridges.change([bridge(source, target, **more)])
+    world.carry()
+    return world
+
+
+# -- forms and names
+
+
+async def test_json_says_where_a_message_came_from_and_what_it_is() -> None:
+    world = await _crossing("pubsub:home/+/temperature", "logmq:{name.2}", as_="json")
+    world.datagrams([(b"home/kitchen/temperature", 1, (2150).to_bytes(2, "big"))])
+    world.datagrams([(b"home/cellar/temperature", 3, "kühl".encode())])
+    world.carry()
+    (number,) = await world.found("logmq", "kitchen")
+    assert json.loads(number) == {
+        "protocol": "pubsub",
+        "name": "home/kitchen/temperature",
+        "time": "2023-11-14T22:13:20.000Z",
+        "sender": "10.0.0.1:9",
+        "type": "SHORT_REAL",
+        "value": 21.5,
+        "bridges": ["b"],
+    }
+    (text,) = await world.found("logmq", "cellar")
+    assert json.loads(text)["value"] == "kühl"
+
+
+async def test_json_of_bytes_is_base64_and_has_their_position() -> None:
+    world = await _crossing("logmq:in", "logmq:out", as_="json")
+    world.send("logmq", "in", b"a", b"\xff\xfe")
+    world.carry()
+    found = [json.loads(each) for each in await world.found("logmq", "out")]
+    assert [each["position"] for each in found] == [0, 5]
+    assert [(each["value"], each.get("encoding")) for each in found] == [("a", None), ("//4=", "base64")]
+
+
+async def test_text_is_what_the_protocols_terminal_prints() -> None:
+    world = await _crossing("pubsub:a", "logmq:out", as_="text")
+    world.datagrams([(b"a", 0, b"\1" + (7).to_bytes(4, "big"))])
+    world.carry()
+    assert await world.found("logmq", "out") == [b"10.0.0.1:9 - a - INT - -7"]
+
+
+async def test_names_are_made_of_what_came() -> None:
+    world = await _crossing("dmp:amq.topic/orders.#", "logmq:audit-{key.2}.{protocol}.{date}")
+    world.send("dmp", "orders.new", b"one", exchange="amq.topic")
+    world.send("dmp", "orders.old", b"two", exchange="amq.topic")
+    world.carry()
+    assert await world.found("logmq", "audit-new.dmp.2023-11-14") == [b"one"]
+    assert await world.found("logmq", "audit-old.dmp.2023-11-14") == [b"two"]
+
+
+# -- filter and rate
+
+
+async def test_a_filter_leaves_out_by_name_and_by_size() -> None:
+    wanted = {"key": "in.*", "min_bytes": 2, "max_bytes": 3}
+    world = await _crossing("logmq:*", "dms:in", filter=wanted)
+    world.send("logmq", "in.a.b", b"1", b"12", b"123", b"1234")
+    world.send("logmq", "other", b"12")
+    world.carry()
+    assert await world.found("dms", "in") == [b"12", b"123"]
+    assert (world.only.counts.carried, world.only.counts.filtered, world.only.lag) == (2, 3, 0)
+
+
+async def test_a_rate_is_kept_to_over_time_with_a_burst_of_one_second() -> None:
+    world = await _crossing("logmq:in", "dms:in", rate="10/s")
+    world.send("logmq", "in", *[b"%d" % number for number in range(40)])
+    world.carry()
+    assert len(await world.found("dms", "in")) == 10
+    world.later(0.5)
+    assert len(await world.found("dms", "in")) == 15
+    world.later(60)
+    assert len(await world.found("dms", "in")) == 25
+
+
+# -- what is refused
+
+
+async def test_a_message_that_never_fits_is_set_apart_and_holds_nobody_up() -> None:
+    world = await _crossing("logmq:in", "dms:in")
+    world.send("logmq", "in", b"a", bytes(5000), b"b")
+    world.carry()
+    assert await world.found("dms", "in") == [b"a", b"b"]
+    (dead,) = map(json.loads, await world.found("logmq", "dead.b"))
+    assert (dead["reason"], dead["position"], len(dead["value"])) == ("too_large", 5, 5000)
+    assert dead["bridges"] == ["b"]
+    assert dict(world.only.counts.dead) == {"too_large": 1}
+
+
+async def test_a_full_queue_is_waited_for_and_order_is_kept() -> None:
+    world = await World.open(None)
+    world.services["dms"].engine.create("in", {"depth": 5})
+    await world.bridges.change([bridge("logmq:in", "dms:in")])
+    world.carry()
+    world.send("logmq", "in", *[b"%d" % number for number in range(12)])
+    world.carry()
+    assert (world.only.state, world.only.counts.carried) == ("waiting", 5)
+    queue = world.services["dms"].engine.find("in")
+    taken = []
+    for _ in range(3):
+        taken += await world.found("dms", "in")
+        queue.drop_ready()
+        world.later()
+    assert taken == [b"%d" % number for number in range(12)]
+    assert (world.only.state, world.only.inbox.bytes) == ("running", 0)
+
+
+async def test_dropping_is_counted_and_dead_takes_what_could_pass_later_too() -> None:
+    for policy, dead in (("drop", 0), ("dead:logmq:refused", 2)):
+        world = await World.open(None)
+        world.services["dms"].engine.create("in", {"depth": 1})
+        await world.bridges.change([bridge("logmq:in", "dms:in", on_refused=policy)])
+        world.carry()
+        world.send("logmq", "in", b"1", b"2", b"3")
+        world.carry()
+        assert len(await world.found("logmq", "refused")) == dead
+        assert (world.only.counts.dropped.total(), world.only.lag) == (2 - dead, 0)
+
+
+async def test_a_queue_that_is_missing_is_waited_for_at_both_ends() -> None:
+    world = await World.open(None, bridge("dms:in", "dms:out"))
+    world.carry()
+    assert (world.only.state, world.only.last_error) == ("waiting", "there is no queue in")
+    world.make("dms", "in")
+    world.send("dms", "in", b"a")
+    world.later()
+    assert (world.only.state, world.only.last_error) == ("waiting", "there is no queue out")
+    world.make("dms", "out")
+    world.later()
+    assert await world.found("dms", "out") == [b"a"]
+
+
+async def test_a_queue_that_is_deleted_and_made_again_is_taken_from_again() -> None:
+    world = await _crossing("dms:in", "logmq:out")
+    engine = world.services["dms"].engine
+    engine.delete(engine.find("in"))
+    world.carry()
+    world.make("dms", "in")
+    world.send("dms", "in", b"a")
+    world.later()
+    assert await world.found("logmq", "out") == [b"a"]
+
+
+async def test_a_source_that_cannot_wait_loses_what_has_no_room_and_it_is_counted() -> None:
+    world = await _crossing("kqmsgq:in", "dms:missing")
+    body = bytes(1 << 20)
+    for _ in range(10):
+        world.send("kqmsgq", "in", body)
+    world.carry()
+    only = world.only
+    assert only.inbox.bytes <= INBOX_BYTES_MAX
+    assert only.counts.lost["slow"] == 3
+    account = next(each for each in world.budget.all() if each.name == "bridges")
+    assert account.used_bytes == only.inbox.bytes
+
+
+async def test_what_the_disk_refuses_is_carried_once_it_takes_it() -> None:
+    for source in ("logmq", "dms", "kqmsgq"):
+        disk = FakeDisk()
+        world = await World.open(await open_store(disk, SMALL))
+        world.make("dms", "in")
+        world.send("logmq", "in", b"0")
+        await world.bridges.change([bridge(f"{source}:in", "logmq:out")])
+        world.carry()
+        world.send(source, "in", b"a", b"b")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("shared.storage.commit.Commit._write", _no_space)
+            world.only.step()
+        world.later()
+        assert await world.found("logmq", "out") == [b"a", b"b"], source
+        assert (world.only.inbox.bytes, world.only.counts.carried) == (0, 2)
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(28, "no space")
+
+
+# -- circles
+
+
+async def test_a_message_passes_no_bridge_twice() -> None:
+    world = await World.open(None)
+    around = [
+        bridge("kqmsgq:a", "pubsub:b", name="one", may_circle=True),
+        bridge("pubsub:b", "kqmsgq:a", name="two", may_circle=True),
+    ]
+    await world.bridges.change(around)
+    world.carry()
+    world.send("kqmsgq", "a", b"x")
+    world.carry()
+    assert await world.found("kqmsgq", "a") == [b"x", b"x"]
+    assert [each.counts.circled for each in world.each()] == [1, 0]
+
+
+async def test_json_tells_over_logs_what_a_message_has_passed() -> None:
+    world = await World.open(None)
+    around = [
+        bridge("logmq:a", "logmq:b", name="one", as_="json", may_circle=True),
+        bridge("logmq:b", "logmq:a", name="two", as_="json", may_circle=True),
+    ]
+    await world.bridges.change(around)
+    world.carry()
+    world.send("logmq", "a", b"x")
+    world.carry()
+    assert [len(await world.found("logmq", name)) for name in "ab"] == [2, 1]
+    assert json.loads((await world.found("logmq", "a"))[1])["bridges"] == ["one", "two"]
+
+
+# -- where it begins
+
+
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [("end", []), ("first", [b"a", b"b"]), (5, [b"b"]), ("2020-01-01T00:00:00Z", [b"a", b"b"])],
+)
+async def test_a_first_run_begins_where_start_says(start: object, found: list[bytes]) -> None:
+    world = await World.open(None)
+    world.send("logmq", "in", b"a", b"b")
+    await world.bridges.change([bridge("logmq:in", "logmq:out", start=start)])
+    world.carry()
+    world.send("logmq", "in", b"c")
+    world.carry()
+    assert await world.found("logmq", "out") == [*found, b"c"]
+
+
+async def test_a_topic_that_is_made_later_is_carried_from_its_beginning() -> None:
+    disk = FakeDisk()
+    settings = bridge("logmq:in*", "logmq:out")
+    world = await World.open(await open_store(disk, SMALL), settings)
+    world.carry()
+    world.send("logmq", "in1", b"a")
+    world.carry()
+    world.bridges.stop()
+    world.send("logmq", "in2", b"b")
+    store, _ = await reopen(world.store, disk)
+    world = await World.open(store, settings)
+    world.carry()
+    assert await world.found("logmq", "out") == [b"a", b"b"]
+
+
+async def test_a_reset_begins_anew_and_a_queue_has_none() -> None:
+    world = await _crossing("logmq:in", "logmq:out")
+    world.send("logmq", "in", b"a", b"b")
+    world.carry()
+    world.only.reset("first")
+    world.carry()
+    assert await world.found("logmq", "out") == [b"a", b"b"] * 2
+    world = await _crossing("dms:in", "logmq:out")
+    with pytest.raises(BridgeRefusal, match="keeps no position"):
+        world.only.reset("first")
+
+
+# -- operating
+
+
+async def test_a_pause_outlives_a_restart_and_gives_back_what_was_taken() -> None:
+    disk = FakeDisk()
+    settings = bridge("dms:in", "logmq:out")
+    world = await World.open(await open_store(disk, SMALL), settings)
+    world.make("dms", "in")
+    world.later()
+    world.only.pause()
+    world.send("dms", "in", b"a")
+    world.carry()
+    assert (world.only.state, world.services["dms"].engine.find("in").held) == ("paused", 0)
+    store, _ = await reopen(world.store, disk)
+    world = await World.open(store, settings)
+    world.carry()
+    assert world.only.state == "paused"
+    world.only.resume()
+    world.later()
+    assert await world.found("logmq", "out") == [b"a"]
+
+
+async def test_a_reload_takes_up_what_changed_and_the_place_of_what_is_gone_is_kept_for_a_day() -> None:
+    world = await _crossing("logmq:in", "logmq:out")
+    world.send("logmq", "in", b"a")
+    world.carry()
+    told = await world.bridges.change([bridge("logmq:in", "logmq:out2"), bridge("dms:in", "dms:x", name="n")])
+    assert told == {"added": ["n"], "changed": ["b"], "removed": []}
+    world.send("logmq", "in", b"b")
+    world.carry()
+    assert await world.found("logmq", "out2") == [b"b"]
+    for seconds, found in ((KEPT_SECONDS - 1, [b"b", b"c"]), (KEPT_SECONDS + 1, [b"b", b"c", b"e"])):
+        await world.bridges.change([])
+        world.send("logmq", "in", b"c" if len(found) == 2 else b"d")
+        world.clock.advance(seconds)
+        world.bridges.forget_removed()
+        await world.bridges.change([bridge("logmq:in", "logmq:out2")])
+        world.carry()
+        if len(found) == 3:
+            world.send("logmq", "in", b"e")  # it began at the end
+            world.carry()
+        assert await world.found("logmq", "out2") == found
+
+
+async def test_a_bridge_may_what_its_user_may_once_the_users_file_has_it() -> None:
+    world = await _crossing("logmq:in", "logmq:out")
+    world.access.guard("logmq")
+    world.access.replace(parse_users('[users."bridge/b"]\nallow = ["logmq:read:in"]\n'))
+    world.send("logmq", "in", b"a")
+    world.carry()
+    assert (world.only.state, await world.found("logmq", "out")) == ("waiting", [])
+    assert "user bridge/b may not write out" in world.only.last_error
+    world.access.replace(parse_users('[users."bridge/b"]\nallow = ["logmq:*:*"]\n'))
+    world.later()
+    assert await world.found("logmq", "out") == [b"a"]
+    assert isinstance(world.access, Access)
+
+
+async def test_a_protocol_that_crashes_is_waited_for() -> None:
+    world = await _crossing("kqmsgq:in", "logmq:out")
+    logmq = world.services.pop("logmq")
+    world.carry()
+    assert world.only.state == "waiting"
+    world.services["logmq"] = logmq
+    world.later()
+    world.send("kqmsgq", "in", b"a")
+    world.carry()
+    assert await world.found("logmq", "out") == [b"a"]
+
+
+async def test_what_would_become_of_a_message_is_told_and_not_done() -> None:
+    world = await _crossing("pubsub:a/+", "logmq:{name.2}", as_="json", filter={"min_bytes": 2})
+    told = world.only.would(b"a/b", b"", b"hello")
+    assert (told["result"], told["to"], json.loads(told["body"])["value"]) == ("carried", "logmq:b", "hello")
+    assert world.only.would(b"a/b", b"", b"1")["result"] == "filtered"
+    assert await world.found("logmq", "b") == []
