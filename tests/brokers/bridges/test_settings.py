@@ -1,4 +1,4 @@
-"""`[[bridge]]`: what is wrong is named with file, line and reason; circles are refused where names show them."""
+"""`[[bridge]]`: what is wrong is named with file, line and reason; circles that names show are refused."""
 
 from pathlib import Path
 from typing import Any

@@ -28,7 +28,7 @@ from shared.access import Access
 from shared.bridging import BridgeEnds
 from shared.budget import Account
 from shared.plugin import Context, Service
-from shared.storage.store import Store
+from shared.storage.store import Store, Ticket
 from shared.tracing import Onlooker
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import FakeClock, open_store, payloads
@@ -128,24 +128,32 @@ class World:
             broker.topology.declare_queue(name.encode(), QueueKind(durable=True), broker.new_owner(""))
         self.store.commit_pending()
 
+    def put(self, protocol: str, name: str, *bodies: bytes) -> Ticket:
+        """As `send`, to something durable; what says when it is acknowledged."""
+        found: Ticket = getattr(self, f"_send_{protocol}")(name.encode(), bodies, b"")
+        return found
+
     def send(self, protocol: str, name: str, *bodies: bytes, exchange: str = "") -> None:
         getattr(self, f"_send_{protocol}")(name.encode(), bodies, exchange.encode())
         self.store.commit_pending()
 
-    def _send_logmq(self, name: bytes, bodies: Sequence[bytes], _: bytes) -> None:
+    def _send_logmq(self, name: bytes, bodies: Sequence[bytes], _: bytes) -> Any:
         log = self.services["logmq"].broker.topics.writable_untrusted(name)
         for body in bodies:
-            log.append(len(body).to_bytes(4, "big") + body, 1)
+            _, ticket = log.append(len(body).to_bytes(4, "big") + body, 1)
+        return ticket
 
-    def _send_dms(self, name: bytes, bodies: Sequence[bytes], _: bytes) -> None:
-        self.services["dms"].engine.queues[name].produce(bodies, sum(map(len, bodies)))
+    def _send_dms(self, name: bytes, bodies: Sequence[bytes], _: bytes) -> Any:
+        return self.services["dms"].engine.queues[name].produce(bodies, sum(map(len, bodies)))
 
-    def _send_dmp(self, name: bytes, bodies: Sequence[bytes], exchange: bytes) -> None:
+    def _send_dmp(self, name: bytes, bodies: Sequence[bytes], exchange: bytes) -> Any:
         broker = self.services["dmp"].broker
+        ticket = None
         for body in bodies:
             head = Head(exchange, name, len(body), b"\x10\x00\x02" if not exchange else NO_PROPERTIES)
-            broker.publish(head, broker.route(exchange, head)[0], [body])
+            ticket = broker.publish(head, broker.route(exchange, head)[0], [body])
         broker.flush()
+        return ticket
 
     def _send_kqmsgq(self, name: bytes, bodies: Sequence[bytes], _: bytes) -> None:
         Producer(self.services["kqmsgq"].queues).publish(b"".join(message(name, body) for body in bodies))
