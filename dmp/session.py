@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dmp.amqp.session import AmqpSession
 from dmp.data_types import take_short
@@ -87,6 +87,10 @@ class Session(SessionBase):
             if at == len(data):
                 return at
         return role.apply(data, at)
+
+    @property
+    def traffic(self) -> Mapping[str, Any]:
+        return {"messages_in": self._role.sunk} if isinstance(self._role, Sink) else {}
 
     def input_ended(self) -> None:
         """The peer has sent all. Messages are not owed to a feed, beyond what is in its outbox."""

@@ -100,6 +100,7 @@ class Sink:
     _exchange: Exchange
     _owner: Owner | None
     _send_return: SendReturn
+    sunk: int = attrs.field(default=0, init=False)  # messages that came
     _size_max: int = attrs.field(init=False)
     _generation: int = attrs.field(init=False)
     _track: Track | None = attrs.field(init=False)
@@ -148,6 +149,7 @@ class Sink:
         try:
             at = self._taken = self._scan(data, at)
         finally:
+            self.sunk += broker.counts.sunk - sunk
             if self._track is not None and broker.counts.sunk > sunk:
                 self._track.record(broker.counts.sunk - sunk, memoryview(data)[start : self._taken])
             self._deliver()

@@ -124,7 +124,7 @@ class Credit:
 class Consumer:
     """Who takes messages, known by `number`: its credits, oldest first, and what it has not acknowledged."""
 
-    __slots__ = ("credits", "engine", "gone", "number", "receiver", "unacked", "waiting")
+    __slots__ = ("credits", "delivered", "engine", "gone", "number", "receiver", "unacked", "waiting")
 
     def __init__(self, engine: Engine, number: int, receiver: DeliveryReceiver) -> None:
         self.engine = engine
@@ -134,6 +134,7 @@ class Consumer:
         self.waiting = 0
         """CONSUMEs in `credits`."""
         self.unacked: Unacked[Queue] = Unacked()
+        self.delivered = 0
         self.gone = False
 
     def wait(self, queue: Queue, ids: Sequence[bytes], deadline: float) -> Credit:
@@ -161,6 +162,7 @@ class Consumer:
         """Pass on messages that are in `unacked` by now, one for each credit."""
         count = len(ids)
         self.engine.counts.delivered += count
+        self.delivered += count
         credit.at += count
         self.waiting -= count
         if credit.at == len(credit.ids):
@@ -443,6 +445,7 @@ class Queue:
         engine.hot_bytes -= size
         engine.held_bytes += size + HELD_OVERHEAD_BYTES
         engine.counts.delivered += 1
+        consumer.delivered += 1
         delivery_id = engine.take_ids(1).to_bytes(4)
         consumer.unacked.single[delivery_id] = self, seq, body, 1
         return delivery_id, body

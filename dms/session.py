@@ -102,6 +102,7 @@ class Session(SessionBase):
         "_skip_id",
         "_unanswered",
         "consumer",
+        "produced",
         "queue",
         "queue_name",
         "state",
@@ -115,6 +116,7 @@ class Session(SessionBase):
         self._queues: dict[bytes, Queue] | _Writable = engine.queues  # those that the user may write to
         self._refusals = refusals
         self.consumer: Consumer = engine.consumer(self)
+        self.produced = 0
         self.queue: Queue | None = None
         self.queue_name = _NOBODY
         self.state = State.NEW
@@ -173,6 +175,7 @@ class Session(SessionBase):
             ticket = queue.produce((data[body:stop],), size)
         except Refusal:
             return False  # it is asked again, and refused again
+        self.produced += 1
         reply = PRODUCE_OK + data[start + ID_AT : payload]
         if ticket is None:
             self.reply(reply)
@@ -438,6 +441,7 @@ class Session(SessionBase):
         """Each queue gets its part. Answers are in the order of the requests; `owners`: the part of each."""
         for part in parts:
             part.produce()
+            self.produced += part.fit
         outcomes = {part.outcome for part in parts}
         if len(outcomes) == 1 and all(part.full is None for part in parts):  # as nearly always
             self._answer(outcomes.pop(), PRODUCE_OK, ids)
@@ -709,6 +713,22 @@ class Session(SessionBase):
     def _set_queues(self) -> None:
         queues = self._engine.queues
         self._queues = queues if self.guard is None else _Writable(queues, self.guard, self.user)
+
+    @property
+    def waits_for(self) -> list[str]:
+        consumer = self.consumer
+        if not consumer.credits:
+            return super().waits_for
+        return [*super().waits_for, f"{consumer.waiting} messages of {consumer.credits[0].queue.text}"]
+
+    @property
+    def traffic(self) -> Mapping[str, Any]:
+        consumer = self.consumer
+        return {
+            "messages_in": self.produced,
+            "messages_out": consumer.delivered,
+            "held": len(consumer.unacked),
+        }
 
     def access_changed(self) -> None:
         """What may not be read any more ends: CONSUMEs that wait are refused, what is held goes back."""

@@ -16,7 +16,7 @@ answers before it.
 Source: PROTOCOL.md. The states are those of `logmq.states`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from math import inf
 from types import MappingProxyType
@@ -70,6 +70,8 @@ _READ = Stop.FIRST_OWN << 1  # a read is under way
 # Deadlines.
 _SOON, _FETCHES = range(2)
 
+WAITS_SHOWN = 10
+"""Of the readers of one connection, in a list."""
 LOGINS_MAX = 3
 """Refused in a row; then the connection closes."""
 
@@ -106,6 +108,7 @@ class Session(SessionBase):
         "counts",
         "state",
         "topics",
+        "written",
     )
 
     def __init__(self, connection: Connection, broker: "Broker") -> None:
@@ -113,6 +116,7 @@ class Session(SessionBase):
         self.broker = broker
         self.topics = broker.topics
         self.counts = broker.counts
+        self.written = 0
         self.state = State.FIRST_LINE
         self._size_max = broker.settings.message_bytes_max
         self._line_max = len("PRODUCE  \r") + NAME_BYTES_MAX + self._size_max
@@ -489,6 +493,7 @@ class Session(SessionBase):
             raise refusal_for(error) from None
         if written:
             self.counts.messages_in += count
+            self.written += count
             self.counts.bytes_in += len(records)
         else:
             self.counts.batches_repeated += 1
@@ -533,6 +538,7 @@ class Session(SessionBase):
             return
         counts = self.counts
         counts.messages_in += count
+        self.written += count
         counts.bytes_in += len(records)
         self.replies.reply_after(ticket, runs.ok_lines(first, count, lengths), count)
         if self.broker.store.congested:
@@ -555,6 +561,7 @@ class Session(SessionBase):
             for place, at in zip(those, accumulate(lengths, initial=offset), strict=False):
                 offsets[place] = at
             self.counts.messages_in += len(those)
+            self.written += len(those)
             self.counts.bytes_in += len(records)
         start = 0
         for outcome, run in groupby(map(outcomes.__getitem__, logs)):
@@ -594,6 +601,15 @@ class Session(SessionBase):
                 self._end(Event.LOGIN_REFUSED)
 
         self.log_in(name.decode("utf-8", "replace"), password, done)
+
+    @property
+    def waits_for(self) -> list[str]:
+        readers = [*(self._fetches or ()), *([self._tail] if self._tail is not None else [])]
+        return super().waits_for + [f"records of {reader.topic}" for reader in readers[:WAITS_SHOWN]]
+
+    @property
+    def traffic(self) -> Mapping[str, Any]:
+        return {"messages_in": self.written}
 
     def access_changed(self) -> None:
         super().access_changed()

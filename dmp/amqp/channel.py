@@ -108,6 +108,7 @@ class Mux:
         self.publishing = Publishing(self)
         recorder = broker.recorder
         self.recorded = None if recorder is None else PublishTracks(recorder, self.connection.peer)
+        self.published = self.delivered_before = 0  # messages; what was delivered on channels that are gone
         self._settled: dict[Queue, list[Message]] = {}  # acknowledged, and not told to the queues yet
         self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for
         self._to_confirm: dict[Confirms, None] = {}
@@ -361,6 +362,7 @@ class Mux:
         channel.step(ChannelEvent.CLOSE)
         channel.fall_silent()
         self.release((channel,))
+        self.delivered_before += channel.delivered
         del self.by_number[channel.number]
         channel.reply(commands.Channel.CloseOk())
 

@@ -178,6 +178,7 @@ class Publishing:
             return
         counts = broker.counts
         counts.published += count
+        mux.published += count
         counts.published_bytes += count * head.body_bytes
         queues = post.queues
         ticket: Ticket | None = None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
@@ -304,6 +305,7 @@ class AmqpSession(SessionBase):
         index = int.from_bytes(payload[:4], "big")
         if index == commands.Channel.CloseOk.index:
             channel.step(ChannelEvent.CLOSE_OK)
+            self.mux.delivered_before += channel.delivered
             del self.mux.by_number[channel.number]
         elif index == commands.Channel.Close.index:  # they cross
             channel.reply(commands.Channel.CloseOk())
@@ -438,6 +440,15 @@ class AmqpSession(SessionBase):
         self.connection.write(encode(commands.Connection.OpenOk(), 0))
 
     # -- what its user may do
+
+    @property
+    def traffic(self) -> Mapping[str, Any]:
+        mux, channels = self.mux, self.mux.by_number.values()
+        return {
+            "messages_in": mux.published,
+            "messages_out": mux.delivered_before + sum(channel.delivered for channel in channels),
+            "held": sum(len(channel.unacked) for channel in channels),
+        }
 
     def access_changed(self) -> None:
         super().access_changed()

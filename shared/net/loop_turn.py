@@ -161,6 +161,7 @@ class DrivenConnection(Connection):
             "waits_for": getattr(session, "waits_for", []),
             "input_bytes": self.held_bytes,
             "backlog_bytes": self.outbox.size,
+            **getattr(session, "traffic", {}),
             "tls": False,
         }
 

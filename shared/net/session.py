@@ -21,8 +21,8 @@ No I/O and no clock: the driver calls, and time is `connection.now`.
 """
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from shared.access import ANONYMOUS, READ, Guard
 from shared.errors import RemoteProtocolError, StoreError
@@ -364,6 +364,11 @@ class SessionBase:
     def waits_for(self) -> list[str]:
         """Why its input is held back, in words."""
         return [word for bit, word in STOP_WORDS.items() if self.stopped & bit]
+
+    @property
+    def traffic(self) -> Mapping[str, Any]:
+        """Columns of a connection that only its protocol knows: `messages_in`, `messages_out`, `held`."""
+        return {}
 
     # Deadlines.
 

@@ -1,5 +1,6 @@
 """The API over a real server: every list, one object, and what can be done with it."""
 
+import gc
 import json
 import time
 import urllib.error
@@ -219,6 +220,7 @@ def test_a_connection_is_listed_and_closed(served: Api) -> None:
         own = "{}:{}".format(*ours.getsockname())
         (row,) = (row for row in served.get("connections?protocol=logmq")["items"] if row["peer"] == own)
         assert (row["user"], row["tls"], row["bytes_in"], row["bytes_out"]) == ("anonymous", False, 15, 5)
+        assert (row["messages_in"], row["messages_out"], row["held"]) == (1, None, None)
         assert row["since"].endswith("Z")
         assert served.get(f"connections/{row['id']}")["state"] == "open"
         assert served.delete(f"connections/{row['id']}") == {"closed": 1}
@@ -344,11 +346,15 @@ async def test_a_list_of_50_000_leaves_others_their_turn() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         await trio.sleep(0.01)
-        for query in ({"limit": "1000"}, {"sort": "-ready", "limit": "1000"}, last_page):
-            page = await listing.listed(QUEUES, those, query)
+        gc.disable()  # a server has a collector of its own, and not the objects of all tests
+        try:
+            for query in ({"limit": "1000"}, {"sort": "-ready", "limit": "1000"}, last_page):
+                page = await listing.listed(QUEUES, those, query)
+        finally:
+            gc.enable()
         nursery.cancel_scope.cancel()
     assert len(page["items"]) == 999
-    assert longest < 0.1, "some 5 ms of the processor"
+    assert longest < 0.05, "some 5 ms of the processor"
 
 
 def test_the_names_of_a_kind_are_its_first_columns(tmp_path: Path) -> None:

@@ -226,3 +226,14 @@ def test_what_a_redrive_leaves_may_go_out_again_in_turns(monkeypatch: pytest.Mon
     is_served(world)
     world.advance(1)
     assert [body for _, body in deliveries(waiting.take())] == [b"000", b"001", b"002"]
+
+
+def test_a_connection_says_what_passed_on_it_what_it_holds_and_what_it_waits_for() -> None:
+    world = World()
+    peer, _ = holding(world)
+    assert peer.session.traffic == {"messages_in": COUNT, "messages_out": COUNT, "held": COUNT}
+    peer.consume("orders", 3)
+    assert peer.session.waits_for == ["3 messages of orders"]
+    peer.produce("orders", b"x")
+    assert peer.session.traffic == {"messages_in": COUNT + 1, "messages_out": COUNT + 1, "held": COUNT + 1}
+    assert peer.session.waits_for == ["2 messages of orders"]
