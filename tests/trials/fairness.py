@@ -39,7 +39,7 @@ durability = "interval:50ms"
 [dms]
 clients_max = 1000
 depth = 1000000
-queues_max = 1000
+queues_max = 60000
 [net]
 connections_per_address_max = 20000
 """
@@ -540,6 +540,56 @@ def logmq_5000_topics_are_deleted(served: Served) -> None:
         _asked(peer, [b"DELETE topic-%d\n" % number for number in range(5_000)])
 
 
+def _listed(served: Served, path: str) -> Any:
+    """An answer of the API; how long it took is told."""
+    began = time.perf_counter()
+    found = control.request(served.folder / "data", "GET", f"/api/v1/{path}")
+    print(f"       {(time.perf_counter() - began) * 1000:7.1f} ms  {path}", flush=True)
+    return found
+
+
+def api_50000_queues_are_listed(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.ask([dms.frame(dms.CREATE, 1, dms.name(f"queue-{n:05}")) for n in range(50_000)])
+        client.ask([dms.frame(dms.PRODUCE, 1, dms.name("queue-01000") + b"x" * 100) for _ in range(1000)])
+        served.begin()
+        for path in (
+            "queues",
+            "queues?after=dms/queue-49000&limit=1000",
+            "queues?match=*77",
+            "queues?sort=-ready",
+        ):
+            assert _listed(served, path)["items"]
+        assert _listed(served, "queues?sort=-oldest_seconds&limit=1")["items"][0]["ready"] == 1000
+        assert _listed(served, "queues/dms/queue-01000")["ready"] == 1000
+        for path in ("overview", "openapi.json", "exchanges", "bindings"):
+            _listed(served, path)
+
+
+def api_10000_connections_are_listed(served: Served) -> None:
+    with ExitStack() as stack:
+        for _ in range(10_000):
+            stack.enter_context(socket.create_connection(served.address("logmq")))
+        last = socket.create_connection(served.address("logmq"))
+        stack.enter_context(last)
+        last.sendall(b"PRODUCE t x\n")
+        assert last.recv(100)
+        served.begin()
+        for path in ("connections", "connections?limit=1000", "connections?sort=-bytes_in", "sessions"):
+            _listed(served, path)
+        found = _listed(served, "connections?sort=-messages_in&limit=1")["items"]
+        assert found[0]["messages_in"] == 1
+        assert _listed(served, f"connections/{found[0]['id']}")["bytes_in"] == 12
+
+
+def api_20000_topics_and_their_groups_are_listed(served: Served) -> None:
+    with _topics(served, 20_000) as peer:
+        _asked(peer, [b"COMMIT g topic-%d 5\n" % number for number in range(20_000)])
+        served.begin()
+        for path in ("topics", "topics?limit=1000", "topics?sort=-bytes", "groups", "groups?limit=1000"):
+            assert _listed(served, path)["items"]
+
+
 def _amqp_queue(served: Served, count: int = 0) -> Amqp:
     peer = Amqp(served.address("dmp"))
     peer.call(commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
@@ -689,7 +739,7 @@ def amqp_a_transaction_of_4096_messages(served: Served) -> None:
 OPERATIONS: Sequence[Callable[[Served], None]] = [
     operation
     for name, operation in globals().items()
-    if name.startswith(("pubsub_", "kqmsgq_", "dms_", "logmq_", "amqp_"))
+    if name.startswith(("pubsub_", "kqmsgq_", "dms_", "logmq_", "amqp_", "api_"))
 ]
 
 
