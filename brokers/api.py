@@ -34,7 +34,7 @@ from starlette.routing import Route
 from brokers import logs
 from brokers.listing import LOOK_AT_ONE_SECONDS, Found, listed, row_of
 from brokers.render import json_value
-from shared.objects import KINDS, Action, KindColumn, ObjectKind, ObjectMissing, Objects, key_of
+from shared.objects import KINDS, MESSAGES, Action, KindColumn, ObjectKind, ObjectMissing, Objects, key_of
 
 ROOT = "/api/v1"
 BODY_BYTES_MAX = 1 << 20
@@ -247,6 +247,22 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
     "list": {"type": ["array", "null"], "items": {"type": "string"}},
     "table": {"type": ["object", "null"]},
 }
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "position": {"type": ["integer", "null"], "description": "Its place in its queue or topic."},
+        "time": {**_TYPES["time"], "description": "When it came, where that is known."},
+        "bytes": {"type": "integer", "description": "Of all of it."},
+        "text": {"type": "string"},
+        "base64": {"type": "string", "description": "In place of text, where it is not UTF-8."},
+        "truncated": {"type": "boolean", "description": "Only its beginning is shown."},
+        "properties": {"type": "object"},
+        "exchange": {"type": "string", "description": "DMP: where it was published."},
+        "key": {"type": "string", "description": "DMP: its routing key."},
+        "redelivered": {"type": "boolean", "description": "DMP: somebody may have seen it."},
+    },
+    "required": ["position", "time", "bytes"],
+}
 _FAULT = {
     "description": "A problem.",
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
@@ -261,13 +277,15 @@ def openapi(everything: Sequence[tuple[str, Objects]], own: Sequence[Operation])
             "type": "object",
             "properties": {name: {"type": "string"} for name in ("type", "title", "detail")}
             | {"status": {"type": "integer"}},
-        }
+        },
+        "message": _MESSAGE,
     }
     for kind in KINDS.values():
         those = [each for _, each in everything if each.kind is kind]
         schemas[kind.name] = {
             "type": "object",
             "properties": {column.name: _schema(column) for column in kind.columns},
+            "required": [column.name for column in kind.columns],
         }
         paths |= _paths(kind, those)
     for each in own:
@@ -301,6 +319,7 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
     page = {
         "type": "object",
         "properties": {"items": {"type": "array", "items": row}, "next": {"type": ["string", "null"]}},
+        "required": ["items", "next"],
     }
     narrow = sorted({name for each in those for name in each.narrow})
     query = [
@@ -309,20 +328,41 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
     listed = {"get": _operation(kind.help, page, query)}
     for each in those:
         if each.make is not None:
-            listed["post"] = _operation(each.make.help, takes=each.make.takes)
+            listed["post"] = _acting(each.make, ())
     yield f"{ROOT}/{kind.name}", listed
     parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
     one = f"{ROOT}/{kind.name}/" + "/".join(f"{{{part}}}" for part in parts)
     named = [_parameter(part, "path") for part in parts]
     operations = {"get": _operation("One of them.", row, named)}
-    for action in {action.name: action for each in those for action in each.actions}.values():
-        dry_run = [_parameter("dry_run", "query")] if action.dry_runs else []
-        operation = _operation(action.help, parameters=[*named, *dry_run], takes=action.takes)
-        if action.name in ("delete", "close"):
-            operations["delete"] = operation
+    actions: dict[str, Action] = {}
+    for action in (action for each in those for action in each.actions):
+        same = actions.setdefault(action.name, action)
+        actions[action.name] = attrs.evolve(same, takes={**same.takes, **action.takes})
+    for name, action in actions.items():
+        if name in ("delete", "close"):
+            operations["delete"] = _acting(action, named)
+        elif action.looks:
+            query = [_parameter(argument, "query", text) for argument, text in action.takes.items()]
+            looking = _operation(action.help, _answer(action), [*named, *query])
+            yield f"{one}/{name}", {"get": looking, "post": _acting(action, named)}
         else:
-            yield f"{one}/{action.name}", {"post": operation}
+            yield f"{one}/{name}", {"post": _acting(action, named)}
     yield one, operations
+
+
+def _acting(action: Action, named: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    dry_run = [_parameter("dry_run", "query", "1: answer what would change")] if action.dry_runs else []
+    return _operation(action.help, _answer(action), [*named, *dry_run], action.takes)
+
+
+def _answer(action: Action) -> Mapping[str, Any]:
+    """What an action answers."""
+    if action.answers == MESSAGES:
+        items = {"type": "array", "items": {"$ref": "#/components/schemas/message"}}
+        following = {"type": ["integer", "null"], "description": "Where what follows begins, in a topic."}
+        return {"type": "object", "properties": {"items": items, "next": following}, "required": ["items"]}
+    counts = {name: {"type": "integer"} for name in action.answers}
+    return {"type": "object", "properties": counts, "required": list(counts)}
 
 
 def _parameter(name: str, place: str, text: str = "") -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ import trio
 from dmp import shown_properties
 from dmp.bodies import part_bytes
 from dmp.broker import Broker
+from dmp.data_types import read_table
 from dmp.declarations import Binding, ExchangeKind
 from dmp.exchanges import DEFAULT, Exchange
 from dmp.message import Head, Message
@@ -22,6 +23,7 @@ from dmp.refusals import Code, Refusal, shown
 from shared.objects import (
     BINDINGS,
     EXCHANGES,
+    MESSAGES,
     QUEUES,
     SHOWN_BYTES_MAX,
     Action,
@@ -62,6 +64,7 @@ class Admin:
             self._peek,
             {"limit": f"at most {PEEK_MAX} messages; 10"},
             looks=True,
+            answers=MESSAGES,
         )
         put = Action(
             "messages",
@@ -73,16 +76,37 @@ class Admin:
                 "properties": "AMQP's, by name; where the queue is durable delivery_mode is 2 unless said",
             },
             dry_runs=True,
+            answers=("published",),
         )
         redrive = Action(
-            "redrive", "Move dead letters back to where they came from.", self._redrive, dry_runs=True
+            "redrive",
+            "Move dead letters back to where they came from.",
+            self._redrive,
+            dry_runs=True,
+            answers=("moved", "left"),
         )
-        purge = Action("purge", "Drop what is ready; what is held stays.", self._purge, dry_runs=True)
+        purge = Action(
+            "purge",
+            "Drop what is ready; what is held stays.",
+            self._purge,
+            dry_runs=True,
+            answers=("purged", "held"),
+        )
         delete = Action(
-            "delete", "Delete it, with its messages and bindings.", self._delete_queue, dry_runs=True
+            "delete",
+            "Delete it, with its messages and bindings.",
+            self._delete_queue,
+            dry_runs=True,
+            answers=("deleted", "messages", "bindings"),
         )
-        drop = Action("delete", "Delete it, with its bindings.", self._delete_exchange, dry_runs=True)
-        unbind = Action("delete", "Unbind.", self._unbind, dry_runs=True)
+        drop = Action(
+            "delete",
+            "Delete it, with its bindings.",
+            self._delete_exchange,
+            dry_runs=True,
+            answers=("deleted", "bindings"),
+        )
+        unbind = Action("delete", "Unbind.", self._unbind, dry_runs=True, answers=("unbound",))
         declare = Action(
             "declare",
             "Declare an exchange; one just like it may be there.",
@@ -96,6 +120,7 @@ class Admin:
                 "alternate": "the exchange that gets what it cannot route",
             },
             dry_runs=True,
+            answers=("declared",),
         )
         bind = Action(
             "bind",
@@ -105,8 +130,10 @@ class Admin:
                 "exchange": "its source",
                 "queue": "where it leads",
                 "key": "the routing key; empty unless said",
+                "arguments": "a table beside it, as a headers exchange has them",
             },
             dry_runs=True,
+            answers=("bound",),
         )
         self.objects: Sequence[Objects] = (
             Objects(
@@ -389,9 +416,11 @@ class Admin:
         if queue is None:
             raise ObjectMissing(f"there is no queue {name}")
         exchange = self._broker.topology.exchange(source)
-        new = Binding(source, queue.name, False, key, NO_ARGUMENTS) not in exchange.bindings
+        table = shown_properties.read_table(arguments, "arguments")
+        new = Binding(source, queue.name, False, key, table) not in exchange.bindings
         if not dry_run:
-            await self._settled(self._broker.topology.bind(source, queue, key, NO_ARGUMENTS, {}))
+            bound = self._broker.topology.bind(source, queue, key, table, read_table(table))
+            await self._settled(bound)
         return {"bound": int(new)}
 
     async def _unbind(self, binding: Binding, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from pamqp import commands
+from pamqp import commands, encode
 
 from dmp.data_types import check_table
 from dmp.properties import note_untrusted, unpack
@@ -82,6 +82,19 @@ def read(arguments: Mapping[str, Any], *, persistent: bool) -> bytes:
         raise BadArgument(f"properties: {error}") from None
     except (ValueError, TypeError, ArithmeticError, OSError, RecursionError, struct.error) as error:
         raise BadArgument(f"properties: {error}") from None
+    return packed
+
+
+def read_table(arguments: Mapping[str, Any], name: str) -> bytes:
+    """A table that JSON asks for, on the wire; none is an empty one. Raises BadArgument."""
+    given = arguments.get(name, {})
+    if not isinstance(given, dict):
+        raise BadArgument(f"{name} are an object")
+    try:
+        packed = encode.field_table(given)
+        check_table(packed, 0, len(packed))
+    except (Refusal, ValueError, TypeError, ArithmeticError, RecursionError, struct.error) as error:
+        raise BadArgument(f"{name}: {error}") from None
     return packed
 
 

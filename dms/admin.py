@@ -16,7 +16,7 @@ from dms.errors import QueueNotFound
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, malformed
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
-from shared.objects import QUEUES, Action, MessageRows, Objects, a_body, a_count, key_of
+from shared.objects import MESSAGES, QUEUES, Action, MessageRows, Objects, a_body, a_count, key_of
 from shared.plugin import Verb
 from shared.queues import pausing
 from shared.storage.log import Log, RecordTimes, read_records
@@ -84,12 +84,25 @@ class Admin:
         name = {"limit": f"at most {PEEK_MAX} messages; 10"}
         message = {"text": "the message", "base64": "the same, where it is not UTF-8"}
         actions = (
-            Action("peek", "The first messages; takes nothing.", self._peek, name, looks=True),
-            Action("purge", "Drop its messages, but those that are held.", self._purge, {}, dry_runs=True),
             Action(
-                "redrive", "Move dead letters back to where they came from.", self._redrive, dry_runs=True
+                "peek", "The first messages; takes nothing.", self._peek, name, looks=True, answers=MESSAGES
             ),
-            Action("messages", "Put one in.", self._put, message, dry_runs=True),
+            Action(
+                "purge",
+                "Drop its messages, but those that are held.",
+                self._purge,
+                {},
+                dry_runs=True,
+                answers=("purged", "held"),
+            ),
+            Action(
+                "redrive",
+                "Move dead letters back to where they came from.",
+                self._redrive,
+                dry_runs=True,
+                answers=("moved", "left"),
+            ),
+            Action("messages", "Put one in.", self._put, message, dry_runs=True, answers=("published",)),
             *pausing.actions(self._set_paused, lambda queue: queue.text, self._engine.log),
         )
         return (

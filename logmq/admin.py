@@ -10,6 +10,7 @@ from logmq.groups import Committed, group_of
 from logmq.record_counts import RecordCounts
 from shared.objects import (
     GROUPS,
+    MESSAGES,
     TOPICS,
     Action,
     BadArgument,
@@ -37,13 +38,14 @@ class Admin:
         self._broker = broker
         self._counts = RecordCounts(broker.topics)
         page = {"from": "the offset of the first; else the first that is kept", "limit": "so many; 100"}
-        records = Action("records", "Records, by offset.", self._records, page, looks=True)
+        records = Action("records", "Records, by offset.", self._records, page, looks=True, answers=MESSAGES)
         trim = Action(
             "trim",
             "Drop what is below an offset, which is a record's start or the end.",
             self._trim,
             {"offset": "the first that is kept"},
             dry_runs=True,
+            answers=("dropped", "first"),
         )
         reset = Action(
             "reset",
@@ -55,8 +57,15 @@ class Admin:
                 "records_back": "so many records before the end",
             },
             dry_runs=True,
+            answers=("reset", "before", "offset"),
         )
-        delete = Action("delete", "Forget what the group has committed.", self._delete, dry_runs=True)
+        delete = Action(
+            "delete",
+            "Forget what the group has committed.",
+            self._delete,
+            dry_runs=True,
+            answers=("deleted",),
+        )
         self.objects: Sequence[Objects] = (
             Objects(
                 TOPICS,
@@ -169,7 +178,9 @@ class Admin:
             came = RecordTimes(log, row.offset, row.offset + 1).at(max(row.offset, log.first))
         return {
             "lag_records": await self._counts.between(log, row.offset, row.end, seconds),
-            "lag_seconds": 0.0 if not row.behind_bytes else came and max(time.time() - came / 1000, 0.0),
+            "lag_seconds": 0.0
+            if not row.behind_bytes
+            else came and round(max(time.time() - came / 1000, 0.0), 3),
         }
 
     async def _reset(

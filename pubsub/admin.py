@@ -21,7 +21,13 @@ class Admin:
 
     def __init__(self, sessions: Sessions) -> None:
         self._all = sessions
-        delete = Action("delete", "End the session of a client that is away.", self._delete, dry_runs=True)
+        delete = Action(
+            "delete",
+            "End the session of a client that is away.",
+            self._delete,
+            dry_runs=True,
+            answers=("deleted", "subscriptions"),
+        )
         self.objects: Sequence[Objects] = (
             Objects(
                 SESSIONS,

@@ -250,12 +250,17 @@ KINDS: Mapping[str, ObjectKind] = {
 }
 
 
+MESSAGES = ("items", "next")
+"""What an action answers that shows messages: `items`, and where the next ones begin, if it knows."""
+
+
 @attrs.frozen
 class Action:
     """What can be done with one object: `call(object, arguments, dry_run)` answers in values that JSON has.
 
     `takes`: its arguments, by name, and what each is. `dry_runs`: it can say what it would do. `looks`: it
-    changes nothing. Raises BrokerError, in words for who asked.
+    changes nothing. `answers`: the names of the numbers that it answers, or `MESSAGES`.
+    Raises BrokerError, in words for who asked.
     """
 
     name: str
@@ -264,6 +269,7 @@ class Action:
     takes: Mapping[str, str] = {}
     dry_runs: bool = False
     looks: bool = False
+    answers: Sequence[str] = ()
 
 
 @attrs.frozen

@@ -228,7 +228,9 @@ class Group:
 
     def objects(self) -> Objects:
         """Its connections, to list and to close."""
-        close = Action("close", "Close it; what it holds goes back.", self._kick, dry_runs=True)
+        close = Action(
+            "close", "Close it; what it holds goes back.", self._kick, dry_runs=True, answers=("closed",)
+        )
         return Objects(
             CONNECTIONS,
             lambda: list(self.loop.connections),

@@ -41,8 +41,9 @@ def actions(
             "Stop deliveries; publishing goes on. A durable queue stays paused over a restart.",
             pause,
             dry_runs=True,
+            answers=("paused",),
         ),
-        Action("resume", "Deliver again.", resume, dry_runs=True),
+        Action("resume", "Deliver again.", resume, dry_runs=True, answers=("resumed",)),
     )
 
 

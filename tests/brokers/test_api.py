@@ -25,6 +25,7 @@ class Api:
     """Asks a server's API with its token."""
 
     server: Server
+    document: dict[str, Any] = attrs.Factory(dict)
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, Any]:
         token = (self.server.data / "admin.token").read_text().strip()
@@ -43,16 +44,36 @@ class Api:
     def get(self, path: str) -> Any:
         status, found = self.ask(path)
         assert status == 200, found
+        self.check("get", path, found)
         return found
+
+    def check(self, method: str, path: str, answer: Any) -> None:
+        """The answer is what the API's own document says."""
+        if path == "openapi.json" or path.startswith("/"):
+            return
+        if not self.document:
+            self.document.update(self.ask("openapi.json")[1])
+        parts = path.partition("?")[0].split("/")
+        operations = [
+            methods[method]
+            for pattern, methods in self.document["paths"].items()
+            if method in methods and _fits(pattern.removeprefix("/api/v1/").split("/"), parts)
+        ]
+        assert operations, f"{method} {path} is not in the document"
+        (content,) = operations[0]["responses"]["200"]["content"].values()
+        faults = list(_faults(answer, content["schema"], self.document["components"]["schemas"]))
+        assert not faults, (method, path, faults)
 
     def post(self, path: str, body: Any = None) -> Any:
         status, found = self.ask(path, body or {}, "POST")
         assert status == 200, found
+        self.check("post", path, found)
         return found
 
     def delete(self, path: str) -> Any:
         status, found = self.ask(path, method="DELETE")
         assert status == 200, found
+        self.check("delete", path, found)
         return found
 
     def command(self, protocol: str, *words: str) -> None:
@@ -62,6 +83,46 @@ class Api:
         }
         done = run(protocol, *words, environ=environ)
         assert done.returncode == 0, done.stderr
+
+
+def _fits(pattern: list[str], parts: list[str]) -> bool:
+    return len(pattern) == len(parts) and all(
+        each.startswith("{") or each == part for each, part in zip(pattern, parts, strict=True)
+    )
+
+
+JSON_TYPES = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
+
+
+def _faults(value: Any, schema: Mapping[str, Any], schemas: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    """What of a value is not as a schema says; an object has nothing that the schema does not name."""
+    if "$ref" in schema:
+        schema = schemas[schema["$ref"].rpartition("/")[2]]
+    types = schema.get("type", [])
+    types = [types] if isinstance(types, str) else types
+    if types and not any(
+        isinstance(value, JSON_TYPES[each]) and (each == "boolean" or not isinstance(value, bool))
+        for each in types  # type: ignore[arg-type]
+    ):
+        yield f"{at}: {value!r} is not {types}"
+    if isinstance(value, dict) and (named := schema.get("properties")):
+        yield from (f"{at}.{name} is missing" for name in schema.get("required", ()) if name not in value)
+        for name, each in value.items():
+            if name in named:
+                yield from _faults(each, named[name], schemas, f"{at}.{name}")
+            else:
+                yield f"{at}.{name} is not in the document"
+    if isinstance(value, list) and "items" in schema:
+        for each in value:
+            yield from _faults(each, schema["items"], schemas, f"{at}[]")
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +261,12 @@ def test_exchanges_and_bindings_are_made_and_ended(served: Api) -> None:
     (row,) = served.get("bindings?exchange=a%2Fb")["items"]
     assert (row["queue"], row["key"], row["to_exchange"]) == ("mail", "x.#", None)
     assert served.delete(f"bindings/{quote(row['id'], safe='')}") == {"unbound": 1}
+    with_table = {"exchange": "amq.headers", "queue": "mail", "arguments": {"x-match": "any", "a": 1}}
+    assert served.post("bindings", with_table) == {"bound": 1}
+    (row,) = served.get("bindings?exchange=amq.headers")["items"]
+    assert row["arguments"] == {"x-match": "any", "a": 1}
+    assert served.delete(f"bindings/{quote(row['id'], safe='')}") == {"unbound": 1}
+    assert served.ask("bindings", {**with_table, "arguments": [1]})[0] == 400
     assert served.delete(f"exchanges/{quote('a/b', safe='')}") == {"deleted": 1, "bindings": 0}
     assert served.ask("exchanges/amq.direct", method="DELETE")[0] == 409
     assert served.get("exchanges/amq.default")["type"] == "direct"
@@ -271,7 +338,7 @@ def test_the_document_of_the_api_names_what_there_is(served: Api) -> None:
     paths = found["paths"]
     assert {"get", "delete"} <= set(paths["/api/v1/connections/{id}"])
     assert "post" in paths["/api/v1/queues/{protocol}/{name}/purge"]
-    assert set(found["components"]["schemas"]) == {"Problem", *KINDS}
+    assert set(found["components"]["schemas"]) == {"Problem", "message", *KINDS}
     for path, methods in paths.items():
         asked = [each["name"] for each in next(iter(methods.values()))["parameters"] if each["in"] == "path"]
         assert asked == [part[1:-1] for part in path.split("/") if part.startswith("{")]
