@@ -105,6 +105,7 @@ async def test_users_that_change_while_a_password_is_checked_count(bench: Bench)
 async def test_rules_that_change_while_a_password_is_checked_refuse_nobody(bench: Bench) -> None:
     bench.threads.go = trio.Event()
     found = bench.ask("ann", b"right")
+    await trio.testing.wait_all_tasks_blocked()
     bench.access.replace({"ann": User("ann", (Rule.parse("*:read:*"),), password=ANN)})
     bench.threads.go.set()
     await trio.testing.wait_all_tasks_blocked()
