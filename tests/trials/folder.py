@@ -47,6 +47,8 @@ def storage_settings(source: random.Random) -> list[str]:
         f"inline_bytes_max = {source.choice((0, 1 << 20))}",  # 0: every commit in a thread
         f"sync_all_logs = {source.choice((0, 64))}",  # 0: checkpoints by syncfs alone
         f"open_files_max = {source.choice((0, 4))}",
+        f"reference_bytes = {source.choice((5000, 50_000, 256 << 10))}",  # of a log in a batch
+        f"tail_log_bytes = {source.choice((0, 20_000, 256 << 10))}",
     ]
 
 

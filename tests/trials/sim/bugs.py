@@ -237,6 +237,31 @@ def torn_batch_believed() -> list[Change]:
     return [(format, "batch_is_good", lambda batch, data: True)]
 
 
+@bug("references")
+def references_believed() -> list[Change]:
+    """Replay does not look whether a log's file has what the journal refers to."""
+    return [(replay, "_bears_out", lambda *arguments: True)]
+
+
+@bug("references")
+def references_not_synced() -> list[Change]:
+    """The journal is synced, and not what it refers to."""
+    sync = Journal.sync
+    return [(Journal, "sync", lambda self, beside=(): sync(self))]
+
+
+@bug("references")
+def references_not_named() -> list[Change]:
+    """The folder of a new log's file is not synced with what the journal refers to."""
+    return [(Commit, "_sync_names", lambda self: None)]
+
+
+@bug("references")
+def references_unannounced() -> list[Change]:
+    """Files are ahead of a journal that does not say so."""
+    return [(Committer, "_may_refer", lambda self, log: True)]
+
+
 @bug("restarts")
 def recovery_not_synced() -> list[Change]:
     """Recovery starts a new journal without syncing what it replayed."""

@@ -63,6 +63,8 @@ class FaultProfile:
     inline_sync_seconds: tuple[float, ...] = (0.0, 300e-6, 1.0)
     interleaved: tuple[float, ...] = (0.0, 0.5, 1.0)
     segment_bytes: tuple[int, ...] = (4096, 16384, 65536)
+    storage: Mapping[str, int] = MappingProxyType({})
+    """More settings of the store."""
 
 
 def _only(**weights: int) -> Mapping[str, int]:
@@ -184,6 +186,17 @@ FAULT_PROFILES = MappingProxyType(
             ends=("time",),
             faults=("", "", "full"),
             episodes=_only(produce=8, fetch=2, tail=1),
+        ),
+        # Most records go to their logs' files alone, and the journal refers to them.
+        "references": FaultProfile(
+            topics=("a", "ab", "ai"),
+            endings=(3, 1, 0),
+            ends=("kind", "answer", "operation"),
+            end_kinds=("sync journal", "sync logmq", "write journal", "write logmq", "sync_folder"),
+            sync_seconds=(0.0, 0.0002, 0.002),
+            segment_bytes=(16384, 65536),
+            storage=MappingProxyType({"reference_bytes": 100, "tail_log_bytes": 1000}),
+            episodes=_only(produce=8, batches=2, group=1, delete=1, fetch=1),
         ),
         "queues": FaultProfile(protocols=("dms",)),
         "queues that answer": FaultProfile(

@@ -62,6 +62,7 @@ def storage_settings(chance: random.Random, profile: FaultProfile) -> StorageSet
         reserve_bytes_min=0,
         reserve_bytes_max=0,
         scrub_bytes_per_second=chance.choice((0, 1 << 20)),
+        **profile.storage,
     )
 
 
