@@ -108,11 +108,12 @@ def test_type_checkers_read_every_package(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
 
 
-def test_the_page_is_in_the_package(wheel: Path) -> None:
+def test_the_page_the_dashboard_and_the_alerts_are_in_the_package(wheel: Path) -> None:
     folder = ROOT / "brokers" / "page"
     wanted = {
         str(path.relative_to(ROOT)) for path in folder.rglob("*") if path.suffix in (".html", ".css", ".js")
     }
+    wanted |= {"brokers/grafana.json", "brokers/alerts.yml"}
     assert len(wanted) > 5
     assert wanted <= set(zipfile.ZipFile(wheel).namelist())
 

@@ -1,6 +1,10 @@
 """Committed offsets: kept apart by group and by a topic's life."""
 
+import trio
+import trio.testing
+
 from logmq.groups import Committed
+from logmq.listener import LAGS_SHOWN, LogmqService
 from shared.storage.store import Ticket
 from tests.logmq.world import World, record
 from tests.support.stores import ALWAYS
@@ -18,6 +22,26 @@ def test_all_commits_are_listed_by_topic_and_group() -> None:
     rows = list(world.broker.groups.all(world.broker.topics.by_id().get))
     assert rows == [Committed("g", "t", 7, 14), Committed("h", "t", 14, 14), Committed("g", "u", 0, 7)]
     assert [row.behind_bytes for row in rows] == [7, 0, 7]
+
+
+def test_the_groups_that_are_farthest_behind_are_metrics() -> None:
+    world = world_with_commits()
+    peer = world.connect()
+    for number in range(LAGS_SHOWN):
+        peer.ask(f"COMMIT g{number} t 7\n".encode())
+    service = LogmqService(world.broker)
+
+    async def look() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(service.run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    trio.run(look)
+    lags = [sample for sample in service.samples() if sample.name == "logmq_group_lag_bytes"]
+    assert len(lags) == LAGS_SHOWN
+    assert {sample.value for sample in lags} == {7}
+    assert all(dict(sample.labels).keys() == {"group", "topic"} for sample in lags)
 
 
 def test_commits_are_there_after_a_restart() -> None:

@@ -1,0 +1,100 @@
+"""The dashboard and the alerts that ship: every series they name is one that a server has."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.brokers.test_metrics import scrape
+from tests.support.server import Server
+
+BROKERS = Path(__file__).parent.parent.parent / "brokers"
+DASHBOARD = json.loads((BROKERS / "grafana.json").read_text())
+ALERTS = YAML(typ="safe").load((BROKERS / "alerts.yml").read_text())
+RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+LATER = {
+    "brokers_logmq_group_lag_bytes",
+    "brokers_net_refused_total",
+    "brokers_recorded_left_out_messages_total",
+    "brokers_certificate_days",
+}
+"""They begin when there is a reason, a gap, a certificate, or have been looked at, which is each 15 s."""
+
+
+def dashboard_expressions() -> Iterator[str]:
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"].replace("$__rate_interval", "5m").replace("$instance", ".*")
+
+
+def series(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:brokers|process)_\w+", expression))
+
+
+EXPRESSIONS = [*dashboard_expressions(), *(rule["expr"] for rule in RULES)]
+
+
+def test_every_series_of_the_dashboard_and_of_the_alerts_is_one(shared_server: Server) -> None:
+    named = set().union(*map(series, EXPRESSIONS))
+    assert len(named) > 50
+    told = set(re.findall(r"^(\w+)[{ ]", scrape(shared_server), re.MULTILINE))
+    assert named - told == LATER
+    source = "".join(
+        path.read_text() for each in ("shared", "logmq") for path in BROKERS.with_name(each).rglob("*.py")
+    )
+    names = [name.removeprefix("brokers_").removeprefix("net_") for name in LATER]
+    assert [name for name in names if f'"{name}"' not in source] == []
+
+
+def test_labels_that_alerts_and_legends_show_are_there(shared_server: Server) -> None:
+    text = scrape(shared_server)
+    shown = [(rule["expr"], json.dumps(rule["annotations"])) for rule in RULES]
+    for panel in DASHBOARD["panels"]:
+        shown += [(target["expr"], target["legendFormat"]) for target in panel.get("targets", ())]
+    for expression, legend in shown:
+        labels = set(re.findall(r"\{\{ ?(?:\$labels\.)?([a-z]+) ?\}\}", legend)) - {"instance"}
+        for name in series(expression) - LATER:
+            line = re.search(rf"^{name}(?:{{(.*)}})? ", text, re.MULTILINE)
+            assert line is not None, name
+            assert labels <= set(re.findall(r'(\w+)="', line[1] or "")), (name, legend)
+
+
+def test_every_alert_says_what_it_means_and_how_bad_it_is() -> None:
+    assert len({rule["alert"] for rule in RULES}) == len(RULES) > 15
+    for rule in RULES:
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert len(rule["annotations"]["summary"]) > 30
+
+
+def test_panels_have_places_of_their_own() -> None:
+    places: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & places, panel["title"]
+        places |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_reads_the_rules_and_every_expression(tmp_path: Path) -> None:
+    def check(path: Path) -> None:
+        done = subprocess.run(
+            ["promtool", "check", "rules", path], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    check(BROKERS / "alerts.yml")
+    rules: list[Any] = [
+        {"record": f"panel_{number}", "expr": expression}
+        for number, expression in enumerate(dashboard_expressions())
+    ]
+    path = tmp_path / "panels.yml"
+    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    check(path)
