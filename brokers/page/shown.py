@@ -17,6 +17,8 @@ from shared.units import named_unit, readable
 
 TEXT_MAX = 256
 """Characters of a value in a table."""
+NARROW = 24
+"""Characters that fit every cell."""
 BODY_MAX = 4096
 """Characters of a message in a list of messages."""
 NOTHING = Markup('<span class="nothing">&ndash;</span>')
@@ -50,8 +52,10 @@ def cell(value: Any, unit: str, name: str = "") -> str | Markup:
 
 
 def whole(value: Any, unit: str) -> str:
-    """What a cell may be too narrow for."""
-    return str(Markup(cell(value, unit)).striptags()) if isinstance(value, str | list | dict) else ""
+    """All of a value for which a cell may be too narrow; "" where it is not."""
+    if isinstance(value, str):
+        return text(value) if len(value) > NARROW else ""
+    return str(cell(value, unit)) if value and isinstance(value, list | dict) else ""
 
 
 def right(unit: str) -> str:
@@ -147,6 +151,8 @@ _templates.filters.update(
         for each in (cell, whole, right, text, number, rate, size, duration, age, statistic, body, label)
     }
 )
+for _name in _templates.list_templates():  # compiled now, not while somebody waits
+    _templates.get_template(_name)
 
 
 def render(template: str, **values: Any) -> str:

@@ -139,7 +139,7 @@ def test_each_view_shows_what_the_api_says(served: Api, visits: Callable[..., Vi
         visit.go(f"/{kind}")
         names = [row[KINDS[kind].parts[0]] for row in served.get(kind)["items"]]
         assert names
-        links = visit.page.locator("main tbody a bdi").all_inner_texts()
+        links = visit.page.locator("main tbody bdi a").all_inner_texts()
         assert set(names) <= set(links), kind
     visit.go("/queues/dms/jobs")
     facts = visit.page.locator("dl.facts div").all_inner_texts()
@@ -164,7 +164,7 @@ def test_lists_are_filtered_and_sorted_and_their_address_says_how(
     visit.page.keyboard.press("/")
     visit.page.keyboard.type("MANY")
     visit.page.keyboard.press("Enter")
-    names = visit.page.locator("main tbody a bdi")
+    names = visit.page.locator("main tbody bdi a")
     expect(names).to_have_text(["many-a", "many-b"])
     visit.page.get_by_role("link", name="Ready").click()
     expect(names).to_have_text(["many-b", "many-a"])
