@@ -20,6 +20,7 @@ from dmp.message import Head, Message
 from dmp.queue_records import places
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
+from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.objects import (
     BINDINGS,
     EXCHANGES,
@@ -287,6 +288,11 @@ class Admin:
         if not dry_run:
             broker.counts.published += 1
             broker.counts.published_bytes += len(body)
+            for look in broker.onlookers:
+                look(b"", head, [queue], [body])
+            if broker.recorder is not None:
+                track = broker.recorder.track(RECORDED_PUBLISHES, name=b"", source=b"api")
+                track.record(1, envelope(b"", queue.name, properties, len(body)) + body)
             await self._settled(broker.publish(head, [queue], [body]))
         return {"published": 1}
 

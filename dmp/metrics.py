@@ -109,7 +109,7 @@ GAUGES = (
     ),
     Gauge(
         "messages_unacked",
-        "Messages given and not acknowledged.",
+        "Messages delivered and not acknowledged.",
         lambda b: sum(queue.unacked for queue in b.queues.values()),
     ),
     Gauge(

@@ -54,8 +54,13 @@ GAUGES = (
         lambda engine: sum(queue.depth for queue in engine.queues.values()),
     ),
     Gauge(
+        "messages_ready",
+        "Messages that nobody holds, delayed ones too.",
+        lambda engine: sum(queue.depth - queue.held for queue in engine.queues.values()),
+    ),
+    Gauge(
         "messages_held",
-        "Messages that a connection holds.",
+        "Messages delivered and not acknowledged.",
         lambda engine: sum(queue.held for queue in engine.queues.values()),
     ),
     Gauge(

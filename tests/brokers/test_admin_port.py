@@ -291,6 +291,41 @@ async def test_a_page_of_another_site_reads_nothing_but_may_link_here() -> None:
         assert (await port.ask("/a/echo", {**BEARER, **own}, "POST", b"{}")).status == 200
 
 
+async def test_an_event_source_of_another_site_hears_nothing() -> None:
+    async with admin_port() as port:
+        for path in ("/api/v1/logs?follow=1", "/api/v1/trace?name=x&follow=1"):
+            given = {**BEARER, "Accept": "text/event-stream", "Origin": "https://example.org"}
+            assert (await port.ask(path, given)).status == 403
+
+
+async def test_a_token_that_stands_in_a_referer_opens_nothing() -> None:
+    async with admin_port() as port:
+        referer = {"Referer": f"http://{port.name}/?token={TOKEN}"}
+        assert (await port.ask("/status", referer)).status == 401
+        assert (await port.ask("/a/echo", {**referer, **JSON}, "POST", b"{}")).status == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/livez/../status",
+        "/livez/%2e%2e/status",
+        "/metrics/..%2fstatus",
+        "//status",
+        "/./status",
+        "/livez%2f..%2fstatus",
+        "/metrics%00",
+        "/livez;x",
+        "http://127.0.0.1/status",
+        "/STATUS",
+    ],
+)
+async def test_no_spelling_of_a_path_opens_what_needs_a_login(path: str) -> None:
+    async with admin_port() as port:
+        answer = await port.ask(path)
+        assert answer.status in (400, 401, 404, 421), answer
+
+
 async def test_every_answer_has_the_policy_of_the_page() -> None:
     async with admin_port() as port:
         for answer in (
