@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import structlog
+import trio
 
 from brokers.config import Config
 from brokers.reloading import Apply
@@ -37,7 +38,8 @@ class UsersReload:
             raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
 
         async def apply() -> None:
-            self._access.replace(found)
+            for _ in self._access.replacing(found):
+                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
 
         return apply
 

@@ -5,7 +5,9 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -123,8 +125,8 @@ def test_new_connections_see_a_new_certificate_on_every_port_and_those_that_stan
 ) -> None:
     authority = trustme.CA()
 
-    def issue() -> bytes:
-        made = authority.issue_cert("127.0.0.1")
+    def issue(**more: Any) -> bytes:
+        made = authority.issue_cert("127.0.0.1", **more)
         made.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
         return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
 
@@ -134,10 +136,12 @@ def test_new_connections_see_a_new_certificate_on_every_port_and_those_that_stan
         plain = socket.create_connection(address, timeout=30)
         return context.wrap_socket(plain, server_hostname="127.0.0.1")
 
-    old = issue()
+    old = issue(not_after=datetime.now(UTC) + timedelta(days=13.5))
     file = tmp_path / "brokers.toml"
     file.write_text("[tls]\ncertificate = 'server.pem'\n[serve]\nenable = ['logmq', 'kqmsgq']\n")
     with Server(tmp_path, "--config", str(file)) as server:
+        assert "a certificate ends soon" in server.said
+        assert 'days=13.5 of="logmq, kqmsgq, admin"' in server.said
         page = server.ready["page"].removeprefix("https://").rstrip("/").split(":")
         ports = [server.address("logmq"), server.address("kqmsgq"), (page[0], int(page[1]))]
         standing = connect(ports[0])

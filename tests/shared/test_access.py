@@ -2,6 +2,7 @@
 
 import itertools
 from functools import cache
+from itertools import pairwise
 
 import attrs
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.access import (
+    CLIENTS_AT_ONCE,
     DECISIONS_MAX,
     Access,
     Required,
@@ -331,3 +333,32 @@ def test_a_clear_password_in_the_file_is_refused_and_not_shown(password: str) ->
 def test_what_is_wrong_with_a_users_file_is_named(text: str, said: str) -> None:
     with pytest.raises(UsersError, match=said.replace(".", r"\.")):
         parse_users(text)
+
+
+def test_other_users_count_with_the_first_step_and_clients_look_at_it_some_at_a_time() -> None:
+    access = Access({"ann": User("ann", (Rule.parse("logmq:write:*"),))})
+    guard = access.guard("logmq", "always")
+    looked: list[object] = []
+
+    @attrs.define(eq=False)
+    class Looks:
+        user: str = "ann"
+
+        def access_changed(self) -> None:
+            looked.append(self)
+            if len(looked) == 1:  # some leave because others do
+                guard.clients.difference_update(clients[-10:])
+
+        def close_for(self, reason: str) -> None:
+            raise AssertionError(reason)
+
+    clients = [Looks() for _ in range(2 * CLIENTS_AT_ONCE + 20)]
+    guard.clients |= set(clients)
+    assert guard.may("ann", "write", "orders")
+    steps = access.replacing({"ann": User("ann", (Rule.parse("logmq:read:*"),))})
+    next(steps)
+    assert not guard.may("ann", "write", "orders")
+    assert looked == []
+    counts = [len(looked) for _ in steps]
+    assert max(after - before for before, after in pairwise([0, *counts, len(looked)])) <= CLIENTS_AT_ONCE
+    assert set(looked) >= set(clients[:-10])
