@@ -49,15 +49,19 @@ def sync_many(fds: Sequence[int]) -> bool:
         return False
     controls = bytearray(_CONTROL_BYTES * len(fds))
     base = ctypes.addressof(ctypes.c_char.from_buffer(controls))
-    begun: list[int] = []
-    error = 0
-    for at, fd in zip(range(0, len(controls), _CONTROL_BYTES), fds, strict=True):
+    error = begun = 0
+    for fd in fds:
+        at = begun * _CONTROL_BYTES
         _REQUEST.pack_into(controls, at, fd, 0, 0, 0, 0, 0, 0, 0, _SIGEV_NONE)
         if libc.aio_fsync(os.O_DSYNC, ctypes.c_void_p(base + at)):
-            error = ctypes.get_errno() or errno.EAGAIN
-            break
-        begun.append(at)
-    for at in begun:  # all: what runs on writes to these controls
+            break  # no room for one more
+        begun += 1
+    for fd in fds[begun:]:
+        try:
+            os.fdatasync(fd)
+        except OSError as failed:
+            error = error or failed.errno or errno.EIO
+    for at in range(0, begun * _CONTROL_BYTES, _CONTROL_BYTES):  # all: they write to these controls
         while (found := _OUTCOME.unpack_from(controls, at + _OUTCOME_AT)[0]) == errno.EINPROGRESS:
             libc.aio_suspend(struct.pack("=Q", base + at), 1, None)
         error = error or found

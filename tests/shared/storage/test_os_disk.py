@@ -530,3 +530,43 @@ def test_a_number_that_was_set_is_kept_to() -> None:
         files.pin_open(log)
         files.unpin(log)
     assert len(files) == 2
+
+
+def test_several_files_are_synced_at_once_and_one_that_fails_is_told(tmp_path: Path) -> None:
+    fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in "abc"]
+    try:
+        for fd in fds:
+            os.write(fd, b"x" * 10_000)
+        assert aio.sync_many(fds)
+        read, written = os.pipe()
+        with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
+            aio.sync_many([fds[0], written, fds[1]])
+        os.close(read)
+        os.close(written)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_where_the_library_takes_no_more_syncs_they_are_made_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NoRoom:
+        def aio_fsync(self, *_: object) -> int:
+            return -1
+
+    synced: list[int] = []
+    monkeypatch.setattr(aio, "_libc", NoRoom)
+    monkeypatch.setattr(aio, "_works", lambda: True)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    assert aio.sync_many([3, 5, 4])
+    assert synced == [3, 5, 4]
+
+
+def test_a_file_begins_to_be_written_and_is_what_it_was(tmp_path: Path) -> None:
+    with OsDisk(tmp_path / "data") as disk:
+        fd = disk.open("a", create=True)
+        disk.write(fd, b"x" * 10_000, 0)
+        assert disk.start_write_back(fd) in (True, False)  # as the platform has it
+        assert disk.read(fd, 20_000, 0) == b"x" * 10_000
+        disk.close(fd)
