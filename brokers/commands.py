@@ -26,6 +26,7 @@ OBJECT_KINDS = (
 """Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""
 PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
 CONTEXT_HELP = "Servers by name, for the commands that ask a running one."
+DEFINITIONS_HELP = "Users, topics, exchanges, queues, bindings and groups of a server, as a file."
 USER_HELP = "Users: who may log in, and what each may do."
 REPLAY_HELP = "Send messages of the past again: recorded traffic, a log, or an archive."
 BRIDGE_HELP = "Bridges: messages that came in by one protocol go out by another."
@@ -55,6 +56,7 @@ def add_commands(app: App, root: Callable[[], App]) -> None:
     app.command("brokers.object_cli:kick", name="kick", help="Close connections.")
     folder_cli.add_commands(app)
     app.command("brokers.context_cli:app", name="context", help=CONTEXT_HELP)
+    app.command("brokers.definitions_cli:app", name="definitions", help=DEFINITIONS_HELP)
     app.command("brokers.user_cli:app", name="user", help=USER_HELP)
     app.command("brokers.replaying.cli:app", name="replay", help=REPLAY_HELP)
     app.command("brokers.bench.cli:app", name="bench", help=BENCH_HELP)

@@ -83,8 +83,8 @@ class AdminClient:
         self._unreachable = unreachable
         self._headers = headers or {}
 
-    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return its JSON answer, or its text if it is not JSON.
+    def request(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
+        """Return its JSON answer, or its text if it is not JSON. `body`: as JSON, or JSON itself.
 
         Raises Refusal: UNAVAILABLE if none is there, MISSING if the API has no such object, FAILED with the
         server's own words if it refuses.
@@ -92,6 +92,15 @@ class AdminClient:
         with contextlib.closing(self._connect()) as connection, self._errors():
             response = self._sent(connection, method, path, body)
             return self._result(path, response, response.read())
+
+    def read(self, path: str) -> bytes:
+        """An answer as it is. Raises as `request`."""
+        with contextlib.closing(self._connect()) as connection, self._errors():
+            response = self._sent(connection, "GET", path, None)
+            answer = response.read()
+            if response.status != 200:
+                self._result(path, response, answer)
+            return answer
 
     def lines(self, path: str) -> Iterator[str]:
         """The lines of an answer that goes on, until either side ends it. Raises as `request`."""
@@ -104,7 +113,11 @@ class AdminClient:
                 yield line.decode(errors="replace").rstrip("\r\n")
 
     def _sent(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | bytes | None,
     ) -> http.client.HTTPResponse:
         try:
             connection.connect()
@@ -114,7 +127,8 @@ class AdminClient:
         data = None
         if method != "GET":
             connection.sock.settimeout(None)  # a backup takes as long as it takes
-            data = json.dumps(body or {}).encode()  # the admin port takes nothing without a body in JSON
+            # The admin port takes nothing without a body in JSON.
+            data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
             headers["Content-Type"] = "application/json"
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
             connection.request(method, path, data, headers)

@@ -37,7 +37,7 @@ OWN_VERBS = frozenset(
         "bindings",
     }
     | {"bench", "completion", "pipeline", "reload", "user", "context", "top", "replay", "logs"}
-    | {"trace", "bridge"}
+    | {"definitions", "trace", "bridge"}
 )
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 

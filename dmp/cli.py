@@ -14,7 +14,7 @@ from dmp.data_types import SHORT_BYTES_MAX
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given
 from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
-from shared.errors import UsageError
+from shared.errors import NotThere, UsageError
 from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
 
 app, command = protocol_app(
@@ -167,15 +167,20 @@ async def declare(
     if what == "queue" and type_ is not None:
         raise UsageError("--type", "is of an exchange")
     shown = {what: name, "declared": True}
+    if server is None and what == "queue":
+        if transient:
+            raise UsageError("--transient", "is for AMQP: queues are durable that the API makes")
+        row = {"name": name, "auto_delete": auto_delete, "arguments": arguments}
+        return ApiRequest(lambda api: _defined(api, "queues", row) and shown)
     if server is None:
         kind: dict[str, Any] = {"durable": not transient, "auto_delete": auto_delete}
-        if what == "exchange":
-            kind["type"] = type_ or "direct"
-            if "alternate-exchange" in arguments:
-                kind["alternate"] = arguments.pop("alternate-exchange")
+        if "alternate-exchange" in arguments:
+            kind["alternate"] = arguments.pop("alternate-exchange")
         if arguments:
-            kind["arguments"] = arguments
-        return ApiRequest(lambda api: api.post(f"{what}s", name=name, **kind) and shown)
+            raise UsageError("--argument", f"{next(iter(arguments))} is nothing that exchanges have")
+        return ApiRequest(
+            lambda api: api.post("exchanges", name=name, type=type_ or "direct", **kind) and shown
+        )
     async with _amqp(server, name) as client:
         if what == "queue":
             await client.declare_queue(
@@ -190,6 +195,15 @@ async def declare(
                 arguments=arguments,
             )
     return shown
+
+
+def _defined(api: AdminApi, section: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Have there be what a row of definitions says. Raises NotThere where it cannot be."""
+    document: dict[str, Any] = {section: [{"protocol": "dmp", **row}]}
+    answer: Mapping[str, Any] = api.post("definitions", **document)
+    if answer["left_out"]:
+        raise NotThere("; ".join(answer["told"]))
+    return answer
 
 
 @command("delete queue jobs --if-empty", "delete exchange logs")
@@ -236,10 +250,10 @@ async def bind(
     arguments = keyed("--argument", argument)
     shown = {"queue": queue, "exchange": exchange, "key": key, "bound": True}
     if server is None:
-        more: dict[str, Any] = {"arguments": arguments} if arguments else {}
-        return ApiRequest(
-            lambda api: api.post("bindings", exchange=exchange, queue=queue, key=key, **more) and shown
-        )
+        row = {"exchange": exchange, "queue": queue, "key": key, "arguments": arguments}
+        if arguments:
+            return ApiRequest(lambda api: _defined(api, "bindings", row) and shown)
+        return ApiRequest(lambda api: api.post("bindings", exchange=exchange, queue=queue, key=key) and shown)
     async with _amqp(server, queue, exchange, key) as client:
         await client.bind(queue, exchange, key, arguments)
     return shown

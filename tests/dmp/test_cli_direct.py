@@ -126,18 +126,21 @@ def test_exchanges_and_bindings_are_made_and_ended_over_the_api_with_the_words_o
     """What each says over AMQP and, with the data folder, over the API."""
     api = ("--data-dir", str(server.data))
     lines = (
+        "declare queue jobs -a x-max-length=5",
         "declare exchange logs --type topic",
         "declare exchange logs --type topic",
         "bind jobs logs -k a.#",
         "purge jobs",
         "unbind jobs logs -k a.#",
+        "bind jobs amq.headers -a x-match=all -a kind=order",
+        "unbind jobs amq.headers -a x-match=all -a kind=order",
         "delete exchange logs",
         "delete exchange logs",
         "purge nix",
     )
     said = []
     for way in ((), api):
-        assert here("declare", "queue", "jobs")[0] == 0
+        assert here("declare", "queue", "jobs", "-a", "x-max-length=5")[0] == 0
         answers = [here(*line.split(), "--json", *way)[:2] for line in lines]
         said.append([*answers, here("delete", "queue", "jobs", "--json", *way)[:2]])
     assert said[0] == said[1]
@@ -167,3 +170,13 @@ def test_a_queue_is_peeked_and_its_dead_letters_go_back(server: Server, here: Co
     assert here("redrive", "work", *api)[1] == '{"queue": "work", "moved": 0, "left": 1}\n'
     for queue in ("work", "dead"):
         assert here("delete", "queue", queue)[0] == 0
+
+
+def test_what_the_api_cannot_declare_is_told(server: Server, here: Command) -> None:
+    api = ("--data-dir", str(server.data))
+    here("declare", "queue", "same")
+    assert here("declare", "queue", "same", "-a", "x-max-length=5", *api)[0] == ExitCode.FAILED
+    assert here("declare", "queue", "x", "--transient", *api)[0] == ExitCode.USAGE
+    assert here("declare", "exchange", "x", "-a", "x=1", *api)[0] == ExitCode.USAGE
+    assert here("bind", "nix", "amq.headers", "-a", "x-match=all", *api)[0] == ExitCode.FAILED
+    assert here("delete", "queue", "same", *api)[0] == 0

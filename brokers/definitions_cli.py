@@ -1,0 +1,75 @@
+"""`brokers definitions ...`: what is durable on a server but messages, as a file; and from a file."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from brokers.api_client import ROOT
+from brokers.asking import AdminPlace
+from brokers.errors import ExitCode, Refusal
+from brokers.flags import with_admin_flags
+from shared.cli.app import protocol_app
+from shared.cli.options import Json, a_path, flag
+from shared.cli.progress import waiting
+
+app, command = protocol_app(
+    "definitions",
+    "Users, topics, exchanges, queues, bindings and groups of a server, as a file.",
+    "export definitions.json",
+    "import definitions.json --dry-run",
+)
+PATH = f"{ROOT}/definitions"
+
+
+@command("export definitions.json", "export --context prod | jq .queues")
+@with_admin_flags
+def export(
+    file: Annotated[
+        Path | None,
+        Parameter(help="The file to write; else standard output.", converter=a_path, show_default=False),
+    ] = None,
+    *,
+    at: AdminPlace,
+) -> bytes | None:
+    """Write down all that is durable but messages and secrets, as JSON."""
+    client = at.client()
+    with waiting("asking"):
+        document = client.read(PATH)
+    if file is None:
+        return document
+    near = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        near.write_bytes(document)
+        near.replace(file)
+    except OSError as error:
+        near.unlink(missing_ok=True)
+        raise Refusal(f"{file}: {error.strerror}") from None
+    return None
+
+
+@command("import definitions.json --dry-run", "import - < definitions.json", name="import")
+@with_admin_flags
+def import_(
+    file: Annotated[
+        Path, Parameter(help="The file; - is standard input.", converter=a_path, allow_leading_hyphen=True)
+    ],
+    *,
+    dry_run: Annotated[bool, flag("Say what would be made, and make nothing.")] = False,
+    at: AdminPlace,
+    json: Json = False,
+) -> Any:
+    """Have there be all that a file has. What is there already stays as it is.
+
+    One conflict, which names its object, and nothing is made. What cannot be there
+    is left out, and told. Users cannot log in until they get a password.
+    """
+    try:
+        document = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise Refusal(f"{file}: {error.strerror}", ExitCode.MISSING) from None
+    client = at.client()
+    with waiting("importing"):
+        return client.request("POST", f"{PATH}?dry_run={int(dry_run)}", document)

@@ -1,0 +1,38 @@
+"""`brokers definitions export` and `import`: what one server has, another gets."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from brokers.errors import ExitCode
+from tests.brokers.conftest import Run
+from tests.support.server import Server, speak
+
+
+def test_what_is_exported_is_imported_and_then_the_same(
+    command: Run, tmp_path: Path, new_server: Callable[..., Server]
+) -> None:
+    one, other = new_server("--enable", "logmq").start(), new_server("--enable", "logmq").start()
+    speak(one.address("logmq"), b"PRODUCE kept x\n")
+    file, there = tmp_path / "definitions.json", ("--json", "--data-dir", str(other.data))
+    assert command("definitions", "export", str(file), "--data-dir", str(one.data)) == (0, "", "")
+    assert command("definitions", "export", "--data-dir", str(one.data))[1] == file.read_text()
+    assert [row["name"] for row in json.loads(file.read_text())["topics"]] == ["kept"]
+    for words, made in ((("--dry-run",), 1), ((), 1), ((), 0)):
+        code, out, _ = command("definitions", "import", str(file), *words, *there)
+        assert (code, json.loads(out)["made"]) == (0, made)
+    assert "kept" in command("topics", *there)[1]
+    assert not list(tmp_path.glob(".definitions*"))
+
+
+def test_what_is_no_document_or_no_file_is_a_line(
+    command: Run, tmp_path: Path, shared_server: Server
+) -> None:
+    where = ("--data-dir", str(shared_server.data))
+    file = tmp_path / "wrong.json"
+    for text in ("", "[]", '{"nix": []}', "\x00"):
+        file.write_text(text)
+        code, _, said = command("definitions", "import", str(file), *where)
+        assert (code, said.count("\n")) == (ExitCode.FAILED, 1), said
+    assert command("definitions", "import", str(tmp_path / "nix"), *where)[0] == ExitCode.MISSING
+    assert command("definitions", "export", str(tmp_path / "nix" / "x"), *where)[0] == ExitCode.FAILED
