@@ -20,6 +20,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from dms.client import connect
+from shared.access import Rule, Secret, User, written_users
 from shared.objects import KINDS
 from tests.brokers.test_api import Api
 from tests.support.server import Server, speak
@@ -37,7 +38,13 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with Server(tmp_path_factory.mktemp("page"), environ={"BROKERS_SERVE_DURABILITY": "none"}) as server:
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "data").mkdir(mode=0o700)
+    ann = User("ann", (Rule.parse("admin:read"),), Secret.make(b"secret", b"s" * 16))
+    users = folder / "data" / "users.toml"
+    users.touch(0o600)
+    users.write_text(written_users({"ann": ann}))
+    with Server(folder, environ={"BROKERS_SERVE_DURABILITY": "none"}) as server:
         api = Api(server)
         make_queues(api, "jobs")
         for text in ("one", EVIL, "three"):
@@ -130,6 +137,22 @@ def test_who_has_not_logged_in_gets_the_form_logs_in_where_he_wanted_and_out_aga
         page.get_by_role("button", name="Log out").click()
         expect(page.get_by_label("Password")).to_be_visible()
         assert context.cookies() == []
+
+
+@needs_browser
+def test_who_may_only_look_is_shown_no_button_that_changes_something(served: Api, browser: Browser) -> None:
+    root = served.server.ready["page"].rstrip("/")
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{root}/queues/dms/jobs")
+        page.get_by_label("User").fill("ann")
+        page.get_by_label("Password").fill("secret")
+        page.get_by_role("button", name="Log in", exact=True).click()
+        expect(page.locator(".actions")).to_contain_text("admin:manage")
+        expect(page.get_by_role("button", name="Purge")).to_have_count(0)
+        headers = {"Content-Type": "application/json", "Origin": root}
+        answer = page.request.post(f"{root}/api/v1/queues/dms/jobs/purge", headers=headers, data="{}")
+        assert answer.status == 403
 
 
 @needs_browser

@@ -16,6 +16,21 @@ function tell(text, bad = false) {
   told.classList.toggle("bad", bad);
 }
 
+// What a view leaves for the next one; without storage nothing is.
+function keep(name, text) {
+  try { sessionStorage.setItem(name, text); } catch { /* none */ }
+}
+
+function take(name) {
+  try {
+    const text = sessionStorage.getItem(name);
+    sessionStorage.removeItem(name);
+    return text || "";
+  } catch {
+    return "";
+  }
+}
+
 async function problemOf(answer) {
   try {
     const found = await answer.json();
@@ -101,7 +116,8 @@ async function refresh() {
   try {
     const answer = await fetch(location.href, {headers: {Accept: "text/html"}});
     if (answer.status === 401) return location.reload();
-    if (!answer.ok) throw new Error(await answer.text());
+    if (answer.status === 404) tell("This is not there any more.", true);
+    if (!answer.ok) throw new Error(`${answer.status}`);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     const parts = all("[data-live]", fresh);
     all("[data-live]").forEach((old, at) => parts[at] && morph(old, parts[at]));
@@ -357,10 +373,13 @@ async function act(form) {
   const button = $("[type=submit]", form);
   button.disabled = true;
   try {
-    const answer = await call(form, false);
+    const done = `${title}: ${inWords(await call(form, false))}.`;
     form.closest("dialog").close();
-    if (form.dataset.leaves) return location.assign(form.dataset.leaves);
-    tell(`${title}: ${inWords(answer)}.`);
+    if (form.dataset.leaves) {
+      keep("told", done); // for the view that comes next
+      return location.assign(form.dataset.leaves);
+    }
+    tell(done);
     await refresh();
   } catch (error) {
     $(".preview", form).classList.add("bad");
@@ -461,6 +480,7 @@ function traceRow({id, time, protocol = "", name = "", text, base64, ...rest}) {
 if ("login" in document.body.dataset) logIn();
 else {
   $(".top").addEventListener("click", onTop);
+  tell(take("told"));
   listenToActions();
   charts.listen();
   charts.refresh();
