@@ -30,6 +30,7 @@ from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+import anyio
 import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
@@ -319,6 +320,8 @@ async def serve(
     task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the application on the control socket until cancelled; the socket is closed then."""
+    # Starlette's anyio loads what it has for trio with the first request: 70 ms, for which all would wait.
+    anyio.current_time()
     config = Config()
     config.accesslog = None
     config.errorlog = logging.getLogger("brokers.admin")

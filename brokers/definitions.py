@@ -223,12 +223,13 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
                 raise Conflict(f"{name} has other rules here")
             return Made(new=False)
         if not dry_run:
-            added = {**(access.users or {}), name: user}
             try:
+                # What stands in the file counts, also where nobody has reloaded it.
+                added = {**(await in_thread(users.read, path) or {}), name: user}
                 await in_thread(users.replace, path, added)
             except OSError as error:
                 raise ConfigError("access.users_file", f"cannot write {path}: {error.strerror}") from None
-            access.replace(added)
+            access.replace({**(access.users or {}), name: user})
         return Made(new=True)
 
     return DefinitionSection("users", rows, lambda row: str(row.get("name", "")), make)
