@@ -98,7 +98,7 @@ class Host:
         self._recording: Recording | None = None
         self._bridges: Bridges | None = None
         self._rates = Rates(self.samples)
-        self._flows = Flows(lambda: [(service.name, each) for service, each in self._objects()])
+        self._flows = Flows(lambda: [(service.name, each) for service, each in self._objects()], log)
         self._traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6)
         self.page: str | None = None
         self.admin_token = ""

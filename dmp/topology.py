@@ -32,7 +32,7 @@ from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
 from shared.budget import Account
 from shared.errors import StoreError
-from shared.queues.pausing import tell_paused
+from shared.queues import pausing
 from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Ticket
 
@@ -249,10 +249,7 @@ class Topology:
         if queue.log is not None:
             saved = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, paused)
             ticket = self._broker.definitions.put_queue(saved)
-        if paused:
-            queue.pause()
-        else:
-            queue.resume()
+        pausing.switch(queue, paused, ticket)
         return ticket
 
     def queue(self, name: bytes, owner: Owner | None) -> Queue:
@@ -485,7 +482,9 @@ class Topology:
             await self._adopt(left.encode(), defined=b"q" + left.encode() in saved.unreadable)
         broker.bodies.restored()
         self._restore_bindings(saved)
-        tell_paused(broker.log, [shown(queue.name) for queue in broker.queues.values() if queue.paused])
+        pausing.tell_paused(
+            broker.log, [shown(queue.name) for queue in broker.queues.values() if queue.paused]
+        )
 
     async def _restore_queue(self, saved: SavedQueue) -> None:
         broker = self._broker

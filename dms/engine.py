@@ -49,6 +49,7 @@ from dms.unacked import DeliveredRun, Delivery, Unacked
 from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
+from shared.queues import pausing
 from shared.queues.background import Background
 from shared.queues.waits import NONE, Waits
 
@@ -978,10 +979,7 @@ class Engine:
                 ticket = self.table.put(queue.name, row)
             except StoreError as error:
                 raise refusal_for(error) from None
-        if paused:
-            queue.pause()
-        else:
-            queue.resume()
+        pausing.switch(queue, paused, ticket)
         return ticket
 
     # -- dead letters

@@ -1,13 +1,29 @@
 """Pausing a queue: it takes messages and delivers none. How is each protocol's own; here is what they say."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from shared.objects import Action
 
+if TYPE_CHECKING:
+    from shared.storage.log import Ticket
+
 SHOWN_MAX = 10
+
+
+class Pausable(Protocol):
+    """A queue."""
+
+    paused: bool
+    deleted: bool
+
+    def pause(self) -> None:
+        """Deliver nothing, until it is resumed."""
+
+    def resume(self) -> None:
+        """Deliver again."""
 
 
 def actions(
@@ -45,6 +61,21 @@ def actions(
         ),
         Action("resume", "Deliver again.", resume, dry_runs=True, answers=("resumed",)),
     )
+
+
+def switch(queue: Pausable, paused: bool, ticket: "Ticket | None") -> None:
+    """Pause it, or resume it, and the other way round if what says so is not written after all."""
+
+    def set_paused(yes: bool) -> None:
+        if queue.paused != yes and not queue.deleted:
+            if yes:
+                queue.pause()
+            else:
+                queue.resume()
+
+    set_paused(paused)
+    if ticket is not None:
+        ticket.when_done(lambda done: None if done.error is None else set_paused(not paused))
 
 
 def tell_paused(log: structlog.stdlib.BoundLogger, names: Sequence[str]) -> None:

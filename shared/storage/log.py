@@ -492,7 +492,7 @@ class RecordTimes:
     def __init__(self, log: Log, start: int, stop: int) -> None:
         """May read the index file."""
         self._entries: list[IndexEntry] = []
-        with suppress(CorruptRecord, LogDeleted):
+        with suppress(StoreError, OSError):
             self._entries = log.index_entries(start, stop)
 
     def at(self, offset: int) -> int | None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import attrs
 import pytest
+import structlog
 
 from brokers import flows
 from brokers.flows import Flows
@@ -17,6 +18,10 @@ class Counted:
 
     def totals(self) -> tuple[int, int, int | None]:
         return self.came, self.left, self.left if self.left < self.came else None
+
+
+BAD = Objects(QUEUES, lambda: [1], str, lambda _: None, lambda _: None, totals=lambda _: (1 // 0, 0, None))
+"""Of a protocol that has a bug, which costs no other its rates."""
 
 
 @attrs.define
@@ -37,7 +42,9 @@ class Watch:
             lambda _: {"name": "q"},
             totals=Counted.totals,
         )
-        self.flows = Flows(lambda: [("dms", self.objects)], lambda: self.now)
+        self.flows = Flows(
+            lambda: [("bad", BAD), ("dms", self.objects)], structlog.get_logger(), lambda: self.now
+        )
 
     async def pass_seconds(self, count: int, came: int = 0, left: int = 0) -> None:
         for _ in range(count):

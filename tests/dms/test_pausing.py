@@ -7,6 +7,11 @@ from dms.engine import Queue
 from dms.settings import DmsSettings
 from dms.wire import Status
 from tests.dms.world import MEMORY, World, deliveries, statuses, with_queue
+from tests.support.fake_disk import Operation
+
+
+def fail(operation: Operation) -> None:
+    raise OSError(5, "disk")
 
 
 def paused(world: World, name: str = "orders", *, yes: bool = True) -> Queue:
@@ -68,3 +73,13 @@ def test_messages_of_a_paused_queue_expire() -> None:
     peer.produce("orders", b"1")
     world.advance(2)
     assert queue.depth == 0
+
+
+def test_a_pause_that_the_disk_does_not_take_is_none() -> None:
+    world = World()
+    peer = with_queue(world)
+    peer.produce("orders", b"1")
+    world.disk.before = fail
+    queue = paused(world)
+    assert not queue.paused
+    assert [body for _, body in peer.consume("orders")] == [b"1"]
