@@ -337,7 +337,8 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
     actions: dict[str, Action] = {}
     for action in (action for each in those for action in each.actions):
         same = actions.setdefault(action.name, action)
-        actions[action.name] = attrs.evolve(same, takes={**same.takes, **action.takes})
+        answers = tuple(dict.fromkeys((*same.answers, *action.answers)))
+        actions[action.name] = attrs.evolve(same, takes={**same.takes, **action.takes}, answers=answers)
     for name, action in actions.items():
         if name in ("delete", "close"):
             operations["delete"] = _acting(action, named)
@@ -362,7 +363,7 @@ def _answer(action: Action) -> Mapping[str, Any]:
         following = {"type": ["integer", "null"], "description": "Where what follows begins, in a topic."}
         return {"type": "object", "properties": {"items": items, "next": following}, "required": ["items"]}
     counts = {name: {"type": "integer"} for name in action.answers}
-    return {"type": "object", "properties": counts, "required": list(counts)}
+    return {"type": "object", "properties": counts, "required": [*counts][:1]}
 
 
 def _parameter(name: str, place: str, text: str = "") -> Mapping[str, Any]:

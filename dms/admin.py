@@ -103,6 +103,13 @@ class Admin:
                 answers=("moved", "left"),
             ),
             Action("messages", "Put one in.", self._put, message, dry_runs=True, answers=("published",)),
+            Action(
+                "delete",
+                "Delete it, with its messages; those who wait for one are told.",
+                self._delete,
+                dry_runs=True,
+                answers=("deleted", "messages"),
+            ),
             *pausing.actions(self._set_paused, lambda queue: queue.text, self._engine.log),
         )
         return (
@@ -169,6 +176,13 @@ class Admin:
             return {"moved": moved, "left": queue.depth - queue.held - moved}
         found = await self.redrive({"queue": queue.text})
         return {"moved": found["moved"], "left": found["left"]}
+
+    async def _delete(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        messages = queue.depth
+        ticket = None if dry_run else self._engine.delete(queue)
+        if ticket is not None:
+            await self._engine.store.wait(ticket)
+        return {"deleted": 1, "messages": messages}
 
     async def _set_paused(self, queue: Queue, paused: bool) -> None:
         ticket = self._engine.set_paused(queue, paused)

@@ -259,7 +259,7 @@ class Action:
     """What can be done with one object: `call(object, arguments, dry_run)` answers in values that JSON has.
 
     `takes`: its arguments, by name, and what each is. `dry_runs`: it can say what it would do. `looks`: it
-    changes nothing. `answers`: the names of the numbers that it answers, or `MESSAGES`.
+    changes nothing. `answers`: the names of the numbers that it answers, what it did first; or `MESSAGES`.
     Raises BrokerError, in words for who asked.
     """
 

@@ -166,6 +166,10 @@ def test_a_dms_queue_is_seen_peeked_filled_and_purged(served: Api) -> None:
     assert served.get(path)["ready"] == 0
     assert "audit" in served.server.said
     assert served.post(f"{path}/redrive") == {"moved": 0, "left": 0}
+    served.post(f"{path}/messages", {"text": "last"})
+    assert served.ask(f"{path}?dry_run=1", method="DELETE") == (200, {"deleted": 1, "messages": 1})
+    assert served.delete(path) == {"deleted": 1, "messages": 1}
+    assert served.ask(path)[0] == 404
 
 
 @pytest.mark.parametrize("protocol", ["dms", "dmp"])
