@@ -338,11 +338,24 @@ class Mux:
     def apply_in_slices(
         self, deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], None]
     ) -> None:
-        """In the background. Input waits meanwhile: a confirm says that all before its publish was taken."""
+        """In the background."""
+        self._add_work(_slices(deliveries, apply))
+
+    def deliver_again(self, channel: Channel, deliveries: list[Delivery]) -> None:
+        """To the consumers that had them, or back where these have gone; of very many in slices."""
+        steps = _deliver_again(channel, deliveries)
+        if len(deliveries) > RETURNED_AT_ONCE:
+            self._add_work(steps)
+        else:
+            self.worked(len(deliveries))
+            next(steps, None)
+
+    def _add_work(self, steps: Iterator[None]) -> None:
+        """Input waits meanwhile: a confirm says that all before its publish was taken."""
         background = self.broker.background
         self.session.stop(Stop.READY)
         background.when_idle(self.connection.guarded(partial(self.session.go_soon, Stop.READY)))
-        background.add(_slices(deliveries, apply))
+        background.add(steps)
 
     def return_in_slices(self, deliveries: Sequence[Delivery]) -> None:
         """They go back to their queues, which give out nothing until all are there."""
@@ -423,6 +436,35 @@ def _slices(deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], 
     for queue in queues:
         if not queue.deleted:
             queue.deal()
+
+
+def _deliver_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[None]:
+    """The oldest first; their queues give out nothing until all have their consumer, or are back."""
+    queues = set(map(_QUEUE, deliveries))
+    for queue in queues:
+        queue.await_returns()
+    deliveries.reverse()
+    try:
+        while deliveries:
+            of: dict[Consumer, list[Message]] = {}
+            back: dict[Queue, list[Message]] = {}  # of who has gone meanwhile
+            for consumer, queue, message in reversed(deliveries[-RETURNED_AT_ONCE:]):
+                if consumer is not None and channel.has(consumer):
+                    message.redelivered = True
+                    of.setdefault(consumer, []).append(message)
+                else:
+                    back.setdefault(queue, []).append(message)
+            del deliveries[-RETURNED_AT_ONCE:]
+            for consumer, messages in of.items():
+                consumer.deliver(messages)
+            for queue, messages in back.items():
+                channel.mux.broker.counts.requeued += len(messages)
+                queue.requeue(messages)
+            if deliveries:
+                yield
+    finally:
+        for queue in queues:
+            queue.all_returned()
 
 
 def _newest_first(unacked: dict[int, Delivery]) -> Iterator[Delivery]:
@@ -590,6 +632,10 @@ class Channel:
         if count <= 0:
             self.crowded = True
         return count
+
+    def has(self, consumer: Consumer | None) -> bool:
+        """Whether it is one of ours, and not cancelled."""
+        return consumer is not None and self.consumers.get(consumer.tag) is consumer
 
     def take_unacked(self, tag: int, multiple: bool) -> list[Delivery]:
         """Unacknowledged deliveries, taken out of the books. Raises Refusal for an unknown tag."""

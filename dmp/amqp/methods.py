@@ -445,19 +445,12 @@ def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.Re
     """All that is unacknowledged is delivered again: by its queue, or to the consumer that had it."""
     if isinstance(method, commands.Basic.Recover):
         channel.reply(commands.Basic.RecoverOk())
-    again: dict[Consumer, list[Message]] = {}
-    back: list[Delivery] = []
-    for delivery in channel.take_unacked(0, True):
-        consumer, _, message = delivery
-        if method.requeue or consumer is None or channel.consumers.get(consumer.tag) is not consumer:
-            back.append(delivery)
-        else:
-            message.redelivered = True
-            again.setdefault(consumer, []).append(message)
-    _give_back(channel, back, requeue=True)
-    for consumer, messages in again.items():
-        consumer.deliver(messages)
-    channel.deal()
+    deliveries = channel.take_unacked(0, True)
+    if method.requeue:
+        _give_back(channel, deliveries, requeue=True)
+    else:
+        channel.mux.deliver_again(channel, deliveries)
+        channel.deal()
 
 
 def _give_back(channel: Channel, deliveries: list[Delivery], requeue: bool) -> None:

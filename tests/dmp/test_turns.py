@@ -358,6 +358,31 @@ async def test_very_many_that_are_acknowledged_or_given_back_at_once_go_in_turns
     assert queue.unacked == 0
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_very_many_that_are_delivered_again_at_once_go_in_turns(world: World, leaves: bool) -> None:
+    """`leaves`: the connection is lost before all have come."""
+    peer = Peer(world).login()
+    queue = world.queue(b"q")
+    peer.method(C.Basic.Consume(0, "q", "tag"))
+    sent = numbered(4_000)
+    peer.send(publish("", "q", *sent))
+    peer.frames()
+    peer.session.receive(encode(C.Basic.Recover(False), 1) + publish("", "q", b"new"))
+    first = bodies(peer.frames_now())
+    assert 0 < len(first) < 2100
+    assert world.broker.counts.published == len(sent), "input behind it waits"
+    if leaves:
+        peer.session.connection_lost()
+        world.advance(0)
+        assert ready(queue) == sent
+        assert queue.unacked == 0
+        return
+    world.advance(0)
+    peer.pump()
+    assert [*first, *bodies(peer.frames())] == [*sent, b"new"]
+    assert queue.unacked == len(sent) + 1
+
+
 async def test_very_many_queues_of_one_owner_go_in_turns(world: World) -> None:
     count = 1280
     peer = Peer(world).login()

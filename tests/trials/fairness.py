@@ -631,6 +631,14 @@ def amqp_100000_come_back_at_once(served: Served) -> None:
         _ping(served)
 
 
+def amqp_100000_are_delivered_again_at_once(served: Served) -> None:
+    with _amqp_holding(served, 90_000) as peer:
+        served.begin()
+        peer.call(commands.Basic.Recover(requeue=False), commands.Basic.RecoverOk)
+        peer.deliveries(90_000)
+        _ping(served)
+
+
 def amqp_100000_come_back_with_their_connection(served: Served) -> None:
     peer = _amqp_holding(served, 90_000)
     served.begin()
