@@ -141,10 +141,10 @@ class AdminClient:
         except TimeoutError:
             raise Refusal(f"{self.name} does not answer: nothing in {ANSWER_SECONDS:g} s") from None
         except (OSError, http.client.HTTPException) as error:
-            raise Refusal(
-                f"{self.name} went away before it answered ({error or type(error).__name__})",
-                ExitCode.UNAVAILABLE,
-            ) from None
+            is_alert = str(error).startswith("\x15\x03")  # what TLS says to HTTP
+            why = "it speaks TLS: https://" if is_alert else str(error) or type(error).__name__
+            text = f"{self.name} went away before it answered ({why})"
+            raise Refusal(text, ExitCode.UNAVAILABLE) from None
 
     def _result(self, path: str, response: http.client.HTTPResponse, answer: bytes) -> Any:
         kind = response.headers.get_content_type()

@@ -175,6 +175,12 @@ def test_a_certificate_is_trusted_by_its_authority_alone(serve: Serve, tmp_path:
     assert client.request("GET", "/status") == {"a": 1}
 
 
+def test_a_port_of_tls_that_is_asked_in_the_clear_says_so(serve: Serve) -> None:
+    client = control.port_client(f"http://{serve(bytes.fromhex('15030100020246'), None)}")
+    with pytest.raises(Refusal, match="https://"):
+        client.request("GET", "/status")
+
+
 @pytest.mark.parametrize(
     ("status", "kind", "body", "said", "code"),
     [
