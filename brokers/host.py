@@ -35,7 +35,7 @@ from brokers.fairness import LoopWatch
 from brokers.flows import Flows
 from brokers.rates import Rates
 from brokers.recent import Recent
-from brokers.reloading import Apply, Reloader
+from brokers.reloading import Apply, Reloaded, Reloader
 from brokers.service import Bound, SupervisedService
 from brokers.tracing import Traces
 from shared.access import Access
@@ -104,6 +104,7 @@ class Host:
         self.admin_token = ""
         self._budget = Account("process", memory_limit_bytes() * MEMORY_PERCENT // 100)
         self._access = Access(users.load(config), audit=logs.audit, denied=partial(users.tell_denied, log))
+        self._users = users.UsersReload(self._access)
         self._logins = Logins(self._access)
         self._network = Network(config.net, self._budget, config.access.certificate_user)
         self._watch = watch
@@ -166,7 +167,7 @@ class Host:
                 await self._open_admin(nursery, reloader)
                 bridges = self._bridges = self._make_bridges(store)
                 reloader.register(bridges)
-                reloader.register(users.UsersReload(self._access))  # last: guards are as set before it
+                reloader.register(self._users)  # last: guards are as set before it
                 nursery.start_soon(self._rates.run)
                 nursery.start_soon(self._flows.run)
                 nursery.start_soon(self._traces.run)
@@ -446,13 +447,18 @@ class Host:
     ) -> Mapping[str, Any]:
         """Take up what changed (`brokers.reloading`). Raises BrokerError, and all is as it was.
 
-        `action`, `name`: what was done to which user, for the audit log; `user`, `peer`: who asks.
+        `action`, `name`: what was done to which user, for the audit log: then the users file alone is read.
+        `user`, `peer`: who asks.
         """
         await self._all_served.wait()  # else it might miss what was opened before
         assert self._reloader is not None
         result = "refused"
         try:
-            found = await self._reloader.reload()
+            if action.startswith("user-"):  # it must not fail for settings that are being edited
+                await self._reloader.take_up(self._users)
+                found = Reloaded()
+            else:
+                found = await self._reloader.reload()
             result = "done"
         finally:
             logs.audit(user=user, peer=peer, protocol="", action=action, name=name, result=result)

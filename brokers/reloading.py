@@ -52,8 +52,8 @@ class Reloadable(Protocol):
 class Reloaded:
     """Settings that have other values now, and those that take a restart."""
 
-    changed: Sequence[str]
-    restart: Sequence[str]
+    changed: Sequence[str] = ()
+    restart: Sequence[str] = ()
 
 
 class Reloader:
@@ -88,6 +88,11 @@ class Reloader:
             config, reloaded = await self._in_thread(self._read_and_check)
             await self._take_up(config, tuple(self._seen))
             return reloaded
+
+    async def take_up(self, part: Reloadable) -> None:
+        """Have one part take up its files, as the settings are. Raises BrokerError: nothing changed."""
+        async with self._lock:
+            await self._take_up(self.config, [part])
 
     async def run(self) -> None:
         """Look at the watched files each minute, until cancelled."""

@@ -118,6 +118,10 @@ def test_what_is_wrong_changes_nothing_and_says_what(it: Reloaded) -> None:
     assert done.returncode == ExitCode.CONFIGURATION
     assert "dms.queues_max" in done.stderr
     assert speak(it.server.address("logmq"), b"PRODUCE nine x\n") == b"OK 0\n"
+    # Users are taken up all the same: to remove one must not wait for somebody's edit.
+    done = run("user", "add", "anonymous", "--allow", "logmq:read:*", "--data-dir", str(it.server.data))
+    assert "the server knows" in done.stdout
+    assert speak(it.server.address("logmq"), b"PRODUCE nine x\n").startswith(b"ERR DENIED")
 
 
 def test_new_connections_see_a_new_certificate_on_every_port_and_those_that_stand_go_on(
@@ -140,7 +144,7 @@ def test_new_connections_see_a_new_certificate_on_every_port_and_those_that_stan
     file = tmp_path / "brokers.toml"
     file.write_text("[tls]\ncertificate = 'server.pem'\n[serve]\nenable = ['logmq', 'kqmsgq']\n")
     with Server(tmp_path, "--config", str(file)) as server:
-        assert "a certificate ends soon" in server.said
+        until(lambda: "a certificate ends soon" in server.said)
         assert 'days=13.5 of="logmq, kqmsgq, admin"' in server.said
         page = server.ready["page"].removeprefix("https://").rstrip("/").split(":")
         ports = [server.address("logmq"), server.address("kqmsgq"), (page[0], int(page[1]))]
