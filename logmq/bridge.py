@@ -77,6 +77,9 @@ class LogmqSource:
         self._context.positions.put(topic.name, _PLACE.pack(topic.log.id, offset))
         topic.carried = offset
 
+    def seal(self) -> None:
+        """Each confirmation is there."""
+
     def refill(self) -> None:
         self._read()
 

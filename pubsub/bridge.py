@@ -66,6 +66,9 @@ class PubsubSource:
     def confirm(self, run: MessageRun) -> None:
         """Nobody asks."""
 
+    def seal(self) -> None:
+        """Each confirmation is there."""
+
     def refill(self) -> None:
         """What comes comes."""
 

@@ -202,6 +202,9 @@ class BridgeSource(Protocol):
         """These are done with, the oldest of all that were taken. Raises StoreError, and BridgeRefusal where
         the source knows them no more."""
 
+    def seal(self) -> None:
+        """All of this entry is confirmed: write what is written once for all of it. Raises StoreError."""
+
     def refill(self) -> None:
         """The inbox has room again."""
 

@@ -374,6 +374,7 @@ class Bridge:
                     if not self._carry_run(runs[0], done, now):
                         break
                     runs.pop(0)
+                self._source.seal()
         finally:
             if runs:
                 runs[0] = runs[0].part(self._settled, len(runs[0]))

@@ -82,3 +82,15 @@ async def test_what_is_written_and_what_is_confirmed_are_one_entry(source: str, 
     world.carry()
     assert await world.found(target, "out") == bodies
     assert await world.found(source, NAMES[source]) == (bodies if source == "logmq" else [])
+
+
+async def test_what_a_dmp_queues_bridge_acknowledges_is_one_record_an_entry() -> None:
+    world = await _world("dmp", "dms", FakeDisk())
+    await world.bridges.change([bridge("dmp:in", "dms:out")])
+    world.carry()
+    bodies = [b"%05d" % number for number in range(500)]
+    world.send("dmp", "in", *bodies)  # each has properties of its own
+    before = world.store.statistics().records
+    world.carry()
+    assert await world.found("dms", "out") == bodies
+    assert world.store.statistics().records == before + 2, "what was written, and what was acknowledged"
