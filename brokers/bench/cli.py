@@ -31,6 +31,7 @@ _add(
     "This environment's servers beside another's: what changed beyond noise.",
     " /srv/other/.venv/bin/python --protocols logmq --json",
 )
+_add("bridge", "Bridges, beside the slower of their two ends alone.", "", " --modes logmq-dms --json")
 _add("dmp", "DMP, beside basic.publish, redis and nats.", "", " --readers 1 --size 1024 --json")
 _add("dms", "DMS, beside beanstalkd and redis.", "", " --json")
 _add("kqmsgq", "KqueueMsgQ, beside nats-server.", "", " --modes fan-out --json")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from brokers.bench import options
-from brokers.bench.load import Address, Measured, Row, Talk, connect, in_turns, repeated, run
+from brokers.bench.load import Address, Measured, Row, Talk, connect, fill, in_turns, repeated, run
 from brokers.bench.login import login
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, maybe_none, some
 from brokers.bench.servers import beanstalkd, redis_server, serving
@@ -258,3 +258,19 @@ SWEPT = {
 
 def _closed() -> bytes:
     raise Refusal("the server that was to be measured closed the connection")
+
+
+def fill_queue(address: Address, queue: str, size: int, count: int) -> None:
+    """Produce so many thousands of messages."""
+    data = bytearray()
+
+    def answers(received: bytes) -> int:
+        data.extend(received)
+        frames, at = wire.decode(data)
+        del data[:at]
+        return len(frames)
+
+    with connect(address) as sock:
+        sock.sendall(wire.pack(Type.HANDSHAKE, 0, hello(login())))
+        sock.recv(1 << 10)
+        fill(sock, answers, wire.pack(Type.PRODUCE, 1, wire.pack_name(queue) + b"x" * size), count)

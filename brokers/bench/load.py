@@ -610,3 +610,17 @@ def poured(writer: socket.socket, reader: socket.socket, message: bytes, seconds
             pass
         reader.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+def fill(sock: socket.socket, answers: Callable[[bytes], int], request: bytes, count: int) -> None:
+    """Have a request answered `count` times, a thousand at a time and ten thousand under way."""
+    sent = answered = 0
+    while answered < count:
+        if sent < count and sent - answered < 10_000:
+            sock.sendall(request * 1000)
+            sent += 1000
+        else:
+            received = sock.recv(RECEIVE_BYTES)
+            if not received:
+                raise Refusal("the server that is measured closed a connection")
+            answered += answers(received)

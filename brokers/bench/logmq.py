@@ -35,6 +35,7 @@ from brokers.bench.load import (
     Talk,
     connect,
     fan_out,
+    fill,
     histogram,
     in_turns,
     lines,
@@ -317,3 +318,9 @@ def _fetch_round(
     for thread in threads:
         thread.join()
     return Measured.of(sum(taken) // (size + 4), perf_counter_ns() - begun, trips)
+
+
+def fill_topic(address: Address, topic: str, size: int, count: int) -> None:
+    """Write so many thousands of messages."""
+    with connect(address) as sock:
+        fill(sock, lines(), b"PRODUCE %b %b\n" % (topic.encode(), b"x" * size), count)

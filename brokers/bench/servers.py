@@ -24,7 +24,8 @@ _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 def serving(
     folder: Path, protocol: str, environ: Mapping[str, str] | None = None, python: str = sys.executable
 ) -> Iterator[Mapping[str, tuple[str, int]]]:
-    """`brokers serve` with one protocol; `environ`: settings. Where it is, by the names of its endpoints.
+    """`brokers serve` with one protocol, or several with commas; `environ`: settings. Where it is, by the
+    names of its endpoints.
 
     Its data is in `data` of `folder`, which is there. `python`: that of another environment serves what is
     installed in it.
@@ -36,7 +37,9 @@ def serving(
         clean["BROKERS_ADMIN_ENABLED"] = (
             "false"  # what is measured is the protocol; older ones do not know it
         )
-    command = [python, "-P", "-m", "brokers", "serve", "--enable", protocol, "--port", f"{protocol}=0"]
+    protocols = protocol.split(",")
+    command = [python, "-P", "-m", "brokers", "serve", "--enable", protocol]
+    command += [word for each in protocols for word in ("--port", f"{each}=0")]
     with (
         said.open("wb") as log,
         subprocess.Popen(
@@ -50,7 +53,7 @@ def serving(
             _until(ready.exists, process, said)
             bound = json.loads(ready.read_text())["addresses"]
             found = {each["endpoint"]: (each["host"], each["port"]) for each in bound}
-            SAID_FIRST[found[protocol]] = said_first(protocol)
+            SAID_FIRST.update({found[each]: said_first(each) for each in protocols})
             yield found
         finally:
             process.send_signal(signal.SIGTERM)

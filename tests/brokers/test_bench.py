@@ -19,6 +19,7 @@ import attrs
 import pytest
 
 from brokers.bench import (
+    bridge,
     compare,
     dmp,
     dms,
@@ -154,6 +155,7 @@ def test_the_smallest_message_is_measured_as_any_other() -> None:
         (pubsub.bench, {"matching": 5, "subscribers": 4}, "--matching"),
         (recording.bench, {"size": 0}, "1 to 1500"),
         (recording.bench, {"size": 1501}, "1 to 1500"),
+        (bridge.bench, {"size": 27}, "28 to 1500"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -552,6 +554,20 @@ def test_each_protocol_gives_a_row_beside_itself_and_no_message_is_unaccounted_f
         assert row.recorded_percent + row.gap_percent == pytest.approx(100, abs=0.02)
         assert row.unaccounted == 0
         assert row.disk_megabytes_per_second > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_short")
+def test_bridges_are_measured_beside_the_slower_of_their_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge, "BACKLOG", 2000)
+    modes: tuple[bridge.Mode, ...] = ("dms-logmq", "latency")
+    rows = bridge.bench(modes=modes, data_dir=tmp_path, **ROUND)
+    assert [row.mode for row in rows] == list(modes)
+    for row in rows:
+        assert min(row.messages_per_second, row.end_per_second, row.ratio) > 0
+        assert row.slower_end in (*row.mode.split("-"), "logmq")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,192 @@
+"""`brokers bench bridge`: bridges between protocols, each beside the slower of its two ends alone.
+
+All protocols are served by one process; the load comes from this one. From logs and queues a backlog is
+carried: it is written while the bridge is paused, and the time runs from its resumption. From a sink and from
+pub/sub, which keep nothing, the bridge is measured under the load with which the source is measured alone. An
+end alone is what `brokers bench` of its protocol has: LogMQ's PRODUCE, DMS produced, delivered and
+acknowledged, one consumer of KqueueMsgQ, one feed of a sink, one subscriber of pub/sub.
+
+`latency` has one message under way: from a PRODUCE to a TAIL of the topic that the bridge writes, beside the
+topic itself.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Annotated, Any, Literal
+
+import attrs
+
+from brokers import control
+from brokers.bench import options
+from brokers.bench.dmp import EXCHANGE, direct
+from brokers.bench.dms import QUEUE, dms_talk, fill_queue, make_queues
+from brokers.bench.kqmsgq import fan_out_of
+from brokers.bench.load import STAMP_BYTES, Address, FanOut, Measured, Talk, connect, fan_out, middle, run
+from brokers.bench.logmq import fill_topic
+from brokers.bench.options import Rounds, Seconds, Size, each
+from brokers.bench.pubsub import pubsub_fan_out
+from brokers.bench.servers import serving
+from brokers.bench.sweep import Point
+from brokers.errors import ExitCode, Refusal
+from shared.cli.options import DataDir, Json
+
+Mode = Literal["logmq-dms", "dms-logmq", "sink-logmq", "pubsub-logmq", "logmq-kqmsgq", "latency"]
+MODES: tuple[Mode, ...] = ("logmq-dms", "dms-logmq", "sink-logmq", "pubsub-logmq", "logmq-kqmsgq", "latency")
+BACKLOG = 100_000
+WAIT_SECONDS = 120.0
+BRIDGES = {
+    "logmq-dms": ("logmq:to-dms", f"dms:{QUEUE}"),
+    "dms-logmq": ("dms:to-logmq", "logmq:from-dms"),
+    "sink-logmq": (f"dmp:{EXCHANGE}/#", "logmq:from-sink"),
+    "pubsub-logmq": ("pubsub:*", "logmq:from-pubsub"),
+    "logmq-kqmsgq": ("logmq:to-kqmsgq", "kqmsgq:bench"),
+    "latency": ("logmq:near", "logmq:far"),
+}
+_PROTOCOLS = "logmq,dms,kqmsgq,pubsub,dmp"
+
+
+@attrs.frozen
+class Row:
+    """One bridge. `slower_end`: which of its ends does less alone, and `end_per_second`, how much; `ratio`:
+    the bridge's rate over that, and of latencies the end's median over the bridge's."""
+
+    mode: str
+    messages_per_second: int
+    slower_end: str
+    end_per_second: int
+    median_us: float | None
+    end_median_us: float | None
+    ratio: float
+
+
+def bench(
+    *,
+    modes: Annotated[tuple[Mode, ...], options.MODES] = MODES,
+    size: Size = 100,
+    seconds: Seconds = 1.0,
+    rounds: Rounds = 3,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> list[Any]:
+    """Measure bridges on this machine, each beside the slower of its two ends alone."""
+    if not STAMP_BYTES + 8 <= size <= 1500:
+        raise Refusal(f"--size: {STAMP_BYTES + 8} to 1500 bytes", ExitCode.USAGE)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir) as name:
+        folder = Path(name)
+        (folder / "brokers.toml").write_text("".join(map(_table, BRIDGES)))
+        environ = {
+            "BROKERS_CONFIG": str(folder / "brokers.toml"),
+            "BROKERS_DMS_PERSIST": "true",
+            "BROKERS_DMS_DEPTH_MAX": "10000000",
+        }
+        with serving(folder, _PROTOCOLS, environ) as places:
+            make_queues(places["dms"], [QUEUE, "to-logmq"])
+            measured = _Bridged(folder / "data", places, size, seconds, rounds)
+            return each(modes, measured.rows)
+
+
+def _table(mode: str) -> str:
+    source, target = BRIDGES[mode]
+    return f'[[bridge]]\nname = "{mode}"\nfrom = "{source}"\nto = "{target}"\n'
+
+
+class _Bridged:
+    """The measurements of one server."""
+
+    def __init__(
+        self, data: Path, places: Mapping[str, Address], size: int, seconds: float, rounds: int
+    ) -> None:
+        self._data = data
+        self._places = places
+        self._size = size
+        self._seconds = seconds
+        self._rounds = rounds
+        self._alone: dict[str, Measured] = {}
+
+    def rows(self, mode: Mode) -> Iterator[Row]:
+        if mode == "latency":
+            yield self._latency()
+            return
+        source, target = mode.split("-")
+        ends = {name: self._end(name) for name in (source, target)}
+        slower = min(ends, key=lambda name: ends[name].rate)
+        kept = source in ("logmq", "dms")
+        once = partial(self._backlog, mode) if kept else partial(self._beside, mode)
+        rates = sorted(once() for _ in range(self._rounds))
+        rate = rates[len(rates) // 2]
+        end = ends[slower].rate
+        yield Row(mode, round(rate), slower, round(end), None, None, round(rate / end, 2))
+
+    def _end(self, name: str) -> Measured:
+        """One protocol alone."""
+        if name not in self._alone:
+            self._alone[name] = middle([self._load(name)() for _ in range(self._rounds)])
+        return self._alone[name]
+
+    def _load(self, name: str) -> Callable[[], Measured]:
+        size, seconds = self._size, self._seconds
+        if name == "logmq":
+            talks = partial(Talk.repeating, [b"PRODUCE alone %b\n" % (b"x" * size)], 1, 64)
+            return lambda: run(self._places["logmq"], [talks() for _ in range(8)], seconds)
+        if name == "dms":
+            return lambda: run(self._places["dms"], [dms_talk(size, 64) for _ in range(8)], seconds)
+        if name == "sink":
+            return lambda: direct(self._places["dmp"], Point(size, 1, 1, 1000), seconds)
+        fan: FanOut = fan_out_of([b"alone"], size) if name == "kqmsgq" else pubsub_fan_out(size, 1)
+        return lambda: fan_out(
+            self._places[name], fan, producers=1, consumers=1, window=1000, seconds=seconds
+        )
+
+    def _backlog(self, mode: Mode) -> float:
+        """Messages a second that a bridge carries of what waited for it."""
+        self._ask("POST", f"{mode}/pause")
+        before = self._carried(mode)
+        source, _, name = BRIDGES[mode][0].partition(":")
+        written = fill_topic if source == "logmq" else fill_queue
+        written(self._places[source], name, self._size, BACKLOG)
+        began = perf_counter()
+        self._ask("POST", f"{mode}/resume")
+        while self._carried(mode) < before + BACKLOG:
+            if perf_counter() - began > WAIT_SECONDS:
+                raise Refusal(f"the bridge {mode} stands still: see brokers bridge list")
+            sleep(0.01)
+        return BACKLOG / (perf_counter() - began)
+
+    def _beside(self, mode: Mode) -> float:
+        """Messages a second that a bridge carries while its source is under load."""
+        before, began = self._carried(mode), perf_counter()
+        self._load(mode.split("-")[0])()
+        return (self._carried(mode) - before) / (perf_counter() - began)
+
+    def _latency(self) -> Row:
+        def way(topic: bytes) -> Measured:
+            filler = b"x" * (self._size - STAMP_BYTES)
+            fan = FanOut(
+                hello_consumer=lambda consumer: b"TAIL %b %d\n" % (topic, self._end_of(topic)),
+                message=lambda queue, stamp: b"PRODUCE near %b%b\n" % (stamp, filler),
+                delivered_bytes=0,
+                stamp_at=self._size + 1,
+            )
+            place = self._places["logmq"]
+            return fan_out(place, fan, producers=1, consumers=1, window=1, seconds=self._seconds)
+
+        near = middle([way(b"near") for _ in range(self._rounds)])
+        far = middle([way(b"far") for _ in range(self._rounds)])
+        medians = round(far.median_us, 1), round(near.median_us, 1)
+        ratio = round(near.median_us / far.median_us, 2)
+        return Row("latency", round(far.rate), "logmq", round(near.rate), *medians, ratio)
+
+    def _end_of(self, topic: bytes) -> int:
+        with connect(self._places["logmq"]) as sock:
+            sock.sendall(b"PRODUCE %b x\n" % topic)
+            return int(sock.recv(100).split()[1]) + 5
+
+    def _carried(self, mode: Mode) -> int:
+        return int(self._ask("GET", mode)["carried"])
+
+    def _ask(self, method: str, path: str) -> Any:
+        body: dict[str, Any] | None = {} if method == "POST" else None
+        return control.request(self._data, method, f"/api/v1/bridges/{path}", body)
