@@ -23,7 +23,6 @@ from dmp.sink import Sink
 from dmp.wire import AMQP_HEADER, DMP_HEADER, GREETING, Reply, WireError, ready, refusal, reply
 from shared.access import READ, WRITE
 from shared.errors import LocalProtocolError, RemoteProtocolError
-from shared.net import connection as net
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
@@ -198,7 +197,7 @@ def _no_access() -> WireError:
     return refusal(Reply.NO_ACCESS, "not allowed")
 
 
-PROTOCOLS: Mapping[bytes, Callable[[Connection, Broker], net.Session]] = {
+PROTOCOLS: Mapping[bytes, Callable[[Connection, Broker], SessionBase]] = {
     AMQP_HEADER: AmqpSession,
     DMP_HEADER: Session,
 }
@@ -218,7 +217,7 @@ class ProtocolHeader:
         self._connection = connection
         self._broker = broker
         self._header = b""
-        self._session: net.Session | None = None
+        self._session: SessionBase | None = None
         connection.wake_at(connection.now + broker.settings.login_seconds)
 
     def receive(self, data: bytes) -> None:
@@ -254,3 +253,20 @@ class ProtocolHeader:
     def connection_lost(self) -> None:
         if self._session is not None:
             self._session.connection_lost()
+
+    # What a list of connections asks for, and who closes one.
+
+    @property
+    def user(self) -> str:
+        return "" if self._session is None else self._session.user
+
+    @property
+    def waits_for(self) -> list[str]:
+        return [] if self._session is None else self._session.waits_for
+
+    @property
+    def traffic(self) -> Mapping[str, Any]:
+        return {} if self._session is None else self._session.traffic
+
+    def kick(self, reason: str) -> None:
+        (self._connection.abort if self._session is None else self._session.kick)(reason)

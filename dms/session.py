@@ -777,6 +777,15 @@ class Session(SessionBase):
         self.push(refusal.frames(ids))
         self._check_left()
 
+    def kick(self, reason: str) -> None:
+        if self.state is State.OPEN and not self.connection.outbox.size:  # it can still be told
+            self.connection.write(pack(Type.DISCONNECT, 0))
+            self._step(Event.DRAIN)
+            self.end()
+            self.connection.finish()
+        else:
+            super().kick(reason)
+
     def drain(self) -> None:
         """The server stops: what was received is answered, CONSUMEs end as if timed out, and that is all."""
         if self.kept and self.stopped and not self.ended:

@@ -459,6 +459,14 @@ class AmqpSession(SessionBase):
         self.mux.owner.revoked = True
         super().close_for(reason)
 
+    def kick(self, reason: str) -> None:
+        if self.state is State.OPEN and not self.connection.outbox.size:  # it can still be told
+            self.mux.owner.revoked = True
+            self._index = 0
+            self._close(Refusal(Code.CONNECTION_FORCED, reason))
+        else:
+            self.close_for(reason)
+
     # -- it ends
 
     def _step(self, event: Event) -> None:

@@ -167,8 +167,7 @@ class DrivenConnection(Connection):
 
     def kick(self, reason: str) -> None:
         """Somebody who may has it closed; its protocol says so where it has words for that."""
-        close_for = getattr(getattr(self, "_session", None), "close_for", self.abort)
-        close_for(reason)
+        getattr(getattr(self, "_session", None), "kick", self.abort)(reason)
 
     def tcp_info(self, size: int = UNACKED.size) -> bytes | None:
         """For `liveness`; None where the transport is not TCP."""

@@ -355,6 +355,10 @@ class SessionBase:
         """Its user is gone."""
         self.connection.abort(reason)
 
+    def kick(self, reason: str) -> None:
+        """An administrator closes it. A subclass says so, where its protocol has words and it takes them."""
+        self.close_for(reason)
+
     def _set_guard(self, gate: Guard) -> None:
         if self.user in ("", ANONYMOUS):
             self.user = "" if gate.asks_login else ANONYMOUS

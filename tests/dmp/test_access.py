@@ -352,6 +352,22 @@ async def test_who_is_gone_is_closed_and_his_leases_are_worth_nothing() -> None:
     assert place.guard.clients == set()
 
 
+async def test_who_is_closed_by_an_administrator_is_told_and_shown_until_then() -> None:
+    place = await Place.open(EVERYTHING)
+    peer = place.login()
+    peer.ask(C.Exchange.Declare(0, "x", "fanout"))
+    session = peer.session
+    assert (session.user, session.traffic["messages_in"], session.waits_for) == ("ann", 0, [])
+    lease = peer.ask(Direct.Put("x")).lease
+    session.kick("the test says so")
+    (_, told), *_ = peer.frames()
+    assert isinstance(told, C.Connection.Close)
+    assert (told.reply_code, told.reply_text) == (320, "CONNECTION_FORCED - the test says so")
+    assert b"402 BAD-LEASE" in leased(place, lease).connection.taken()
+    peer.method(C.Connection.CloseOk(), 0)
+    assert peer.connection.finished
+
+
 async def test_without_a_users_file_nothing_is_asked() -> None:
     place = await Place.open(file=False)
     place.login("\0guest\0guest")

@@ -53,6 +53,16 @@ def test_in_a_drain_waits_end_and_a_goodbye_is_said(world: World) -> None:
     assert silent.connection.finished
 
 
+def test_who_is_closed_by_an_administrator_gets_a_goodbye_and_gives_back_what_it_held(world: World) -> None:
+    peer, other = with_queue(world), world.connect()
+    other.produce("orders", b"held")
+    peer.ask(Type.CONSUME, NAME, 5)
+    peer.session.kick("the test says so")
+    assert [(f[0], f[3]) for f in peer.take()] == [(Type.DISCONNECT, 0)]
+    assert peer.connection.finished
+    assert [body for _, body in other.consume("orders")] == [b"held"]
+
+
 @pytest.mark.parametrize(
     "late",
     [wire.pack(Type.DISCONNECT, 9), b"not DMS at all, and long enough", wire.pack(Type.LIST_QUEUES, 9)[:9]],
