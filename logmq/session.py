@@ -1057,7 +1057,7 @@ class Session(SessionBase):
         self.broker.log.warning(
             "an HTTP request came to the LogMQ port: the connection was closed, nothing of it was executed",
             peer=self.connection.peer,
-            line=printable(line),
+            line="(a login)" if line.startswith(b"AUTH ") else printable(line),
         )
         self._refuse(Refusal(Code.SYNTAX, "this is LogMQ, HTTP is not spoken here; closing"))
         self._end(Event.HTTP)

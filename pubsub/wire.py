@@ -114,7 +114,8 @@ def decode_id(field: Buffer) -> bytes:
     """The id in these 11 bytes; what follows its first NUL is ignored. Raises WireError."""
     client_id, end, _ = bytes(field).partition(b"\0")
     if not end or not client_id or not _is_printable(client_id):
-        raise WireError(f"{printable(field)} is no client id", fault=Fault.ID)
+        text = f"the first {ID_BYTES} bytes are no client id; a login comes behind it"
+        raise WireError(text, fault=Fault.ID)  # without them: they may be of a login
     return client_id
 
 
@@ -153,7 +154,8 @@ def decode_commands(data: Buffer, at: int = 0) -> tuple[list[tuple[int, bytes]],
             break
         topic, nul, _ = bytes(data[at + 1 : end]).partition(b"\0")
         if not nul and command != Command.DISCONNECT:
-            return found, at, WireError(f"the topic {printable(topic)} has no end", fault=Fault.TOPIC)
+            shown = "of a login" if command == Command.LOGIN else printable(topic)
+            return found, at, WireError(f"the topic {shown} has no end", fault=Fault.TOPIC)
         found.append((command, topic))
         at = end
         if command in (Command.DISCONNECT, Command.LOGIN):
