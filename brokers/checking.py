@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from brokers import control
+from brokers import control, users
 from brokers.config import FILE_VARIABLE, Config, load
 from brokers.errors import InvalidSettings, Problem, Refusal
 from brokers.plugins import load_working
@@ -32,11 +32,20 @@ def checked(file: Path | None) -> Config:
             found += error.problems
             protocols = [plugin.name for plugin in working if plugin.name in config.serve.enable]
         told = {problem.key for problem in found}
-        more = (*start_problems(config, protocols), *taken_ports(config, protocols))
+        start = start_problems(config, protocols)
+        more = (*start, *_users_problems(config), *taken_ports(config, protocols))
         found += [problem for problem in more if problem.key not in told]
     if found:
         raise InvalidSettings(tuple(found))
     return config
+
+
+def _users_problems(config: Config) -> Iterator[Problem]:
+    """Yield what is wrong with the users file, which a start reads itself."""
+    try:
+        users.load(config)
+    except ConfigError as error:
+        yield Problem(error.key, error.text)
 
 
 def require_startable(config: Config, protocols: Sequence[str]) -> None:

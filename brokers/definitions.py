@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from brokers import users
+from brokers.plugins import check_rule
 from shared.access import Access, UsersError, user_of
 from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row
 from shared.errors import BrokerError, ConfigError
@@ -208,9 +209,9 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
     async def make(row: Row, dry_run: bool, _: Any) -> Made:
         name = str(row.get("name", ""))
         try:
-            user = user_of(
-                name := str(row.get("name", "")), {each: row[each] for each in row if each != "name"}
-            )
+            user = user_of(name, {each: row[each] for each in row if each != "name"})
+            for rule in user.allow:
+                check_rule(rule)
         except UsersError as error:
             raise BadArgument(str(error)) from None
         if user.password is not None:
@@ -229,7 +230,7 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
                 await in_thread(users.replace, path, added)
             except OSError as error:
                 raise ConfigError("access.users_file", f"cannot write {path}: {error.strerror}") from None
-            access.replace({**(access.users or {}), name: user})
+            await users.take_up(access, {**(access.users or {}), name: user})
         return Made(new=True)
 
     return DefinitionSection("users", rows, lambda row: str(row.get("name", "")), make)

@@ -40,7 +40,7 @@ from brokers.service import Bound, SupervisedService
 from brokers.tracing import Traces
 from shared.access import Access
 from shared.budget import Account
-from shared.errors import StoreError
+from shared.errors import ConfigError, StoreError
 from shared.metrics import Sample
 from shared.net.listeners import CannotListen, check_exposure
 from shared.net.logins import Logins
@@ -103,8 +103,9 @@ class Host:
         self.page: str | None = None
         self.admin_token = ""
         self._budget = Account("process", memory_limit_bytes() * MEMORY_PERCENT // 100)
-        self._access = Access(users.load(config), audit=logs.audit, denied=partial(users.tell_denied, log))
-        self._users = users.UsersReload(self._access)
+        found, denied = users.load(config, log.warning), partial(users.tell_denied, log)
+        self._access = Access(found, audit=logs.audit, denied=denied)
+        self._users = _UsersReload(self._access, log.warning)
         self._logins = Logins(self._access)
         self._network = Network(config.net, self._budget, config.access.certificate_user)
         self._watch = watch
@@ -497,6 +498,26 @@ class Host:
             yield self._door.tls.sample("admin", time.time())
         for service in self._services:
             yield from service.samples()
+
+
+class _UsersReload:
+    """The users file as a part of every reload (`brokers.reloading.Reloadable`)."""
+
+    def __init__(self, access: Access, tell: users.Tell) -> None:
+        self._access = access
+        self._tell = tell
+        self._in_thread = Threads()
+
+    async def prepare(self, config: Config) -> Apply:
+        found = await self._in_thread(users.load, config, self._tell)
+        if found is None and self._access.users is not None:
+            raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
+
+        return partial(users.take_up, self._access, found)
+
+    def watched(self, config: Config) -> Iterator[Path]:
+        """None: rules are taken up when somebody says so."""
+        return iter(())
 
 
 class _AdminReload:

@@ -17,6 +17,7 @@ import attrs
 from brokers.errors import ExitCode, InvalidSettings, Problem, Refusal, nearest
 
 if TYPE_CHECKING:
+    from shared.access import Rule
     from shared.plugin import Plugin
 
 GROUP = "brokers.protocols"
@@ -120,6 +121,33 @@ def enabled(enable: Sequence[str], plugins: Sequence["Plugin"], source: str) -> 
     if problems:
         raise InvalidSettings(tuple(problems))
     return [working[name] for name in dict.fromkeys(enable)]
+
+
+def check_rule(rule: "Rule") -> None:
+    """Raises UsersError where nothing here asks for what the rule allows: a word of it is misspelt."""
+    from shared.access import ADMIN, UsersError
+
+    if rule.protocol == ADMIN:
+        return
+    if rule.protocol not in ("*", *installed()):
+        meant = nearest(rule.protocol, names())
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise UsersError(f"rule {rule}: no protocol {rule.protocol} is installed{hint}")
+    there = _actions(rule.protocol)
+    if there and rule.action not in ("*", *there):
+        raise UsersError(f"rule {rule}: its action is {', '.join(there)} or *, not {rule.action}")
+
+
+@functools.cache
+def _actions(protocol: str) -> tuple[str, ...]:
+    """What rules can allow in a protocol, or in one of them (`*`); nothing where one is broken."""
+    found: dict[str, None] = {}
+    for name in names() if protocol == "*" else [protocol]:
+        try:
+            found |= dict.fromkeys(load(name).actions)
+        except Refusal:
+            return ()
+    return tuple(found)
 
 
 @functools.cache

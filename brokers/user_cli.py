@@ -30,7 +30,7 @@ from shared.access import (
 )
 from shared.cli.app import protocol_app
 from shared.cli.options import Json, flag
-from shared.errors import BrokerError, ConfigError, NotThere, UsageError
+from shared.errors import ConfigError, NotThere, UsageError
 from shared.local_path import local_path
 
 app, command = protocol_app(
@@ -121,7 +121,7 @@ def deny(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile
     """Take rules from a user, as they are written in the list."""
     file = _File(data_dir, config)
     user = file.user(name)
-    taken = _rules("RULES", rules, least=1)
+    taken = _rules("RULES", rules, least=1, asked_for=False)  # also what somebody misspelt in the file
     for rule in taken:
         if rule not in user.allow:
             has = ", ".join(map(str, user.allow)) or "none"
@@ -236,26 +236,20 @@ def _named_file(config: Path | None) -> Path | None:
     return None
 
 
-def _rules(argument: str, texts: Sequence[str], least: int = 0) -> tuple[Rule, ...]:
-    """Raises UsageError for what is no rule of a protocol that is installed."""
+def _rules(
+    argument: str, texts: Sequence[str], least: int = 0, *, asked_for: bool = True
+) -> tuple[Rule, ...]:
+    """Raises UsageError for what is no rule, and with `asked_for` for what nothing here asks for."""
     if len(texts) < least:
         raise UsageError(argument, "name a rule")
     found = []
     for text in texts:
         try:
             rule = Rule.parse(text)
+            if asked_for:
+                plugins.check_rule(rule)
         except UsersError as error:
             raise UsageError(argument, str(error)) from None
-        if rule.protocol not in ("*", ADMIN):
-            try:
-                plugin = plugins.load(rule.protocol)
-            except BrokerError as error:
-                raise UsageError(argument, str(error)) from None
-            if rule.action != "*" and rule.action not in plugin.actions:
-                there = ", ".join(plugin.actions)
-                raise UsageError(
-                    argument, f"{rule.protocol} has no action {rule.action}; there are {there}, *"
-                )
         found.append(rule)
     return tuple(found)
 

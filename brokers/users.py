@@ -3,52 +3,47 @@
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
 import trio
 
 from brokers.config import Config
-from brokers.reloading import Apply
+from brokers.plugins import check_rule
 from shared.access import Access, User, UsersError, parse_users, written_users
 from shared.errors import ConfigError
-from shared.storage.background import Threads
+
+Tell = Callable[[str], object]
+"""Gets what the operator is to know of a file that can be used all the same."""
 
 
-def load(config: Config) -> dict[str, User] | None:
+def _tell_terminal(text: str) -> None:
+    print(f"brokers: {text}", file=sys.stderr)
+
+
+def load(config: Config, tell: Tell = _tell_terminal) -> dict[str, User] | None:
     """The users by the settings; None where there is no file, and nobody named one. Raises ConfigError."""
     path = config.users_file
-    found = read(path)
+    found = read(path, tell)
     if found is None and config.access.users_file is not None:
         raise ConfigError("access.users_file", f"{path} is not there; `brokers user add` makes it")
+    for user in (found or {}).values():
+        for rule in user.allow:
+            try:
+                check_rule(rule)
+            except UsersError as error:
+                raise ConfigError("access.users_file", f"{path}: users.{user.name}.allow: {error}") from None
     return found
 
 
-class UsersReload:
-    """The users file as a part of every reload (`brokers.reloading.Reloadable`)."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._in_thread = Threads()
-
-    async def prepare(self, config: Config) -> Apply:
-        found = await self._in_thread(load, config)
-        if found is None and self._access.users is not None:
-            raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
-
-        async def apply() -> None:
-            for _ in self._access.replacing(found):
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-
-        return apply
-
-    def watched(self, config: Config) -> Iterator[Path]:
-        """None: rules are taken up when somebody says so."""
-        return iter(())
+async def take_up(access: Access, found: Mapping[str, User] | None) -> None:
+    """Have these users from now on, in turns with the rest of the loop's work."""
+    for _ in access.replacing(found):
+        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
 
 
-def read(path: Path) -> dict[str, User] | None:
+def read(path: Path, tell: Tell = _tell_terminal) -> dict[str, User] | None:
     """The users of a file; None where it is not there. Raises ConfigError, with no password in it."""
     try:
         with path.open("rb") as file:
@@ -61,7 +56,7 @@ def read(path: Path) -> dict[str, User] | None:
     except UnicodeDecodeError as error:
         raise ConfigError("access.users_file", f"{path} is not UTF-8 at byte {error.start}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        print(f"brokers: {path} can be read by others on this machine: chmod 600 {path}", file=sys.stderr)
+        tell(f"{path} can be read by others on this machine: chmod 600 {path}")
     try:
         return parse_users(text)
     except UsersError as error:

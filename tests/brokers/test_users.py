@@ -94,6 +94,7 @@ def test_check_says_by_its_exit_code_whether_something_is_allowed(
         (("deny", "ann", "logmq:read:x"), ExitCode.MISSING),
         (("allow", "ann"), ExitCode.USAGE),
         (("allow", "ann", "logmg:read:x"), ExitCode.USAGE),
+        (("allow", "ann", "*:reed:x"), ExitCode.USAGE),
         (("add", "a b", "--certificate"), ExitCode.USAGE),
         (("add", "bob"), ExitCode.USAGE),  # there is no terminal to ask for a password
         (("add", "udp", "--certificate"), ExitCode.USAGE),
@@ -116,3 +117,29 @@ def test_a_clear_password_in_the_file_is_refused_and_not_shown(user: Command, tm
     code, _, error = user("list")
     assert code == ExitCode.CONFIGURATION
     assert "users.ann.password" in error
+
+
+@pytest.mark.parametrize(
+    ("rule", "meant"),
+    [
+        ("logmg:read:x", "no protocol logmg is installed; did you mean logmq?"),
+        ("dms:reed:x", "its action is read, write, manage or *, not reed"),
+        ("*:reed:x", "its action is read, write, manage or *, not reed"),
+    ],
+)
+def test_a_rule_that_allows_nothing_is_found_by_config_check_and_can_be_denied(
+    user: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rule: str,
+    meant: str,
+) -> None:
+    file = tmp_path / "users.toml"
+    file.touch(0o600)
+    file.write_text(f'[users.ann]\ncertificate = true\nallow = ["{rule}"]\n')
+    monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", str(tmp_path))
+    assert run(("config", "check")) == ExitCode.CONFIGURATION
+    assert f"users.ann.allow: rule {rule}: {meant}" in capsys.readouterr().err
+    assert user("deny", "ann", rule)[0] == 0
+    assert run(("config", "check")) != ExitCode.CONFIGURATION or "users" not in capsys.readouterr().err

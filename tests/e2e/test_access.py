@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pwd
+import re
 import socket
 import ssl
 import threading
@@ -622,6 +623,9 @@ def test_a_listener_that_others_reach_starts_only_where_its_clients_are_identifi
         way = Way(server, authority if tls else None)
         assert logmq(way, None, None, "PRODUCE", "mine") == REFUSED, "beyond loopback a login is asked for"
         assert logmq(way, ("ann", PASSWORD), None, "PRODUCE", "mine") == DONE
+        assert re.search(
+            r"warning +\S+/users.toml can be read by others on this machine: chmod 600", server.said
+        )
 
 
 def test_what_is_deleted_purged_redriven_and_forgotten_leaves_a_line_in_the_audit_log(tmp_path: Path) -> None:
