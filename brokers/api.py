@@ -106,7 +106,11 @@ async def body_of(request: Request, bytes_max: int) -> bytes:
 
 
 def is_dry_run(request: Request) -> bool:
-    return request.query_params.get("dry_run", "0") not in ("", "0", "false")
+    """Raises HTTPException where nobody knows what was meant."""
+    said = request.query_params.get("dry_run", "0").lower()
+    if said not in ("0", "false", "1", "true"):
+        raise HTTPException(400, "dry_run is 1 (true) or 0 (false)")
+    return said in ("1", "true")
 
 
 async def arguments_of(request: Request) -> Mapping[str, Any]:
@@ -127,7 +131,7 @@ async def arguments_of(request: Request) -> Mapping[str, Any]:
 async def _made(those: Sequence[tuple[str, Objects]], request: Request) -> Response:
     makers = [(protocol, each.make) for protocol, each in those if each.make is not None]
     if not makers:
-        raise HTTPException(405, "these cannot be made here")
+        raise HTTPException(405, "these cannot be made here", {"Allow": "GET, HEAD"})
     protocol, action = makers[0]
     return await _done(protocol, action, None, "", await arguments_of(request), request)
 
@@ -156,10 +160,13 @@ async def _one(
         action = (actions.get("delete") or actions.get("close")) if request.method == "DELETE" else None
     if action is None or (request.method == "DELETE" and rest):
         can = ", ".join(sorted(actions)) or "nothing"
-        raise HTTPException(404 if rest else 405, f"no such action here; there is {can}")
+        if rest and rest[0] not in actions:
+            raise HTTPException(404, f"no such action here; there is {can}")
+        detail = f"{request.method} does nothing here; there is {can}"
+        raise HTTPException(405, detail, {"Allow": "POST" if rest else "GET, HEAD"})
     if request.method in ("GET", "HEAD"):
         if not action.looks:
-            raise HTTPException(405, f"{action.name} changes something: POST")
+            raise HTTPException(405, f"{action.name} changes something: POST", {"Allow": "POST"})
         arguments: Mapping[str, Any] = {
             name: int(value) if value.isascii() and value.isdecimal() and len(value) < 20 else value
             for name, value in request.query_params.items()

@@ -14,7 +14,7 @@ from dmp import shown_properties
 from dmp.bodies import part_bytes
 from dmp.broker import Broker
 from dmp.data_types import read_table
-from dmp.declarations import Binding, ExchangeKind
+from dmp.declarations import Binding, ExchangeKind, QueueArguments
 from dmp.exchanges import DEFAULT, Exchange
 from dmp.message import Head, Message
 from dmp.queue_records import places
@@ -50,6 +50,7 @@ MOVED_AT_ONCE = 32
 """Dead letters that are sent back before others have their turn: a few milliseconds."""
 STAY_MAX = 10_000
 """Messages that a redrive may find and has to leave: they are in memory until it ends."""
+NOT_ASKED = attrs.asdict(QueueArguments())
 NO_ARGUMENTS = b"\0\0\0\0"
 """An empty table on the wire."""
 
@@ -189,8 +190,10 @@ class Admin:
         asked = {
             name: shown_properties.show_value(value)
             for name, value in attrs.asdict(kind.arguments).items()
-            if value
+            if value != NOT_ASKED[name]
         }
+        if kind.arguments.dead_letter_exchange == DEFAULT:
+            asked["dead_letter_exchange"] = DEFAULT_NAME
         return {
             "name": _text(queue.name),
             "ready": queue.depth,

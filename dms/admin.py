@@ -16,7 +16,17 @@ from dms.errors import QueueNotFound
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, malformed
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
-from shared.objects import MESSAGES, QUEUES, Action, MessageRows, Objects, a_body, a_count, key_of
+from shared.objects import (
+    MESSAGES,
+    QUEUES,
+    Action,
+    BadArgument,
+    MessageRows,
+    Objects,
+    a_body,
+    a_count,
+    key_of,
+)
 from shared.plugin import Verb
 from shared.queues import pausing
 from shared.storage.log import Log, RecordTimes, read_records
@@ -82,7 +92,11 @@ class Admin:
     def objects(self) -> Sequence[Objects]:
         """What the API shows of it, and what can be done with that."""
         name = {"limit": f"at most {PEEK_MAX} messages; 10"}
-        message = {"text": "the message", "base64": "the same, where it is not UTF-8"}
+        message = {
+            "text": "the message",
+            "base64": "the same, where it is not UTF-8",
+            "properties": "an empty table: messages of DMS have none",
+        }
         actions = (
             Action(
                 "peek", "The first messages; takes nothing.", self._peek, name, looks=True, answers=MESSAGES
@@ -137,9 +151,7 @@ class Admin:
             "name": queue.text,
             **{name: found[name] for name in ("ready", "held", "delayed", "dead", "paused")},
             "consumers": len(queue.line),
-            "bytes": found["disk_bytes"]
-            if durable
-            else queue.hot_bytes + queue.back_bytes + queue.held_bytes,
+            "bytes": found["disk_bytes"] if durable and queue.is_cold else queue.payload_bytes,
             **_recovered_age(queue, self._engine.times.unix_ms()),
             "durable": durable,
             "settings": {"depth_limit": queue.options.depth, **{name: found[name] for name in OPTIONS}},
@@ -191,8 +203,10 @@ class Admin:
 
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         body = a_body(arguments)
+        if arguments.get("properties", {}) != {}:
+            raise BadArgument("properties: messages of DMS have none")
         if len(body) > PAYLOAD_BYTES_MAX - len(queue.name) - 1:
-            raise malformed(f"a message, with its queue's name, has at most {PAYLOAD_BYTES_MAX} bytes")
+            raise BadArgument(f"a message, with its queue's name, has at most {PAYLOAD_BYTES_MAX} bytes")
         if queue.room < 1:
             raise Refusal(Status.QUEUE_FULL, f"{queue.text} is full")
         ticket = None if dry_run else queue.produce([body], len(body))

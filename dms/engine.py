@@ -263,6 +263,13 @@ class Queue:
         return self.head + len(self.bodies) < self.end
 
     @property
+    def payload_bytes(self) -> int:
+        """Of the messages in memory, without what each costs beside."""
+        count = len(self.bodies) + len(self.back) + self.held
+        beside = BODY_OVERHEAD_BYTES * count + HELD_OVERHEAD_BYTES * self.held
+        return max(self.hot_bytes + self.back_bytes + self.held_bytes - beside, 0)
+
+    @property
     def room(self) -> int:
         """How many messages may still come."""
         return self.options.depth - self.depth

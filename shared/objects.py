@@ -105,9 +105,7 @@ QUEUES = ObjectKind(
         KindColumn(
             "oldest_seconds", "How long the next to go out has been there; null: none is ready.", "seconds"
         ),
-        KindColumn(
-            "bytes", "What its messages take: on disk, or in memory where they are there alone.", "bytes"
-        ),
+        KindColumn("bytes", "What its messages have, or take on disk where some are there alone.", "bytes"),
         KindColumn("durable", "Whether it outlives the process.", "flag"),
         KindColumn("settings", "What it was declared with.", "table"),
     ),

@@ -122,6 +122,8 @@ def body(message: Mapping[str, Any]) -> str:
 
 def label(name: str) -> str:
     """A name of the API as a heading has it: cells have their units, so `lag_bytes` is `Lag size`."""
+    if name in _LABELS:
+        return _LABELS[name]
     words = [_WORDS.get(word, word) for word in name.split("_") if word != "ms"]
     words[-1] = _UNITS.get(words[-1], words[-1])
     return " ".join(words)[:1].upper() + " ".join(words)[1:]
@@ -129,6 +131,7 @@ def label(name: str) -> str:
 
 _RIGHT = frozenset({"count", "bytes", "seconds", "rate", "bytes_rate"})
 _UNITS = {"bytes": "size", "seconds": "time"}
+_LABELS = {"oldest_seconds": "Oldest age"}
 _WORDS = {"ttl": "TTL", "tls": "TLS", "id": "ID"}
 
 

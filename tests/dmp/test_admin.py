@@ -134,6 +134,16 @@ async def test_nothing_is_put_into_what_is_full(world: World) -> None:
     assert ready(queue) == [b"a"]
 
 
+async def test_settings_name_all_that_was_asked_for_and_nothing_else(world: World) -> None:
+    assert row(world, world.queue(b"asked", ttl_ms=0, **DEAD))["settings"] == {
+        "exclusive": False,
+        "auto_delete": False,
+        "ttl_ms": 0,
+        "dead_letter_exchange": "amq.default",
+        "dead_letter_key": "dead",
+    }
+
+
 async def test_dead_letters_go_back_to_where_they_died_and_all_else_stays_in_order(world: World) -> None:
     dead = world.queue(b"dead", durable=True)
     one = world.queue(b"one", durable=True, ttl_ms=1000, **DEAD)
