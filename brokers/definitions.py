@@ -25,8 +25,8 @@ from shared.access import Access, UsersError, user_of
 from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row
 from shared.errors import BrokerError, ConfigError
 from shared.objects import BadArgument
-from shared.storage.background import Threads
 from shared.storage.store import Store
+from shared.storage.threads import Threads
 
 BYTES_MAX = 64 << 20
 """Of a document: some 500,000 objects."""

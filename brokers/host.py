@@ -51,10 +51,10 @@ from shared.plugin import Context, Plugin, Service, Verb
 from shared.process_limits import memory_limit_bytes
 from shared.recording.recorder import Recording
 from shared.recording.settings import RecordSettings
-from shared.storage.background import Threads
 from shared.storage.rebuild import BACKUPS
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
+from shared.storage.threads import Threads
 from shared.storage.tools.backup import backup_files
 
 UNUSED_SEGMENT_BYTES = 64 * 1024

@@ -21,7 +21,7 @@ from brokers.checking import require_startable
 from brokers.config import OWN_SECTIONS, Config
 from brokers.structure import take_up
 from shared.errors import BrokerError
-from shared.storage.background import Threads
+from shared.storage.threads import Threads
 
 LOOK_SECONDS = 60.0
 """How often watched files are looked at."""

@@ -21,7 +21,7 @@ from shared.net.network import Group, Network
 from shared.net.tls import ServerTls
 from shared.objects import Objects
 from shared.plugin import Context, Plugin, Service, TcpEndpoint, UdpEndpoint, Verb
-from shared.storage.background import Threads
+from shared.storage.threads import Threads
 from shared.tracing import Tap
 
 BACKOFF_SECONDS_MIN = 0.1

@@ -31,7 +31,7 @@ from pamqp import base, commands
 from dmp.amqp import wire
 from dmp.amqp.wire import FRAME_END, FRAME_HEAD, encode
 from dmp.data_types import short
-from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, greeted, refused
+from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, error_for, greeted
 from dmp.properties import unpack
 from dmp.refusals import Refusal
 from shared.client.dial import Address, Disconnected, How, broken
@@ -254,9 +254,9 @@ class _Channel:
                     method.delivery_tag, method.multiple, NotTaken("the server could not keep the message")
                 )
             case commands.Basic.Cancel():
-                self.lose(refused(404, "the queue was deleted"))
+                self.lose(error_for(404, "the queue was deleted"))
             case commands.Channel.Close():
-                self.lose(refused(method.reply_code or 0, method.reply_text))
+                self.lose(error_for(method.reply_code or 0, method.reply_text))
                 self._client._channel_closed(self, answer=True)
             case commands.Channel.CloseOk():
                 self._client._channel_closed(self, answer=False)
@@ -546,7 +546,7 @@ class Client:
             method = wire.decode_untrusted(payload)
             if isinstance(method, commands.Connection.Close):
                 self._write(encode(commands.Connection.CloseOk(), 0))
-                raise refused(method.reply_code or 0, method.reply_text)
+                raise error_for(method.reply_code or 0, method.reply_text)
 
     def _lose(self, error: BrokerError) -> None:
         self._lost = error

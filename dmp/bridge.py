@@ -104,7 +104,7 @@ class _Taking:
         self._failed = True
         self._context.wake()
 
-    def crashed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         self._failed = True
         self._context.warn(
             "a bug: the bridge's consumer ended, and begins anew; report this", reason=repr(error)
@@ -282,7 +282,7 @@ class DmpBridgeEnds:
     def open_source(self, service: "DmpService", place: str, context: BridgeContext) -> BridgeSource:
         broker = service.broker
         parts = exchange_and_key(place)
-        if broker.background.busy:
+        if broker.sliced_work.busy:
             raise BridgeRefusal("busy", "a deletion is under way")
         if parts is not None:
             context.require(READ, parts[0])

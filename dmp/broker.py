@@ -29,7 +29,7 @@ from shared.access import Guard
 from shared.budget import Account
 from shared.errors import StoreError
 from shared.net.connection import Connection
-from shared.queues.background import Background
+from shared.queues.sliced_work import SlicedWork
 from shared.queues.timers import Timers
 from shared.queues.waits import Waits
 from shared.recording.recorder import Recorder
@@ -88,7 +88,7 @@ class Broker:
         self.new_name = new_name
         self.counts = Counts()
         self.bodies = Bodies(store, body_logs, log, settings.begun_bytes_max, self.accounts.bodies)
-        self.timers = Timers(now, self.crashed)
+        self.timers = Timers(now, self.report_crash)
         self.waits = Waits(now)
         self.memory = Memory(
             settings.memory_bytes_max, settings.hot_bytes, self.accounts.messages, self.timers
@@ -105,7 +105,7 @@ class Broker:
         self.sessions: set[Drained] = set()
         self.draining = False
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.leases)
-        self.background = Background(self.timers, self.crashed)
+        self.sliced_work = SlicedWork(self.timers, self.report_crash)
         """What a deletion, or the end of a connection, leaves to do. Until it is done nobody declares, binds,
         purges or deletes: so nobody sees what is half done."""
         self.topology = Topology(self)
@@ -198,7 +198,7 @@ class Broker:
             try:
                 queue.publish(head, bodies)
             except Exception as error:
-                self.crashed(error)
+                self.report_crash(error)
         return ticket
 
     def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
@@ -206,7 +206,7 @@ class Broker:
         try:
             queue.publish_numbered(messages)
         except Exception as error:
-            self.crashed(error)
+            self.report_crash(error)
 
     def publish_logged(
         self,
@@ -260,7 +260,7 @@ class Broker:
                 except StoreError:
                     raise
                 except Exception as error:
-                    self.crashed(error)
+                    self.report_crash(error)
                 del changed[log]
         except StoreError as error:
             self._changed = changed | self._changed
@@ -316,7 +316,7 @@ class Broker:
             consumers=len(queue.consumers),
         )
 
-    def crashed(self, error: Exception) -> None:
+    def report_crash(self, error: Exception) -> None:
         """A queue's own code has failed: a bug, which must hurt nobody but that queue."""
         self.counts.crashes += 1
         self.log.error("a bug in the code of queues; other queues go on; report this bug", exc_info=error)
@@ -324,7 +324,7 @@ class Broker:
     # -- applications
 
     def new_owner(self, user: str) -> Owner:
-        return Owner(user, lambda owner: self.background.add(self._queues_go([*owner.queues])))
+        return Owner(user, lambda owner: self.sliced_work.add(self._queues_go([*owner.queues])))
 
     def _queues_go(self, queues: list[Queue]) -> Iterator[None]:
         while queues:

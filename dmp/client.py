@@ -27,7 +27,7 @@ from pamqp import commands
 
 from dmp import wire
 from dmp.data_types import SHORT_BYTES_MAX, short, take_short
-from dmp.principal import PORT, Principal, Refused, Returned, open_principal, refused
+from dmp.principal import PORT, Principal, Refused, Returned, error_for, open_principal
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import DMP_HEADER, Message, MessageOptions
 from shared.client.dial import Address, Disconnected, How, Unreachable, broken
@@ -205,7 +205,7 @@ async def open_leased(address: Address, lease: bytes) -> tuple[trio.abc.Stream, 
                     data += await _receive(stream)
                 code, _ = wire.read_reply(text)
                 if code != wire.Reply.OK:
-                    raise refused(code, text.decode(errors="backslashreplace"))
+                    raise error_for(code, text.decode(errors="backslashreplace"))
                 data = data[1 + len(text) :]
             return stream, data
         raise Disconnected(f"the server did not answer in {DIALOG_SECONDS:g} s")
@@ -232,7 +232,7 @@ def _refusal_in(said: bytes) -> Refused | None:
     text = take_short(said)
     if text is None:
         return None
-    return refused(wire.read_reply(text)[0], text.decode(errors="backslashreplace"))
+    return error_for(wire.read_reply(text)[0], text.decode(errors="backslashreplace"))
 
 
 def _packed(key: str | bytes, body: bytes, properties: Properties | None, options: MessageOptions) -> bytes:

@@ -98,8 +98,8 @@ class Feed:
         self._gone()
         self._connection.finish()
 
-    def crashed(self, error: Exception) -> None:
-        self._connection.crashed(error)
+    def fail(self, error: Exception) -> None:
+        self._connection.fail(error)
 
     def _push(self, data: bytes, exchange: bytes) -> None:
         connection = self._connection
@@ -124,7 +124,7 @@ class Feed:
         """A feed's client has nothing to say but null messages. Raises WireError."""
         if data[at:].strip(b"\0"):
             # What it reads are messages: a text between them would be taken for one.
-            error = wire.refusal(wire.Reply.INVALID, "a feed is read, not written to")
+            error = wire.wire_error(wire.Reply.INVALID, "a feed is read, not written to")
             error.reply = b""
             raise error
         return len(data)

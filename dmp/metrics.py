@@ -62,7 +62,7 @@ class Counts:
     channels: int = 0
     consumers: int = 0
 
-    def refused(self, code: str) -> None:
+    def count_refused(self, code: str) -> None:
         self.refusals[code] = self.refusals.get(code, 0) + 1
 
 

@@ -51,7 +51,7 @@ class NotThere(Refused):
     exit_code = EXIT_MISSING
 
 
-def refused(code: int, text: str) -> Refused:
+def error_for(code: int, text: str) -> Refused:
     return (NotThere if code == 404 else Refused)(code, text)
 
 
@@ -223,7 +223,7 @@ class Principal:
                 if isinstance(found, answer):
                     return found
                 if isinstance(found, commands.Connection.Close | commands.Channel.Close):
-                    raise refused(found.reply_code or 0, found.reply_text)
+                    raise error_for(found.reply_code or 0, found.reply_text)
             self._take(await self._receive())
 
     def _take(self, data: bytes) -> None:

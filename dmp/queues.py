@@ -66,7 +66,7 @@ class QueueContext(Protocol):
     def queue_unused(self, queue: Queue) -> None:
         """Nobody has used it for as long as it asked for: delete it."""
 
-    def crashed(self, error: Exception) -> None:
+    def report_crash(self, error: Exception) -> None:
         """The queue's own code has failed where nobody waits for it: on the time of the store."""
 
     def queue_damaged(self, name: bytes, error: StoreError) -> None:
@@ -257,7 +257,7 @@ class Queue:
                         self._context.counts.delivered += len(bodies)
                         return
                 except Exception as error:
-                    taker.crashed(error)
+                    taker.fail(error)
         self._enqueue(self.number(head, bodies), None)
 
     def publish_whole(self, feed: FeedTaker, data: bytes, count: int, exchange: bytes) -> None:
@@ -267,7 +267,7 @@ class Queue:
         try:
             feed.deliver_whole(data, exchange)
         except Exception as error:
-            feed.crashed(error)
+            feed.fail(error)
 
     def number(self, head: Head, bodies: Sequence[bytes], first: int | None = None) -> list[Message]:
         """Messages of this queue, not yet in it; `first`: where these had numbers before."""
@@ -367,7 +367,7 @@ class Queue:
         try:
             self._take_synced()
         except Exception as error:
-            self._context.crashed(error)
+            self._context.report_crash(error)
 
     def _take_synced(self) -> None:
         unsynced = self._unsynced
@@ -515,7 +515,7 @@ class Queue:
             self.deal()
             self._trim()
         except Exception as error:
-            context.crashed(error)
+            context.report_crash(error)
         self._tell_waiting()
 
     def _tell_waiting(self) -> None:
@@ -589,7 +589,7 @@ class Queue:
         try:
             taker.deliver(messages)
         except Exception as error:
-            taker.crashed(error)
+            taker.fail(error)
         if taker.no_ack:
             self.leave(messages)
 
@@ -874,7 +874,7 @@ class Queue:
             try:
                 taker.cancelled()
             except Exception as error:
-                taker.crashed(error)
+                taker.fail(error)
 
 
 def _cost(messages: Sequence[Message]) -> int:

@@ -20,7 +20,7 @@ from dmp.feed import Feed
 from dmp.leases import Lease
 from dmp.queues import Queue
 from dmp.sink import Sink
-from dmp.wire import AMQP_HEADER, DMP_HEADER, GREETING, Reply, WireError, ready, refusal, reply
+from dmp.wire import AMQP_HEADER, DMP_HEADER, GREETING, Reply, WireError, ready, reply, wire_error
 from shared.access import READ, WRITE
 from shared.errors import LocalProtocolError, RemoteProtocolError
 from shared.net.connection import Connection
@@ -98,21 +98,21 @@ class Session(SessionBase):
 
     def too_late(self) -> None:
         self._broker.counts.too_late += 1
-        raise refusal(Reply.SYNTAX_ERROR, f"a message was not complete after {self.input_seconds:g} s")
+        raise wire_error(Reply.SYNTAX_ERROR, f"a message was not complete after {self.input_seconds:g} s")
 
     def due(self, what: int, now: float) -> None:
         if isinstance(self._role, Feed):
             self._role.idle(now)
         else:
             self._broker.counts.too_late += 1
-            error = refusal(Reply.INVALID, "no lease came in time")
+            error = wire_error(Reply.INVALID, "no lease came in time")
             self.fault(error)
             self.end()
             raise error
 
     def fault(self, error: RemoteProtocolError) -> None:
         assert isinstance(error, WireError)
-        self._broker.counts.refused(f"dmp {error.code.name}")
+        self._broker.counts.count_refused(f"dmp {error.code.name}")
         self._step(Event.REFUSED)
 
     def release(self) -> None:
@@ -148,7 +148,7 @@ class Session(SessionBase):
         broker = self._broker
         lease = broker.leases.take(word)
         if lease is None or lease.owner.revoked:
-            raise refusal(Reply.BAD_LEASE, "not valid for this client")
+            raise wire_error(Reply.BAD_LEASE, "not valid for this client")
         self.deadline(_LEASE, math.inf)
         target = lease.target
         self.admit(broker.access, lease.owner.account)
@@ -164,7 +164,7 @@ class Session(SessionBase):
     def _open_sink(self, lease: Lease, exchange: Exchange) -> Sink:
         broker = self._broker
         if broker.exchanges.get(exchange.name) is not exchange:
-            raise refusal(Reply.NOT_FOUND, "the exchange is gone")
+            raise wire_error(Reply.NOT_FOUND, "the exchange is gone")
         self._step(Event.SINK_LEASE)
         self.connection.write(ready(True, exchange.name))
         self.begin_input(broker.settings.frame_seconds)
@@ -173,7 +173,7 @@ class Session(SessionBase):
 
     def _open_feed(self, lease: Lease, queue: Queue) -> Feed:
         if queue.deleted or not lease.owner.alive:  # of very many it goes a moment later
-            raise refusal(Reply.NOT_FOUND, "the queue is gone")
+            raise wire_error(Reply.NOT_FOUND, "the queue is gone")
         self._step(Event.FEED_LEASE)
         self.connection.write(ready(False, queue.name))
         return Feed(self, self._broker, queue, lease.owner, self._gone)
@@ -194,7 +194,7 @@ class Session(SessionBase):
 
 
 def _no_access() -> WireError:
-    return refusal(Reply.NO_ACCESS, "not allowed")
+    return wire_error(Reply.NO_ACCESS, "not allowed")
 
 
 PROTOCOLS: Mapping[bytes, Callable[[Connection, Broker], SessionBase]] = {
@@ -227,7 +227,7 @@ class ProtocolHeader:
             self._header += data[:missing]
             data = data[missing:]
             if not any(header.startswith(self._header) for header in PROTOCOLS):
-                self._broker.counts.refused("not AMQP")
+                self._broker.counts.count_refused("not AMQP")
                 raise RemoteProtocolError("the first bytes are no header of AMQP 0-9-1 or DMP", AMQP_HEADER)
             if len(self._header) < HEADER_BYTES:
                 self._connection.await_rest()

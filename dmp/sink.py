@@ -50,10 +50,10 @@ from dmp.wire import (
     layout_untrusted,
     read_envelope,
     read_u32,
-    refusal,
     runs,
     size_max_of,
     uniform,
+    wire_error,
 )
 from shared.errors import StoreError
 from shared.net.connection import Connection
@@ -328,7 +328,7 @@ class Sink:
 
     def _store_refuses(self, error: StoreError) -> WireError:
         self._broker.counts.refused_publishes += 1
-        return refusal(Reply.INTERNAL_ERROR, str(error) or "the store takes no writes")
+        return wire_error(Reply.INTERNAL_ERROR, str(error) or "the store takes no writes")
 
     # What names and envelopes mean.
 
@@ -336,20 +336,20 @@ class Sink:
         """Raises WireError."""
         sink, broker = self._exchange.name, self._broker
         if parts.exchange not in (b"", sink):
-            raise refusal(Reply.SYNTAX_ERROR, "the exchange of a message is not the sink's")
+            raise wire_error(Reply.SYNTAX_ERROR, "the exchange of a message is not the sink's")
         properties = names[2 + len(parts.exchange) + len(parts.key) :]
         if len(properties) > PROPERTIES_BYTES_MAX:
-            raise refusal(Reply.SYNTAX_ERROR, f"{len(properties)} bytes of properties")
+            raise wire_error(Reply.SYNTAX_ERROR, f"{len(properties)} bytes of properties")
         try:
             head = Head(sink, parts.key, 0, properties)
             queues, work = broker.route(sink, head)
         except Refusal as error:
             known = Reply.NOT_FOUND if error.code is Code.NOT_FOUND else Reply.SYNTAX_ERROR
-            raise refusal(known, error.text) from error
+            raise wire_error(known, error.text) from error
         self._work += work
         user = head.noted.user_id
         if user is not None and (self._owner is None or user != self._owner.user.encode()):
-            raise refusal(Reply.NO_ACCESS, "user_id is set to another than the login's user")
+            raise wire_error(Reply.NO_ACCESS, "user_id is set to another than the login's user")
         size = _ROUTE_BYTES + len(names)
         if len(self._routes) >= _ROUTES_MAX or not self._routes_cached.fits(size):
             self._forget_routes()
@@ -392,7 +392,7 @@ class Sink:
         """Exchanges, queues or bindings have changed. Raises WireError where the sink is gone."""
         broker = self._broker
         if broker.exchanges.get(self._exchange.name) is not self._exchange:
-            raise refusal(Reply.NOT_FOUND, "the exchange is gone")
+            raise wire_error(Reply.NOT_FOUND, "the exchange is gone")
         self._forget_routes()
         self._of_queue.clear()
         self._generation = broker.generation

@@ -41,7 +41,7 @@ class Taker(Protocol):
     def cancelled(self) -> None:
         """The queue is gone."""
 
-    def crashed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """One of these calls has raised it. Unless `no_ack`, what was to be delivered is unacknowledged."""
 
 
@@ -140,7 +140,7 @@ def room_of(taker: Taker) -> tuple[int, int]:
     try:
         return taker.room()
     except Exception as error:
-        taker.crashed(error)
+        taker.fail(error)
         return 0, 0
 
 
@@ -151,7 +151,7 @@ def able(takers: Sequence[Taker], most: int) -> list[Share]:
         try:
             count, room_bytes = taker.room()
         except Exception as error:
-            taker.crashed(error)
+            taker.fail(error)
             continue
         if count > 0:
             shares.append((taker, [], count, room_bytes))

@@ -5,7 +5,7 @@ What is durable is also written to the definitions; the answer waits for that ti
 `amq.` are the broker's. The default exchange has a binding for every queue, which nobody can touch.
 
 *Deleting.* What is deleted is gone at once, for whoever names it and for every message. Its bindings, which
-may be hundreds of thousands, go in slices (`Broker.background`), so that others are served in between. Until
+may be hundreds of thousands, go in slices (`Broker.sliced_work`), so that others are served in between. Until
 all are gone the answer waits, and so does whoever wants to declare, bind or delete: nobody sees what is half
 done, and what is declared by the same name meanwhile gets none of them. A crash in between leaves bindings,
 and a record that says whose they are, by which the next start drops them.
@@ -419,7 +419,7 @@ class Topology:
         if not left:
             return ticket
         whole = Ticket()
-        self._broker.background.add(self._bindings_go(gone, source, left, ticket, whole))
+        self._broker.sliced_work.add(self._bindings_go(gone, source, left, ticket, whole))
         return None if whole.done and whole.error is None else whole
 
     def _bindings_go(

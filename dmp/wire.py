@@ -87,7 +87,7 @@ class Message:
     options: MessageOptions = NO_OPTIONS
 
 
-def refusal(code: Reply, text: str) -> WireError:
+def wire_error(code: Reply, text: str) -> WireError:
     """The error for what a peer did wrong: its connection is told this reply, and closed."""
     return WireError(text, reply(code, text), code=code)
 
@@ -157,7 +157,7 @@ def end_of(data: bytes | bytearray, at: int, size_max: int) -> int | None:
         return None
     (size,) = read_u32(data, at)
     if size > size_max or 0 < size < ENVELOPE_BYTES_MIN:
-        raise refusal(Reply.SYNTAX_ERROR, f"a message of size {size}")
+        raise wire_error(Reply.SYNTAX_ERROR, f"a message of size {size}")
     return int(at + SIZE_BYTES + size)
 
 
@@ -167,20 +167,20 @@ def layout_untrusted(data: bytes, at: int, end: int, body_bytes_max: int = BODY_
     exchange_end = exchange_at + 1 + data[exchange_at]
     key_end = exchange_end + 1 + data[exchange_end] if exchange_end < end else end
     if key_end + FLAGS_BYTES > end:
-        raise refusal(Reply.SYNTAX_ERROR, "names that reach past the end of their message")
+        raise wire_error(Reply.SYNTAX_ERROR, "names that reach past the end of their message")
     properties_end = end_of_properties(data, key_end, end)
     body_at = properties_end + LENGTH_BYTES
     if body_at > end:
-        raise refusal(Reply.SYNTAX_ERROR, "properties that reach past the end of their message")
+        raise wire_error(Reply.SYNTAX_ERROR, "properties that reach past the end of their message")
     (length,) = read_u32(data, properties_end)
     options = NO_OPTIONS
     if length != end - body_at:
         if not length >> 24 or length & BODY_BYTES_MAX != end - body_at:
             text = f"a body length of {length} where {end - body_at} bytes are left"
-            raise refusal(Reply.SYNTAX_ERROR, text)
+            raise wire_error(Reply.SYNTAX_ERROR, text)
         options = MessageOptions(length >> 24 & (MessageOptions.IMMEDIATE | MessageOptions.MANDATORY))
     if end - body_at > body_bytes_max:
-        raise refusal(Reply.SYNTAX_ERROR, f"a body of {end - body_at} bytes, {body_bytes_max} at most")
+        raise wire_error(Reply.SYNTAX_ERROR, f"a body of {end - body_at} bytes, {body_bytes_max} at most")
     return MessageLayout(
         data[exchange_at + 1 : exchange_end],
         data[exchange_end + 1 : key_end],

@@ -270,7 +270,7 @@ class Admin:
         finally:
             stay = [seq for seq in stay if seq in queue.back]
             queue.stops += 1
-            self._engine.background.add(_let_out(queue, stay))
+            self._engine.sliced_work.add(_let_out(queue, stay))
         return {"queue": queue.text, "moved": moved, "left": len(stay)}
 
     async def export(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class DmsSource:
     def drain(self) -> None:
         """The server stops: what was given is carried as far as time goes, and the rest goes back."""
 
-    def crashed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         self._failed = True
         self._context.warn(
             "a bug: the bridge's consumer ended, and begins anew; report this", reason=repr(error)

@@ -14,7 +14,7 @@ go first, and everything has its old place.
 Credits stand in `line` in the order of arrival. Either messages are ready or credits wait: `dispatch` sees
 to that. On a disk every change is also a record in the queue's log (`dms.queue_log`).
 
-What takes long goes in turns (`Engine.background`, and a queue's timer), and others are served in between:
+What takes long goes in turns (`Engine.sliced_work`, and a queue's timer), and others are served in between:
 redelivery to many credits, the end of many credits, and the return of what a lost connection held. While
 messages return their queue delivers nothing (`stops`), so order is what it would be at once.
 
@@ -50,7 +50,7 @@ from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues import pausing
-from shared.queues.background import Background
+from shared.queues.sliced_work import SlicedWork
 from shared.queues.waits import NONE, Waits
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class DeliveryReceiver(Protocol):
     def drain(self) -> None:
         """The server stops."""
 
-    def crashed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """One of the others raised this."""
 
 
@@ -171,18 +171,18 @@ class Consumer:
         try:
             self.receiver.deliver(ids, bodies)
         except Exception as error:
-            self._crashed(error)
+            self._fail(error)
 
     def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
             call(*arguments)
         except Exception as error:
-            self._crashed(error)
+            self._fail(error)
 
-    def _crashed(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """Its session raised on another session's time, or the store's: it ends, and loses nothing."""
         self.engine.gone(self)
-        self.receiver.crashed(error)
+        self.receiver.fail(error)
 
 
 class Queue:
@@ -431,7 +431,7 @@ class Queue:
         if self.line and not self.deleted:
             self.dispatch()
 
-    def take_next(self, consumer: Consumer) -> tuple[bytes, bytes] | None:
+    def try_fast_take(self, consumer: Consumer) -> tuple[bytes, bytes] | None:
         """Fast path of `line_up` for one credit: the id and body of the next message, which `consumer` now
         holds. None where it is not that simple: none is ready, or something or somebody is before it."""
         bodies, seq = self.bodies, self.head
@@ -500,7 +500,7 @@ class Queue:
     def end_credits(self, refusal: Refusal) -> None:
         """End all credits in line."""
         line, self.line = self.line, deque()
-        self.engine.background.add(_end_in_turns(line, refusal))
+        self.engine.sliced_work.add(_end_in_turns(line, refusal))
 
     # -- messages leave, or come back
 
@@ -731,8 +731,8 @@ class Queue:
         pieces += chain.from_iterable(engine.returning.values())
         return [piece for piece in pieces if not isinstance(piece, DeliveredRun) or piece.queue is self]
 
-    def in_background(self, steps: Iterator[None]) -> None:
-        self.engine.background.add(steps)
+    def add_sliced_work(self, steps: Iterator[None]) -> None:
+        self.engine.sliced_work.add(steps)
 
     def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
         engine = self.engine
@@ -774,7 +774,7 @@ class Engine:
         self._namespace = namespace
         self._table = table
         self.times = times
-        self.background = Background(times.timers, _background_crashed)
+        self.sliced_work = SlicedWork(times.timers, _report_crash)
         self.counts = Counts()
         self.waits = Waits(times.seconds)
         self.queues: dict[bytes, Queue] = {}
@@ -1106,7 +1106,7 @@ class Engine:
         for queue in queues:
             queue.stops += 1
         self.returning[consumer.number] = pieces
-        self.background.add(self._give_back_in_turns(consumer.number, queues))
+        self.sliced_work.add(self._give_back_in_turns(consumer.number, queues))
 
     def _give_back_in_turns(self, number: int, queues: Collection[Queue]) -> Iterator[None]:
         pieces = self.returning[number]
@@ -1200,9 +1200,9 @@ def _end_in_turns(line: deque[Credit], refusal: Refusal) -> Iterator[None]:
             yield
 
 
-def _background_crashed(error: Exception) -> None:
+def _report_crash(error: Exception) -> None:
     logger.error(
-        "background work crashed: some messages of a lost connection stay held until a restart; report this",
+        "long work crashed: some messages of a lost connection stay held until a restart; report this",
         exc_info=error,
     )
 

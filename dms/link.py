@@ -139,7 +139,7 @@ class Link(PipelinedConnection[Answer]):
             elif type_ == Type.ERROR and message_id in self._consuming:
                 self._consuming.remove(message_id)  # nearly always the first
                 assert self._taker is not None
-                self._taker.not_delivered(self, refusal(status, payload))
+                self._taker.not_delivered(self, error_for(status, payload))
             elif type_ == Type.DISCONNECT:
                 raise Disconnected("the server is stopping")
             else:
@@ -161,7 +161,7 @@ class Link(PipelinedConnection[Answer]):
         if message_id != answer.ids[answer.count]:
             raise RemoteProtocolError(f"id {message_id}, where {answer.ids[answer.count]} is next")
         if type_ == Type.ERROR:
-            answer.errors.append((answer.count, refusal(status, payload)))
+            answer.errors.append((answer.count, error_for(status, payload)))
         elif type_ != REPLIES[answer.type]:
             raise RemoteProtocolError(f"type {type_:#04x} in answer to {answer.type.name}")
         answer.payload = payload
@@ -172,7 +172,7 @@ class Link(PipelinedConnection[Answer]):
             answer.tell()
 
 
-def refusal(status: int, payload: bytes) -> DmsError:
+def error_for(status: int, payload: bytes) -> DmsError:
     return DmsError.of(status, payload.decode(errors="backslashreplace"))
 
 
@@ -213,7 +213,7 @@ async def shake_hands(stream: trio.abc.Stream, login: Login = NOBODY) -> bytes:
         raise Disconnected(f"the server's answer is not DMS's: {error}") from None
     type_, _, status, _, payload = frames[0]
     if type_ in (Type.ERROR, Type.HANDSHAKE_NACK):
-        raise refusal(status, login.hide_bytes(payload))
+        raise error_for(status, login.hide_bytes(payload))
     if type_ != Type.HANDSHAKE_ACK or len(frames) > 1:
         raise Disconnected(f"the server's answer is not DMS's: type {type_:#04x} to a handshake")
     return bytes(data[at:])

@@ -36,7 +36,7 @@ class Counts:
         lambda status: Status(status).name,
     )
 
-    def refused(self, status: Status | int, count: int = 1) -> None:
+    def count_refused(self, status: Status | int, count: int = 1) -> None:
         self.refusals[int(status)] = self.refusals.get(int(status), 0) + count
 
 

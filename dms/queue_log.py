@@ -208,7 +208,7 @@ class LogOwner(Protocol):
     def older_than_row(self) -> Iterable[Iterable[KeptMessage]]:
         """All messages that are neither in the row nor gone, as of now; each part is half a millisecond."""
 
-    def in_background(self, steps: Iterator[None]) -> None:
+    def add_sliced_work(self, steps: Iterator[None]) -> None:
         """Run these in turns of the loop."""
 
     def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
@@ -483,7 +483,7 @@ class QueueLog:
         """Write one, and drop what no longer counts. Where the disk does not take it, it can wait."""
         steps = self._snapshot_steps()
         for _ in islice(steps, 1):  # most have little to copy, and are written at once
-            self._owner.in_background(steps)
+            self._owner.add_sliced_work(steps)
 
     def _snapshot_steps(self) -> Iterator[None]:
         copies = self._copies = Copies(self._owner.older_than_row())

@@ -215,7 +215,7 @@ class Session(SessionBase):
             reply = b""
         if produces and not self._fast_produce(data, HEADER_BYTES, last):
             return HEADER_BYTES
-        if self._is_next() and (found := queue.take_next(consumer)) is not None:
+        if self._is_next() and (found := queue.try_fast_take(consumer)) is not None:
             self.connection.write(reply + runs.delivery(*found))
         else:
             if reply:
@@ -799,8 +799,8 @@ class Session(SessionBase):
                 self.reply(pack(Type.DISCONNECT, 0))
             self.finish_when_answered()
 
-    def crashed(self, error: Exception) -> None:
-        self.connection.crashed(error)
+    def fail(self, error: Exception) -> None:
+        self.connection.fail(error)
 
     # -- answers
 

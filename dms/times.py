@@ -31,7 +31,7 @@ class Times:
         self._started = clock()
         self._unix_ms = unix_ms()
         self._age_ms = 0
-        self.timers = Timers(self.now_ms, _crashed, self._loop_time)
+        self.timers = Timers(self.now_ms, _report_crash, self._loop_time)
 
     @property
     def seconds(self) -> Callable[[], float]:
@@ -68,7 +68,7 @@ class Times:
         return self._started + (due_ms - self._age_ms + 1) / 1000
 
 
-def _crashed(error: Exception) -> None:
+def _report_crash(error: Exception) -> None:
     logger.error(
         "a queue's timer crashed: its delays and lifetimes stand still until its next message; report this",
         exc_info=error,

@@ -26,7 +26,7 @@ class Counts:
     producers: int = 0
     consumers: int = 0
 
-    def fault(self, reason: str) -> None:
+    def count_fault(self, reason: str) -> None:
         self.faults[reason] = self.faults.get(reason, 0) + 1
 
 

@@ -98,7 +98,7 @@ class Queues:
             connection,
             settings.consumer_bytes_max,
             settings.slow_consumer,
-            lambda chunk: self.dropped(consumer, chunk),
+            lambda chunk: self.count_dropped(consumer, chunk),
         )
         self.consumers[consumer] = None
         self.counts.consumers += 1
@@ -189,7 +189,7 @@ class Queues:
 
     # What slow consumers lose.
 
-    def dropped(self, consumer: Consumer, chunk: bytes | memoryview) -> None:
+    def count_dropped(self, consumer: Consumer, chunk: bytes | memoryview) -> None:
         """`chunk`, whole messages, was thrown away because `consumer` does not read."""
         messages = self._count(chunk)
         counts = self.counts

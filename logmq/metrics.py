@@ -26,7 +26,7 @@ class Counts:
     tails: int = 0
     fetches_waiting: int = 0
 
-    def refused(self, refusal: Refusal, count: int = 1) -> None:
+    def count_refused(self, refusal: Refusal, count: int = 1) -> None:
         self.refusals[refusal.code] = self.refusals.get(refusal.code, 0) + count
 
 

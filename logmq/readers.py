@@ -272,7 +272,7 @@ class Tail(_Reader):
     def refuse(self, refusal: Refusal) -> None:
         if not self.ended and self._slot is not None:
             self.abandon()
-            self.owner.counts.refused(refusal)
+            self.owner.counts.count_refused(refusal)
             self._slot.resolve(refusal.line)
             self.owner.reader_ended(self)
 
@@ -356,7 +356,7 @@ class Fetch(_Reader):
             self._end(b"EOF\n")
 
     def refuse(self, refusal: Refusal) -> None:
-        self.owner.counts.refused(refusal)
+        self.owner.counts.count_refused(refusal)
         self._end(refusal.line)
 
     def abandon(self) -> None:

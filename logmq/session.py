@@ -595,7 +595,7 @@ class Session(SessionBase):
                 return
             self._logins_refused += 1
             refusal = Refusal(Code.DENIED, "wrong name or password")
-            self.counts.refused(refusal)
+            self.counts.count_refused(refusal)
             slot.resolve(refusal.line)
             if self._logins_refused >= LOGINS_MAX:
                 self._end(Event.LOGIN_REFUSED)
@@ -869,7 +869,7 @@ class Session(SessionBase):
             except StoreError as error:
                 self._answer(slot, self._refused(error))
             except Refusal as refusal:
-                self.counts.refused(refusal)
+                self.counts.count_refused(refusal)
                 self._answer(slot, refusal.line)
             else:
                 reply = b"OK %d\n" % offset
@@ -1010,18 +1010,18 @@ class Session(SessionBase):
 
     def _refuse(self, refusal: Refusal, count: int = 1) -> None:
         self._flush()
-        self.counts.refused(refusal, count)
+        self.counts.count_refused(refusal, count)
         self.reply(refusal.line * count)
 
     def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
         refusal = refusal_for(error)
-        self.counts.refused(refusal, count)
+        self.counts.count_refused(refusal, count)
         return refusal.line * count
 
     def _refused(self, error: StoreError) -> bytes:
         """The line that says what the store says."""
         refusal = refusal_for(error)
-        self.counts.refused(refusal)
+        self.counts.count_refused(refusal)
         return refusal.line
 
     def _has_read(self, reads: int = 1) -> None:

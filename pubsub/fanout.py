@@ -248,11 +248,11 @@ class Fanout:
         """
         kind = head[-1]
         if kind not in PAYLOAD_BYTES_MIN:
-            self._counts.bad("type")
+            self._counts.count_bad("type")
             return self._no_message, head
         topic = head.partition(b"\0")[0]
         if self._access is not None and not self._access.may_send_datagram(topic):
-            self._counts.bad("denied")
+            self._counts.count_bad("denied")
             self._denied.add(topic)
             return self._no_message, head
         clean = topic.ljust(TYPE_AT - TOPIC_AT, b"\0") + head[-1:]
@@ -311,11 +311,11 @@ class Fanout:
         for place, length in enumerate(lengths):
             at = place * FRAME_BYTES
             if length < DATAGRAM_BYTES_MIN:
-                counts.bad("short")
+                counts.count_bad("short")
             elif length > DATAGRAM_BYTES_MAX:
-                counts.bad("long")
+                counts.count_bad("long")
             elif length - DATAGRAM_BYTES_MIN < PAYLOAD_BYTES_MIN.get(frames[at + TYPE_AT], 0):
-                counts.bad("payload")
+                counts.count_bad("payload")
             else:
                 good.append(frames[at : at + FRAME_BYTES])
                 kept.append(length)

@@ -30,10 +30,10 @@ class Counts:
     )
     connected: int = 0
 
-    def bad(self, reason: str) -> None:
+    def count_bad(self, reason: str) -> None:
         self.datagrams_bad[reason] = self.datagrams_bad.get(reason, 0) + 1
 
-    def fault(self, reason: str) -> None:
+    def count_fault(self, reason: str) -> None:
         self.faults[reason] = self.faults.get(reason, 0) + 1
 
 

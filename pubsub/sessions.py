@@ -173,7 +173,7 @@ class Sessions:
             connection,
             self.settings.subscriber_bytes_max,
             self.settings.slow_subscriber,
-            lambda chunk: self.dropped(client, len(chunk) // FRAME_BYTES),  # chunks are whole frames
+            lambda chunk: self.count_dropped(client, len(chunk) // FRAME_BYTES),  # chunks are whole frames
         )
         self.counts.connected += 1
         self._say(f"New client {client.name} connected from {connection.peer}.")
@@ -204,7 +204,7 @@ class Sessions:
                 self.away.subscribe(client, topic)
         self.on_change()
 
-    def dropped(self, client: ClientSession, frames: int) -> None:
+    def count_dropped(self, client: ClientSession, frames: int) -> None:
         """The connection lost `frames` frames because the client does not read."""
         counts = self.counts
         if not client.dropped:

@@ -89,7 +89,7 @@ class MemoryConnection(Connection):
         self.deadline = math.inf
         self.outbox.clear()
 
-    def crashed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         raise error
 
     def wake_at(self, deadline: float) -> None:

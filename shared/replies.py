@@ -94,10 +94,10 @@ class _Owed:
         replies = self.replies
         try:
             if ticket.error is not None:
-                self.parts = replies.refused(ticket.error, self.parts, self.counts)
+                self.parts = replies.with_refusals(ticket.error, self.parts, self.counts)
             replies._advance()
         except Exception as error:
-            replies._connection.crashed(error)
+            replies._connection.fail(error)
 
 
 class _Said:
@@ -177,7 +177,7 @@ class Replies:
             if ticket.error is None:
                 self.reply(reply)
             else:
-                for refusal in self.refused(ticket.error, [reply], [count]):
+                for refusal in self.with_refusals(ticket.error, [reply], [count]):
                     self.reply(refusal)
             return
         entries = self._entries
@@ -230,7 +230,7 @@ class Replies:
         for entry in entries or ():
             _release(entry._parts if type(entry) is ReplySlot else entry.parts)  # type: ignore[union-attr]
 
-    def refused(self, error: StoreError, parts: Sequence[Part], counts: Sequence[int]) -> list[Part]:
+    def with_refusals(self, error: StoreError, parts: Sequence[Part], counts: Sequence[int]) -> list[Part]:
         """`parts`, with refusals for those that answer `counts` requests, where that is not 0."""
         failed = self._owner.store_failed
         return [

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from dmp.broker import Broker
     from shared.storage.store import Ticket
 
-# Messages that go back to their queues in one step of the background work: half a millisecond.
+# Messages that go back to their queues in one slice: half a millisecond.
 RETURNED_AT_ONCE = 512
 # An acknowledgement of more is applied in slices of `RETURNED_AT_ONCE`: 3 ms for so many in one stretch.
 SETTLED_AT_ONCE = 8192
@@ -179,7 +179,7 @@ class Mux:
             consumer.channel.remove_consumer(consumer)
             consumer.channel.tell_cancelled(consumer)
         if queues:
-            self.broker.background.add(_come_back(self.broker, unacked, queues))
+            self.broker.sliced_work.add(_come_back(self.broker, unacked, queues))
         self.deal()
         self.broker.flush()
         self.broker.store.commit_pending()
@@ -338,7 +338,7 @@ class Mux:
     def apply_in_slices(
         self, deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], None]
     ) -> None:
-        """In the background."""
+        """`apply` to the messages of each queue, in slices."""
         self._add_work(_slices(deliveries, apply))
 
     def deliver_again(self, channel: Channel, deliveries: list[Delivery]) -> None:
@@ -352,17 +352,17 @@ class Mux:
 
     def _add_work(self, steps: Iterator[None]) -> None:
         """Input waits meanwhile: a confirm says that all before its publish was taken."""
-        background = self.broker.background
+        sliced_work = self.broker.sliced_work
         self.session.stop(Stop.READY)
-        background.when_idle(self.connection.guarded(partial(self.session.go_soon, Stop.READY)))
-        background.add(steps)
+        sliced_work.when_idle(self.connection.guarded(partial(self.session.go_soon, Stop.READY)))
+        sliced_work.add(steps)
 
     def return_in_slices(self, deliveries: Sequence[Delivery]) -> None:
         """They go back to their queues, which give out nothing until all are there."""
         queues = set(map(_QUEUE, deliveries))
         for queue in queues:
             queue.await_returns()
-        self.broker.background.add(_come_back(self.broker, [reversed(deliveries)], queues))
+        self.broker.sliced_work.add(_come_back(self.broker, [reversed(deliveries)], queues))
 
     def to_confirm(self, confirms: Confirms) -> None:
         """There is something to confirm at the end of the stretch."""
@@ -416,7 +416,7 @@ class Mux:
                 queue.remove_consumers(*those)
                 broker.topology.consumer_left(queue)
         if queues:
-            broker.background.add(_come_back(broker, unacked, queues))
+            broker.sliced_work.add(_come_back(broker, unacked, queues))
 
 
 def _slices(deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], None]) -> Iterator[None]:
@@ -840,8 +840,8 @@ class Consumer:
     def cancelled(self) -> None:
         self.channel.consumer_cancelled(self)
 
-    def crashed(self, error: Exception) -> None:
-        self.channel.mux.connection.crashed(error)
+    def fail(self, error: Exception) -> None:
+        self.channel.mux.connection.fail(error)
 
     def _begin(self, head: Head) -> None:
         """Find, or make, what is put around the bodies of `head`."""

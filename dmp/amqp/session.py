@@ -130,7 +130,7 @@ class AmqpSession(SessionBase):
 
     def fault(self, error: RemoteProtocolError) -> None:
         """It is told nothing: by the specification (4.2.3) such a connection closes without another word."""
-        self.broker.counts.refused(Code.FRAME_ERROR.name)
+        self.broker.counts.count_refused(Code.FRAME_ERROR.name)
 
     def too_late(self) -> None:
         self.broker.counts.too_late += 1
@@ -281,9 +281,9 @@ class AmqpSession(SessionBase):
         if channel.state is not ChannelState.OPEN:
             raise Refusal(Code.UNEXPECTED_FRAME, f"{method.name} while {channel.state.value}")
         mux.worked(mux.settle_now())
-        background = self.broker.background
-        if background.busy and method.index >> 16 in _TOPOLOGY:
-            raise NotYet(background.when_idle)
+        sliced_work = self.broker.sliced_work
+        if sliced_work.busy and method.index >> 16 in _TOPOLOGY:
+            raise NotYet(sliced_work.when_idle)
         try:
             handler(channel, method)
         except StoreError as error:  # the connection's end: the specification has nothing softer
@@ -477,7 +477,7 @@ class AmqpSession(SessionBase):
 
     def _refuse(self, refusal: Refusal) -> None:
         """Close the channel of the frame that is being handled, or the connection, and say why."""
-        self.broker.counts.refused(refusal.code.name)
+        self.broker.counts.count_refused(refusal.code.name)
         self.broker.log.info(
             "an AMQP request is refused: its channel or connection is closed",
             peer=self.connection.peer,

@@ -131,7 +131,7 @@ class Connection:
         """
         raise NotImplementedError
 
-    def crashed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """What the session raised outside of a call by the driver; it ends as if it were inside of one."""
         raise NotImplementedError
 
@@ -143,7 +143,7 @@ class Connection:
         try:
             call(*arguments)
         except Exception as error:
-            self.crashed(error)
+            self.fail(error)
 
     def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
         """The callback so called: for all that is handed to the store, or waits beside other sessions'."""

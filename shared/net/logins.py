@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from shared.access import NOBODYS, Access, Guard, User
-from shared.storage.background import Threads
+from shared.storage.threads import Threads
 
 FAILURES_MAX = 5
 FAILURES_SECONDS = 60.0

@@ -131,7 +131,7 @@ class DrivenConnection(Connection):
             )
             self.close(reason, reset=reset)
 
-    def crashed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """The peer's fault is answered; a bug of the session costs its connection, and no other."""
         loop = self._loop
         if isinstance(error, RemoteProtocolError):
@@ -246,7 +246,7 @@ class DrivenConnection(Connection):
         try:
             call(*arguments)
         except Exception as error:
-            self.crashed(error)
+            self.fail(error)
         self.send()
 
     def open(self, open_session: OpenSession) -> None:

@@ -109,7 +109,7 @@ class PollConnection(DrivenConnection):
             self._broken(error)
             return 0
         except MemoryError as error:  # there is none to read into
-            self.crashed(error)
+            self.fail(error)
             return 0
         count = len(data)
         if not count:
@@ -128,7 +128,7 @@ class PollConnection(DrivenConnection):
         try:
             self._receive(data)
         except Exception as error:
-            self.crashed(error)
+            self.fail(error)
         outbox = self.outbox
         if self.expects:
             if outbox.size < READ_BYTES:

@@ -28,18 +28,18 @@ class Expiring(Protocol):
 class Timers:
     """All deadlines of one broker.
 
-    `now`: its clock. `crashed` gets what an item raises: a bug of one must not keep the others from their
+    `now`: its clock. `on_crash` gets what an item raises: a bug of one must not keep the others from their
     time. `loop_time`: when a deadline has come, by the loop's clock; the broker's is the same unless said.
     """
 
     def __init__(
         self,
         now: Callable[[], float],
-        crashed: Callable[[Exception], None],
+        on_crash: Callable[[Exception], None],
         loop_time: Callable[[float], float] = lambda deadline: deadline,
     ) -> None:
         self.now = now
-        self._crashed = crashed
+        self._on_crash = on_crash
         self._loop_time = loop_time
         self._deadlines: Deadlines[Expiring] = Deadlines()
         self._sleep = trio.CancelScope()
@@ -67,7 +67,7 @@ class Timers:
             try:
                 item.expire(now)
             except Exception as error:
-                self._crashed(error)
+                self._on_crash(error)
 
     async def run(self, after: Callable[[], None]) -> None:
         """Expire what is due, until cancelled; `after` is called each time."""

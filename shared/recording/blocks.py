@@ -40,21 +40,21 @@ class BadBlock(ValueError):
     """What stands there is no block; the text says why."""
 
 
-def pack_tail(protocol: bytes, name: bytes, source: bytes) -> bytes:
+def pack_fields(protocol: bytes, name: bytes, source: bytes) -> bytes:
     """What of a head is the same for all blocks of a track. A field that is too long is cut."""
     fields = (field[:FIELD_BYTES_MAX] for field in (protocol, name, source))
     return b"".join(bytes((len(field),)) + field for field in fields)
 
 
-def pack_head(codec: int, time_us: int, messages: int, tail: bytes, frames_bytes: int) -> bytes:
+def pack_head(codec: int, time_us: int, messages: int, fields: bytes, frames_bytes: int) -> bytes:
     """A block as a record of a log, its length before it, up to where its frames begin."""
-    head_bytes = FIXED.size + len(tail)
-    return _RECORD.pack(head_bytes + frames_bytes, VERSION, codec, head_bytes, time_us, messages) + tail
+    head_bytes = FIXED.size + len(fields)
+    return _RECORD.pack(head_bytes + frames_bytes, VERSION, codec, head_bytes, time_us, messages) + fields
 
 
-def pack_record(codec: int, time_us: int, messages: int, tail: bytes, frames: bytes | memoryview) -> bytes:
+def pack_record(codec: int, time_us: int, messages: int, fields: bytes, frames: bytes | memoryview) -> bytes:
     """The whole of it."""
-    return b"".join((pack_head(codec, time_us, messages, tail, len(frames)), frames))
+    return b"".join((pack_head(codec, time_us, messages, fields, len(frames)), frames))
 
 
 def unpack(payload: bytes | memoryview) -> Block:

@@ -168,7 +168,7 @@ class Recorder:
         self._round: _Round | None = None
         self._held: list[_Held] = []
         self._held_bytes = 0
-        self._tail = blocks.pack_tail(self.protocol, b"", b"")
+        self._fields = blocks.pack_fields(self.protocol, b"", b"")
         # Counted since the start:
         self.messages = 0
         self.bytes = 0
@@ -190,7 +190,7 @@ class Recorder:
 
     def track(self, codec: int, *, name: bytes = b"", source: bytes = b"") -> "Track":
         """A source of messages. `codec`: what its frames are, 1 to 255, as RECORDING.md lists them."""
-        return Track(self, codec, blocks.pack_tail(self.protocol, name, source))
+        return Track(self, codec, blocks.pack_fields(self.protocol, name, source))
 
     def samples(self) -> Iterable[Sample]:
         labels = (("protocol", self._name),)
@@ -211,7 +211,7 @@ class Recorder:
 
     # What tracks and rounds call.
 
-    def put(self, codec: int, tail: bytes, messages: int, frames: Buffer) -> None:
+    def put(self, codec: int, fields: bytes, messages: int, frames: Buffer) -> None:
         """Take a block, or leave it out. Never raises for what a disk or a store does."""
         if self._store.scarce:  # others still publish, and shall for long
             self._pass_over("space", messages, len(frames))
@@ -232,7 +232,7 @@ class Recorder:
                 self._pass_over("retention", messages, len(frames))
                 return
         size = len(frames)
-        head = blocks.pack_head(codec, self._wall_us(), messages, tail, size)
+        head = blocks.pack_head(codec, self._wall_us(), messages, fields, size)
         if size < SMALL_BYTES:
             head, frames = b"".join((head, frames)), b""
         self._held.append(_Held(head, frames, messages, size))
@@ -319,7 +319,7 @@ class Recorder:
 
     def _mark_gap(self, log: Log) -> None:
         messages, size = min(self._gap_messages, blocks.MESSAGES_MAX), self._gap_bytes
-        head = blocks.pack_head(GAP, self._wall_us(), messages, self._tail, blocks.GAP_BYTES.size)
+        head = blocks.pack_head(GAP, self._wall_us(), messages, self._fields, blocks.GAP_BYTES.size)
         gap = head + blocks.GAP_BYTES.pack(size)
         _, ticket = log.append(gap, 1)
         round_ = self._round_of(ticket)
@@ -349,7 +349,7 @@ class Recorder:
         except StoreError as error:
             self.leave_out("store", messages, size, str(error))
             return None
-        log.background = True
+        log.unawaited = True
         self._log = log
         return log
 
@@ -357,16 +357,16 @@ class Recorder:
 class Track:
     """One source of messages: a connection, a socket."""
 
-    __slots__ = ("_codec", "_put", "_tail")
+    __slots__ = ("_codec", "_fields", "_put")
 
-    def __init__(self, recorder: Recorder, codec: int, tail: bytes) -> None:
+    def __init__(self, recorder: Recorder, codec: int, fields: bytes) -> None:
         self._put = recorder.put
         self._codec = codec
-        self._tail = tail
+        self._fields = fields
 
     def record(self, messages: int, frames: Buffer) -> None:
         """`frames` hold so many whole messages, as they came. In a round of the driver, which settles."""
-        self._put(self._codec, self._tail, messages, frames)
+        self._put(self._codec, self._fields, messages, frames)
 
 
 class _Round:

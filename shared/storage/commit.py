@@ -181,9 +181,9 @@ class Commit:
             self.poison = error
             self.good = 0
         except Exception as error:
-            self.crashed(error)
+            self.fail(error)
 
-    def crashed(self, error: Exception) -> PoisonError:
+    def fail(self, error: Exception) -> PoisonError:
         """A bug; nobody can tell what it left on the disk."""
         logger.error(
             "a commit crashed; nothing more is written until a restart; report this bug", exc_info=error
@@ -278,7 +278,7 @@ class Commit:
             self._open(target)
             self._referred[target] = None
             self._write_before(target)
-            write_pieces(self.disk, target.fd, part.chunks, part.offset, passing=part.log.background)
+            write_pieces(self.disk, target.fd, part.chunks, part.offset, passing=part.log.unawaited)
         except FileGone:
             return False
         except OSError:
@@ -382,7 +382,7 @@ class Commit:
             try:
                 self._open(target)
                 self._write_before(target)
-                write_all(self.disk, target.fd, data, part.offset, passing=part.log.background)
+                write_all(self.disk, target.fd, data, part.offset, passing=part.log.unawaited)
             except FileGone:
                 return
             except OSError:
@@ -403,7 +403,7 @@ class Commit:
         target = self.logs[part.log]
         try:
             self._open(target)
-            write_pieces(self.disk, target.fd, part.chunks, part.offset, passing=part.log.background)
+            write_pieces(self.disk, target.fd, part.chunks, part.offset, passing=part.log.unawaited)
         except FileGone:
             return
         finally:

@@ -24,7 +24,7 @@ from shared.metrics import Histogram
 from shared.storage.commit import Commit, LogCommit
 from shared.storage.direct import DirectWrites
 from shared.storage.disk import Clock, Disk
-from shared.storage.files import OpenFiles, describe, refusal
+from shared.storage.files import OpenFiles, describe, error_for_unwritten
 from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, EntryKind
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import (
@@ -102,11 +102,11 @@ class CommitCounts:
     def sync_seconds_mean(self) -> float:
         return self.sync_seconds_total / max(self.syncs, 1)
 
-    def batch(self, size: int) -> None:
+    def count_batch(self, size: int) -> None:
         self.bytes += size
         self.batch_bytes_max = max(self.batch_bytes_max, size)
 
-    def synced(self, seconds: float, *, in_thread: bool) -> None:
+    def count_sync(self, seconds: float, *, in_thread: bool) -> None:
         """A sync took so long. In a thread that includes the wait for the interpreter, up to 5 ms on a busy
         loop, so the shortest of the last few counts there. Else busy loops stay with the thread for good."""
         self.syncs += 1
@@ -184,7 +184,7 @@ class Committer:
         if self._together and mode is Mode.DIRECT:
             mode = Mode.SYNCED  # as in `append_all`: around the journal it could be lost by itself
             self._journal_queued(log)
-        part = self._batch(size).append_to(log, mode)
+        part = self._batch_with_room(size).append_to(log, mode)
         if not self.full:  # else each append must ask whether it may use the reserve
             log.pending = part
         return part
@@ -203,7 +203,7 @@ class Committer:
             # lost: half of the change would be there. So it is in the journal and synced before any of it is
             # shown.
             mode = Mode.SYNCED
-        batch = self._batch(CommitBatch.size_of(parts))
+        batch = self._batch_with_room(CommitBatch.size_of(parts))
         offsets = []
         for log, records, count in parts:
             if log.direct and mode is not Mode.DIRECT:
@@ -226,7 +226,7 @@ class Committer:
         if self._together:
             raise RuntimeError("what is together already is one batch: it is not nested")
         batches = self._batches
-        batch = self._batch(size)
+        batch = self._batch_with_room(size)
         if batch.tickets[Mode.DIRECT] is not None:  # some log's next records may be on their way around
             batch.seal()
             if batches and batches[-1] is batch:
@@ -243,7 +243,7 @@ class Committer:
         self._require_open()
         if change.kind is EntryKind.FIRST or change.kind is EntryKind.MODE:
             self._journal_queued(change.log)
-        batch = self._batch(len(change.body) + ENTRY_HEADER_BYTES + CommitBatch.size_of(beside))
+        batch = self._batch_with_room(len(change.body) + ENTRY_HEADER_BYTES + CommitBatch.size_of(beside))
         batch.add(change)
         return batch.ticket(mode)
 
@@ -317,7 +317,7 @@ class Committer:
         if self.full and not reserved:
             raise StoreFull("the file system is short of space")
 
-    def _batch(self, size: int) -> CommitBatch:
+    def _batch_with_room(self, size: int) -> CommitBatch:
         """The batch that is being filled, with room for `size` bytes."""
         batches = self._batches
         need = size + ENTRY_HEADER_BYTES
@@ -381,7 +381,7 @@ class Committer:
                         with trio.CancelScope(shield=True):  # a thread that writes cannot be called back
                             await self._in_thread(commit.run, limiter=self._limiter)
                     except Exception as error:
-                        commit.crashed(error)
+                        commit.fail(error)
                     self._finish(commit)
                 elif (left := self._sync_by - self._clock.monotonic()) <= 0:
                     await self._sync_in_thread()
@@ -403,7 +403,7 @@ class Committer:
         filling = self._clock.monotonic() - self._filling_since
         return (
             (not batch.sync or settings.syncs_inline(self.counts.sync_seconds, filling))
-            and size <= settings.inline_most(batch.background)
+            and size <= settings.inline_most(batch.unawaited)
             and len(batch.appends) <= _INLINE_LOGS_MAX
             and (self.journal.fits(size) or self.journal.spare is not None)
         )
@@ -435,7 +435,7 @@ class Committer:
             self._busy = False
             self.poison(error)
         else:
-            self.counts.synced(self._clock.monotonic() - began, in_thread=True)
+            self.counts.count_sync(self._clock.monotonic() - began, in_thread=True)
             self._busy = False
         self._rest()
 
@@ -508,7 +508,7 @@ class Committer:
             self._publish(commit)
         except Exception as error:
             self._busy = False
-            self.poison(commit.crashed(error))
+            self.poison(commit.fail(error))
             self._roll_back(log for batch in commit.batches for log in batch.appends)
             for batch in commit.batches:
                 batch.resolve(self.read_only)
@@ -521,7 +521,7 @@ class Committer:
         good = commit.batches[: commit.good]
         self._count(commit, good)
         failure = commit.error or commit.direct_error  # for a poison there is `read_only`
-        error = None if failure is None else refusal(failure)
+        error = None if failure is None else error_for_unwritten(failure)
         direct_failed = commit.direct_error is not None
         moved = self._advance(commit, good, direct_failed)
         for batch in good:
@@ -533,7 +533,7 @@ class Committer:
             if log.watchers:
                 for watcher in tuple(log.watchers):
                     call(watcher, log)
-        direct_error = None if commit.direct_error is None else refusal(commit.direct_error)
+        direct_error = None if commit.direct_error is None else error_for_unwritten(commit.direct_error)
         for batch in good:
             batch.resolve(None, direct_error)
         if direct_failed:
@@ -562,14 +562,14 @@ class Committer:
     def _count(self, commit: Commit, good: list[CommitBatch]) -> None:
         self.counts.commits += 1
         if commit.synced:
-            self.counts.synced(commit.sync_seconds, in_thread=commit.in_thread)
+            self.counts.count_sync(commit.sync_seconds, in_thread=commit.in_thread)
             self._sync_by = math.inf
         elif self.journal.unsynced:
             now = self._clock.monotonic()
             for batch in good:
                 self._sync_by = min(self._sync_by, now + batch.interval_seconds)
         for batch in good:
-            self.counts.batch(batch.bytes)
+            self.counts.count_batch(batch.bytes)
 
     def _advance(self, commit: Commit, good: list[CommitBatch], direct_failed: bool) -> dict[Log, None]:
         """Show what is durable now; returns the logs that have something new."""

@@ -237,7 +237,7 @@ def describe(error: BaseException | None) -> str:
     return str(error)
 
 
-def refusal(error: OSError | None) -> StoreError:
+def error_for_unwritten(error: OSError | None) -> StoreError:
     """The error for those whose bytes were not written."""
     assert error is not None
     if out_of_space(error):

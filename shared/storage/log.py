@@ -160,7 +160,7 @@ class CommitBatch:
     tickets: list[Ticket | None] = attrs.Factory(lambda: [None, None, None])
     sync: bool = False
     sealed: bool = False
-    background: bool = False  # it holds what nobody waits for
+    unawaited: bool = False  # it holds what nobody waits for
     interval_seconds: float = math.inf  # by when it must be synced if nobody waits for that
 
     def __attrs_post_init__(self) -> None:
@@ -177,10 +177,10 @@ class CommitBatch:
 
     @property
     def awaited_bytes(self) -> int:
-        """The bytes without those of logs in the background."""
-        if not self.background:
+        """The bytes without those of unawaited logs."""
+        if not self.unawaited:
             return self.bytes
-        idle = (part for log, part in self.appends.items() if log.background)
+        idle = (part for log, part in self.appends.items() if log.unawaited)
         return self.bytes - sum((part.end if self.sealed else part.log.end) - part.offset for part in idle)
 
     def ticket(self, mode: Mode) -> Ticket:
@@ -206,8 +206,8 @@ class CommitBatch:
             self.room -= ENTRY_HEADER_BYTES
         else:
             part.ticket = self.ticket(mode)
-        if log.background:
-            self.background = True
+        if log.unawaited:
+            self.unawaited = True
         if log.mode.mode == "interval":
             self.interval_seconds = min(self.interval_seconds, log.mode.seconds)
         return part
@@ -297,7 +297,7 @@ class Log:
     readers what has just come is kept in memory for a while, not for this."""
     rolled_back: "Callable[[Log], None] | None" = None
     """Called when appended bytes were taken back: `end` is `visible` again."""
-    background: bool = False
+    unawaited: bool = False
     """Nobody waits for its records, nor reads them soon: the loop's time and the system's memory are not
     spent on them."""
 

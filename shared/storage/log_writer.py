@@ -233,7 +233,7 @@ class LogWriter:
                     writing.log_fd = open_log(self._files, writing.log)
                     writing.made = True
                     room -= 1
-                if room >= 0 and not writing.log.background:
+                if room >= 0 and not writing.log.unawaited:
                     together.append(writing)
                     continue
                 self._write_tail(writing)
@@ -253,7 +253,7 @@ class LogWriter:
 
     def _write_tail(self, writing: _Writing) -> None:
         try:
-            passing = writing.log.background
+            passing = writing.log.unawaited
             write_all(self._disk, writing.log_fd, writing.data, writing.offset, passing=passing)
             writing.tail_written = True
         except OSError as error:

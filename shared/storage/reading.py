@@ -20,13 +20,13 @@ from crc32c import crc32c
 from shared.errors import CorruptRecord, LogDeleted, NotARecord, OutOfRange, StoreError
 from shared.file_range import FileRange
 from shared.storage import format
-from shared.storage.background import Background
 from shared.storage.disk import Disk
 from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.format import IndexEntry
 from shared.storage.index import ENTRY_COVERS_BYTES
 from shared.storage.index_reader import IndexTable, NotInMemory
 from shared.storage.log import Log, opaque
+from shared.storage.threads import ReaderThreads
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ class Reader:
 
     _disk: Disk
     _files: OpenFiles
-    _background: Background
+    _reader_threads: ReaderThreads
     _in_thread: Callable[..., Awaitable[Any]]
     _cache_bytes: int
     _zero_copy: bool
@@ -248,13 +248,13 @@ class Reader:
     def _load(self, request: _Request, missing: NotInMemory) -> None:
         def then(found: Any) -> None:
             if isinstance(found, BaseException):
-                request.done(self._refusal(request.log, request.offset, found))
+                request.done(self._error_for(request.log, request.offset, found))
             else:
                 missing.loaded(found)
                 self._step(request)
 
         self.cold_reads += 1
-        self._background(missing.load, then)
+        self._reader_threads(missing.load, then)
 
     def _serve(self, request: _Request) -> Any:
         """The answer, or `_LATER`. Raises NotInMemory where the index must be read first, and StoreError."""
@@ -511,7 +511,7 @@ class Reader:
             elif request.offset < log.first:
                 result = OutOfRange(log.first)
             elif isinstance(found, BaseException):
-                result = self._refusal(log, offset, found)
+                result = self._error_for(log, offset, found)
             else:
                 try:
                     result = checked(found[1])
@@ -520,7 +520,7 @@ class Reader:
             request.done(result)
 
         self.cold_reads += 1
-        self._background(work, then)
+        self._reader_threads(work, then)
         return _LATER
 
     @contextmanager
@@ -553,7 +553,7 @@ class Reader:
         self.report(log, entry)
         return CorruptRecord(log.file.path, entry.offset)
 
-    def _refusal(self, log: Log, offset: int, error: BaseException) -> StoreError:
+    def _error_for(self, log: Log, offset: int, error: BaseException) -> StoreError:
         if isinstance(error, StoreError):
             return error
         if isinstance(error, FileGone):

@@ -10,7 +10,7 @@ from shared.units import GIB, KIB, MIB, limit
 
 INTERVAL_SECONDS_DEFAULT = 0.05
 INTERVAL_SECONDS_MAX = 1.0
-_BACKGROUND_INLINE_BYTES = 16 * KIB
+_UNAWAITED_INLINE_BYTES = 16 * KIB
 _BUSY = 8
 """So many times as long as on an idle loop a sync without a thread may take on one that is busy."""
 
@@ -136,6 +136,6 @@ class StorageSettings:
         quick = self.inline_sync_seconds
         return sync_seconds < max(quick, min(filling_seconds, _BUSY * quick))
 
-    def inline_most(self, background: bool) -> int:
+    def inline_most(self, unawaited: bool) -> int:
         """Bytes of a commit without a thread; less where it holds what nobody waits for."""
-        return min(self.inline_bytes_max, _BACKGROUND_INLINE_BYTES) if background else self.inline_bytes_max
+        return min(self.inline_bytes_max, _UNAWAITED_INLINE_BYTES) if unawaited else self.inline_bytes_max

@@ -21,7 +21,6 @@ import trio
 from shared.budget import Account
 from shared.errors import StoreError, StoreReadOnly
 from shared.metrics import Histogram
-from shared.storage.background import BackgroundReads, Threads
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk, SystemClock
@@ -39,6 +38,7 @@ from shared.storage.retention import RetentionKeeper
 from shared.storage.scrub import Scrub
 from shared.storage.settings import Durability, Retention, StorageSettings
 from shared.storage.space import SpaceWatch
+from shared.storage.threads import ReaderThreads, Threads
 
 __all__ = ["Durability", "Log", "LogAppend", "Namespace", "Retention", "Store", "StoreStatistics", "Ticket"]
 
@@ -108,17 +108,17 @@ class Store:
         self._lock = lock
         self._recovered = recovered
         self._journal = journal
-        self._background = BackgroundReads(in_thread, settings.reader_threads)
+        self._reader_threads = ReaderThreads(in_thread, settings.reader_threads)
         zero_copy = isinstance(disk, OsDisk)
         self._files = files = OpenFiles(disk, settings.open_files_max, recovered.in_files)
-        self._reader = Reader(disk, files, self._background, in_thread, settings.cache_bytes, zero_copy)
+        self._reader = Reader(disk, files, self._reader_threads, in_thread, settings.cache_bytes, zero_copy)
         self._inventory = Inventory(disk, files, clock, recovered.journal_id, recovered.next_log_id)
         self._committer = committer = Committer(
             journal, disk, files, clock, settings, self._inventory, in_thread
         )
         self.commit_pending: Callable[[], None] = committer.commit_pending
         """The end of a driver's turn: commit what was appended, at once where that is quick."""
-        self._background.commit_pending = committer.commit_pending
+        self._reader_threads.commit_pending = committer.commit_pending
         self._inventory.attach(self._committer, self._reader, recovered.logs)
         self._inventory.folds_case = _folds_case(disk)
         self._log_writer = LogWriter(self._committer, disk, files, clock, in_thread)
@@ -263,7 +263,7 @@ class Store:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """All background work, until cancelled."""
         async with trio.open_nursery() as nursery:
-            self._background.nursery = nursery
+            self._reader_threads.nursery = nursery
             self._committer.make_room = self._checkpointer.make_room
             self._committer.write_tails = self._log_writer.make_room
             await nursery.start(self._committer.run)
@@ -277,7 +277,7 @@ class Store:
             try:
                 await trio.sleep_forever()
             finally:
-                self._background.nursery = None
+                self._reader_threads.nursery = None
                 self._committer.make_room = self._committer.write_tails = None
 
     async def checkpoint(self) -> bool:

@@ -39,7 +39,7 @@ def crashed(monkeypatch: pytest.MonkeyPatch) -> list[MemoryConnection]:
         connection.abort("crash")
         found.append(connection)
 
-    monkeypatch.setattr(MemoryConnection, "crashed", crash)
+    monkeypatch.setattr(MemoryConnection, "fail", crash)
     return found
 
 

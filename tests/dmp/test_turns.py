@@ -293,7 +293,7 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
     last.frames()
     last.session.receive(encode(C.Queue.Purge(0, "q"), 1))
     turns = 1
-    while world.broker.background.busy:
+    while world.broker.sliced_work.busy:
         assert taker.bodies == [], "what stands before it is not back yet"
         assert not other.frames_now() + last.frames_now()
         before = queue.unacked
@@ -334,7 +334,7 @@ async def test_very_many_that_are_acknowledged_or_given_back_at_once_go_in_turns
     }[method]
     peer.session.receive(encode(said, 1) + publish("", "other", b"x"))
     turns = 0
-    while world.broker.background.busy:
+    while world.broker.sliced_work.busy:
         if method != "requeue":
             assert not peer.frames_now(), "a confirm says that all before it was taken"
         before = queue.unacked
@@ -352,7 +352,7 @@ async def test_very_many_that_are_acknowledged_or_given_back_at_once_go_in_turns
     )
     assert ready(queue) == (sent[: count - part] if method == "requeue" else [])
     peer.method(C.Basic.Ack(0, True))
-    while world.broker.background.busy:
+    while world.broker.sliced_work.busy:
         world.broker.timers.run_due()
     peer.frames()
     assert queue.unacked == 0
@@ -397,7 +397,7 @@ async def test_very_many_queues_of_one_owner_go_in_turns(world: World) -> None:
     peer.lose()
     other.session.receive(encode(C.Queue.Declare(0, "0"), 1))
     turns = 1
-    while world.broker.background.busy:
+    while world.broker.sliced_work.busy:
         assert other.frames_now() == []
         before = len(world.broker.queues)
         world.broker.timers.run_due()
@@ -417,9 +417,9 @@ async def test_what_comes_back_to_a_queue_that_is_deleted_meanwhile_is_gone(worl
     queue = world.broker.queues[b"q"]
     peer.lose()
     world.topology.delete_queue(queue)
-    assert world.broker.background.busy
+    assert world.broker.sliced_work.busy
     world.advance(0)
-    assert not world.broker.background.busy
+    assert not world.broker.sliced_work.busy
     assert (world.broker.memory.held_bytes, queue.depth) == (0, 0)
 
 
@@ -506,7 +506,7 @@ async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_h
         + publish("", "q", b"later")
     )
     turns = 1
-    while broker.background.busy:
+    while broker.sliced_work.busy:
         assert other.frames_now() == []
         before = broker.bindings
         broker.timers.run_due()
@@ -535,7 +535,7 @@ async def test_a_deletion_of_which_a_part_did_not_reach_the_disk_is_not_said_to_
     peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
     fail(world.disk, errno.ENOSPC, journal_write, times=1)
     world.settle()
-    assert world.broker.background.busy
+    assert world.broker.sliced_work.busy
     world.advance(0)
     world.settle()
     assert peer.names() == ["Connection.Close"]
@@ -547,7 +547,7 @@ async def test_bindings_of_what_is_deleted_go_where_nothing_can_be_written_any_m
     peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
     fail(world.disk, errno.EIO, journal_write)
     world.settle()
-    assert world.broker.background.busy
+    assert world.broker.sliced_work.busy
     assert world.store.read_only
     world.advance(0)
     assert peer.names() == ["Connection.Close"]
@@ -565,7 +565,7 @@ async def test_a_crash_while_bindings_go_leaves_none_of_what_was_deleted(
 ) -> None:
     peer = await many_bindings(world, "x", 600)
     peer.session.receive(encode(deletes, 1))
-    assert world.broker.background.busy
+    assert world.broker.sliced_work.busy
     world.settle()
     assert peer.frames_now() == []
     after = await world.again()

@@ -163,7 +163,7 @@ class Taker:
     def cancelled(self) -> None:
         self.ended = True
 
-    def crashed(self, error: Exception) -> None:
+    def report_crash(self, error: Exception) -> None:
         raise error
 
 

@@ -29,7 +29,7 @@ def crashes(monkeypatch: pytest.MonkeyPatch) -> list[MemoryConnection]:
         told.append(self)
         self.closed = self._mute = True
 
-    monkeypatch.setattr(MemoryConnection, "crashed", crashed)
+    monkeypatch.setattr(MemoryConnection, "fail", crashed)
     return told
 
 

@@ -9,7 +9,7 @@ from dms import engine, queue_log, records
 from dms.opening import LogReplay
 from dms.records import RecordKind
 from dms.settings import DmsSettings
-from shared.queues import background
+from shared.queues import sliced_work
 from shared.storage.log import read_records
 from tests.dms.busy import busy
 from tests.dms.world import World
@@ -108,7 +108,7 @@ def test_a_snapshot_in_turns_is_of_all_that_happened_meanwhile(
 ) -> None:
     monkeypatch.setattr(engine, "KEPT_AT_ONCE", 1)
     monkeypatch.setattr(queue_log, "CHANGED_AT_ONCE", 2)
-    monkeypatch.setattr(background, "STEPS_PER_TURN", 1)
+    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 1)
     monkeypatch.setattr(queue_log, "KEPT_BYTES", 20)
     monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 200)
     world = busy(seed)

@@ -5,7 +5,7 @@ import pytest
 from dms import admin, engine, queue_log, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
-from shared.queues import background
+from shared.queues import sliced_work
 from tests.dms.world import MEMORY, Peer, World, deliveries, statuses
 
 COUNT = 40
@@ -146,7 +146,7 @@ def test_a_snapshot_that_takes_turns_is_of_what_is_there_at_its_end(
     options: bytes, purged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "KEPT_AT_ONCE", 2)
-    monkeypatch.setattr(background, "STEPS_PER_TURN", 1)
+    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 1)
     world = World()
     peer = world.connect()
     peer.create("orders", options)
@@ -165,7 +165,7 @@ def test_a_snapshot_that_takes_turns_is_of_what_is_there_at_its_end(
         world.call("purge", queue="orders")
     assert world.engine.counts.snapshots == 0, "there is more to do"
     expected = sorted(kept for part in queue.older_than_row() for kept in part)
-    while world.engine.background.busy:
+    while world.engine.sliced_work.busy:
         world.advance(0)
     assert world.engine.counts.snapshots == 1
     world.kill()
@@ -200,7 +200,7 @@ def looks_of_a_redrive(monkeypatch: pytest.MonkeyPatch, count: int) -> int:
     queue = world.engine.queues[b"other"]
     back = queue.back = CountedDict(queue.back)
     assert world.call("redrive", queue="other") == {"queue": "other", "moved": 0, "left": count}
-    while world.engine.background.busy:
+    while world.engine.sliced_work.busy:
         world.advance(0)
     assert [body for _, body in peer.consume("other", count)] == [b"%d" % number for number in range(count)]
     return back.looks
@@ -213,7 +213,7 @@ def test_the_work_of_a_redrive_grows_with_the_letters(monkeypatch: pytest.Monkey
 
 def test_what_a_redrive_leaves_may_go_out_again_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "MOVED_AT_ONCE", 2)
-    monkeypatch.setattr(background, "STEPS_PER_TURN", 1)
+    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 1)
     world = World(MEMORY)
     peer, _ = holding(world)
     peer.lose()

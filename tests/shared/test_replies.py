@@ -328,7 +328,7 @@ class Guarded(MemoryConnection):
         super().__init__()
         self.errors: list[Exception] = []
 
-    def crashed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         self.errors.append(error)
         self.abort("crash")
 

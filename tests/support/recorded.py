@@ -23,8 +23,8 @@ def block(
     protocol: str, messages: int, frames: bytes, *, codec: int = 1, name: bytes = b"", source: bytes = b""
 ) -> bytes:
     """A record's payload."""
-    tail = blocks.pack_tail(protocol.encode(), name, source)
-    return blocks.pack_record(codec, TIME_US, messages, tail, frames)[4:]
+    fields = blocks.pack_fields(protocol.encode(), name, source)
+    return blocks.pack_record(codec, TIME_US, messages, fields, frames)[4:]
 
 
 def batch_of(payloads: Sequence[bytes], log: str) -> pa.RecordBatch:

@@ -146,7 +146,7 @@ async def test_a_session_that_crashes_costs_its_own_connection_only(serve: Serve
             crashing.on_receive = lambda data: [][0]
             await bad.send_all(b"1")
         elif when == "others have their turn":
-            crashing.connection.crashed(ZeroDivisionError("in a callback of the store's"))
+            crashing.connection.fail(ZeroDivisionError("in a callback of the store's"))
         else:
             crashing.connection.outbox.bound = 1000
             crashing.connection.on_drained = lambda: [][0]

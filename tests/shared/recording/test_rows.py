@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from shared.recording import blocks
-from shared.recording.blocks import FIXED, GAP, Block, pack_record, pack_tail
+from shared.recording.blocks import FIXED, GAP, Block, pack_fields, pack_record
 from shared.recording.rows import NO_FIELD, NOT_RECORDED, Codec, Rows, Runs
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ECHO = 7
 TIME_US = 1_700_000_000_000_001
 WRITTEN = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
-TAIL = pack_tail(b"echo", b"news", b"peer")
+FIELDS = pack_fields(b"echo", b"news", b"peer")
 
 
 def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> str | None:
@@ -30,9 +30,9 @@ def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> s
 
 
 def payload(
-    frames: bytes, messages: int, *, codec: int = ECHO, tail: bytes = TAIL, time_us: int = TIME_US
+    frames: bytes, messages: int, *, codec: int = ECHO, fields: bytes = FIELDS, time_us: int = TIME_US
 ) -> bytes:
-    return pack_record(codec, time_us, messages, tail, frames)[4:]
+    return pack_record(codec, time_us, messages, fields, frames)[4:]
 
 
 def batch(*payloads: bytes) -> pa.RecordBatch:
@@ -65,9 +65,9 @@ def headed(frames_at: int) -> bytes:
         (b"\2" + GOOD[1:], "version 2"),
         (headed(FIXED.size - 1), "its frames begin outside of it"),
         (headed(len(GOOD) + 1), "its frames begin outside of it"),
-        (headed(FIXED.size + len(TAIL) - 1), "its fields reach past its head"),
-        (payload(b"", 0, tail=pack_tail(b"echo", b"", b"")[:-1]), "its fields reach past its head"),
-        (payload(b"", 0, tail=pack_tail(b"ohce", b"", b"")), "it is of the protocol ohce"),
+        (headed(FIXED.size + len(FIELDS) - 1), "its fields reach past its head"),
+        (payload(b"", 0, fields=pack_fields(b"echo", b"", b"")[:-1]), "its fields reach past its head"),
+        (payload(b"", 0, fields=pack_fields(b"ohce", b"", b"")), "it is of the protocol ohce"),
         (payload(b"", 0, codec=ECHO + 1), "codec 8"),
         (payload(b"", 0, time_us=253_402_300_800_000_000), "its time"),
         (payload(bytes(7), 5, codec=GAP), "a gap of another length"),
@@ -102,7 +102,7 @@ def test_a_gap_tells_how_much_is_missing_however_much() -> None:
 
 
 def test_a_frame_without_a_name_of_its_own_has_its_block_s() -> None:
-    found = rows(payload(b"=x12.abc", 2), payload(b".def", 1, tail=pack_tail(b"echo", b"old", b"")))
+    found = rows(payload(b"=x12.abc", 2), payload(b".def", 1, fields=pack_fields(b"echo", b"old", b"")))
     assert found.name().to_pylist() == ["x", "news", "old"]
     assert found.source().to_pylist() == ["peer", "peer", None]
     assert found.key().to_pylist() == [None, None, None]
@@ -115,5 +115,5 @@ def test_a_part_of_a_batch_is_read_as_that_part() -> None:
 
 
 def test_a_field_has_255_bytes_at_most() -> None:
-    head = blocks.unpack(payload(b"", 0, tail=pack_tail(b"echo", b"n" * 256, b"s" * 255)))
+    head = blocks.unpack(payload(b"", 0, fields=pack_fields(b"echo", b"n" * 256, b"s" * 255)))
     assert (head.name, head.source) == (b"n" * 255, b"s" * 255)

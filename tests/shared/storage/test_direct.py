@@ -152,7 +152,7 @@ async def test_records_in_two_pieces_are_written_uncopied_however_short_the_writ
 async def test_what_nobody_waits_for_does_not_congest_the_store() -> None:
     store = await open_store(FakeDisk(), attrs.evolve(SMALL, pending_bytes_max=20 << 20))
     aside, log = await logs_of(store, UNJOURNALED, UNJOURNALED)
-    aside.background = True
+    aside.unawaited = True
     for _ in range(20):
         aside.append_framed(b"", records(bytes(3 << 20)))
     assert store.statistics().pending_bytes > 60 << 20

@@ -21,11 +21,11 @@ from trio._core import _thread_cache
 from shared.errors import StoreInUse
 from shared.process_limits import connections_within, log_files_beside
 from shared.storage import aio, syscalls
-from shared.storage.background import Threads
 from shared.storage.disk import Disk
 from shared.storage.files import LogFile, OpenFiles
 from shared.storage.lock import LOCK_NAME, FolderLock
 from shared.storage.os_disk import OsDisk
+from shared.storage.threads import Threads
 from tests.support.fake_disk import FakeDisk
 
 LINUX = sys.platform.startswith("linux")

@@ -17,11 +17,11 @@ STEPS_PER_TURN = 4
 
 
 @attrs.define(eq=False)
-class Background:
+class SlicedWork:
     """One piece of work after the other, as they were added. `deadline` and `heaped` are the timers'."""
 
     _timers: Timers
-    _crashed: Callable[[Exception], None]
+    _on_crash: Callable[[Exception], None]
     deadline: float = math.inf
     heaped: float = math.inf
     _left: deque[Iterator[None]] = attrs.Factory(deque)
@@ -56,7 +56,7 @@ class Background:
                 left.popleft()
             except Exception as error:
                 left.popleft()
-                self._crashed(error)
+                self._on_crash(error)
             steps += 1
         if left:
             self._timers.set(self, self._timers.now())

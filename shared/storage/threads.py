@@ -12,11 +12,8 @@ from shared.storage.log import call
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
-Background = Callable[[Callable[[], Any], Callable[[Any], None]], None]
-"""Run blocking work elsewhere and hand its result, or the exception it raised, to the callback."""
 
-
-class BackgroundReads:
+class ReaderThreads:
     """Threads for reads that must wait for the disk. Without a nursery (the store is not running) the work is
     done here and now."""
 
