@@ -128,11 +128,11 @@ class AdminPlace:
         if self.token_file is not None or self.user is not None:  # another login than the context's
             said = {flag: value for flag, value in said.items() if flag not in context_cli.LOGIN}
         own = {flag: value for flag, value in attrs.asdict(self).items() if value is not None}
-        return AdminPlace(**{**said, **own})
+        return attrs.evolve(AdminPlace(**{**said, **own}), context=None)
 
     def client(self) -> "AdminClient":
         """What asks it. Raises UsageError and Refusal."""
-        place = self if self.url is not None or self.data_dir is not None else self.settled()
+        place = self.settled()
         from brokers import control
 
         if place.url is None:

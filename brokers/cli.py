@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, TextIO
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from brokers import plugins, server_cli
 from brokers.commands import add_commands
@@ -96,6 +96,9 @@ def _run(arguments: Sequence[str]) -> int:
     app = root(arguments)
     try:
         command, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
+    except UnusedCliTokensError as error:
+        _complain(f"{' '.join(error.unused_tokens or ())}: nothing is expected there; --help says what is")
+        return ExitCode.USAGE
     except CycloptsError as error:
         _complain(" ".join(str(error).split()))
         return ExitCode.USAGE

@@ -141,8 +141,12 @@ class AdminClient:
         except TimeoutError:
             raise Refusal(f"{self.name} does not answer: nothing in {ANSWER_SECONDS:g} s") from None
         except (OSError, http.client.HTTPException) as error:
-            is_alert = str(error).startswith("\x15\x03")  # what TLS says to HTTP
-            why = "it speaks TLS: https://" if is_alert else str(error) or type(error).__name__
+            if str(error).startswith("\x15\x03"):  # what TLS says to HTTP
+                why = "it speaks TLS: https://"
+            elif isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
+                why = "it speaks no HTTP, so it is no admin port"
+            else:
+                why = str(error) or type(error).__name__
             text = f"{self.name} went away before it answered ({why})"
             raise Refusal(text, ExitCode.UNAVAILABLE) from None
 

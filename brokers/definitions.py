@@ -143,7 +143,7 @@ class Document:
 
     def _name(self, own: Mapping[tuple[str, str], DefinitionSection], section: str, row: Row) -> str:
         each = own.get((section, str(row.get("protocol", ""))))
-        return "" if each is None else each.name(row)
+        return str(row.get("name", "")) if each is None else each.name(row)
 
     async def _go_through(
         self,

@@ -11,6 +11,7 @@ from brokers.api_client import ROOT
 from brokers.asking import AdminPlace
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import with_admin_flags
+from brokers.render import Several
 from shared.cli.app import protocol_app
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import waiting
@@ -72,4 +73,8 @@ def import_(
         raise Refusal(f"{file}: {error.strerror}", ExitCode.MISSING) from None
     client = at.client()
     with waiting("importing"):
-        return client.request("POST", f"{PATH}?dry_run={int(dry_run)}", document)
+        taken = client.request("POST", f"{PATH}?dry_run={int(dry_run)}", document)
+    if json:
+        return taken
+    counts = {name: value for name, value in taken.items() if name != "told"}
+    return Several((counts, "\n".join(taken["told"]))) if taken["told"] else counts

@@ -16,7 +16,7 @@ import attrs
 import trio
 from starlette.exceptions import HTTPException
 
-from shared.objects import ObjectKind, Objects
+from shared.objects import UNSORTED, ObjectKind, Objects
 
 LIMIT_USUAL, LIMIT_MAX = 100, 1000
 KEYS_AT_ONCE = 500
@@ -28,8 +28,6 @@ RANKED_MAX = 10_000
 """By a column nobody sees more than the first ones, so that no more rows are held."""
 LOOK_SECONDS, LOOK_AT_ONE_SECONDS = 0.002, 2.0
 """Of the processor, for the further columns of one row in a list, and of one that is asked for alone."""
-UNSORTED = ("list", "table")
-"""Units of columns that have no order."""
 
 Row = Mapping[str, Any]
 Those = Sequence[tuple[str, Objects]]
@@ -59,7 +57,8 @@ class ListQuery:
         """`also`: what else the query may have."""
         narrow = {name for _, each in those for name in each.narrow}
         if unknown := sorted(set(query) - {"match", "sort", *also, *kind.filters, *narrow}):
-            raise HTTPException(400, f"{unknown[0]}: no parameter of this list")
+            there = ", ".join(sorted({*kind.filters, *narrow, "match"}))
+            raise HTTPException(400, f"{unknown[0]}: no parameter of this list, which is narrowed by {there}")
         match = query.get("match", "")
         if len(match) > MATCH_MAX:
             raise HTTPException(400, f"match has at most {MATCH_MAX} characters")

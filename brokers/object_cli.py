@@ -14,7 +14,7 @@ from brokers.render import CommandResult, Listing
 from shared.cli.app import examples
 from shared.cli.options import Json, at_least_one, flag
 from shared.errors import UsageError
-from shared.objects import KINDS, ObjectKind
+from shared.objects import KINDS, UNSORTED, ObjectKind
 
 SMALLEST_FIRST = ("", "time", "flag")
 """Units of columns by which the first is not the largest."""
@@ -81,19 +81,21 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
                 raise UsageError("--reverse", "needs --sort")
             rows, following = ApiClient(at.client()).pages(kind.name, query, limit, after)
             return Listing(rows, units, following)
-        if sort not in units:
-            raise UsageError("--sort", f"no column {sort}; there are {', '.join(units)}")
+        ordered = [name for name, unit in units.items() if unit not in UNSORTED]
+        if sort not in ordered:
+            raise UsageError("--sort", f"{kind.name} are not sorted by {sort}; but by {', '.join(ordered)}")
         if after is not None:
             raise UsageError("--after", "is by name, and not with --sort")
         descending = (units[sort] not in SMALLEST_FIRST) is not reverse
         if limit is not None and limit <= PAGE:
             order = f"-{sort}" if descending else sort
             first = ApiClient(at.client()).get(kind.name, **{**query, "sort": order, "limit": limit})
-            return Listing(first["items"], units)
+            return Listing(first["items"], units, sorted_by=sort)
         rows, _ = ApiClient(at.client()).pages(kind.name, query)
         there = [row for row in rows if row[sort] is not None]
         there.sort(key=lambda row: row[sort], reverse=descending)
-        return Listing([*there, *(row for row in rows if row[sort] is None)][:limit], units)
+        ranked = [*there, *(row for row in rows if row[sort] is None)]
+        return Listing(ranked[:limit], units, sorted_by=sort)
 
     list_objects.__doc__ = f"List the {kind.name}.\n\n{kind.help}"
     return list_objects

@@ -56,11 +56,15 @@ class Several:
 
 @attrs.frozen
 class Listing:
-    """Rows whose columns have units (`shared.objects.Unit`). `following`: behind this name there are more."""
+    """Rows whose columns have units (`shared.objects.Unit`). `following`: behind this name there are more.
+
+    `sorted_by`: a column that is shown however narrow the terminal is.
+    """
 
     rows: Sequence[Row]
     units: Mapping[str, str]
     following: str | None = None
+    sorted_by: str = ""
 
 
 @attrs.frozen
@@ -123,7 +127,7 @@ class Output:
                 self._next(item)
                 self._stream.flush()
         elif isinstance(result, Listing):
-            self._rows(result.rows, result.units)
+            self._rows(result.rows, result.units, result.sorted_by)
             if result.following is not None and self._terminal and not self._json:
                 self._line(f"\nThere are more: --after {shlex.quote(escape(result.following))}")
         elif (row := _row(result)) is not None:
@@ -169,23 +173,27 @@ class Output:
         for name, value in row.items():
             self._line(f"{name:<{width}}  {self._safe(self._cell(name, value))}")
 
-    def _rows(self, items: Sequence[Any], units: Mapping[str, str] | None = None) -> None:
+    def _rows(
+        self, items: Sequence[Any], units: Mapping[str, str] | None = None, sorted_by: str = ""
+    ) -> None:
         if self._columns is not None:
+            if units is not None:
+                _only(self._columns, units)  # a mistake is told where there is no row, too
             items = [_only(self._columns, row) for row in _as_rows(items)]
         if self._json:
             for item in items:
                 self._next(item)
         elif items:
-            self._table(_as_rows(items), units or {})
+            self._table(_as_rows(items), units or {}, sorted_by)
         elif self._terminal and self._listed is not None:
             self._line(f"no {self._listed}")
 
-    def _table(self, rows: Sequence[Row], units: Mapping[str, str]) -> None:
+    def _table(self, rows: Sequence[Row], units: Mapping[str, str], sorted_by: str) -> None:
         columns = columns_of(rows, units, self._cell)
         if not columns:
             return
         width = shutil.get_terminal_size().columns if self._terminal and not self._wide else None
-        laid = lay_out(columns, width, ruled=self._terminal)
+        laid = lay_out(columns, width, ruled=self._terminal, kept=sorted_by)
         for line in laid.lines:
             self._line(line)
         if laid.left_out or laid.cut:
@@ -347,15 +355,19 @@ class Laid:
     cut: bool
 
 
-def lay_out(columns: Sequence[Column], width: int | None, *, ruled: bool = False) -> Laid:
-    """Lay out a table. `width`: of a line; None: no limit. `ruled`: with a line below the header."""
+def lay_out(columns: Sequence[Column], width: int | None, *, ruled: bool = False, kept: str = "") -> Laid:
+    """Lay out a table. `width`: of a line; None: no limit. `ruled`: with a line below the header.
+
+    The first column is never left out, and that called `kept` only after all others.
+    """
     shown = list(columns)
     if width is None:
         widths = [_natural(column) for column in shown]
     else:
         while len(shown) > 1 and _sum([_needed(column) for column in shown]) > width:
-            empty = [number for number, column in enumerate(shown) if column.empty and number]
-            del shown[empty[-1] if empty else -1]
+            others = [column for column in shown[1:] if column.name != kept] or shown[1:]
+            empty = [column for column in others if column.empty]
+            shown.remove((empty or others)[-1])
         widths = _shared([(min(_needed(column), width), _natural(column)) for column in shown], width)
     folded = [
         [_folded(cell, wide) for cell in (column.name, *column.cells)]

@@ -242,15 +242,15 @@ class Board:
             return [("", ""), title, ("dim", "none" + (" with this filter" if self.match else ""))]
         # Of a connection these are worked out here, and not in its description.
         units = {"in_rate": "bytes_rate", "out_rate": "bytes_rate", **table.units}
-        return [("", ""), title, *self._table(rows, units, width)]
+        return [("", ""), title, *self._table(rows, units, width, table.sort)]
 
-    def _table(self, rows: Sequence[Row], units: Mapping[str, str], width: int) -> list[Line]:
+    def _table(self, rows: Sequence[Row], units: Mapping[str, str], width: int, kept: str = "") -> list[Line]:
         columns = [
             # A row is a line: what would be folded at its spaces is cut.
             attrs.evolve(column, cells=[cell.replace(" ", "\u00a0") for cell in column.cells])
             for column in columns_of(rows, units, readable_cell)
         ]
-        head, *lines = lay_out(columns, width).lines
+        head, *lines = lay_out(columns, width, kept=kept).lines
         return [("bold", head), *(("", line) for line in lines)]
 
 

@@ -311,7 +311,13 @@ def peek(
     json: Json = False,
 ) -> ApiRequest:
     """List the messages at the front of a queue. It takes nothing."""
-    return ApiRequest(lambda api: api.post("queues", "dmp", queue, "peek", limit=number)["items"])
+
+    def ask(api: AdminApi) -> Sequence[Mapping[str, Any]]:
+        rows = api.post("queues", "dmp", queue, "peek", limit=number)["items"]
+        first = ("position", "time", "bytes", "text", "base64")  # what else they have may not fit a terminal
+        return [{**{name: row[name] for name in first if name in row}, **row} for row in rows]
+
+    return ApiRequest(ask)
 
 
 @command("redrive dead", "redrive dead --dry-run")

@@ -44,11 +44,13 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         for part in broker.groups.in_parts(broker.topics.by_id().get):
             yield [{"group": row.group, "topic": row.topic, "offset": row.offset} for row in part]
 
-    async def make_group(row: Row, dry_run: bool, _: Promised) -> Made:
+    async def make_group(row: Row, dry_run: bool, is_promised: Promised) -> Made:
         group, topic = a_text(row, "group"), a_text(row, "topic")
         offset = a_count(row, "offset", 0, 0, OFFSET_MAX)
         name_untrusted(group.encode(), "group")
         log = broker.topics.find(topic)
+        if log is None and not offset and is_promised("topics", topic):
+            return Made(new=True)
         if log is None or (offset and not log.visible):
             raise LeftOut("its topic has no records here, so it begins where it is told to")
         found = broker.groups.committed(group, log)
@@ -69,7 +71,5 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
 
     return (
         DefinitionSection("topics", topics, lambda row: str(row.get("name", "")), make_topic),
-        DefinitionSection(
-            "groups", groups, lambda row: f"{row.get('group', '')}/{row.get('topic', '')}", make_group
-        ),
+        DefinitionSection("groups", groups, group_named, make_group),
     )

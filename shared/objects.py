@@ -19,6 +19,8 @@ Unit = Literal["", "count", "bytes", "seconds", "time", "rate", "bytes_rate", "f
 """Of a column's values: "" is text; `time` RFC 3339 with ms; `rate` is a second, of messages, `bytes_rate` of
 bytes; a missing value is null everywhere."""
 
+UNSORTED: tuple[Unit, ...] = ("list", "table")
+"""Units of columns that have no order."""
 
 ANSWER_BYTES_MAX = 1 << 20
 """Of the messages in one answer: to write a megabyte as JSON takes some milliseconds of the loop."""

@@ -15,10 +15,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from brokers.api import All, object_at, parts_behind
-from brokers.listing import RANKED_MAX, UNSORTED, ListQuery, Row, Those, listed, row_of, selected
+from brokers.listing import RANKED_MAX, ListQuery, Row, Those, listed, row_of, selected
 from brokers.page import files, shown
 from shared.errors import BrokerError
-from shared.objects import KINDS, Action, KindColumn, ObjectKind, ObjectMissing, Objects
+from shared.objects import KINDS, UNSORTED, Action, KindColumn, ObjectKind, ObjectMissing, Objects
 
 ROWS = 100
 """Of a list, on one page."""

@@ -69,7 +69,7 @@ def test_a_context_counts_where_no_flag_and_no_variable_says_otherwise(
     found = AdminPlace(token_file=Path("t")).settled()
     assert (found.url, found.user, found.password_file) == ("http://two:2", None, None), "one login, not two"
     with pytest.raises(UsageError, match="names a server already"):
-        asked(context="one", url="http://three:3")
+        AdminPlace(context="one", url="http://three:3").client()
 
 
 def test_the_file_of_contexts_is_its_owners_alone_and_says_what_was_added(command: Run, home: Path) -> None:

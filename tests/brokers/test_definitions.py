@@ -93,7 +93,7 @@ async def test_one_conflict_is_named_and_nothing_is_made() -> None:
         "made": 1,
         "same": 0,
         "left_out": 2,
-        "told": ["queues a/c: it is away", "queues x/: no protocol that is served here has these"],
+        "told": ["queues a/c: it is away", "queues x/other: no protocol that is served here has these"],
     }
     assert (shelf.there["one"], disk.flushed) == ("red", 1)
 

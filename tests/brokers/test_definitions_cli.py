@@ -13,15 +13,20 @@ def test_what_is_exported_is_imported_and_then_the_same(
     command: Run, tmp_path: Path, new_server: Callable[..., Server]
 ) -> None:
     one, other = new_server("--enable", "logmq").start(), new_server("--enable", "logmq").start()
-    speak(one.address("logmq"), b"PRODUCE kept x\n")
+    speak(one.address("logmq"), b"PRODUCE kept x\nCOMMIT late kept 0\nPRODUCE other x\nCOMMIT soon other 5\n")
     file, there = tmp_path / "definitions.json", ("--json", "--data-dir", str(other.data))
     assert command("definitions", "export", str(file), "--data-dir", str(one.data)) == (0, "", "")
     assert command("definitions", "export", "--data-dir", str(one.data))[1] == file.read_text()
-    assert [row["name"] for row in json.loads(file.read_text())["topics"]] == ["kept"]
-    for words, made in ((("--dry-run",), 1), ((), 1), ((), 0)):
+    assert {row["name"] for row in json.loads(file.read_text())["topics"]} == {"kept", "other"}
+    for words, made in ((("--dry-run",), 3), ((), 3), ((), 0)):
         code, out, _ = command("definitions", "import", str(file), *words, *there)
         assert (code, json.loads(out)["made"]) == (0, made)
     assert "kept" in command("topics", *there)[1]
+    told = command("definitions", "import", str(file), "--data-dir", str(other.data))[1]
+    assert told.splitlines()[-2:] == [
+        "",
+        "groups logmq/soon/other: its topic has no records here, so it begins where it is told to",
+    ]
     assert not list(tmp_path.glob(".definitions*"))
 
 

@@ -28,6 +28,12 @@ def test_letters_that_take_two_columns_are_counted_as_two() -> None:
     ]
 
 
+def test_the_column_by_which_rows_are_sorted_is_left_out_after_all_others() -> None:
+    columns = [Column(name, ["x" * 10]) for name in ("name", "ready", "bytes")]
+    assert lay_out(columns, 22, kept="bytes").lines[0].split() == ["name", "bytes"]
+    assert lay_out(columns, 22).lines[0].split() == ["name", "ready"]
+
+
 texts = st.lists(st.text(st.sampled_from("ab ,"), max_size=60), min_size=3, max_size=3)
 
 

@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +76,10 @@ def test_a_list_is_narrowed_by_a_name_or_by_a_column(rows: Rows, topics: list[st
     ("words", "code", "said"),
     [
         (["topics", "colour=red"], ExitCode.FAILED, "colour: no parameter of this list"),
-        (["topics", "--sort", "colour"], ExitCode.USAGE, "no column colour; there are name, "),
+        (["topics", "--sort", "colour"], ExitCode.USAGE, "not sorted by colour; but by name, "),
+        (["queues", "--sort", "settings"], ExitCode.USAGE, "not sorted by settings; but by protocol, "),
+        (["queues", "nix", "--columns", "nmae"], ExitCode.USAGE, "no column nmae; did you mean name?"),
+        (["logs", "dms-1", "dms-2"], ExitCode.USAGE, "dms-1 dms-2: nothing is expected there"),
         (["topics", "limit=3"], ExitCode.USAGE, "limit is a flag: --limit"),
         (["topics", "--reverse"], ExitCode.USAGE, "needs --sort"),
         (["topics", "--sort", "name", "--after", "a"], ExitCode.USAGE, "not with --sort"),
@@ -90,6 +94,15 @@ def test_what_cannot_be_listed_is_a_line(
     got, _, line = command(*words, "--data-dir", str(shared_server.data))
     assert got == code
     assert said in line
+
+
+def test_another_port_than_the_admin_port_is_called_so(
+    command: Run, shared_server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    url = "http://{}:{}".format(*shared_server.address("logmq"))
+    code, _, line = command("queues", "--url", url, "--token-file", str(tmp_path / "token"))
+    assert (code, line.endswith("(it speaks no HTTP, so it is no admin port)\n")) == (69, True)
 
 
 def test_a_connection_is_kicked_and_others_that_are_not_there_are_told(
