@@ -8,7 +8,7 @@ trial-fairness`, would be exact, and cost 10 % of a message that comes alone.
 import sys
 import threading
 from collections.abc import Iterator
-from time import perf_counter
+from time import perf_counter, thread_time
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -48,11 +48,12 @@ class LoopWatch:
         try:
             while True:
                 self._due = perf_counter() + BEAT_SECONDS
+                began = thread_time()
                 await trio.sleep(BEAT_SECONDS)
                 late = perf_counter() - self._due
                 at, self._at = self._at, ""
                 if late > LONG_SECONDS:
-                    self._was_late(late, at)
+                    self._was_late(late, thread_time() - began, at)
         finally:
             over.set()
 
@@ -70,15 +71,18 @@ class LoopWatch:
             f"Times that it was over {LONG_SECONDS * 1000:g} ms.",
         )
 
-    def _was_late(self, seconds: float, at: str) -> None:
+    def _was_late(self, seconds: float, worked: float, at: str) -> None:
+        """`worked`: seconds of processor that the loop's thread had since the beat before."""
         self.long_count += 1
         if seconds > self.longest_seconds:
             self.longest_seconds, self.longest_at = seconds, at
         if seconds > TOLD_SECONDS:
             self._log.warning(
-                "the loop was held, and every client waited: where this repeats, and the machine is not just "
-                "busy, look at what the clients of this protocol do",
+                "the loop was held, and every client waited: if it repeats, look at that protocol's clients"
+                if worked > TOLD_SECONDS
+                else "the loop did not run, and every client waited: the machine or its disk is busy",
                 milliseconds=round(seconds * 1000),
+                worked=round(worked * 1000),
                 at=at,
             )
 
