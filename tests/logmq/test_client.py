@@ -16,6 +16,7 @@ from logmq.client import Client, Disconnected, LogmqError, Topic, Unreachable, c
 from logmq.replay import target
 from logmq.wire import Refusal
 from shared.net.settings import NetSettings, TlsSettings
+from shared.replaying import PastMessage
 from tests.logmq.served import served
 
 
@@ -346,4 +347,4 @@ async def test_a_replay_stays_connected_however_late_its_first_records_come(tmp_
     async with served(tmp_path, net=net) as server, target("127.0.0.1", server.port, {}) as topics:
         await trio.sleep(0.2)
         assert server.group.counters.closed == {}
-        await topics.send("orders", "replay", 1, [b"x"])
+        await topics.send([(b"orders", PastMessage(b"orders", b"x"))], "replay", 1)
