@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from shared.plugin import Plugin
 
 GROUP = "brokers.protocols"
-"""As `shared.plugin.ENTRY_POINT_GROUP`, whose module is too heavy to import for a `--help`."""
 
 OWN_SECTIONS = frozenset({"serve", "net", "tls", "access", "admin", "client", "storage", "record"})
 OWN_VERBS = frozenset(

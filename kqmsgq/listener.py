@@ -54,7 +54,7 @@ class KqmsgqService:
             while at < len(data) and tap.room:
                 after_name = name_end(data, at, most.name_bytes_max)
                 assert after_name is not None
-                end = message_end(data, at, after_name, most.message_bytes_max)
+                end = message_end(data, after_name, most.message_bytes_max)
                 name = data[at + NAME_AT : after_name]
                 if not every or tap.matches(name):
                     tap.copy(name, data[after_name + LENGTH_BYTES : end])

@@ -231,7 +231,7 @@ class Queues:
         after_name = name_end(data, at, settings.name_bytes_max)
         if after_name is None:
             return None
-        after = message_end(data, at, after_name, settings.message_bytes_max)
+        after = message_end(data, after_name, settings.message_bytes_max)
         if after is None:
             return None
         name = data[at + NAME_AT : after_name]

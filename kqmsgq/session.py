@@ -128,7 +128,7 @@ class Session(SessionBase):
             settings = self._queues.settings
             end = name_end(data, at, settings.name_bytes_max)
             if end is not None:
-                end = message_end(data, at, end, settings.message_bytes_max) or end + LENGTH_BYTES
+                end = message_end(data, end, settings.message_bytes_max) or end + LENGTH_BYTES
             self.need((end or at + NAME_AT) - at)
         return at
 

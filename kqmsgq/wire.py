@@ -114,8 +114,11 @@ def name_end(data: Buffer, at: int, name_bytes_max: int) -> int | None:
     return at + NAME_AT + length
 
 
-def message_end(data: Buffer, at: int, after_name: int, message_bytes_max: int) -> int | None:
-    """Where the message at `at` ends; None while its length is not there. Raises WireError."""
+def message_end(data: Buffer, after_name: int, message_bytes_max: int) -> int | None:
+    """Where the message whose name ends at `after_name` ends; None while its length is not there.
+
+    Raises WireError.
+    """
     begins = after_name + LENGTH_BYTES
     if len(data) < begins:
         return None
@@ -136,7 +139,7 @@ def take_messages(data: Buffer, name_bytes_max: int, message_bytes_max: int) -> 
         after_name = name_end(data, at, name_bytes_max)
         if after_name is None:
             break
-        end = message_end(data, at, after_name, message_bytes_max)
+        end = message_end(data, after_name, message_bytes_max)
         if end is None or end > len(data):
             break
         queue = bytes(data[at + NAME_AT : after_name])

@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # a protocol's commands import this module, and have no use f
     from shared.recording.recorder import Recorder
     from shared.storage.store import Store
 
-ENTRY_POINT_GROUP = "brokers.protocols"
-
 
 @attrs.frozen
 class TcpEndpoint:

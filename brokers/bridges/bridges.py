@@ -20,7 +20,7 @@ from brokers.bridges.settings import BridgeSettings, Ends, start_of
 from brokers.config import Config
 from shared.access import Access
 from shared.budget import Account
-from shared.errors import EXIT_MISSING, BrokerError, StoreError
+from shared.errors import StoreError
 from shared.metrics import Sample
 from shared.objects import BRIDGES, Action, BadArgument, Objects, a_text, key_of, time_text
 from shared.storage.settings import Durability
@@ -34,12 +34,6 @@ KEPT_SECONDS = 24 * 3600.0
 """The places of a bridge that is gone."""
 LOOK_SECONDS = 600.0
 CRASH_SECONDS_MIN, CRASH_SECONDS_MAX = 0.1, 30.0
-
-
-class BridgeMissing(BrokerError):
-    """There is no bridge of that name."""
-
-    exit_code = EXIT_MISSING
 
 
 @attrs.define(eq=False)

@@ -8,7 +8,6 @@ import pytest
 from brokers import config, plugins
 from brokers.cli import root
 from brokers.errors import ExitCode, InvalidSettings, Refusal
-from shared.plugin import ENTRY_POINT_GROUP
 from tests.support.installed import install, plugin
 
 
@@ -66,10 +65,6 @@ def test_the_hosts_names_are_those_it_has() -> None:
     assert set(config.OWN_SECTIONS) == plugins.OWN_SECTIONS
     own = {name for name in root() if not name.startswith("-")} - set(plugins.names())
     assert own == plugins.OWN_VERBS
-
-
-def test_the_groups_name_is_that_of_the_contract() -> None:
-    assert plugins.GROUP == ENTRY_POINT_GROUP
 
 
 def test_a_protocol_offered_twice_is_refused_by_the_packages_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,7 +288,7 @@ def test_what_is_remembered_of_dropped_chunks_has_a_bound_with_all_that_it_takes
     gc.collect()
     tracemalloc.start()
     for number in range(20_000):
-        world.queues.dropped(consumer, message(b"a", b"") * (number % 3 + 1))
+        world.queues.count_dropped(consumer, message(b"a", b"") * (number % 3 + 1))
     held_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held_bytes < 2 * bytes_max

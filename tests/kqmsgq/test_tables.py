@@ -36,7 +36,7 @@ def _first(data: bytes) -> tuple[list[wire.Message], int]:
     if data[0] != wire.MESSAGE:
         raise ValueError("no message")
     after = wire.name_end(data, 0, 1 << 32)
-    end = None if after is None else wire.message_end(data, 0, after, 1 << 32)
+    end = None if after is None else wire.message_end(data, after, 1 << 32)
     if end is None or end > len(data):
         raise ValueError("it does not end")
     return wire.take_messages(data[:end], 1 << 32, 1 << 32)

@@ -141,9 +141,6 @@ class Manifest:
         """Return each name's log: the newest one, if it was made again."""
         return {log.name: log for log in self.logs.values()}
 
-    def hot_of(self, key: str) -> list[Part]:
-        return [part for part in self.hot if part.key == key]
-
     def advance(self, spans: Iterable[ArchivedSpan], now_ms: int, direct_bytes: int) -> "Manifest":
         """Return the next commit, with these spans added, at most one for a log. Raises NotContinuous.
 

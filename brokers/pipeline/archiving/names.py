@@ -73,7 +73,3 @@ def parse_manifest(name: str) -> int | None:
 
 def escape(value: str) -> str:
     return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in value)
-
-
-def unescape(value: str) -> str:
-    return re.sub("%([0-9A-F]{2})", lambda found: chr(int(found[1], 16)), value)

@@ -236,7 +236,7 @@ def _copy_all(snapshots: list[LogSnapshot], source: Path, target: Path, now_ms: 
     lines: list[LogLine] = []
     with OsDisk(source, create=False, read_only=True) as disk:
         for snapshot in snapshots:
-            copied = _copy_log(disk, snapshot, source, target)
+            copied = _copy_log(disk, snapshot, target)
             if copied is not None:
                 lines.append(copied[0])
                 files.extend(copied[1])
@@ -247,9 +247,7 @@ def _copy_all(snapshots: list[LogSnapshot], source: Path, target: Path, now_ms: 
     return finish(target, Manifest(now_ms, True, files))
 
 
-def _copy_log(
-    disk: OsDisk, snapshot: LogSnapshot, source: Path, target: Path
-) -> tuple[LogLine, list[FileLine]] | None:
+def _copy_log(disk: OsDisk, snapshot: LogSnapshot, target: Path) -> tuple[LogLine, list[FileLine]] | None:
     """Copy one log; None where it was deleted meanwhile."""
     line = snapshot.line
     if line.end == 0:

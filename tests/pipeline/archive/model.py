@@ -4,6 +4,7 @@ It decides what to do next from the manifest alone, as the real one does, so it 
 """
 
 import json
+from urllib.parse import unquote
 
 import attrs
 
@@ -77,7 +78,7 @@ class Archiver:
         for topic, length in LENGTHS.items():
             log = current.get(topic)
             at = log.end if log else 0
-            hot = now.hot_of(names.log_key(identity(topic)))
+            hot = [part for part in now.hot if part.key == names.log_key(identity(topic))]
             if len(hot) > 1 or (hot and at == length):
                 merged = write_fresh(self.files, topic, hot[0].start, hot[-1].end, f"{token}-m")
                 return now.settle([Settlement([merged], hot)], now.version, kept_ms=2)
@@ -102,7 +103,7 @@ def archived(files: Files, paths: list[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for path in paths:
         topic = next(part for part in path.split("/") if part.startswith("topic="))
-        found.setdefault(names.unescape(topic[6:]), []).extend(json.loads(read_whole(files, path)))
+        found.setdefault(unquote(topic[6:]), []).extend(json.loads(read_whole(files, path)))
     return {topic: sorted(records) for topic, records in found.items()}
 
 
