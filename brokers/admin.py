@@ -132,11 +132,10 @@ def application(host: Operated) -> Starlette:
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def scrape_objects(request: Request) -> Response:
-        query = request.query_params
-        kinds = detailed.chosen(query.get("family", ""))
+        kinds, glob = detailed.chosen(request.query_params.multi_items())
 
         async def pieces() -> AsyncGenerator[bytes, None]:
-            shown = detailed.text(kinds, host.objects(), query.get("name", "*"))
+            shown = detailed.text(kinds, host.objects(), glob)
             async with scraping_objects, aclosing(shown) as parts:
                 async for part in parts:
                     yield part

@@ -34,14 +34,23 @@ _UNITS = frozenset({"count", "bytes", "seconds", "rate", "bytes_rate", "flag"})
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-def chosen(families: str) -> list[ObjectKind]:
-    """The kinds that are asked for, `queues,topics`. Raises BadArgument."""
+def chosen(query: Sequence[tuple[str, str]]) -> tuple[list[ObjectKind], str]:
+    """The kinds that a scrape asks for, and a glob of names. Raises BadArgument.
+
+    `query`: the names and values behind the path. Prometheus sends a parameter for each of several families.
+    """
+    if other := [name for name, _ in query if name not in ("family", "name")]:
+        raise BadArgument(f"{other[0]}: no parameter; there are family and name")
+    globs = [value for name, value in query if name == "name"]
+    if len(globs) > 1:
+        raise BadArgument("name is given twice: it is one glob")
+    families = ",".join(value for name, value in query if name == "family")
     names = [name for name in families.split(",") if name]
     if unknown := [name for name in names if name not in FAMILIES]:
         raise BadArgument(f"{unknown[0]}: no family; there are {', '.join(FAMILIES)}")
     if not names:
         raise BadArgument(f"family says what to show, with commas between: {', '.join(FAMILIES)}")
-    return [FAMILIES[name][0] for name in dict.fromkeys(names)]
+    return [FAMILIES[name][0] for name in dict.fromkeys(names)], next(iter(globs), "*")
 
 
 async def text(

@@ -82,8 +82,8 @@ def queues_of(count: int) -> list[tuple[str, Objects]]:
 
 
 async def scraped(families: str, everything: Sequence[tuple[str, Objects]], glob: str = "*") -> str:
-    kinds = detailed.chosen(families)
-    return b"".join([part async for part in detailed.text(kinds, everything, glob)]).decode()
+    asked = detailed.chosen([("family", families), ("name", glob)])
+    return b"".join([part async for part in detailed.text(asked[0], everything, asked[1])]).decode()
 
 
 async def test_every_object_has_its_series_where_it_has_the_number() -> None:
@@ -100,9 +100,12 @@ async def test_every_object_has_its_series_where_it_has_the_number() -> None:
     assert "brokers_queue_settings" not in families
     narrow = await scraped("queues", queues_of(30), "q2?")
     assert narrow.count("brokers_queue_ready{") == 10
-    for wrong in ("", "colours"):
+    family = ("family", "queues")
+    for wrong in ([], [("family", "colours")], [family, ("nmae", "q*")], [family, *2 * [("name", "q*")]]):
         with pytest.raises(BadArgument):
             detailed.chosen(wrong)
+    kinds, glob = detailed.chosen([family, ("family", "groups,queues")])  # as Prometheus sends a list
+    assert ([kind.name for kind in kinds], glob) == (["queues", "groups"], "*")
 
 
 async def test_too_many_series_are_left_out_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
