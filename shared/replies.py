@@ -28,6 +28,12 @@ OWED_BYTES_MAX = 1024 * 1024
 """What may wait in memory on one connection before its input waits too: as much as its outbox holds."""
 OWED_ENTRIES_MAX = 256
 """Waits of different kinds on one connection (commits, reads, holds) before its input waits too."""
+PART_BYTES = 64
+"""What an answer that waits takes beside its bytes: an object's header, and its places in two lists."""
+FILE_BYTES = 256
+"""A range of a file that waits: the object, and what releases it."""
+TOLD_BYTES = 16 * 1024
+"""The owner hears of what waits once it differs by so much."""
 
 
 class ReplyOwner(Protocol):
@@ -41,6 +47,9 @@ class ReplyOwner(Protocol):
 
     def replies_full(self, full: bool) -> None:
         """More waits than should, or half of that and less: no more requests are to be taken, or again."""
+
+    def count_held(self) -> None:
+        """`owed_bytes` is another: it counts with the process's backlogs."""
 
 
 class ReplySlot:
@@ -85,7 +94,7 @@ class _Owed:
         self.ticket = ticket
         self.parts: list[Part] = [reply]
         self.counts = [count]
-        self.size = len(reply)
+        self.size = PART_BYTES + len(reply)
         self.plain = True  # no file among them
         self.ready = False
 
@@ -115,7 +124,7 @@ class Replies:
     """What one connection is owed.
 
     While more than `bytes_max` bytes or `entries_max` waits are owed, `full` is True: the owner hears of it,
-    and again once half of that is left.
+    and again once half of that is left. `owed_bytes`: the memory that answers take while they wait.
     """
 
     __slots__ = (
@@ -125,7 +134,9 @@ class Replies:
         "_dropped",
         "_entries",
         "_entries_max",
+        "_look_bytes",
         "_owner",
+        "_told_bytes",
         "_when_empty",
         "full",
         "owed_bytes",
@@ -149,6 +160,8 @@ class Replies:
         self._dropped = False
         self.full = False
         self.owed_bytes = 0
+        self._told_bytes = 0  # of these the owner has heard
+        self._look_bytes = min(bytes_max, TOLD_BYTES)
 
     @property
     def owed(self) -> bool:
@@ -193,7 +206,7 @@ class Replies:
         owed = _Owed(self, ticket, reply, count)
         entries.append(owed)
         self.owed_bytes += owed.size
-        if self.owed_bytes > self._bytes_max or len(entries) > self._entries_max:
+        if self.owed_bytes > self._look_bytes or len(entries) > self._entries_max:
             self._check_full()
         ticket.when_done(owed)
 
@@ -246,10 +259,10 @@ class Replies:
             self._connection.write_file(part)
 
     def _grow(self, entry: "_Owed | _Said", reply: Part) -> None:
-        if isinstance(reply, bytes):
-            entry.size += len(reply)
-            self.owed_bytes += len(reply)
-        elif type(entry) is _Owed:
+        size = _size_of(reply)
+        entry.size += size
+        self.owed_bytes += size
+        if type(entry) is _Owed and not isinstance(reply, bytes):
             entry.plain = False
         self._check_full()
 
@@ -257,12 +270,14 @@ class Replies:
         if self._dropped:
             _release(held._parts)
             return
-        held.size = sum(len(part) for part in held._parts if isinstance(part, bytes))
+        held.size = sum(map(_size_of, held._parts))
         self.owed_bytes += held.size
         self._check_full()
         self._advance()
 
     def _check_full(self) -> None:
+        if self.owed_bytes > self._told_bytes + TOLD_BYTES:
+            self._tell()
         if self.full or self._entries is None:
             return
         if self.owed_bytes > self._bytes_max or len(self._entries) > self._entries_max:
@@ -281,7 +296,7 @@ class Replies:
             self.owed_bytes -= first.size
             answers: Sequence[bytes] = first.parts  # type: ignore[assignment]
             self._connection.write(answers[0] if len(answers) == 1 else b"".join(answers))
-            if self.full or self._when_empty:
+            if self.full or self._when_empty or self._told_bytes:
                 self._after(entries)
             return
         self._advancing = True
@@ -316,7 +331,14 @@ class Replies:
             self._connection.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
             gathered.clear()
 
+    def _tell(self) -> None:
+        self._told_bytes = self.owed_bytes
+        self._look_bytes = min(self._bytes_max, self.owed_bytes + TOLD_BYTES)
+        self._owner.count_held()
+
     def _after(self, entries: "deque[_Owed | ReplySlot | _Said]") -> None:
+        if self._told_bytes and (not entries or self.owed_bytes + TOLD_BYTES < self._told_bytes):
+            self._tell()
         if self.full and self.owed_bytes * 2 <= self._bytes_max and len(entries) * 2 <= self._entries_max:
             self.full = False
             self._owner.replies_full(False)
@@ -324,6 +346,10 @@ class Replies:
             callbacks, self._when_empty = self._when_empty, None
             for callback in callbacks:
                 callback()
+
+
+def _size_of(part: Part) -> int:
+    return PART_BYTES + len(part) if isinstance(part, bytes) else FILE_BYTES
 
 
 def _release(parts: Sequence[Part]) -> None:

@@ -449,7 +449,7 @@ class SessionBase:
         else:
             self._input_due = math.inf
         if left + self.gathered_bytes > HELD_BYTES_MIN or self.connection.held_bytes:
-            self._count()
+            self.count_held()
 
     def _joined(self, data: bytes) -> bytes | None:
         """What was kept, with `data` behind it; None where that is not to be looked at now."""
@@ -465,7 +465,7 @@ class SessionBase:
         kept += data
         if not self.stopped:
             self.connection.await_rest()
-        self._count()
+        self.count_held()
         return None
 
     def _go_on(self) -> None:
@@ -488,15 +488,15 @@ class SessionBase:
         self._input_due = math.inf
         self.connection.pause_reading()
 
-    def _count(self) -> None:
-        """What is kept counts with what waits to be sent."""
-        self.connection.hold(len(self.kept) - self._at + self.gathered_bytes)
+    def count_held(self) -> None:
+        """What is kept, and answers that wait, count with what waits to be sent."""
+        self.connection.hold(len(self.kept) - self._at + self.gathered_bytes + self.replies.owed_bytes)
 
     def forget_input(self) -> None:
         """What was read and not applied is not applied any more."""
         self.kept, self._at, self.amid = b"", 0, False
         self._input_due = math.inf
-        self.connection.hold(0)
+        self.connection.hold(self.replies.owed_bytes)
 
     def _broken(self, error: RemoteProtocolError) -> None:
         if not self.ended:

@@ -59,3 +59,16 @@ def test_a_start_serves_all_that_is_durable_under_smaller_limits(budget: Account
     assert peer.ask(b"PRODUCE w one\n").startswith(b"ERR LIMIT ")
     assert peer.ask(b"COMMIT i t 7\n").startswith(b"ERR LIMIT ")
     assert peer.ask(b"COMMIT h t 0\n") == b"OK 0\n"
+
+
+def test_answers_behind_one_that_waits_count_with_backlogs() -> None:
+    """They count where large input does: above the bound of all, who has the most of it is closed."""
+    world = World()
+    peer = world.connect()
+    peer.ask(b"PRODUCE t one\nCOMMIT g t 0\n")
+    peer.send(b"FETCH missing 0 100 60000\n")
+    peer.send(b"COMMITTED g t\n" * 1000)
+    assert 1000 * 50 < peer.connection.held_bytes < 1000 * 120
+    peer.advance(61)
+    assert peer.take() == b"EOF\n" + b"OK 0\n" * 1000
+    assert peer.connection.held_bytes == 0

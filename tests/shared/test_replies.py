@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shared.checks import MemoryConnection
 from shared.errors import StoreError, StoreReadOnly
 from shared.file_range import FileRange
-from shared.replies import Replies, ReplySlot
+from shared.replies import PART_BYTES, Replies, ReplySlot
 
 
 class Ticket:
@@ -39,6 +39,12 @@ class Owner:
         self.connection = connection
         self.store_failed = store_failed
         self.told: list[bool] = []
+        self.held_bytes: list[int] = []
+        self.replies: Replies | None = None
+
+    def count_held(self) -> None:
+        if self.replies is not None:
+            self.held_bytes.append(self.replies.owed_bytes)
 
     def replies_full(self, full: bool) -> None:
         self.told.append(full)
@@ -206,36 +212,36 @@ def test_a_lost_connection_lets_go_of_files_and_ignores_what_comes_later() -> No
 
 
 def test_reading_pauses_while_too_many_bytes_are_owed() -> None:
-    replies, connection = pair(bytes_max=100)
+    replies, connection = pair(bytes_max=1260)
     ticket, other = Ticket(), Ticket()
-    owe(replies, ticket, b"x" * 60)
-    owe(replies, other, b"y" * 40)
+    owe(replies, ticket, b"x" * 600)
+    owe(replies, other, b"y" * 400)
     assert connection.reading
-    owe(replies, other, b"y")
+    owe(replies, other, b"y" * 100)
     assert replies.full
     assert not connection.reading
-    ticket.resolve()  # 41 of 100 left
+    ticket.resolve()  # half is left, with what objects take
     assert connection.reading
     assert not replies.full
 
 
 def test_reading_goes_on_once_half_of_the_bytes_have_left() -> None:
-    replies, connection = pair(bytes_max=100)
+    replies, connection = pair(bytes_max=1000)
     tickets = [Ticket() for _ in range(3)]
-    for ticket, size in zip(tickets, (30, 40, 40), strict=True):
+    for ticket, size in zip(tickets, (300, 400, 400), strict=True):
         owe(replies, ticket, bytes(size))
     assert not connection.reading
     tickets[0].resolve()
-    assert (replies.owed_bytes, connection.reading) == (80, False)
+    assert (replies.owed_bytes, connection.reading) == (2 * (400 + PART_BYTES), False)
     tickets[1].resolve()
-    assert (replies.owed_bytes, connection.reading) == (40, True)
+    assert (replies.owed_bytes, connection.reading) == (400 + PART_BYTES, True)
 
 
 def test_answers_that_come_out_of_turn_count_with_what_is_owed() -> None:
     replies, connection = pair(bytes_max=100)
     first, second = replies.slot(), replies.slot()
     second.resolve([b"x" * 60, b"y" * 41])
-    assert replies.owed_bytes == 101
+    assert replies.owed_bytes == 101 + 2 * PART_BYTES
     assert not connection.reading
     first.resolve(b"")
     assert replies.owed_bytes == 0
@@ -373,3 +379,26 @@ def test_a_guarded_callback_gets_what_it_would_and_costs_its_connection_what_it_
     assert connection.aborted is None
     connection.guarded(bug)(7)
     assert connection.aborted == "crash"
+
+
+def test_what_waits_is_told_in_steps_and_once_more_when_nothing_does() -> None:
+    owner = Owner(MemoryConnection())
+    owner.replies = replies = Replies(owner)
+    slot = replies.slot()
+    for _ in range(2000):
+        replies.reply(b"PONG\n")
+    assert 2000 * (41 + 5) < replies.owed_bytes < 2000 * 100, "with what an object takes beside its bytes"
+    assert len(owner.held_bytes) == replies.owed_bytes // (16 * 1024)
+    slot.resolve(b"")
+    assert owner.held_bytes[-1] == replies.owed_bytes == 0
+    ticket = Ticket()
+    owe(replies, ticket, b"x" * 20_000)
+    assert owner.held_bytes[-1] > 20_000
+    ticket.resolve()
+    assert owner.held_bytes[-1] == 0
+    told = len(owner.held_bytes)
+    for _ in range(1000):
+        ticket = Ticket()
+        owe(replies, ticket, b"x" * 100)
+        ticket.resolve()
+    assert len(owner.held_bytes) == told, "who waits with little costs nothing"
