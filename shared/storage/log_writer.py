@@ -52,6 +52,7 @@ class _Writing:
     index_fd: int
     index_pinned_fd: int
     last_ms: int = 0
+    cut: bool = False  # the step had no room for the rest of the tail
     made: bool = False
     tail_written: bool = False
     entries_written: bool = False
@@ -138,6 +139,7 @@ class LogWriter:
             finally:
                 for writing in step:
                     self._finish(writing)
+            left.extendleft(writing.log for writing in step if writing.cut and writing.tail_written)
             tail_errors |= {w.log.name: w.tail_error for w in step if w.tail_error is not None}
             index_errors += [w.index_error for w in step if w.index_error is not None]
         self._complain(tail_errors, index_errors)
@@ -156,9 +158,8 @@ class LogWriter:
                 continue
             offset = log.tail_start
             data = log.tail[: _STEP_BYTES - size]
-            if len(data) < len(log.tail):
-                left.appendleft(log)
-            elif data:
+            cut = len(data) < len(log.tail)
+            if data and not cut:
                 log.close_entry()
             size += len(data)
             entries = _writable_entries(log, offset + len(data))
@@ -170,7 +171,9 @@ class LogWriter:
                 self._tails.writing.add(log)
             start, number = log.entries_start, log.entries_written
             step.append(
-                _Writing(log, offset, data, entries, number, start, log_fd, log_fd, index_fd, index_fd)
+                _Writing(
+                    log, offset, data, entries, number, start, log_fd, log_fd, index_fd, index_fd, cut=cut
+                )
             )
         return step
 

@@ -18,7 +18,7 @@ from shared.storage.store import Store
 from shared.storage.tools.backup import backup_files
 from shared.units import KIB
 from tests.support.commits import fail, log_write, logs_of, watch
-from tests.support.fake_disk import FakeDisk
+from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
@@ -193,6 +193,28 @@ async def test_a_late_write_that_fails_loses_nothing_and_publishing_stops_before
         again = await open_store(machine, settings)
         log = again.namespace("logmq", ALWAYS).logs["t0"]
         assert await read_all(log) == [*bodies, bytes(15 * KIB)]
+
+
+async def test_a_long_tail_that_its_file_does_not_take_is_tried_once_and_keeps_nobody_waiting() -> None:
+    disk, store = await fresh_store(attrs.evolve(ROOMY, segment_bytes=16 << 20, reference_bytes=0))
+    (log,) = await logs_of(store, ALWAYS)
+    tries = 0
+
+    def is_written(operation: Operation) -> bool:
+        nonlocal tries
+        tries += log_write(operation)
+        assert tries < 20, "it is tried without an end"
+        return log_write(operation)
+
+    fail(disk, errno.EIO, is_written)
+    bodies = [b"%d" % n + bytes(1 << 20) for n in range(9)]  # more than is written in one step
+    for body in bodies:
+        await append(store, log, body)
+    assert not await store.checkpoint()
+    disk.before = None
+    assert await store.checkpoint()
+    assert file_size(disk, "logmq/t0.log") == log.end
+    assert await read_all(log) == bodies
 
 
 @pytest.mark.parametrize("written", [False, True])
