@@ -17,7 +17,7 @@ from logmq.wire import Refusal, topic_untrusted
 from shared.access import READ, WRITE
 from shared.addresses import MessageOrigin, NameTemplate, unescaped
 from shared.bridging import BridgeContext, BridgeRefusal, BridgeSource, BridgeTarget, MessageRun, may_name
-from shared.errors import CorruptRecord, OutOfRange, StoreError
+from shared.errors import CorruptRecord, NotARecord, OutOfRange, StoreError
 
 if TYPE_CHECKING:
     from logmq.broker import Broker
@@ -56,15 +56,23 @@ class LogmqSource:
         self._topics: dict[bytes, _Topic] = {}
         self._line: deque[_Topic] = deque()
         self._closed = False
+        self._unread: StoreError | None = None
+        """Why a topic could not be read: the bridge is to begin anew where it was."""
         broker.topics.on_made.add(self._made)
-        for name in broker.topics.names():
-            log = broker.topics.find(name)
-            if log is not None and fnmatchcase(name, pattern):
-                self._add(log, context.start if context.positions.first_run else "first")
+        try:
+            for name in broker.topics.names():
+                log = broker.topics.find(name)
+                if log is not None and fnmatchcase(name, pattern):
+                    self._add(log, context.start if context.positions.first_run else "first")
+        except StoreError:
+            self.close()
+            raise
         self._read()
 
     def take(self, count: int) -> MessageRun | None:
         run = self._context.inbox.take(count)
+        if run is None and self._unread is not None:
+            raise self._unread
         self._read()
         return run
 
@@ -124,6 +132,8 @@ class LogmqSource:
                         offset=offset,
                         end=log.end,
                     )
+                elif offset < log.first:
+                    self._tell_passed(log, offset, log.first, str(OutOfRange(log.first)))
                 return min(max(int(offset), log.first), log.end)
             start = "first"
         offset = _offset_of(log, start)
@@ -165,34 +175,43 @@ class LogmqSource:
         topic.reading = False
         if self._closed or self._topics.get(topic.name) is not topic:
             return
-        if isinstance(records, StoreError):
-            self._pass_over(topic, records)
-        elif records:
-            run = _run(topic, records)
-            topic.next += len(records)
-            self._context.inbox.hold(run)
+        try:
+            if isinstance(records, OutOfRange | CorruptRecord | NotARecord):
+                self._pass_over(topic, records)
+            elif isinstance(records, StoreError):
+                raise records
+            elif records:
+                run = _run(topic, records)
+                topic.next += len(records)
+                self._context.inbox.hold(run)
+        except StoreError as error:
+            self._unread = error
+            self._context.wake()
+            return
         self._queue(topic)
         if self._line and self._context.inbox.bytes < READ_AHEAD_BYTES:
             self._context.wake()  # which has the next read
 
-    def _pass_over(self, topic: _Topic, error: StoreError) -> None:
-        """Go on behind what cannot be read, or is there no more."""
-        log = topic.log
-        if isinstance(error, OutOfRange):
-            following = log.first
-        elif isinstance(error, CorruptRecord):
-            following = log.lost_at(topic.next).end
+    def _pass_over(self, topic: _Topic, error: OutOfRange | CorruptRecord | NotARecord) -> None:
+        """Go on behind what cannot be read, or is there no more; within a record, at its beginning."""
+        if isinstance(error, NotARecord):  # where a reset, or `start`, had the bridge begin
+            following = error.below
         else:
-            following = log.visible
+            following = (
+                topic.log.first if isinstance(error, OutOfRange) else topic.log.lost_at(topic.next).end
+            )
+            self._tell_passed(topic.log, topic.next, following, str(error))
+        topic.next = topic.carried = following
+
+    def _tell_passed(self, log: "Log", offset: int, following: int, reason: str) -> None:
         self._context.warn(
             "records of a topic cannot be read, and the bridge goes on behind them; look at the disk, or "
             "keep records for longer",
             topic=log.name,
-            offset=topic.next,
+            offset=offset,
             following=following,
-            reason=str(error),
+            reason=reason,
         )
-        topic.next = topic.carried = max(following, topic.next + 1 if following <= topic.next else 0)
 
 
 class LogmqTarget:

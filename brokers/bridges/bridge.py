@@ -333,7 +333,7 @@ class Bridge:
         while left > 0 and size < BYTES_PER_STEP:
             try:
                 run = self._held.popleft() if self._held else self._source.take(left)
-            except BridgeRefusal:
+            except (BridgeRefusal, StoreError):
                 self._held.extendleft(reversed(runs))
                 raise
             if run is None:

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from brokers.bridges.bridges import KEPT_SECONDS
 from shared.access import Access, parse_users
 from shared.bridging import INBOX_BYTES_MAX, BridgeRefusal
+from shared.errors import StoreError
 from tests.brokers.bridges.world import World, bridge
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import SMALL, open_store, reopen
@@ -266,6 +268,43 @@ async def test_a_reset_begins_anew_and_a_queue_has_none() -> None:
     world = await _crossing("dms:in", "logmq:out")
     with pytest.raises(BridgeRefusal, match="keeps no position"):
         world.only.reset("first")
+
+
+async def test_a_start_within_a_record_begins_with_that_record() -> None:
+    world = await World.open(None)
+    world.send("logmq", "in", b"one", b"two", b"three")
+    await world.bridges.change([bridge("logmq:in", "logmq:out", start=9)])
+    world.carry()
+    assert await world.found("logmq", "out") == [b"two", b"three"]
+
+
+async def test_a_topic_that_cannot_be_read_now_is_read_later_and_nothing_is_left_out() -> None:
+    world = await _crossing("logmq:in", "logmq:out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shared.storage.log.Log.read", lambda *given: given[-1](StoreError("a bad disk")))
+        world.send("logmq", "in", b"a", b"b")
+        world.carry()
+        assert (world.only.state, world.only.last_error) == ("waiting", "a bad disk")
+    world.later()
+    assert await world.found("logmq", "out") == [b"a", b"b"]
+    assert (world.only.state, world.only.inbox.bytes) == ("running", 0)
+
+
+async def test_what_a_topic_has_dropped_meanwhile_is_told_and_the_rest_is_carried() -> None:
+    world = await _crossing("logmq:in", "logmq:out")
+    world.send("logmq", "in", b"sent")
+    world.carry()
+    world.only.pause()
+    world.carry()
+    world.send("logmq", "in", b"lost")
+    log = world.services["logmq"].broker.topics.find("in")
+    log.drop_below(log.end)
+    world.send("logmq", "in", b"kept")
+    with capture_logs() as told:
+        world.only.resume()
+        world.later()
+    assert [each["reason"] for each in told] == ["the first kept offset is 16"]
+    assert await world.found("logmq", "out") == [b"sent", b"kept"]
 
 
 # -- operating

@@ -3,12 +3,13 @@ from outside for the time of one run; the product has no switch for any of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import attrs
 
+from brokers.bridges.bridge import Bridge
 from dms import opening
 from dms.cold import ColdRow
 from dms.engine import Engine, Queue
@@ -16,13 +17,16 @@ from dms.expiry import Expiry
 from dms.opening import LogReplay
 from dms.queue_log import QueueLog
 from dms.times import Times
+from logmq.bridge import LogmqSource
 from logmq.groups import Groups
+from shared.bridging import MessageRun
 from shared.storage import format, recovery, replay
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.commit import Commit
 from shared.storage.committer import Committer
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log, Ticket
+from shared.storage.store import Store
 from tests.trials.sim.disk import FaultyDisk
 from tests.trials.sim.run import Verdict, play
 
@@ -507,3 +511,41 @@ def dms_reads_twice() -> list[Change]:
         return takes_more(self, data)
 
     return [(ColdRow, "_takes_more", as_if_none_were)]
+
+
+# -- bridges
+
+
+@bug("bridges")
+def bridge_position_is_late() -> list[Change]:
+    """A bridge's place in a log is written with the next messages."""
+    confirm = LogmqSource.confirm
+    before: dict[LogmqSource, MessageRun] = {}
+
+    def confirm_the_last(self: LogmqSource, run: MessageRun) -> None:
+        if self in before:
+            confirm(self, before[self])
+        before[self] = run
+
+    return [(LogmqSource, "confirm", confirm_the_last)]
+
+
+@bug("bridges")
+def bridge_confirms_apart() -> list[Change]:
+    """What a bridge confirms is in an entry behind the one that has what it wrote."""
+    confirm = LogmqSource.confirm
+
+    def confirm_apart(self: LogmqSource, run: MessageRun) -> None:
+        self._context.store.commit_pending()
+        confirm(self, run)
+
+    return [
+        (Store, "together", lambda self, size: nullcontext()),
+        (LogmqSource, "confirm", confirm_apart),
+    ]
+
+
+@bug("bridges")
+def bridge_does_not_ask_the_disk() -> list[Change]:
+    """An entry that the disk refused counts as carried."""
+    return [(Bridge, "_written", lambda self, ticket, entry: self._carried(entry))]

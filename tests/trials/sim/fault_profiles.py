@@ -65,6 +65,8 @@ class FaultProfile:
     segment_bytes: tuple[int, ...] = (4096, 16384, 65536)
     storage: Mapping[str, int] = MappingProxyType({})
     """More settings of the store."""
+    bridged: bool = False
+    """Each topic is carried by bridges; see bridged.py."""
 
 
 def _only(**weights: int) -> Mapping[str, int]:
@@ -197,6 +199,19 @@ FAULT_PROFILES = MappingProxyType(
             segment_bytes=(16384, 65536),
             storage=MappingProxyType({"reference_bytes": 100, "tail_log_bytes": 1000}),
             episodes=_only(produce=8, batches=2, group=1, delete=1, fetch=1),
+        ),
+        # Nobody deletes: what a bridge has carried of a topic that is gone cannot be told.
+        "bridges": FaultProfile(
+            protocols=("logmq dms",),
+            topics=("a", "ab"),
+            queues=("q",),
+            clients=(1, 2),
+            lives=(2, 3),
+            faults=("", "", "", "sync", "errors", "full", "full", "read"),
+            sync_seconds=(0.0, 0.0002, 0.002),
+            episodes=_only(produce=8, batches=3, fetch=1),
+            dms_episodes=MappingProxyType({"produce": 1, "consume": 1, "delete": 0, "inquire": 0}),
+            bridged=True,
         ),
         "queues": FaultProfile(protocols=("dms",)),
         "queues that answer": FaultProfile(

@@ -21,6 +21,7 @@ from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import FakeDisk
+from tests.trials.sim import bridged
 from tests.trials.sim.disk import Faults, FaultyDisk, PowerCut
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.plans import Life
@@ -50,7 +51,13 @@ class Machine:
     """One data folder and the process that serves it, as often as it has to be started."""
 
     def __init__(
-        self, world: World, network: Network, threads: Threads, settings: StorageSettings, served: Served
+        self,
+        world: World,
+        network: Network,
+        threads: Threads,
+        settings: StorageSettings,
+        served: Served,
+        carried: Sequence[str] = (),
     ) -> None:
         self._world = world
         self._network = network
@@ -58,6 +65,7 @@ class Machine:
         self._chance = world.source("machine")
         self._settings = settings
         self._served = served
+        self._carried = carried
         self._disk = FaultyDisk()
         self._next: Callable[[], FakeDisk] | None = None
         self._lossy = False
@@ -161,6 +169,8 @@ class Machine:
                 service = self._services[plugin.name] = await plugin.open(Context(store, log), own)
                 nursery.start_soon(service.run)
             services = list(self._services.values())
+            bridges = await bridged.opened(self._world, store, self._services, self._carried)
+            nursery.start_soon(bridges.run)
             driver = StreamDriver(_loop(store, log))
             nursery.start_soon(driver.loop.watch_deadlines)
             await nursery.start(driver.run)
@@ -181,6 +191,7 @@ class Machine:
                 self._end(life)
                 await trio.sleep_forever()
             self._network.down(reset=False)
+            bridges.stop()
             for service in services:
                 service.drain()
             with trio.move_on_after(DRAIN_SECONDS) as drain:

@@ -9,6 +9,7 @@ from functools import partial
 import attrs
 import trio
 
+from tests.trials.sim.bridged import BridgeVerifier
 from tests.trials.sim.clients import Client
 from tests.trials.sim.disk import CALM
 from tests.trials.sim.dms_clients import DmsClient
@@ -63,10 +64,13 @@ class Simulation:
         self._snapshot_bytes = chance.choice(chosen.snapshot_bytes)
         services = served(chance, chosen, self._protocols)
         self._dms_model = DmsModel(world, self._queues)
-        self._machine = Machine(world, self._network, self._threads, settings, services)
+        carried = self._topics if chosen.bridged else ()
+        self._machine = Machine(world, self._network, self._threads, settings, services, carried)
+        self._bridge_verifier = BridgeVerifier(world, self._network, carried)
         self._verifier = Verifier(world, self._network, self._model, self._topics)
         self._dms_verifier = DmsVerifier(world, self._network, self._dms_model, self._queues)
         self._lived = 0
+        self._over = trio.Event()
 
     def run(self) -> Verdict:
         broken = None
@@ -84,6 +88,7 @@ class Simulation:
         if broken is None and self.world.failures:
             broken = _in_words(self.world.failures[0])
         models, trace = (self._model, self._dms_model), self.world.trace
+        checked = sum(model.records_checked for model in models) + self._bridge_verifier.records_checked
         return Verdict(
             seed=self.world.seed,
             digest=trace.digest,
@@ -92,21 +97,20 @@ class Simulation:
             seconds=self.world.now(),
             messages_sent=sum(model.sent for model in models),
             messages_acknowledged=sum(model.acknowledged for model in models),
-            records_checked=sum(model.records_checked for model in models),
+            records_checked=checked,
             disk_operations=self._machine.operations,
             broken=broken,
             last_events=list(trace.last),
         )
 
     async def _main(self) -> None:
-        over = trio.Event()
         async with trio.open_nursery() as nursery:
             for number in range(self._clients):
-                for client in self._visitors(number, over):
+                for client in self._visitors(number, self._over):
                     nursery.start_soon(client.run)
             for life in self._lives:
                 await self._live(life)
-            over.set()
+            self._over.set()
         await self._live(Life("stop", 0.0, CALM))
 
     def _visitors(self, number: int, over: trio.Event) -> Iterator[ProbeClient]:
@@ -121,6 +125,8 @@ class Simulation:
             await self._verifier.verify(accept)
         if "dms" in self._protocols:
             await self._dms_verifier.verify(accept, partial(self._machine.call, "dms"))
+        if self._temper.bridged:
+            await self._bridge_verifier.verify(accept, over=self._over.is_set())
 
     async def _live(self, life: Life) -> None:
         self._lived += 1

@@ -1,0 +1,111 @@
+"""Bridges in the simulation: each topic of the clients is carried into a queue of DMS, and back into a log.
+
+Both ways are exactly once, so after each start the log is what its topic was up to some record: all of it in
+order, nothing twice. Given time, it is all of the topic.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import structlog
+import trio
+
+from brokers.bridges.bridges import Bridges
+from brokers.bridges.settings import BridgeSettings
+from shared.bridging import BridgeEnds
+from shared.storage.store import Store
+from tests.trials.sim import dms_dialog as dms
+from tests.trials.sim.dialog import Dialog, Refused
+from tests.trials.sim.dms_dialog import DmsDialog, named, pack
+from tests.trials.sim.network import Network, Wire
+from tests.trials.sim.world import BrokenPromise, World
+
+CARRIED_SECONDS = 30.0
+"""Virtual: a bridge that waited for its target tries again within a second."""
+
+
+def bridges_of(topics: Sequence[str]) -> Iterator[BridgeSettings]:
+    for topic in topics:
+        yield BridgeSettings(f"to-{topic}", f"logmq:{topic}", f"dms:by-{topic}", start="first")
+        yield BridgeSettings(f"back-{topic}", f"dms:by-{topic}", f"logmq:copy-{topic}")
+
+
+def ends(protocol: str) -> BridgeEnds | None:
+    found: BridgeEnds = import_module(f"{protocol}.bridge").ENDS
+    return found
+
+
+async def opened(world: World, store: Store, services: Mapping[str, Any], topics: Sequence[str]) -> Bridges:
+    """Those of a life."""
+    log = structlog.stdlib.get_logger("simulated")
+    wall: Callable[[], float] = lambda: world.wall_ms() / 1000  # noqa: E731
+    found = Bridges(store, log, services.get, ends, clock=world.now, wall=wall)
+    await found.change(list(bridges_of(topics)))
+    return found
+
+
+class BridgeVerifier:
+    """Compares logs with the topics that they come from, over connections with no fault on the way."""
+
+    def __init__(self, world: World, network: Network, topics: Sequence[str]) -> None:
+        self._world = world
+        self._network = network
+        self._topics = topics
+        self.carried = 0
+        self.records_checked = 0
+
+    async def verify(self, accept: Callable[[Wire], None], *, over: bool) -> None:
+        """`over`: nobody writes any more, and all has to arrive."""
+        await self._make_queues(accept)
+        wire = self._network.wire_to(accept, "logmq", faulty=False)
+        dialog = Dialog(self._world, wire, "bridge verifier")
+        for topic in self._topics:
+            give_up = self._world.now() + CARRIED_SECONDS
+            while (  # noqa: ASYNC110  a client sees it by looking
+                missing := await self._missing(dialog, topic)
+            ) and (over and self._world.now() < give_up):
+                await trio.sleep(0.05)
+            if over and missing:
+                raise BrokenPromise(f"bridges of {topic} stand still: {missing} records have not arrived")
+        await dialog.half_close()
+        await dialog.at_end()
+        wire.client.close()
+        await wire.server_done.wait()
+
+    async def _missing(self, dialog: Dialog, topic: str) -> int:
+        copy = await self._payloads(dialog, f"copy-{topic}")
+        sent = await self._payloads(dialog, topic)
+        self.records_checked += len(copy)
+        for at, payload in enumerate(copy):
+            if at >= len(sent) or payload != sent[at]:
+                found = "twice" if payload in copy[:at] else "out of its turn"
+                raise BrokenPromise(f"bridges of {topic} carried {payload[:24]!r} {found}, as record {at}")
+        self.carried = max(self.carried, len(copy))
+        return len(sent) - len(copy)
+
+    async def _payloads(self, dialog: Dialog, topic: str) -> list[bytes]:
+        found: list[bytes] = []
+        offset = 0
+        while True:
+            await dialog.send(b"FETCH %s %d 65536\n" % (topic.encode(), offset))
+            answer = await dialog.chunk()
+            if answer is None:
+                return found
+            if isinstance(answer, Refused):
+                raise BrokenPromise(f"{topic} cannot be read at {offset} after a start: {answer}")
+            found += [payload for _, payload in answer]
+            offset = answer[-1][0] + 4 + len(answer[-1][1])
+
+    async def _make_queues(self, accept: Callable[[Wire], None]) -> None:
+        wire = self._network.wire_to(accept, "dms", faulty=False)
+        dialog = DmsDialog(self._world, wire, "bridge verifier")
+        await dialog.shake_hands()
+        for number, topic in enumerate(self._topics, 2):
+            await dialog.send(pack(dms.CREATE, number, named(f"by-{topic}")), f"CREATE by-{topic}")
+            status, payload = await dialog.answer(dms.CREATE, number)
+            if status not in (0, dms.EXISTS) and not wire.excused():
+                # With cause, a queue whose log cannot be read is left alone, and its bridges wait.
+                raise BrokenPromise(f"by-{topic} cannot be made after a start: {status} {payload!r}")
+        wire.client.close()
+        await wire.server_done.wait()
