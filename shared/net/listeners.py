@@ -60,13 +60,17 @@ def check_exposure(
     `logs_in`: the protocol asks every client for a password; in the clear everybody on the way can read it.
     """
     identified = tls is not None and (tls.client_ca is not None or (tls.enabled and logs_in))
-    if not (identified or insecure or is_loopback(host)):
-        raise ConfigError(
-            key,
-            f"{host or 'all interfaces'} can be reached from other machines, and everybody there could read "
-            "and write, also over TLS, which by itself keeps nobody out: have clients show certificates "
-            "(client_ca in [tls]), or log in over TLS (brokers user add), or allow it with --insecure",
+    if identified or insecure or is_loopback(host):
+        return
+    if logs_in:
+        why = "clients would log in where everybody on the way can read it: set [tls] certificate and key"
+    else:
+        why = (
+            "everybody there could read and write, also over TLS, which by itself keeps nobody out: have "
+            "clients show certificates (client_ca in [tls]), or log in over TLS (brokers user add)"
         )
+    where = f"{host or 'all interfaces'} can be reached from other machines"
+    raise ConfigError(key, f"{where}, and {why}, or allow it with --insecure")
 
 
 def bind_tcp(host: str, port: int, settings: NetSettings, *, pushes: bool = False) -> list[socket.socket]:

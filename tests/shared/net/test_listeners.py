@@ -115,6 +115,10 @@ def test_only_loopback_is_open_to_whoever_comes(host: str, loopback: bool) -> No
             with pytest.raises(ConfigError, match="--insecure") as error:
                 check_exposure("logmq.host", host, tls)
             assert error.value.key == "logmq.host"
+            assert "brokers user add" in error.value.text
+    if not loopback:
+        with pytest.raises(ConfigError, match="log in where everybody on the way can read it"):
+            check_exposure("logmq.host", host, None, logs_in=True)
 
 
 @pytest.mark.parametrize("kind", ["poll", "stream"])
