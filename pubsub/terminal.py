@@ -101,8 +101,8 @@ class Terminal:
         if not data and self._frames and not self._heard:
             raise self._not_answered(f"it says {self._frames[: self._shown_max]!r}")
         if not data and time.monotonic() < self._since + FIRST_SECONDS:
-            why = f"it closed the connection: it stops, or has a client {self._client_id} already, or speaks"
-            raise self._not_answered(f"{why} another protocol")
+            why = f"it closed the connection: it stops, or has a client {self._client_id} already, or refuses"
+            raise self._not_answered(f"{why} the login, or speaks another protocol")
         if not data:
             # The command ends as where no server is there, so a script can tell it from `exit`.
             raise ConnectionRefusedError(errno.ECONNREFUSED, "the server closed the connection")
