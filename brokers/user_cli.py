@@ -207,7 +207,7 @@ class _File:
 
         try:
             if self._path.parent == self._folder:
-                self._folder.mkdir(parents=True, exist_ok=True)
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._module.replace(self._path, self.users)
         except OSError as error:
             raise Refusal(f"{self._path}: {error.strerror}", ExitCode.DATA_FOLDER) from None

@@ -138,7 +138,7 @@ class Session(SessionBase):
         self._listing: tuple[Iterator[tuple[bytes, bool]], ReplySlot] | None = None
         broker.sessions.add(self)
         self.admit(broker.access)
-        self.await_first(_SAID_NOTHING)
+        self.await_first(_SAID_NOTHING if self.user else _log_in_first().line)
 
     # -- the driver's calls
 
@@ -274,7 +274,8 @@ class Session(SessionBase):
         elif end >= 0 and begins_http(line := _without_cr(data[at:end])):
             self._end_http(line)
         elif end >= 0 or len(data) - at > self._line_max:
-            self.connection.spoke()
+            if self.user:  # else what is waited for is a login
+                self.connection.spoke()
             self._step(Event.LINE_COMES)
         return at
 
@@ -587,8 +588,11 @@ class Session(SessionBase):
         """AUTH: the user, and the rest of the line."""
         _, name, password = line.split(b" ", 2)
         slot = self.replies.slot()
+        self.connection.spoke()
 
         def done(fits: bool) -> None:
+            if not self.user:
+                self.await_first(_log_in_first().line)
             if fits:
                 self._logins_refused = 0
                 slot.resolve(b"OK\n")

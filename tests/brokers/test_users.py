@@ -22,7 +22,7 @@ def user(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     def call(*words: str, password: str = "") -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(password.encode())))
         given = ["--password-stdin"] if password else []
-        code = run(("user", *words, *given, "--data-dir", str(tmp_path)))
+        code = run(("user", *words, *given, "--data-dir", str(tmp_path / "data")))
         said = capsys.readouterr()
         assert "hunter2" not in said.out + said.err
         return code, said.out, said.err
@@ -32,8 +32,9 @@ def user(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 
 def test_users_are_added_changed_and_removed(user: Command, tmp_path: Path) -> None:
     assert user("add", "ann", "--allow", "logmq:read:orders.*", password="hunter2\n")[0] == 0
-    file = tmp_path / "users.toml"
+    file = tmp_path / "data" / "users.toml"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     assert "hunter2" not in file.read_text()
     before = parse_users(file.read_text())["ann"]
     assert before.password is not None
@@ -56,7 +57,7 @@ def test_users_are_added_changed_and_removed(user: Command, tmp_path: Path) -> N
     ]
     assert user("rm", "ann")[0] == 0
     assert list(parse_users(file.read_text())) == ["sensor", "anonymous"]
-    assert list(tmp_path.iterdir()) == [file]
+    assert list(file.parent.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
@@ -105,15 +106,16 @@ def test_what_cannot_be_done_changes_nothing(
     user: Command, tmp_path: Path, words: tuple[str, ...], code: int
 ) -> None:
     user("add", "ann", "--certificate")
-    before = (tmp_path / "users.toml").read_bytes()
+    before = (tmp_path / "data" / "users.toml").read_bytes()
     found, said, error = user(*words)
     assert (found, said) == (code, "")
     assert error.startswith("brokers: ")
-    assert (tmp_path / "users.toml").read_bytes() == before
+    assert (tmp_path / "data" / "users.toml").read_bytes() == before
 
 
 def test_a_clear_password_in_the_file_is_refused_and_not_shown(user: Command, tmp_path: Path) -> None:
-    (tmp_path / "users.toml").write_text('[users.ann]\npassword = "hunter2"\n')
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "users.toml").write_text('[users.ann]\npassword = "hunter2"\n')
     code, _, error = user("list")
     assert code == ExitCode.CONFIGURATION
     assert "users.ann.password" in error
@@ -135,10 +137,11 @@ def test_a_rule_that_allows_nothing_is_found_by_config_check_and_can_be_denied(
     rule: str,
     meant: str,
 ) -> None:
-    file = tmp_path / "users.toml"
+    file = tmp_path / "data" / "users.toml"
+    file.parent.mkdir()
     file.touch(0o600)
     file.write_text(f'[users.ann]\ncertificate = true\nallow = ["{rule}"]\n')
-    monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", str(file.parent))
     assert run(("config", "check")) == ExitCode.CONFIGURATION
     assert f"users.ann.allow: rule {rule}: {meant}" in capsys.readouterr().err
     assert user("deny", "ann", rule)[0] == 0

@@ -1,8 +1,11 @@
 """A line and a body have a time to arrive in."""
 
+from collections.abc import Callable
+
 import pytest
 
 from logmq.settings import LogmqSettings
+from shared.access import Access, User
 from tests.logmq.world import TIGHT, World
 
 
@@ -26,6 +29,24 @@ def test_the_first_request_is_the_first_line_whatever_it_is(line: bytes) -> None
     assert (peer.connection.awaits_first or b"").startswith(b"ERR SYNTAX ")
     peer.send(line[-1:])
     assert peer.connection.awaits_first is None
+
+
+def test_where_a_login_is_asked_for_the_first_request_is_one_that_fits() -> None:
+    access = Access({"ann": User("ann")})
+    answers: list[Callable[[bool], None]] = []
+    access.check_password = lambda guard, user, password, peer, done: answers.append(done)
+    world = World()
+    world.broker.access = access.guard("logmq", "always")
+    peer = world.connect()
+    first = peer.connection.awaits_first
+    assert (first or b"").startswith(b"ERR DENIED log in first")
+    assert peer.ask(b"PING\n") == first
+    assert peer.connection.awaits_first == first
+    for fits in (False, True):
+        peer.send(b"AUTH ann x\n")
+        assert peer.connection.awaits_first is None, "nobody is closed while the password is checked"
+        answers.pop()(fits)
+        assert peer.connection.awaits_first == (None if fits else first)
 
 
 def test_lines_in_time_begin_the_five_minutes_anew_and_idleness_is_free() -> None:

@@ -156,7 +156,10 @@ def test_the_subscriber_and_the_publisher_of_the_command_line(server: Server, tm
             assert (sent.returncode, sent.stdout.split()[1]) == (0, "4")
             twice = run("pubsub", "subscriber", "A", host, str(port))
             assert (twice.returncode, twice.stdout) == (ExitCode.UNAVAILABLE, "")
-            assert "it closed the connection: it stops, or has a client A already, or refuses the login" in twice.stderr
+            assert (
+                "it closed the connection: it stops, or has a client A already, or refuses the login"
+                in twice.stderr
+            )
             seen = [process.stdout.readline().decode().rstrip("\n") for _ in range(4)]
             assert [line.partition(" - ")[2] for line in seen] == [
                 "a/1 - INT - -7",
