@@ -32,7 +32,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from brokers import logs
-from brokers.listing import LOOK_AT_ONE_SECONDS, Found, listed, row_of
+from brokers.listing import LOOK_AT_ONE_SECONDS, known_of, listed
 from brokers.render import json_value
 from shared.objects import KINDS, MESSAGES, Action, KindColumn, ObjectKind, ObjectMissing, Objects, key_of
 
@@ -148,12 +148,10 @@ async def _one(
     own = name[1:] if kind.by_protocol else name
     actions = {action.name: action for action in each.actions}
     if not rest and request.method in ("GET", "HEAD"):
-        row = row_of(protocol, each, found)
-        if row is not None:
-            row = await Found(each, found, row).full(LOOK_AT_ONE_SECONDS)
-        if row is None:
+        known = known_of(protocol, each, found)
+        if known is None:
             raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
-        return as_json(row)
+        return as_json(await known.full(LOOK_AT_ONE_SECONDS))
     if rest:
         action = actions.get(rest[0])
     else:

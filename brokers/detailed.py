@@ -6,11 +6,10 @@ up. All series of a metric stand together, so a family is held in memory until i
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
 
 import trio
 
-from brokers.listing import row_of
+from brokers.listing import Found, known_of
 from shared.access import matcher, text_of
 from shared.objects import CONNECTIONS, GROUPS, QUEUES, TOPICS, BadArgument, KindColumn, ObjectKind, Objects
 
@@ -72,8 +71,10 @@ async def text(
                     await trio.sleep(0)  # noqa: ASYNC115
                     series += len(columns) * ROWS_AT_ONCE
                     if series <= SERIES_MAX:
-                        rows = [row_of(protocol, each, item) for item in shown[begin : begin + ROWS_AT_ONCE]]
-                        _write(kind, columns, [row for row in rows if row is not None], parts)
+                        there = [
+                            known_of(protocol, each, item) for item in shown[begin : begin + ROWS_AT_ONCE]
+                        ]
+                        _write(kind, columns, [known for known in there if known is not None], parts)
         if series > SERIES_MAX:
             yield f"# {kind.name}: some are left out, above {SERIES_MAX} series; use name=\n".encode()
         for column in columns:
@@ -91,15 +92,17 @@ def _metric(kind: ObjectKind, column: KindColumn) -> str:
 def _write(
     kind: ObjectKind,
     columns: Sequence[KindColumn],
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Found],
     parts: Mapping[str, list[str]],
 ) -> None:
     """Add a line for each row to each column's."""
     said = FAMILIES[kind.name][2]
-    labels = [",".join([f'{name}="{str(row[name]).translate(_ESCAPED)}"' for name in said]) for row in rows]
+    labels = [
+        ",".join([f'{name}="{str(row.value(name)).translate(_ESCAPED)}"' for name in said]) for row in rows
+    ]
     for column in columns:
         name = _metric(kind, column)
-        values = [row[column.name] for row in rows]
+        values = [row.value(column.name) for row in rows]
         lines = [
             f"{name}{{{each}}} {value + 0}\n"  # a flag is 0 or 1
             for each, value in zip(labels, values, strict=True)

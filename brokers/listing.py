@@ -123,39 +123,42 @@ async def selected(kind: ObjectKind, those: Those, wanted: ListQuery, skip: int,
     total = 0
     async for _, each in _rows((each for chunk in chunks for each in chunk), wanted):
         total += 1
-        best.append((each.row.get(wanted.sort), each))
+        best.append((each.value(wanted.sort), each))
         if len(best) >= 2 * keep + ROWS_AT_ONCE:
             best = _first(best, keep, wanted.descending)
     shown = _first(best, keep, wanted.descending)[skip:]
     return Selection([await each.full() for _, each in shown], total)
 
 
-@attrs.frozen
 class Found:
-    """One object, and its row as far as memory has it."""
+    """One object, and what memory has of its row."""
 
-    objects: Objects
-    object: Any
-    row: Row
+    __slots__ = ("_known", "_object", "_objects", "_protocol")
+
+    def __init__(self, protocol: str, objects: Objects, found: Any, known: Row) -> None:
+        self._protocol, self._objects, self._object, self._known = protocol, objects, found, known
+
+    def value(self, column: str) -> Any:
+        return self._known.get(column, self._protocol if column == "protocol" else None)
+
+    @property
+    def row(self) -> Row:
+        """The columns in their order, without those that are looked up."""
+        return {column.name: self.value(column.name) for column in self._objects.kind.columns}
 
     async def full(self, seconds: float = LOOK_SECONDS) -> Row:
         """The whole row; `seconds`: the processor's time that its further columns may take."""
-        look = self.objects.look
+        look = self._objects.look
         if look is None:
             return self.row
         await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-        return {**self.row, **await look(self.object, seconds)}
+        return {**self.row, **await look(self._object, seconds)}
 
 
-def row_of(protocol: str, objects: Objects, found: Any) -> Row | None:
-    """The columns of one object, in their order; None: it is gone."""
-    row = objects.row(found)
-    if row is None:
-        return None
-    return {
-        column.name: row.get(column.name, protocol if column.name == "protocol" else None)
-        for column in objects.kind.columns
-    }
+def known_of(protocol: str, objects: Objects, found: Any) -> Found | None:
+    """None: it is gone."""
+    known = objects.row(found)
+    return None if known is None else Found(protocol, objects, found, known)
 
 
 def _first(found: list[tuple[Any, Found]], keep: int, descending: bool) -> list[tuple[Any, Found]]:
@@ -179,12 +182,13 @@ async def _rows(
     names: Iterator[Named] | Sequence[Named], wanted: ListQuery
 ) -> AsyncGenerator[tuple[str, Found], None]:
     """The rows that the filters leave, with their names. One that is left early is closed."""
+    filters = tuple(wanted.filters.items())
     for looked, (name, protocol, each, found) in enumerate(names):
         if looked % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
             await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-        row = row_of(protocol, each, found)
-        if row is not None and all(str(row.get(name)) == value for name, value in wanted.filters.items()):
-            yield name, Found(each, found, row)
+        known = known_of(protocol, each, found)
+        if known is not None and all(str(known.value(column)) == said for column, said in filters):
+            yield name, known
 
 
 async def _sorted_chunks(

@@ -145,16 +145,15 @@ class Admin:
     def _row(self, queue: Queue) -> dict[str, Any] | None:
         if queue.deleted:
             return None
-        found = self._describe(queue)
-        durable = queue.log is not None
+        cold = queue.cold
         return {
             "name": queue.text,
-            **{name: found[name] for name in ("ready", "held", "delayed", "dead", "paused")},
+            **_counts(queue),
             "consumers": len(queue.line),
-            "bytes": found["disk_bytes"] if durable and queue.is_cold else queue.payload_bytes,
+            "bytes": cold.log.end - cold.log.first if cold and queue.is_cold else queue.payload_bytes,
             **_recovered_age(queue, self._engine.times.unix_ms()),
-            "durable": durable,
-            "settings": {"depth_limit": queue.options.depth, **{name: found[name] for name in OPTIONS}},
+            "durable": queue.log is not None,
+            "settings": _settings(queue),
         }
 
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
@@ -332,32 +331,17 @@ class Admin:
         return queue
 
     def _describe(self, queue: Queue) -> dict[str, Any]:
-        log, cold, expiry = queue.log, queue.cold, queue.expiry
-        in_row = queue.end - queue.head
-        dead = dead_in_row = delayed = 0
-        released = queue.released
-        if expiry is not None:
-            dead, released, delayed = expiry.dead, expiry.released, expiry.delayed
-            dead_in_row = min(max(expiry.expired - queue.head, 0), in_row)
-        ready_in_row = max(min(released - queue.head, in_row) - dead_in_row, 0)
-        row: dict[str, Any] = {
+        log, cold = queue.log, queue.cold
+        return {
             "queue": queue.text,
             "depth": queue.depth,
-            "ready": ready_in_row + len(queue.returned),
-            "held": queue.held,
-            "delayed": in_row - ready_in_row - dead_in_row + delayed,
-            "dead": dead,
-            "paused": queue.paused,
+            **_counts(queue),
             "waiting": sum(credit.left for credit in queue.line),
             "in_memory": len(queue.bodies) + len(queue.back),
             "durability": "memory" if log is None else str(log.log.mode),
             "disk_bytes": 0 if cold is None else cold.log.end - cold.log.first,
+            **_settings(queue),
         }
-        options = queue.options
-        row["depth_limit"] = options.depth
-        for name in OPTIONS:
-            row[name] = getattr(options, name)
-        return row
 
     async def _messages(self, queue: Queue) -> AsyncGenerator[Shown]:
         """All messages, held ones too, oldest first, as they were when this began."""
@@ -471,6 +455,30 @@ class Admin:
             queue.on_left(len(some))
             done += len(some)
         return done
+
+
+def _counts(queue: Queue) -> dict[str, Any]:
+    """Its messages, by what becomes of them."""
+    expiry = queue.expiry
+    in_row = queue.end - queue.head
+    dead = dead_in_row = delayed = 0
+    released = queue.released
+    if expiry is not None:
+        dead, released, delayed = expiry.dead, expiry.released, expiry.delayed
+        dead_in_row = min(max(expiry.expired - queue.head, 0), in_row)
+    ready_in_row = max(min(released - queue.head, in_row) - dead_in_row, 0)
+    return {
+        "ready": ready_in_row + len(queue.returned),
+        "held": queue.held,
+        "delayed": in_row - ready_in_row - dead_in_row + delayed,
+        "dead": dead,
+        "paused": queue.paused,
+    }
+
+
+def _settings(queue: Queue) -> dict[str, Any]:
+    options = queue.options
+    return {"depth_limit": options.depth, **{name: getattr(options, name) for name in OPTIONS}}
 
 
 def _recovered_age(queue: Queue, now_ms: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from brokers.api import All, object_at, parts_behind
-from brokers.listing import RANKED_MAX, ListQuery, Row, Those, listed, row_of, selected
+from brokers.listing import LOOK_AT_ONE_SECONDS, RANKED_MAX, ListQuery, Row, Those, known_of, listed, selected
 from brokers.page import files, shown
 from shared.errors import BrokerError
 from shared.objects import KINDS, UNSORTED, Action, KindColumn, ObjectKind, ObjectMissing, Objects
@@ -367,9 +367,10 @@ def path_of(kind: ObjectKind, row: Row) -> str:
 
 async def _one(kind: ObjectKind, of: Callable[[ObjectKind], Those], request: Request) -> Mapping[str, Any]:
     protocol, objects, found = object_at(kind, of(kind), parts_behind(request, f"/{kind.name}"))
-    row = row_of(protocol, objects, found)
-    if row is None:
+    known = known_of(protocol, objects, found)
+    if known is None:
         raise ObjectMissing(f"{kind.name}: there is none of this name")
+    row = await known.full(LOOK_AT_ONE_SECONDS)
     path = path_of(kind, row)
     names = [part for part in kind.columns if part.name in kind.parts]
     return {
