@@ -13,6 +13,7 @@ from brokers.control import AdminClient
 from brokers.errors import ExitCode, Refusal
 from brokers.escape import escape
 from brokers.flags import with_admin_flags
+from brokers.logs import line_of
 from brokers.render import Following, cell
 from shared.cli.app import examples
 from shared.cli.options import Json, Max, at_least_one, flag
@@ -129,9 +130,7 @@ def log_line(row: Row) -> str:
     """A line as the server writes it."""
     if "missed" in row:
         return _missed(row)
-    about = {"protocol": row["protocol"]} if row.get("protocol") else {}
-    more = " ".join(f"{name}={cell(value)}" for name, value in {**about, **row["fields"]}.items())
-    return escape(f"{row['time']} {row['level']:<7} {row['event']}" + (f"  {more}" if more else ""))
+    return "\n".join(escape(line) for line in line_of(row).split("\n"))
 
 
 def _message_line(row: Row) -> str:

@@ -306,6 +306,15 @@ def _remember(_: Any, __: str, event: Event) -> Event:
     return event
 
 
+def line_of(row: Mapping[str, Any]) -> str:
+    """The text that standard error has of a row of `RECENT`."""
+    whose = {} if row.get("protocol") is None else {"protocol": row["protocol"]}
+    fields: dict[str, Any] = row["fields"]
+    if row["level"] == "audit":
+        whose = {name: fields.get(name) for name in ("user", "peer")} | whose
+    return _text(None, "", {name: row[name] for name in ("time", "level", "event")} | whose | fields)
+
+
 def _json(_: Any, __: str, event: Event) -> str:
     return json.dumps({"time": event.pop("time"), "level": event.pop("level"), **event})
 

@@ -55,7 +55,8 @@ def test_three_kills_lose_nothing_that_was_counted_as_recorded(tmp_path: Path) -
     [
         ("logmq", "late", "acknowledged records lost"),
         ("logmq", "forget-batches", "sent again at"),
-        ("logmq", "forget-deletes", "though deleted|nobody wrote"),
+        # What comes back may stand where a topic of the same name was made anew.
+        ("logmq", "forget-deletes", "though deleted|nobody wrote|acknowledged records lost"),
         # Any answer comes too early.
         ("dms", "late", "acknowledged messages lost|acknowledged ACKs undone|gone"),
         ("dms", "forget-acks", "acknowledged ACKs undone"),
