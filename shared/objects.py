@@ -116,7 +116,7 @@ QUEUES = ObjectKind(
 )
 TOPICS = ObjectKind(
     "topics",
-    "Every log.",
+    "Every topic: a log of records.",
     (
         KindColumn("name", "Its name.", ""),
         PROTOCOL,
@@ -173,7 +173,7 @@ SESSIONS = ObjectKind(
 )
 SUBSCRIPTIONS = ObjectKind(
     "subscriptions",
-    "Who has subscribed to what; with `topic`: who would get a message of it.",
+    "Who has subscribed to what; where a topic is given, who would get a message of it.",
     (
         KindColumn("client", "The client's id.", ""),
         KindColumn("pattern", "What it has subscribed to.", ""),

@@ -135,14 +135,18 @@ _DIGITS_MAX = 19
 def readable(value: float, unit: str) -> str:
     """An amount as people read it, in three digits or so: `1.4 MiB`, `3.2 s`, `2 d 4 h`.
 
-    Milliseconds and nanoseconds that are too many for a duration are a time, in RFC 3339, local.
+    Milliseconds and nanoseconds that are too many for a duration are a time, in RFC 3339, local. What is too
+    large for any of these, or no number, is as it was.
     """
-    if unit == "bytes":
-        return _readable_bytes(value)
-    nanoseconds = value * _OWN_NANOSECONDS[unit]
-    if unit != "seconds" and nanoseconds >= _TIMES_FROM_NS:
-        return datetime.fromtimestamp(nanoseconds / 1e9).astimezone().isoformat(timespec="seconds")
-    return _readable_duration(nanoseconds)
+    try:
+        if unit == "bytes":
+            return _readable_bytes(value)
+        nanoseconds = value * _OWN_NANOSECONDS[unit]
+        if unit != "seconds" and nanoseconds >= _TIMES_FROM_NS:
+            return datetime.fromtimestamp(nanoseconds / 1e9).astimezone().isoformat(timespec="seconds")
+        return _readable_duration(nanoseconds)
+    except (OverflowError, ValueError, OSError):
+        return str(value)
 
 
 _TIMES_FROM_NS = 10**18

@@ -19,6 +19,8 @@ TEXT_MAX = 256
 """Characters of a value in a table."""
 NARROW = 24
 """Characters that fit every cell."""
+SECONDS_MAX = 600
+"""From here on an age is in minutes: its seconds say nothing, and take room."""
 BODY_MAX = 4096
 """Characters of a message in a list of messages."""
 NOTHING = Markup('<span class="nothing">&ndash;</span>')
@@ -46,7 +48,7 @@ def cell(value: Any, unit: str, name: str = "") -> str | Markup:
         return ", ".join(text(each) for each in value)
     if isinstance(value, Mapping):
         there = {key: each for key, each in value.items() if each}  # what is not set says nothing
-        parts = [f"{label(key).lower()} {statistic(each, key)}" for key, each in there.items()]
+        parts = [f"{text(label(key).lower())} {statistic(each, key)}" for key, each in there.items()]
         return ", ".join(parts) if parts else NOTHING
     return text(value)
 
@@ -102,7 +104,8 @@ def age(moment: str) -> str:
         return text(moment)
     if abs(seconds) < 1:
         return "now"
-    whole = readable(math.floor(abs(seconds)), "seconds")
+    grain = 60 if abs(seconds) >= SECONDS_MAX else 1
+    whole = readable(math.floor(abs(seconds) / grain) * grain, "seconds")
     return f"{whole} ago" if seconds > 0 else f"in {whole}"
 
 
@@ -124,8 +127,8 @@ def label(name: str) -> str:
     """A name of the API as a heading has it: cells have their units, so `lag_bytes` is `Lag size`."""
     if name in _LABELS:
         return _LABELS[name]
-    words = [_WORDS.get(word, word) for word in name.split("_") if word != "ms"]
-    words[-1] = _UNITS.get(words[-1], words[-1])
+    *first, last = [_WORDS.get(word, word) for word in name.split("_") if word != "ms"] or [name]
+    words = [*(word for word in first if word != "seconds"), _UNITS.get(last, last)]
     return " ".join(words)[:1].upper() + " ".join(words)[1:]
 
 

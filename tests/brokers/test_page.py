@@ -19,6 +19,7 @@ import trio
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from brokers.page.shown import cell
 from dms.client import connect
 from shared.access import Rule, Secret, User, written_users
 from shared.objects import KINDS
@@ -415,6 +416,21 @@ def test_every_view_is_made_without_a_browser(served: Api) -> None:
         assert status == 200, path
         assert b" style=" not in body, f"{path}: the policy allows no style in a tag"
         assert b" on" + b"click=" not in body
+
+
+def test_names_and_numbers_that_a_publisher_has_chosen_break_no_view() -> None:
+    headers = {
+        "ms": 1,
+        "": 2,
+        "far_seconds": 1e308,
+        "late_ms": 10**30,
+        "\u202eodd": 3,
+        "deep": {"ms": [{"ms": 1}]},
+    }
+    assert cell({"headers": headers}, "table") == (
+        "headers ms 1,  2, far time 1e+308, late 1,000,000,000,000,000,000,000,000,000,000, \\u202eodd 3, "
+        'deep ms {"ms": 1}'
+    )
 
 
 def test_what_is_not_there_is_told_on_a_page_to_browsers_alone(served: Api) -> None:
