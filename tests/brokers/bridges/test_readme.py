@@ -36,7 +36,7 @@ def test_the_examples_are_what_a_server_does(
     (tmp_path / "test").mkdir()
     test_server = Server(tmp_path / "test", "--enable", "pubsub", "--port", "pubsub=0")
     with Server(tmp_path, "--config", str(settings)) as server, test_server:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        monkeypatch.setenv("HOME", str(tmp_path))  # where contexts are
         said(f"brokers context add test --data-dir {test_server.data}")
         monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", str(server.data))
         for name in plugins.names():
