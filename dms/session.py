@@ -70,6 +70,9 @@ _TOO_MUCH_HELD = Refusal(
     "the server has no memory for more deliveries until some are acknowledged",
     limit="memory",
 )
+_TOO_MANY_WAIT = Refusal(
+    Status.INTERNAL, "the server has no memory for more CONSUMEs that wait", limit="memory"
+)
 _SAID_NOTHING = malformed("no handshake came in time; closing").frame(0)
 
 _ACK = word(Type.ACK)
@@ -480,6 +483,9 @@ class Session(SessionBase):
                 return
         if queue.cold is not None and queue.cold.damage is not None:
             self._refuse_all(ids, refusal_for(queue.cold.tell_damage()))
+            return
+        if consumer.waiting + len(ids) > consumer.credits_room and not consumer.may_wait(len(ids)):
+            self._refuse_all(ids, _TOO_MANY_WAIT)
             return
         credit = consumer.wait(queue, ids, self.connection.now + self._engine.settings.consume_seconds)
         self._most_credits = max(self._most_credits, consumer.waiting + len(consumer.unacked))

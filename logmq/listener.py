@@ -49,7 +49,7 @@ async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
         store=store,
         log=log,
         settings=settings,
-        topics=Topics(namespace, settings),
+        topics=Topics(namespace, settings, budget),
         groups=Groups(await Table.open(tables, GROUPS), settings.commits_max, budget.account("commits")),
         writers=Writers(
             store,

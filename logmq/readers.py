@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from logmq.metrics import Counts
 from logmq.runs import message_lines
 from logmq.wire import Refusal, chunk_line, refusal_for
+from shared.budget import Account
 from shared.errors import LogDeleted, StoreError
 from shared.file_range import FileRange
 from shared.net.connection import Connection
@@ -24,6 +25,8 @@ from shared.replies import Replies, ReplySlot
 if TYPE_CHECKING:
     from shared.storage.store import Log
 
+READER_BYTES = 1024
+"""A reader that waits, with its slot among the answers and the longest name of a topic that is not there."""
 READ_BYTES = 256 * 1024
 """Of one read for tails: about a millisecond's work, after which other connections have their turn."""
 
@@ -43,10 +46,14 @@ class ReaderOwner(Protocol):
 
 
 class Feeds:
-    """Where readers wait: for the next records of a log, or for a topic to be made. `logs`: by name."""
+    """Where readers wait: for the next records of a log, or for a topic to be made. `logs`: by name.
 
-    def __init__(self, logs: "Mapping[str, Log]") -> None:
+    `memory`: to be asked before a reader is made; those that are there are charged to it.
+    """
+
+    def __init__(self, logs: "Mapping[str, Log]", memory: Account) -> None:
         self._logs = logs
+        self.memory = memory
         self._by_log: dict[Log, LogWatch] = {}
         self._awaited: dict[str, dict[_Reader, None]] = {}
 
@@ -184,6 +191,7 @@ class _Reader:
         self._feeds = feeds
         self._log: Log | None = None
         self._feed: LogWatch | None = None
+        feeds.memory.charge(READER_BYTES)
 
     def found(self, log: "Log") -> None:
         """The topic exists."""
@@ -193,6 +201,7 @@ class _Reader:
         """End without an answer: the connection is lost, or another call answers. Harmless twice."""
         if not self.ended:
             self.ended = True
+            self._feeds.memory.give(READER_BYTES)
             self._feeds.leave(self)
             self._leave_feed()
 

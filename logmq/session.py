@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from logmq import runs
-from logmq.readers import Fetch, Tail
+from logmq.readers import READER_BYTES, Fetch, Tail
 from logmq.states import TRANSITIONS, Event, State
 from logmq.windows import FIRST_READ_BYTES, NEXT_READ_BYTES, Window
 from logmq.wire import (
@@ -34,6 +34,7 @@ from logmq.wire import (
     Code,
     Refusal,
     begins_http,
+    check_memory,
     chunk_line,
     looks_like_http,
     name_untrusted,
@@ -738,6 +739,7 @@ class Session(SessionBase):
         size = min(number_untrusted(fields[2], "max-bytes"), settings.fetch_bytes_max)
         wait_ms = number_untrusted(fields[3], "wait-ms") if len(fields) > 3 else 0
         if wait_ms and not self.broker.draining and (log is None or offset >= log.visible):
+            check_memory(self.topics.feeds.memory, READER_BYTES)
             deadline = self.connection.now + min(wait_ms, settings.fetch_wait_ms_max) / 1000
             fetch = Fetch(self, self.topics.feeds, fields[0].decode(), offset, size, deadline)
             if self._fetches is None:
@@ -831,6 +833,7 @@ class Session(SessionBase):
     def _begin_tail(self, fields: Sequence[bytes]) -> None:
         name, offset = topic_untrusted(fields[0]), number_untrusted(fields[1], "offset")
         self._require(READ, fields[0])
+        check_memory(self.topics.feeds.memory, READER_BYTES)
         self._tail = tail = Tail(self, self.topics.feeds, name, offset)
         self._step(Event.TAIL_BEGINS)
         self.connection.on_drained = self.drained
@@ -910,17 +913,20 @@ class Session(SessionBase):
 
     def _topics(self, fields: Sequence[bytes]) -> None:
         self._await_turn()
-        names = self.topics.names()
 
         def pieces() -> Iterator[tuple[bytes, bool]]:
-            for start in range(0, len(names) or 1, LISTED_ROWS):
+            after, last = "", False
+            while not last:
+                names = self.topics.page(after, LISTED_ROWS)
+                last = len(names) < LISTED_ROWS
                 rows = []
-                for name in names[start : start + LISTED_ROWS]:
+                for name in names:
                     log = self.topics.find(name)
                     guard = self.guard
                     if log is not None and (guard is None or guard.may_see(self.user, name)):
                         rows.append(b"TOPIC %b %d %d\n" % (name.encode(), log.first, log.visible))
-                yield b"".join(rows), start + LISTED_ROWS >= len(names)
+                after = names[-1] if names else after
+                yield b"".join(rows), last
 
         self._list(pieces())
 

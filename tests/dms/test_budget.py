@@ -1,9 +1,10 @@
 """Memory that clients make grow ends in a refusal; neighbours are served on, and all is given back."""
 
+from dms.engine import CREDIT_BYTES, CREDITS_FREE, CREDITS_STEP
 from dms.settings import DmsSettings
-from dms.wire import Status
+from dms.wire import Status, Type, pack, pack_name
 from shared.budget import Account
-from tests.dms.world import MEMORY, World, statuses, with_queue
+from tests.dms.world import MEMORY, World, deliveries, statuses, with_queue
 
 MANY = 400
 BODY = b"x" * 1000
@@ -120,3 +121,25 @@ def test_a_start_serves_all_that_is_durable_under_smaller_limits() -> None:
         peer.ack(*(held for held, _ in found))
         assert statuses(peer.delete(name)) == [Status.OK]
     assert statuses(peer.create("d")) == [Status.OK]
+
+
+def test_consumes_that_wait_end_in_a_refusal_and_who_goes_makes_room() -> None:
+    world = World(MEMORY, budget=Account("process", 4 * 3 * CREDITS_STEP * CREDIT_BYTES))
+    peer, neighbour, third = with_queue(world), with_queue(world, "other"), world.connect()
+    account = world.engine.credits
+    refused = [
+        status for _ in range(1000) for status in statuses(peer.ask(Type.CONSUME, pack_name("orders")))
+    ]
+    waiting = CREDITS_FREE + 3 * CREDITS_STEP
+    assert refused == [Status.INTERNAL] * (1000 - waiting)
+    assert account.refused + world.budget.refused == len(refused)
+    assert account.used_bytes == 3 * CREDITS_STEP * CREDIT_BYTES
+    assert neighbour.consume("other", CREDITS_FREE) == []
+    third.send(pack(Type.PRODUCE, 1, pack_name("other") + b"x"))
+    assert [body for _, body in deliveries(neighbour.take())] == [b"x"]
+    peer.lose()
+    assert account.used_bytes == 0
+    assert neighbour.consume("other", CREDITS_STEP) == []
+    assert account.used_bytes == CREDITS_STEP * CREDIT_BYTES
+    neighbour.lose()
+    assert account.used_bytes == 0

@@ -3,7 +3,9 @@
 import pytest
 
 from logmq.groups import COMMIT_BYTES
+from logmq.readers import READER_BYTES
 from logmq.settings import LogmqSettings
+from logmq.topics import TOPIC_BYTES
 from logmq.writers import SLOT_BYTES
 from shared.budget import Account
 from tests.logmq.test_writers import batch
@@ -11,7 +13,7 @@ from tests.logmq.world import World
 
 
 def test_commits_end_in_a_refusal_and_go_with_their_topic() -> None:
-    budget = Account("process", 3 * COMMIT_BYTES)
+    budget = Account("process", TOPIC_BYTES + 3 * COMMIT_BYTES)
     world = World(budget=budget)
     peer = world.connect()
     peer.ask(b"PRODUCE t one\n")
@@ -26,7 +28,7 @@ def test_commits_end_in_a_refusal_and_go_with_their_topic() -> None:
 
 
 def test_slots_of_writers_end_in_a_refusal_and_who_is_silent_longest_makes_room() -> None:
-    budget = Account("process", 3 * SLOT_BYTES)
+    budget = Account("process", TOPIC_BYTES + 3 * SLOT_BYTES)
     world = World(LogmqSettings(writers_max=2), budget=budget)
     peer = world.connect()
     assert peer.ask(batch(1) + batch(2) + batch(1, writer=b"v")) == b"OK 0\nOK 7\nOK 14\n"
@@ -37,7 +39,7 @@ def test_slots_of_writers_end_in_a_refusal_and_who_is_silent_longest_makes_room(
     assert budget.used_bytes == 0
     for number in range(3):
         assert peer.ask(batch(1, writer=b"%d" % number)).startswith(b"OK ")
-    assert budget.used_bytes == 2 * SLOT_BYTES
+    assert budget.used_bytes == TOPIC_BYTES + 2 * SLOT_BYTES
 
 
 @pytest.mark.parametrize("budget", [None, Account("process", 10)])
@@ -72,3 +74,51 @@ def test_answers_behind_one_that_waits_count_with_backlogs() -> None:
     peer.advance(61)
     assert peer.take() == b"EOF\n" + b"OK 0\n" * 1000
     assert peer.connection.held_bytes == 0
+
+
+def test_readers_that_wait_end_in_a_refusal_and_make_room_when_they_do_not() -> None:
+    budget = Account("process", 4 * 3 * READER_BYTES)
+    world = World(budget=budget)
+    greedy, neighbour, third = world.connect(), world.connect(), world.connect()
+    assert third.ask(b"PRODUCE t one\n") == b"OK 0\n"
+    assert greedy.ask(b"FETCH a 0 100 60000\n" * 2 + b"TAIL b 0\n") == b""
+    assert neighbour.ask(b"FETCH c 0 100 60000\n").startswith(b"ERR LIMIT ")
+    assert neighbour.ask(b"TAIL c 0\n").startswith(b"ERR LIMIT ")
+    assert budget.account("readers").refused + budget.refused == 2
+    assert neighbour.ask(b"FETCH t 0 100 60000\n") == b"CHUNK 0 7 7\n\0\0\0\3one"
+    greedy.lose()
+    assert budget.used_bytes == TOPIC_BYTES
+    assert third.ask(b"FETCH a 0 100 60000\n") == b""
+    third.advance(61)
+    assert third.take() == b"EOF\n"
+    assert budget.used_bytes == TOPIC_BYTES
+
+
+def test_topics_end_in_a_refusal_and_are_all_there_after_a_restart() -> None:
+    world = World(budget=Account("process", 3 * TOPIC_BYTES))
+    peer = world.connect()
+    assert peer.ask(b"PRODUCE a x\nPRODUCE b x\nPRODUCE c x\n") == b"OK 0\n" * 3
+    assert peer.ask(b"PRODUCE d x\n").startswith(b"ERR LIMIT ")
+    assert peer.ask(b"DELETE b\nPRODUCE e x\n") == b"OK\nOK 0\n"
+    world.budget = Account("process", 1)
+    world.restart()
+    peer = world.connect()
+    assert peer.ask(b"TOPICS\n") == b"TOPIC a 0 5\nTOPIC c 0 5\nTOPIC e 0 5\nEND\n"
+    assert peer.ask(b"PRODUCE a y\n") == b"OK 5\n"
+    assert world.budget.used_bytes == 3 * TOPIC_BYTES
+
+
+def test_a_listing_that_nobody_reads_holds_no_list_of_names() -> None:
+    """It goes on behind the last name that it has said, whatever came and went meanwhile."""
+    world = World()
+    peer, other = world.connect(bound=1000), world.connect()
+    for at in range(0, 2000, 100):
+        other.ask(b"".join(b"PRODUCE t%04d x\n" % number for number in range(at, at + 100)))
+    peer.send(b"TOPICS\n")
+    other.ask(b"DELETE t1999\nDELETE t0001\nPRODUCE t1998b x\nPRODUCE a x\n")
+    got = b""
+    while more := peer.ask(b""):
+        got += more
+    names = [line.split()[1] for line in got.splitlines()[:-1]]
+    assert got.endswith(b"END\n")
+    assert names == [b"t%04d" % number for number in range(1999)] + [b"t1998b"]
