@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import attrs
 
 from dmp.declarations import Binding, ExchangeKind
-from dmp.memory import CacheBytes
 from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
+from shared.budget import CacheBytes
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, Wildcards
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from dmp.refusals import Code, Refusal
-from shared.budget import Account, OverBudget
+from shared.budget import Account, Caches, OverBudget
 
 if TYPE_CHECKING:
     from shared.queues.timers import Timers
@@ -25,7 +25,6 @@ LOOK_AGAIN_SECONDS = 1.0
 """While the budget has no room: it may be others that give something back, and they tell nobody."""
 MESSAGES_PERCENT, ACCOUNT_PERCENT = 75, 50
 """Of the budget: messages alone, or anything else alone, leave room for those who come to take messages."""
-CACHE_BYTES_MAX = 4 << 20  # of one cache of a connection: a thousand of its usual entries have one
 
 
 def check(account: Account, size: int, code: Code = Code.PRECONDITION_FAILED) -> None:
@@ -132,50 +131,6 @@ class Memory:
         waiting, self._waiting = self._waiting, {}
         for callback in waiting.values():
             callback()
-
-
-@attrs.define(eq=False)
-class Caches:
-    """What all caches hold of routes and of beginnings of messages; charged to it in steps, too."""
-
-    _account: Account
-    held_bytes: int = 0
-    _charged_bytes: int = 0
-
-    _over: bool = False  # the budget had no room when it was last settled
-
-    @property
-    def full(self) -> bool:
-        self._over = self._over and self._account.over
-        return self._over
-
-    def add(self, size: int) -> None:
-        """So many bytes more, or fewer, are held."""
-        self.held_bytes += size
-        if abs(self.held_bytes - self._charged_bytes) >= STEP_BYTES or not self.held_bytes:
-            self._account.charge(self.held_bytes - self._charged_bytes)
-            self._charged_bytes = self.held_bytes
-            self._over = self._account.over
-
-
-@attrs.define(eq=False)
-class CacheBytes:
-    """What one cache holds. Its owner asks `fits` before it adds to it, and else clears the cache first: one
-    entry of each always has room."""
-
-    _all: Caches
-    held_bytes: int = 0
-
-    def fits(self, size: int) -> bool:
-        return self.held_bytes + size <= CACHE_BYTES_MAX and not self._all.full
-
-    def add(self, size: int) -> None:
-        self.held_bytes += size
-        self._all.add(size)
-
-    def cleared(self) -> None:
-        self._all.add(-self.held_bytes)
-        self.held_bytes = 0
 
 
 class Accounts:

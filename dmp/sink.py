@@ -30,7 +30,6 @@ import attrs
 
 from dmp.exchanges import Exchange
 from dmp.leases import SendReturn
-from dmp.memory import CacheBytes
 from dmp.message import Head
 from dmp.pacing import WORK_PER_STRETCH, Stop
 from dmp.queues import Owner, Queue
@@ -55,6 +54,7 @@ from dmp.wire import (
     uniform,
     wire_error,
 )
+from shared.budget import CacheBytes
 from shared.errors import StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase

@@ -26,11 +26,11 @@ import attrs
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.definitions import Saved, SavedQueue
 from dmp.exchanges import DEFAULT, GENERATED, PREDECLARED, REPLY_TO, TYPES, Destination, Exchange
-from dmp.memory import CacheBytes, check
+from dmp.memory import check
 from dmp.queue_log import QueueLog, load
 from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
-from shared.budget import Account
+from shared.budget import Account, CacheBytes
 from shared.errors import StoreError
 from shared.queues import pausing
 from shared.storage.lost import describe_lost

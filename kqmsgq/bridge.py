@@ -111,7 +111,7 @@ class KqmsgqTarget:
         return True
 
     def close(self) -> None:
-        """Nothing is open."""
+        self._producer.end()
 
 
 class KqmsgqBridgeEnds:

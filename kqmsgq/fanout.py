@@ -16,6 +16,7 @@ from kqmsgq.queues import KNOWN_BYTES, Consumer, Queues, no_message
 from kqmsgq.repeats import ONE_BY_ONE, Pattern, Repeat, Repeats
 from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT, WireError
 from shared.access import WRITE
+from shared.budget import CacheBytes
 from shared.fanout import ROUTES_MAX, Bundle, Route
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ PIECES_PER_LOOK = 8
 MEMBERS_PER_PIECE = 2
 """And so many of the consumers that it is for cost as much as one: its route is found by all of them."""
 
+
+KNOWN_ENTRY_BYTES = 160
+"""What a beginning of messages takes beside its bytes, where a producer has its own."""
+PART_BYTES, SPAN_BYTES = 256, 144
+"""What a plan takes for each bundle, and for each of the spans that it gets."""
 
 DENIED_PER_TURN = 256
 """Messages that the user may not send; each ends a pass. Then others have their turn."""
@@ -51,6 +57,7 @@ class Producer:
         "_epoch",
         "_guard",
         "_known",
+        "_known_cached",
         "_known_epoch",
         "_looked",
         "_messages",
@@ -67,7 +74,8 @@ class Producer:
     def __init__(self, queues: Queues, track: "Track | None" = None) -> None:
         self._queues = queues
         self._track = track
-        self._repeats: Repeats[Route[Consumer]] = Repeats(self._look_on)
+        self._repeats: Repeats[Route[Consumer]] = Repeats(self._look_on, CacheBytes(queues.caches))
+        self._known_cached = CacheBytes(queues.caches)
         self._epoch = queues.routes.epoch
         self._looked = 0  # pieces that looking for the newest pattern was worth
         self._messages = self._delivered = self._unrouted = self._pieces = 0  # of this pass
@@ -110,8 +118,17 @@ class Producer:
             return routes.known
         if self._known_epoch != routes.epoch or len(self._known) > ROUTES_MAX:
             self._known_epoch = routes.epoch
-            self._known = {}
+            self._forget_known()
         return self._known
+
+    def _forget_known(self) -> None:
+        self._known = {}
+        self._known_cached.cleared()
+
+    def end(self) -> None:
+        """It publishes no more: what it remembers goes."""
+        self._repeats.forget()
+        self._forget_known()
 
     def _look(self, data: bytes, at: int) -> tuple[Route[Consumer], int, int] | None:
         """As `Queues.look`. Raises _DeniedError where the user may not write there."""
@@ -123,7 +140,14 @@ class Producer:
             raise _DeniedError(at)
         head = data[at : looked[1] - LENGTH_BYTES + KNOWN_BYTES]
         if self._queues.routes.known.get(head) is looked[0]:
-            self._known_routes()[head] = looked[0]
+            known = self._known_routes()
+            size = KNOWN_ENTRY_BYTES + len(head)
+            if not self._known_cached.fits(size):
+                self._forget_known()
+                known = self._known
+            if head not in known:
+                self._known_cached.add(size)
+                known[head] = looked[0]
         return looked
 
     def _publish(self, data: bytes, at: int) -> int:
@@ -208,7 +232,8 @@ class Producer:
         """A pattern stands at `at` so many times; returns where those end that this turn has room for."""
         plan: _Plan | None = pattern.plan
         if plan is None:
-            plan = pattern.plan = _Plan(pattern)
+            plan = _Plan(pattern)
+            self._repeats.keep_plan(pattern, plan, plan.memory_bytes)
         if plan.pieces:
             count = min(count, (PIECES_PER_TURN - self._pieces) // plan.pieces + 1)
         self._pieces += count * plan.pieces + len(plan.parts)
@@ -275,7 +300,7 @@ class _Plan:
     `pieces`: how many those are. A bundle that gets all of it counts for none: that is one piece in any case.
     """
 
-    __slots__ = ("delivered", "parts", "pieces", "unrouted")
+    __slots__ = ("delivered", "memory_bytes", "parts", "pieces", "unrouted")
 
     def __init__(self, pattern: Pattern[Route[Consumer]]) -> None:
         self.delivered = self.unrouted = 0
@@ -290,4 +315,5 @@ class _Plan:
                 else:
                     spans.append((begins, ends))
         self.parts = list(places.values())
+        self.memory_bytes = sum(PART_BYTES + SPAN_BYTES * len(spans) for _, spans in self.parts)
         self.pieces = sum(len(spans) for _, spans in self.parts if spans[0][1] - spans[0][0] != pattern.size)

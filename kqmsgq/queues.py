@@ -22,7 +22,7 @@ from kqmsgq.wire import (
     message_end,
     name_end,
 )
-from shared.budget import Account, OverBudget, unbounded
+from shared.budget import Account, Caches, OverBudget, unbounded
 from shared.errors import printable
 from shared.fanout import Route, Routes, limit_slow_receiver
 from shared.net.connection import Connection
@@ -72,7 +72,10 @@ class Queues:
         recorder: "Recorder | None" = None,
         budget: Account | None = None,
     ) -> None:
-        self._memory = (budget or unbounded()).account("subscriptions")
+        budget = budget or unbounded()
+        self._memory = budget.account("subscriptions")
+        self.caches = Caches(budget.account("caches", budget.limit_bytes // 4))
+        """What producers remember of the messages that they send."""
         self.settings = settings
         self.recorder = recorder
         self.counts = counts

@@ -12,6 +12,7 @@ from struct import Struct
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, NAME_AT
+from shared.budget import CacheBytes, Caches, unbounded
 
 R = TypeVar("R")
 
@@ -29,6 +30,8 @@ WORTH_MESSAGES = 8
 """A pattern that covers fewer is not worth its books."""
 PATTERNS_MAX = 64
 """Remembered."""
+PATTERN_BYTES, PATTERN_MESSAGE_BYTES = 1024, 280
+"""What a pattern takes, and more for each of its messages, beside their headers: 15 to 20 KB for 60."""
 VAIN_MAX = 8
 """After so many vain searches in a row the next is 2 ** VAIN_MAX calls away."""
 
@@ -46,7 +49,7 @@ class Pattern(Generic[R]):
     """A sequence of headers that comes again, and whom its messages are for.
 
     `spans`: the route of each message, and where it begins and ends in the pattern. `size`: its bytes.
-    `plan`: what its user makes of it, once.
+    `plan`: what its user makes of it, once. `memory_bytes`: what it takes, without that.
     """
 
     __slots__ = (
@@ -55,6 +58,7 @@ class Pattern(Generic[R]):
         "_sweep",
         "_swept_headers",
         "_times",
+        "memory_bytes",
         "messages",
         "plan",
         "size",
@@ -68,6 +72,7 @@ class Pattern(Generic[R]):
         self.spans = [(each.route, each.begins - first, each.ends - first) for each in those]
         self.plan: Any = None
         self._headers = tuple(data[each.begins : each.body] for each in those)
+        self.memory_bytes = PATTERN_BYTES + PATTERN_MESSAGE_BYTES * len(those) + sum(map(len, self._headers))
         layout = "".join(f"{each.body - each.begins}s{each.ends - each.body}x" for each in those)
         self._layout = Struct(">" + layout)
         self._times = max(SWEPT_MESSAGES // len(those), 1)
@@ -88,20 +93,31 @@ class Repeats(Generic[R]):
     """The patterns of one stream, remembered by their first header: a read may begin at any message of one.
 
     `look_on(data, at)`: the messages from `at` on, their headers checked, while they are whole and sound.
+    `cached`: counts what is remembered. Without room a pattern is used where it is found, and not kept.
     """
 
-    __slots__ = ("_look_on", "_patterns", "_vain", "_wait")
+    __slots__ = ("_cached", "_look_on", "_patterns", "_vain", "_wait")
 
-    def __init__(self, look_on: Callable[[bytes, int], Iterator[Repeat[R]]]) -> None:
+    def __init__(
+        self, look_on: Callable[[bytes, int], Iterator[Repeat[R]]], cached: CacheBytes | None = None
+    ) -> None:
         self._look_on = look_on
+        self._cached = cached or CacheBytes(Caches(unbounded()))
         self._patterns: dict[bytes, Pattern[R]] = {}
         self._vain = 0  # searches in a row that found none
         self._wait = 0  # calls before the next
 
     def forget(self) -> None:
-        """Routes have changed."""
-        self._patterns.clear()
+        """Routes have changed, or there is no more to come."""
+        self._clear()
         self._vain = self._wait = 0
+
+    def keep_plan(self, pattern: Pattern[R], plan: object, size: int) -> None:
+        """Remember what was made of a pattern, of `size` bytes, where there is room."""
+        if self._cached.fits(size) and pattern in self._patterns.values():
+            self._cached.add(size)
+            pattern.memory_bytes += size
+            pattern.plan = plan
 
     def at(self, data: bytes, at: int) -> tuple[Pattern[R], int] | None:
         """A pattern that is worth while at `at`, and how often it is there.
@@ -118,6 +134,7 @@ class Repeats(Generic[R]):
             if at and (count + 1) * known.size > len(data) - at:
                 return None  # the end of a read is no reason to forget it
             del self._patterns[header]
+            self._cached.add(-known.memory_bytes)
         if self._wait:
             self._wait -= 1
             return None
@@ -129,13 +146,20 @@ class Repeats(Generic[R]):
             count = searched.count(data, at)
             if count * searched.messages >= WORTH_MESSAGES:
                 self._vain = 0
-                if len(self._patterns) >= PATTERNS_MAX:
-                    self._patterns.clear()
-                self._patterns[header] = searched
+                if len(self._patterns) >= PATTERNS_MAX or not self._cached.fits(searched.memory_bytes):
+                    self._clear()
+                if self._cached.fits(searched.memory_bytes):
+                    self._cached.add(searched.memory_bytes)
+                    self._patterns[header] = searched
                 return searched, count
         self._vain = min(self._vain + 1, VAIN_MAX)
         self._wait = 1 << self._vain
         return None
+
+    def _clear(self) -> None:
+        if self._patterns:
+            self._patterns.clear()
+            self._cached.cleared()
 
 
 def find(data: bytes, messages: Iterable[Repeat[R]]) -> Pattern[R] | None:

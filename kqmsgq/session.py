@@ -177,6 +177,7 @@ class Session(SessionBase):
     def release(self) -> None:
         if self._producer is not None:
             self._queues.counts.producers -= 1
+            self._producer.end()
             self._producer = None
         elif self._consumer is not None:
             self._queues.leave(self._consumer)

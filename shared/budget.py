@@ -17,6 +17,11 @@ import attrs
 from shared.errors import BrokerError
 from shared.metrics import Sample
 
+CACHE_BYTES_MAX = 4 << 20
+"""Of one cache of a connection: a thousand of its usual entries have one."""
+CACHES_STEP_BYTES = 64 << 10
+"""The account of all caches is told in such steps."""
+
 
 @attrs.define(eq=False)
 class OverBudget(BrokerError):
@@ -122,6 +127,50 @@ class Account:
                 return account
             account = account._within
         return None
+
+
+@attrs.define(eq=False)
+class Caches:
+    """What all caches of connections hold together; charged to the account in steps."""
+
+    _account: Account
+    held_bytes: int = 0
+    _charged_bytes: int = 0
+
+    _over: bool = False  # the budget had no room when it was last settled
+
+    @property
+    def full(self) -> bool:
+        self._over = self._over and self._account.over
+        return self._over
+
+    def add(self, size: int) -> None:
+        """So many bytes more, or fewer, are held."""
+        self.held_bytes += size
+        if abs(self.held_bytes - self._charged_bytes) >= CACHES_STEP_BYTES or not self.held_bytes:
+            self._account.charge(self.held_bytes - self._charged_bytes)
+            self._charged_bytes = self.held_bytes
+            self._over = self._account.over
+
+
+@attrs.define(eq=False)
+class CacheBytes:
+    """What one cache holds. Its owner asks `fits` before it adds to it, and else clears the cache first: one
+    entry of each always has room."""
+
+    _all: Caches
+    held_bytes: int = 0
+
+    def fits(self, size: int) -> bool:
+        return self.held_bytes + size <= CACHE_BYTES_MAX and not self._all.full
+
+    def add(self, size: int) -> None:
+        self.held_bytes += size
+        self._all.add(size)
+
+    def cleared(self) -> None:
+        self._all.add(-self.held_bytes)
+        self.held_bytes = 0
 
 
 def unbounded() -> Account:

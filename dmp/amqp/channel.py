@@ -42,13 +42,13 @@ from dmp.amqp.wire import (
     tag_bytes,
 )
 from dmp.exchanges import REPLY_TO
-from dmp.memory import CacheBytes
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH, Stop
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.takers import LOOKED_AT_ONCE
 from shared.access import READ
+from shared.budget import CacheBytes
 from shared.net.session import SessionBase
 
 if TYPE_CHECKING:

@@ -28,11 +28,11 @@ from dmp.amqp.states import ChannelState
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
 from dmp.data_types import short
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES
-from dmp.memory import CacheBytes
 from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
 from shared.access import WRITE
+from shared.budget import CacheBytes
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
