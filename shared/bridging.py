@@ -151,6 +151,9 @@ class Positions(Protocol):
     first_run: bool
     """Nothing is known: `start` says where to begin."""
 
+    def started(self) -> None:
+        """It is known where to begin. Raises StoreError."""
+
     def get(self, name: bytes) -> bytes | None: ...
 
     def put(self, name: bytes, value: bytes) -> None:

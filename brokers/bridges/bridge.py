@@ -39,6 +39,8 @@ from shared.storage.store import Store, Ticket
 MESSAGES_PER_STEP = 2048
 FORMED_PER_STEP = 256
 """Of those that are made into text or JSON: some milliseconds."""
+RUNS_PER_STEP = 128
+"""Where each message has a name of its own: the same time."""
 BYTES_PER_STEP = 1 << 20
 """Then others have their turn."""
 IN_FLIGHT_BYTES = 3 << 20
@@ -60,9 +62,6 @@ class BridgePositions(Positions, Protocol):
     paused: bool
     start: str | None
     """As a reset has it; None: as the settings have it."""
-
-    def started(self) -> None:
-        """It has begun: this was the first run."""
 
     def keep(self) -> None:
         """Write down `paused` and `start`."""
@@ -314,8 +313,6 @@ class Bridge:
             self._source = self._end(self._source_protocol).open_source(
                 services[0], self._source_place, self._context(self._source_protocol)
             )
-            if self._positions.first_run:
-                self._positions.started()
         except (BridgeRefusal, StoreError) as error:
             self._wait(error, now, OPEN_SECONDS_MAX)
             self.close()
@@ -330,7 +327,7 @@ class Bridge:
         left = self._allowance(now)
         runs: list[MessageRun] = []
         size = 0
-        while left > 0 and size < BYTES_PER_STEP:
+        while left > 0 and size < BYTES_PER_STEP and len(runs) < RUNS_PER_STEP:
             try:
                 run = self._held.popleft() if self._held else self._source.take(left)
             except (BridgeRefusal, StoreError):

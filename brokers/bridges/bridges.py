@@ -33,6 +33,8 @@ _MODE = Durability.parse("interval:50ms")
 KEPT_SECONDS = 24 * 3600.0
 """The places of a bridge that is gone."""
 LOOK_SECONDS = 600.0
+CHANGED_AT_ONCE = 16
+"""Bridges; then others have their turn."""
 CRASH_SECONDS_MIN, CRASH_SECONDS_MAX = 0.1, 30.0
 
 
@@ -130,6 +132,8 @@ class Bridges:
         self._account = (budget or Account("process", 1 << 40)).account("bridges")
         self._wall = wall
         self._table: Table | None = None
+        self._kept: set[str] = set()
+        """Bridges of which something is kept."""
         self._running: dict[str, _Running] = {}
         self._nursery: trio.Nursery | None = None
         self.objects = Objects(
@@ -197,16 +201,21 @@ class Bridges:
             if not settings:
                 return {"added": [], "changed": [], "removed": []}
             self._table = await Table.open(self.store.namespace(NAMESPACE, _MODE), TABLE)
+            self._kept = {key.partition(b"\0")[0].decode() for key, _ in self._table.items()}
         wanted = {each.name: each for each in settings}
         before = {name: each.bridge.settings for name, each in self._running.items()}
         removed = [name for name in before if name not in wanted]
         changed = [name for name in before if name in wanted and wanted[name] != before[name]]
         added = [name for name in wanted if name not in before]
-        for name in (*removed, *changed):
+        for number, name in enumerate((*removed, *changed), 1):
             self._end(self._running.pop(name))
+            if number % CHANGED_AT_ONCE == 0:
+                await trio.sleep(0)  # noqa: ASYNC115  the drivers alone use trio.lowlevel
         self._note_removed(wanted)
-        for name in (*changed, *added):
+        for number, name in enumerate((*changed, *added), 1):
             self._start(wanted[name], self._table)
+            if number % CHANGED_AT_ONCE == 0:
+                await trio.sleep(0)  # noqa: ASYNC115  as above
         return {"added": added, "changed": changed, "removed": removed}
 
     async def prepare(self, config: Config) -> Callable[[], Awaitable[None]]:
@@ -240,10 +249,11 @@ class Bridges:
         if self._table is None:
             return
         try:
-            for name in self._kept_names() - set(self._running):
+            for name in self._kept - set(self._running):
                 kept = KeptPositions.read(self._table, name)
                 if kept.removed_ms is not None and self.wall_ms() - kept.removed_ms >= KEPT_SECONDS * 1000:
                     kept.forget()
+                    self._kept.discard(name)
         except StoreError:
             pass  # the next look does it
 
@@ -269,6 +279,7 @@ class Bridges:
         )
         running.append(_Running(bridge, positions))
         self._running[settings.name] = running[0]
+        self._kept.add(settings.name)
         if self._nursery is not None:
             self._nursery.start_soon(self._carry, running[0])
 
@@ -304,14 +315,10 @@ class Bridges:
             else:
                 await trio.sleep(0)  # noqa: ASYNC115  # the drivers alone use trio.lowlevel
 
-    def _kept_names(self) -> set[str]:
-        assert self._table is not None
-        return {key.partition(b"\0")[0].decode() for key, _ in self._table.items()}
-
     def _note_removed(self, wanted: Mapping[str, BridgeSettings]) -> None:
         """From now on the places of those that are gone are kept for a day."""
         assert self._table is not None
-        for name in self._kept_names() - set(wanted):
+        for name in self._kept - set(wanted):
             kept = KeptPositions.read(self._table, name)
             if kept.removed_ms is None:
                 kept.removed_ms = self.wall_ms()
