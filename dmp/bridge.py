@@ -196,11 +196,14 @@ class DmpTarget:
         self.durable = exchange == DEFAULT
         """An exchange may lead to queues that are not: it is called at least once."""
 
-    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+    def check(self, name: bytes, body: bytes) -> None:
+        self._routed(name, len(body), ())
+
+    def _routed(self, name: bytes, size: int, trail: tuple[str, ...]) -> "tuple[Head, tuple[Queue, ...]]":
+        """A message's head, and the queues that it goes to. Raises BridgeRefusal."""
         broker = self._broker
         if len(name) > KEY_BYTES_MAX:
             raise BridgeRefusal("bad_name", f"a routing key has at most {KEY_BYTES_MAX} bytes", lasting=True)
-        size = len(bodies[0])
         bytes_max = broker.settings.message_bytes_max
         if size > bytes_max:
             text = f"a body of {size} bytes; message_bytes_max is {bytes_max}"
@@ -215,14 +218,18 @@ class DmpTarget:
             raise missing("queue", name)
         if broker.memory.full:
             raise BridgeRefusal("full", broker.memory.why)
-        count = len(bodies)
+        if any(queue.capped and not queue.room_for(head, 1) for queue in queues):
+            raise BridgeRefusal("full", "a queue has no room, and rejects what comes")
+        return head, queues
+
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+        broker, size, count = self._broker, len(bodies[0]), len(bodies)
+        head, queues = self._routed(name, size, trail)
         other = (at for at, body in enumerate(bodies) if len(body) != size)
         count = next(other, count)
         for queue in queues:
             if queue.capped:
                 count = min(count, queue.room_for(head, count))
-        if not count:
-            raise BridgeRefusal("full", "a queue has no room, and rejects what comes")
         some = bodies if count == len(bodies) else bodies[:count]
         broker.counts.published += count
         broker.counts.published_bytes += count * size
@@ -253,8 +260,11 @@ class DmpBridgeEnds:
     """See `shared.bridging.BridgeEnds`."""
 
     def check_source(self, place: str) -> None:
-        if exchange_and_key(place) is None and not place:
+        if not place:
             raise ValueError("a queue, or an exchange and a binding key, is missing: dmp:amq.topic/orders.#")
+        parts = exchange_and_key(place)
+        if parts is not None and parts[0] == DEFAULT:
+            raise ValueError("the default exchange has no bindings; a queue's messages are dmp:<queue>")
 
     def target_name(self, place: str) -> NameTemplate:
         parts = exchange_and_key(place)

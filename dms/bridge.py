@@ -119,25 +119,33 @@ class DmsTarget:
         self._context = context
         self.durable = engine.persistent
 
-    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+    def check(self, name: bytes, body: bytes) -> None:
+        self._queue(name, body)
+
+    def _queue(self, name: bytes, body: bytes) -> "Queue":
+        """The queue, which takes this message next. Raises BridgeRefusal."""
         if not 1 <= len(name) <= NAME_BYTES_MAX:
             raise BridgeRefusal("bad_name", f"a queue's name is 1 to {NAME_BYTES_MAX} bytes", lasting=True)
         queue = self._engine.queues.get(name)
         if queue is None:
             raise missing("queue", name)
         self._context.require(WRITE, name)
-        count = min(queue.room, len(bodies))
-        if count <= 0:
+        if len(body) > PAYLOAD_BYTES_MAX:
+            text = f"a body of {len(body)} bytes; DMS has at most {PAYLOAD_BYTES_MAX}"
+            raise BridgeRefusal("too_large", text, lasting=True)
+        if queue.room <= 0:
             raise BridgeRefusal("full", f"queue {queue.text} is full: depth = {queue.options.depth}")
+        return queue
+
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+        queue = self._queue(name, bodies[0])
+        count = min(queue.room, len(bodies))
         size = 0
         for at, body in enumerate(bodies if count == len(bodies) else bodies[:count]):
             if len(body) > PAYLOAD_BYTES_MAX:
                 count = at
                 break
             size += len(body)
-        if not count:
-            text = f"a body of {len(bodies[0])} bytes; DMS has at most {PAYLOAD_BYTES_MAX}"
-            raise BridgeRefusal("too_large", text, lasting=True)
         try:
             queue.produce(bodies if count == len(bodies) else bodies[:count], size)
         except Refusal as refusal:

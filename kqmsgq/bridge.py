@@ -85,18 +85,21 @@ class KqmsgqTarget:
             track = queues.recorder.track(RECORDED_MESSAGES, source=context.user.encode())
         self._producer = Producer(queues, track)
 
-    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+    def check(self, name: bytes, body: bytes) -> None:
         settings = self._queues.settings
         if not 1 <= len(name) <= settings.name_bytes_max:
             text = f"a queue's name is 1 to name_bytes_max = {settings.name_bytes_max} bytes"
             raise BridgeRefusal("bad_name", text, lasting=True)
         self._context.require(WRITE, name)
-        some = bodies[:WRITTEN_AT_ONCE]
-        bytes_max = settings.message_bytes_max
-        count = next((at for at, body in enumerate(some) if len(body) > bytes_max), len(some))
-        if not count:
-            text = f"a message of {len(some[0])} bytes; message_bytes_max is {bytes_max}"
+        if len(body) > settings.message_bytes_max:
+            text = f"a message of {len(body)} bytes; message_bytes_max is {settings.message_bytes_max}"
             raise BridgeRefusal("too_large", text, lasting=True)
+
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+        self.check(name, bodies[0])
+        some = bodies[:WRITTEN_AT_ONCE]
+        bytes_max = self._queues.settings.message_bytes_max
+        count = next((at for at, body in enumerate(some) if len(body) > bytes_max), len(some))
         data = b"".join([message(name, body) for body in some[:count]])
         self._queues.trail = trail
         try:

@@ -239,17 +239,21 @@ class LogmqTarget:
         self._broker = broker
         self._context = context
 
-    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+    def check(self, name: bytes, body: bytes) -> None:
         self._context.require(WRITE, name)
         bytes_max = self._broker.settings.message_bytes_max
-        count = next((at for at, body in enumerate(bodies) if len(body) > bytes_max), len(bodies))
-        if not count:
-            text = f"a message of {len(bodies[0])} bytes; message_bytes_max is {bytes_max}"
+        if len(body) > bytes_max:
+            text = f"a message of {len(body)} bytes; message_bytes_max is {bytes_max}"
             raise BridgeRefusal("too_large", text, lasting=True)
         try:
             topic_untrusted(name)
         except Refusal as refusal:
             raise BridgeRefusal("bad_name", str(refusal), lasting=True) from None
+
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+        self.check(name, bodies[0])
+        bytes_max = self._broker.settings.message_bytes_max
+        count = next((at for at, body in enumerate(bodies) if len(body) > bytes_max), len(bodies))
         try:
             log = self._broker.topics.writable_untrusted(name)
         except Refusal as refusal:  # too many topics, or the store takes nothing

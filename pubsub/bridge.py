@@ -125,20 +125,22 @@ class PubsubTarget:
         self._fanout = fanout
         self._context = context
 
-    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+    def check(self, name: bytes, body: bytes) -> None:
         if len(name) > TOPIC_BYTES_MAX or b"\0" in name:
             raise BridgeRefusal("bad_name", f"a topic has at most {TOPIC_BYTES_MAX} bytes", lasting=True)
         self._context.require(WRITE, name)
-        some = bodies[:WRITTEN_AT_ONCE]
-        count = next((at for at, body in enumerate(some) if not _fits(body)), len(some))
-        if not count:
-            size = len(some[0])
-            if size > PAYLOAD_BYTES_MAX:
-                text = f"a payload of {size} bytes; pub/sub has at most {PAYLOAD_BYTES_MAX}"
-                raise BridgeRefusal("too_large", text, lasting=True)
+        if len(body) > PAYLOAD_BYTES_MAX:
+            text = f"a payload of {len(body)} bytes; pub/sub has at most {PAYLOAD_BYTES_MAX}"
+            raise BridgeRefusal("too_large", text, lasting=True)
+        if not _fits(body):
             raise BridgeRefusal(
                 "bad_payload", "a STRING ends at its first NUL, and this one holds one", lasting=True
             )
+
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+        self.check(name, bodies[0])
+        some = bodies[:WRITTEN_AT_ONCE]
+        count = next((at for at, body in enumerate(some) if not _fits(body)), len(some))
         some = some[:count]
         frames = b"".join([frame(NOBODY, name, Kind.STRING, body) for body in some])
         lengths = [DATAGRAM_BYTES_MIN + len(body) for body in some]

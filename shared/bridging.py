@@ -223,6 +223,9 @@ class BridgeTarget(Protocol):
 
     durable: bool
 
+    def check(self, name: bytes, body: bytes) -> None:
+        """Raises BridgeRefusal where this message could not be written now."""
+
     def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
         """Write the first of these bodies; how many. `trail`: the bridges that they have passed. Raises
         StoreError, and BridgeRefusal where not even one can be written."""

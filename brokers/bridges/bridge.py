@@ -207,13 +207,35 @@ class Bridge:
         (shaped,) = forms.shaped(
             self.settings.form, run, (*forms.passed(body), self.name), self._around.wall_ms()
         )
-        to = self._template.name_for(origin).decode(errors="backslashreplace")
-        return {
-            "result": "carried",
-            "to": f"{self._target_protocol}:{to}",
-            "bytes": len(shaped),
-            "body": shaped.decode(errors="backslashreplace"),
-        }
+        to = self._template.name_for(origin)
+        told: dict[str, Any] = {"result": "carried", "to": f"{self._target_protocol}:{shown(to)}"}
+        refused = self._refusal(to, shaped)
+        if refused is not None:
+            policy = self._policy(refused)
+            result = {"wait": "waits", "drop": "dropped"}.get(policy, "dead")
+            told |= {"result": result, "reason": refused.reason, "error": str(refused)}
+            if policy == "dead":
+                told["to"] = f"{self._dead_protocol}:{shown(self._dead_template.name_for(origin))}"
+        return {**told, "bytes": len(shaped), "body": shown(shaped)}
+
+    def _refusal(self, name: bytes, body: bytes) -> BridgeRefusal | None:
+        """Why the target would not take it now."""
+        target = self._target
+        try:
+            if target is None:
+                service = self._around.service(self._target_protocol)
+                if service is None:
+                    raise BridgeRefusal("missing", f"{self._target_protocol} is not served just now")
+                target = self._end(self._target_protocol).open_target(
+                    service, self._target_place, self._context(self._target_protocol)
+                )
+            target.check(name, body)
+        except BridgeRefusal as refused:
+            return refused
+        finally:
+            if target is not None and target is not self._target:
+                target.close()
+        return None
 
     def close(self) -> None:
         """Let go of both ends: what was not carried goes back, where it can. Harmless twice."""
@@ -499,10 +521,8 @@ class Bridge:
         self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal, now: float
     ) -> bool:
         """See to one message that the target refuses; False: it waits."""
-        policy = self.settings.on_refused
-        if refused.lasting and policy in ("", "wait"):
-            policy = "dead"
-        if policy in ("", "wait"):
+        policy = self._policy(refused)
+        if policy == "wait":
             self._wait(refused, now, RETRY_SECONDS_MAX)
             return False
         self._note(refused)
@@ -520,6 +540,11 @@ class Bridge:
             return False
         self.counts.dead[refused.reason] += 1
         return True
+
+    def _policy(self, refused: BridgeRefusal) -> str:
+        """`wait`, `drop` or `dead`."""
+        policy = self.settings.on_refused.partition(":")[0] or "wait"
+        return "dead" if refused.lasting and policy == "wait" else policy
 
     def _bury(self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal) -> None:
         """Write a message to where dead ones go. Raises BridgeRefusal, StoreError."""
@@ -607,3 +632,7 @@ class Bridge:
             lambda action, name: self._around.may(self.name, protocol, action, name),
             warn,
         )
+
+
+def shown(text: bytes) -> str:
+    return text.decode(errors="backslashreplace")

@@ -241,6 +241,8 @@ def _filter(table: Mapping[str, Any]) -> BridgeFilter:
         for each in sizes
     ):
         raise _WrongError("filter", "key is a glob; min_bytes and max_bytes are numbers")
+    if sizes[1] is not None and sizes[1] < sizes[0]:
+        raise _WrongError("filter", "max_bytes is less than min_bytes: nothing would pass")
     return BridgeFilter(key, *sizes)
 
 

@@ -382,4 +382,39 @@ async def test_what_would_become_of_a_message_is_told_and_not_done() -> None:
     told = world.only.would(b"a/b", b"", b"hello")
     assert (told["result"], told["to"], json.loads(told["body"])["value"]) == ("carried", "logmq:b", "hello")
     assert world.only.would(b"a/b", b"", b"1")["result"] == "filtered"
+    assert world.only.would(b"a/b c", b"", b"hello")["reason"] == "bad_name"
     assert await world.found("logmq", "b") == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "large", "full"),
+    [
+        ("wait", ("dead", "logmq:dead.b"), ("waits", "dms:in")),
+        ("drop", ("dropped", "dms:in"), ("dropped", "dms:in")),
+        ("dead:logmq:refused-{name}", ("dead", "logmq:refused-x"), ("dead", "logmq:refused-x")),
+    ],
+)
+async def test_what_a_target_would_refuse_is_told_and_what_would_become_of_it(
+    policy: str, large: tuple[str, str], full: tuple[str, str]
+) -> None:
+    world = await World.open(None)
+    world.services["dms"].engine.create("in", {"depth": 1})
+    await world.bridges.change([bridge("logmq:x", "dms:in", on_refused=policy)])
+    found = world.only.would(b"x", b"", bytes(5000))  # before it is open, too
+    assert (found["result"], found["to"], found["reason"]) == (*large, "too_large")
+    world.carry()
+    assert world.only.would(b"x", b"", b"small")["result"] == "carried"
+    world.send("dms", "in", b"one")
+    found = world.only.would(b"x", b"", b"small")
+    assert (found["result"], found["to"], found["reason"]) == (*full, "full")
+
+
+async def test_a_bridge_from_very_many_topics_takes_them_up_in_turns() -> None:
+    world = await World.open(None)
+    for number in range(300):
+        world.send("logmq", f"in{number}", b"%d" % number)
+    await world.bridges.change([bridge("logmq:in*", "logmq:out", start="first")])
+    world.only.step()
+    assert 0 < len(await world.found("logmq", "out")) < 300
+    world.carry()
+    assert sorted(map(int, await world.found("logmq", "out"))) == list(range(300))

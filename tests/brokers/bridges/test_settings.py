@@ -66,6 +66,8 @@ def test_a_file_has_bridges(tmp_path: Path) -> None:
         ('name = "jobs"', 'name = "sensors"', 13, "there are two bridges 'sensors'"),
         ('"dead:logmq:refused"', '"never"', 17, "none of wait, drop and dead:<address>"),
         ("min_bytes", "min_bites", 10, "min_bites: unknown key"),
+        ("min_bytes = 1", "min_bytes = 2, max_bytes = 1", 10, "nothing would pass"),
+        ('from = "logmq:jobs"', 'from = "dmp:/jobs"', 14, "the default exchange has no bindings"),
         ("start = 2026-07-01T00:00:00Z", 'start = "soon"', 16, "none of first, end, an offset and a time"),
     ],
 )
