@@ -155,10 +155,8 @@ def application(host: Operated) -> Starlette:
         if verb is None:
             raise HTTPException(404, f"no protocol that runs here has {protocol} {name}")
         arguments = await api.arguments_of(request)
-        if verb.takes is not None and (unknown := sorted(set(arguments) - set(verb.takes))):
-            raise HTTPException(
-                400, f"{unknown[0]}: no such argument; {name} takes {', '.join(verb.takes) or 'none'}"
-            )
+        if verb.takes is not None:
+            api.check_known(name, arguments, verb.takes)
         if verb.paths:
             given = {key: arguments[key] for key in verb.paths if isinstance(arguments.get(key), str)}
             paths = {key: str(_path(request, host.backups, text)) for key, text in given.items()}
@@ -169,7 +167,9 @@ def application(host: Operated) -> Starlette:
             return api.as_json(await verb.call(arguments))
 
     async def backup(request: Request) -> Response:
-        given = (await api.arguments_of(request)).get("target")
+        arguments = await api.arguments_of(request)
+        api.check_known("backup", arguments, ("target",))
+        given = arguments.get("target")
         if not isinstance(given, str):
             raise HTTPException(400, "target is missing: the folder to write")
         target = _path(request, host.backups, given)
@@ -180,6 +180,7 @@ def application(host: Operated) -> Starlette:
 
     async def reload(request: Request) -> Response:
         arguments = await api.arguments_of(request)
+        api.check_known("reload", arguments, ("action", "name"))
         said = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
         if not all(isinstance(each, str) and len(each) <= 64 for each in said):
             raise HTTPException(400, "action, name: short texts")
@@ -254,7 +255,16 @@ def application(host: Operated) -> Starlette:
             query={"dry_run": "1: only say what would be made"},
             takes=dict.fromkeys(SECTIONS, "rows as GET has them"),
         ),
-        Operation("/reload", "Take up settings, users and certificates.", reload, "POST"),
+        Operation(
+            "/reload",
+            "Take up settings, users and certificates.",
+            reload,
+            "POST",
+            takes={
+                "action": "how the audit log calls it; reload",
+                "name": "of whom or what, in the audit log",
+            },
+        ),
         Operation(
             "/logs",
             "The last lines of the log.",

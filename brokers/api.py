@@ -19,7 +19,7 @@ percent-encoded. What is done, but for what only looks, is a line of the audit l
 """
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from importlib.metadata import version
 from typing import Any, Literal
@@ -85,9 +85,25 @@ def routes(
     return [
         Route(f"{ROOT}/overview", see),
         Route(f"{ROOT}/openapi.json", describe),
-        *(Route(f"{ROOT}{each.path}", each.endpoint, methods=[each.method]) for each in own),
+        *(Route(f"{ROOT}{each.path}", _strict(each), methods=[each.method]) for each in own),
         Route(f"{ROOT}/{{rest:path}}", objects, methods=["GET", "POST", "DELETE"]),
     ]
+
+
+def _strict(operation: Operation) -> Endpoint:
+    """It takes the parameters that it says, and no others: who asks for a dry run gets one, or nothing."""
+
+    async def endpoint(request: Request) -> Response:
+        check_known(operation.path, request.query_params, operation.query)
+        return await operation.endpoint(request)
+
+    return endpoint
+
+
+def check_known(name: str, given: Iterable[str], takes: Collection[str]) -> None:
+    """Raises HTTPException where something is given that is not taken."""
+    if unknown := sorted(set(given) - set(takes)):
+        raise HTTPException(400, f"{unknown[0]}: no such argument; {name} takes {', '.join(takes) or 'none'}")
 
 
 def as_json(value: Any) -> Response:
@@ -192,10 +208,7 @@ async def _done(
     protocol: str, action: Action, found: Any, name: str, arguments: Mapping[str, Any], request: Request
 ) -> Response:
     """Call an action, and tell the audit log."""
-    if unknown := sorted(set(arguments) - set(action.takes)):
-        raise HTTPException(
-            400, f"{unknown[0]}: no such argument; {action.name} takes {', '.join(action.takes) or 'none'}"
-        )
+    check_known(action.name, arguments, action.takes)
     dry_run = request.method not in ("GET", "HEAD") and is_dry_run(request)
     if dry_run and not action.dry_runs:
         raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")

@@ -15,7 +15,7 @@ from dmp.bodies import part_bytes
 from dmp.broker import Broker
 from dmp.data_types import read_table
 from dmp.declarations import Binding, ExchangeKind, QueueArguments
-from dmp.exchanges import DEFAULT, Exchange
+from dmp.exchanges import DEFAULT, TYPES, Exchange
 from dmp.message import Head, Message
 from dmp.queue_records import places
 from dmp.queues import Queue
@@ -378,7 +378,9 @@ class Admin:
             **{flag: _flag(arguments, flag) for flag in ("durable", "auto_delete", "internal")},
             alternate=alternate,
         )
-        new = name not in self._broker.exchanges
+        if kind.type not in TYPES:
+            raise BadArgument(f"type is one of {', '.join(TYPES)}")
+        new = self._broker.topology.check_exchange(name, kind)
         if not dry_run:
             await self._settled(self._broker.topology.declare_exchange(name, kind))
         return {"declared": int(new)}
@@ -386,6 +388,7 @@ class Admin:
     async def _delete_exchange(
         self, exchange: Exchange, _: Mapping[str, Any], dry_run: bool
     ) -> dict[str, Any]:
+        self._broker.topology.check_deletable(exchange.name)
         bindings = len(exchange.bindings) + len(exchange.bound_to)
         if not dry_run:
             await self._settled(self._broker.topology.delete_exchange(exchange.name))
@@ -424,13 +427,14 @@ class Admin:
         queue = self._find_queue([name])
         if queue is None:
             raise ObjectMissing(f"there is no queue {name}")
-        exchange = self._broker.topology.exchange(source)
+        if source not in self._broker.exchanges:
+            raise ObjectMissing(f"there is no exchange {arguments['exchange']}")
         table = shown_properties.read_table(arguments, "arguments")
-        new = Binding(source, queue.name, False, key, table) not in exchange.bindings
+        asked = source, queue, key, table, read_table(table)
+        new = self._broker.topology.check_binding(*asked)
         if not dry_run:
-            bound = self._broker.topology.bind(source, queue, key, table, read_table(table))
-            await self._settled(bound)
-        return {"bound": int(new)}
+            await self._settled(self._broker.topology.bind(*asked))
+        return {"bound": int(new is not None)}
 
     async def _unbind(self, binding: Binding, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         broker = self._broker

@@ -110,8 +110,8 @@ class Topology:
 
     # -- exchanges
 
-    def declare_exchange(self, name: bytes, kind: ExchangeKind) -> Ticket | None:
-        """Make it, unless there is one just like it."""
+    def check_exchange(self, name: bytes, kind: ExchangeKind) -> bool:
+        """Whether one would be made. Raises Refusal where it would be refused."""
         broker = self._broker
         _not_default(name)
         if kind.type not in TYPES:
@@ -119,12 +119,19 @@ class Topology:
         found = broker.exchanges.get(name)
         if found is not None:
             self._same_exchange(name, kind, found.kind)
-            return None
+            return False
         if name.startswith(_RESERVED):
             raise _reserved("exchange", name)
         if len(broker.exchanges) >= broker.settings.exchanges_max:
             raise _too_many("exchanges_max", broker.settings.exchanges_max)
         check(self._memory.exchanges, _exchange_bytes(name, kind))
+        return True
+
+    def declare_exchange(self, name: bytes, kind: ExchangeKind) -> Ticket | None:
+        """Make it, unless there is one just like it."""
+        if not self.check_exchange(name, kind):
+            return None
+        broker = self._broker
         ticket = broker.definitions.put_exchange(name, kind) if kind.durable else None
         exchange = self._new_exchange(name, kind)
         broker.generation += 1
@@ -145,10 +152,14 @@ class Topology:
             raise not_found("exchange", name)
         return found
 
-    def delete_exchange(self, name: bytes, *, if_unused: bool = False) -> Ticket | None:
-        """One that is not there is deleted already, as RabbitMQ has it: clients tear down more than once."""
+    def check_deletable(self, name: bytes) -> None:
+        """Raises Refusal where the exchange is the broker's own."""
         if name == DEFAULT or name.startswith(_RESERVED):
             raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(name)} is the broker's own")
+
+    def delete_exchange(self, name: bytes, *, if_unused: bool = False) -> Ticket | None:
+        """One that is not there is deleted already, as RabbitMQ has it: clients tear down more than once."""
+        self.check_deletable(name)
         exchange = self._broker.exchanges.get(name)
         if exchange is None:
             return None
@@ -328,10 +339,10 @@ class Topology:
 
     # -- bindings
 
-    def bind(
+    def check_binding(
         self, source: bytes, destination: Destination, key: bytes, table: bytes, arguments: Mapping[str, Any]
-    ) -> Ticket | None:
-        """`table`: the arguments as they came. A binding that is there already stays as it is."""
+    ) -> Binding | None:
+        """What `bind` would make; None: it is there. Raises Refusal where it would be refused."""
         broker = self._broker
         _not_default(source)
         exchange = self.exchange(source)
@@ -344,9 +355,19 @@ class Topology:
         if wild and broker.wild_words + wild > broker.settings.wild_words_max:
             raise _too_many("wild_words_max", broker.settings.wild_words_max)
         check(self._memory.bindings, _binding_bytes(exchange, binding))
+        exchange.check(arguments)
+        return binding
+
+    def bind(
+        self, source: bytes, destination: Destination, key: bytes, table: bytes, arguments: Mapping[str, Any]
+    ) -> Ticket | None:
+        """`table`: the arguments as they came. A binding that is there already stays as it is."""
+        binding = self.check_binding(source, destination, key, table, arguments)
+        if binding is None:
+            return None
+        broker, exchange = self._broker, self.exchange(source)
         ticket = None
         if exchange.kind.durable and _is_durable(destination):
-            exchange.check(arguments)
             ticket = broker.definitions.put_binding(binding)
         self._add(exchange, binding, destination, arguments)
         return ticket

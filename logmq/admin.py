@@ -175,7 +175,8 @@ class Admin:
             return {}
         came = None
         if row.behind_bytes:
-            came = RecordTimes(log, row.offset, row.offset + 1).at(max(row.offset, log.first))
+            at = max(row.offset, log.first)
+            came = RecordTimes(log, at, at + 1).at(at)
         return {
             "lag_records": await self._counts.between(log, row.offset, row.end, seconds),
             "lag_seconds": 0.0

@@ -214,6 +214,10 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
         ("queues/dms/wrong/messages", {"text": "x", "properties": {"priority": 1}}, 400),
         ("queues/dms/wrong/messages?dry_run=1", {"text": "x", "properties": {}}, 200),
         ("queues/dms/wrong/purge?dry_run=maybe", {}, 400),
+        ("drain?dry_run=1", {}, 400),
+        ("backup?dry_run=1", {"target": "none"}, 400),
+        ("backup", {"target": "none", "to": "none"}, 400),
+        ("logs?colour=red", None, 400),
         ("queues/dms/wrong", {}, 405),
         ("queues/dms/wrong/explode", {}, 404),
     ):
@@ -250,10 +254,12 @@ def test_a_groups_lag_is_seen_and_its_offset_reset(served: Api) -> None:
     assert served.get("groups/g/read")["offset"] == 7
     assert served.post("groups/g/read/reset", {"offset": 0}) == {"reset": 1, "before": 7, "offset": 0}
     assert served.get("groups?topic=read")["items"][0]["lag_bytes"] == 14
+    assert served.post("topics/read/trim", {"offset": 7})["dropped"] == 7
+    assert 0 < served.get("groups/g/read")["lag_seconds"] < 60, "of what is kept, where it has lost the rest"
     assert served.ask("groups/g/read/reset", {"offset": 99})[0] == 400
     assert served.ask("groups/g/read/reset", {"time": "yesterday"})[0] == 400
     assert served.ask("groups/g/read/reset", {"time": "2026-01-01T00:00:00Z", "offset": 0})[0] == 400
-    assert served.post("groups/g/read/reset", {"time": "2026-01-01T00:00:00Z"})["offset"] == 0
+    assert served.post("groups/g/read/reset", {"time": "2026-01-01T00:00:00Z"})["offset"] == 7
     assert served.post("groups/g/read/reset", {"time": "2100-01-01T00:00:00Z"})["offset"] == 14
     assert served.ask("groups/g/read?dry_run=1", method="DELETE") == (200, {"deleted": 1})
     assert served.get("groups/g/read")["offset"] == 14
@@ -280,6 +286,7 @@ def test_exchanges_and_bindings_are_made_and_ended(served: Api) -> None:
     assert served.ask("bindings", {**with_table, "arguments": [1]})[0] == 400
     assert served.delete(f"exchanges/{quote('a/b', safe='')}") == {"deleted": 1, "bindings": 0}
     assert served.ask("exchanges/amq.direct", method="DELETE")[0] == 409
+    assert served.ask("bindings", {"exchange": "none", "queue": "mail"})[0] == 404
     assert served.get("exchanges/amq.default")["type"] == "direct"
     assert served.post("queues/dmp/mail/messages", {"text": "hi", "properties": {"type": "note"}})
     assert served.get("queues/dmp/mail")["ready"] == 1
@@ -287,6 +294,25 @@ def test_exchanges_and_bindings_are_made_and_ended(served: Api) -> None:
     assert (found["text"], found["properties"]) == ("hi", {"type": "note", "delivery_mode": 2})
     assert served.post("queues/dmp/mail/redrive?dry_run=1") == {"moved": 0, "left": 1}
     assert served.post("queues/dmp/mail/purge") == {"purged": 1, "held": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("exchanges", {"name": "amq.direct", "type": "topic"}, 409),
+        ("exchanges", {"name": "amq.mine"}, 409),
+        ("exchanges", {"name": "odd", "type": "odd"}, 400),
+        ("exchanges/amq.direct", None, 409),
+        ("bindings", {"exchange": "amq.default", "queue": "asked"}, 409),
+        ("bindings", {"exchange": "amq.headers", "queue": "asked", "arguments": {"x-match": "odd"}}, 409),
+    ],
+)
+def test_a_dry_run_refuses_what_would_be_refused(served: Api, path: str, body: Any, status: int) -> None:
+    served.command("dmp", "declare", "queue", "asked")
+    method = "DELETE" if body is None else "POST"
+    refused = served.ask(path, body, method)
+    assert refused[0] == status
+    assert served.ask(f"{path}?dry_run=1", body, method) == refused
 
 
 def test_a_connection_is_listed_and_closed(served: Api) -> None:
