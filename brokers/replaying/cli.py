@@ -105,7 +105,9 @@ def replay(
         "which": [name, since, until],
         "to": [to, map, protocol, server.url or str(folder.absolute())],
     }
-    noted: engine.Notes = engine.Progress(notes_file(resume), of) if resume else engine.Unnoted(of)
+    noted: engine.Notes = engine.Unnoted(of)
+    if resume is not None:
+        noted = engine.Progress(notes_file(resume), of, "--resume")
     done, unread = _run(found, chosen, noted, pace, placed, lambda: opener(host, port, how))
     rows = {
         "messages": done.messages,

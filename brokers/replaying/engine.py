@@ -138,10 +138,14 @@ class Unnoted:
 
 
 class Progress:
-    """The small file, which is replaced whole. `of`: what is replayed where; another replay is refused."""
+    """The small file, which is replaced whole. `of`: what is replayed where; another replay is refused.
 
-    def __init__(self, file: Path, of: Mapping[str, Any]) -> None:
+    `flag`: by which a user names the file.
+    """
+
+    def __init__(self, file: Path, of: Mapping[str, Any], flag: str = "--progress") -> None:
         self._file = file
+        self._flag = flag
         self._of = json.loads(json.dumps(of))
 
     def load(self) -> ReplayBatch | None:
@@ -151,11 +155,9 @@ class Progress:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
-            raise UsageError("--progress", f"{self._file} is not the file of a replay") from None
+            raise UsageError(self._flag, f"{self._file} is not the file of a replay") from None
         if found.of != self._of:
-            raise UsageError(
-                "--progress", f"{self._file} is of another replay; give this one a file of its own"
-            )
+            raise UsageError(self._flag, f"{self._file} is of another replay; give this one another")
         return found
 
     def begin(self, extents: Extents) -> ReplayBatch:
@@ -293,13 +295,13 @@ def begun_batch(
 
 async def due_batches(records: Iterator[SourcedRecord], pace: Pace) -> AsyncGenerator[list[SourcedRecord]]:
     """Yield the records that are due, a batch at a time."""
-    begin = trio.current_time()
-    first = None
+    begin = first = math.nan
     batch: list[SourcedRecord] = []
     topics: set[str] = set()
     size = 0
     for number, record in enumerate(records):
-        first = record.time if first is None else first
+        if not number:  # what is read may take a while to open
+            begin, first = trio.current_time(), record.time
         due = begin + pace.due(number, record.time - first)
         full = len(batch) >= pace.batch_messages or size + len(record.value) > BATCH_BYTES
         full = full or len(topics | {record.log}) > BATCH_TOPICS

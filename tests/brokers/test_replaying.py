@@ -275,8 +275,8 @@ def test_a_mistake_is_told_in_one_line(arguments: Sequence[str], text: str, tmp_
 def test_another_replays_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     engine.Progress(cli.notes_file("mine"), {"from": "x"}).begin({})
-    with pytest.raises(UsageError, match="another replay"):
-        engine.Progress(cli.notes_file("mine"), {"from": "y"}).load()
+    with pytest.raises(UsageError, match=r"--resume: .*another replay"):
+        engine.Progress(cli.notes_file("mine"), {"from": "y"}, "--resume").load()
     for wrong in ("", "../x", "a b"):
         with pytest.raises(UsageError, match="--resume"):
             cli.notes_file(wrong)

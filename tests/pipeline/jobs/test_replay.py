@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -296,6 +296,16 @@ async def test_what_is_due_does_not_wait_for_what_is_not(autojump_clock: trio.te
     ]
     found = await batches(records, Pace(speed=1))
     assert [(at, len(batch)) for at, batch in found] == [(0.0, 2), (2.0, 1), (2.5, 1)]
+
+
+async def test_the_pace_begins_with_the_first_record(autojump_clock: trio.testing.MockClock) -> None:
+    def opened_slowly() -> Iterator[SourcedRecord]:
+        autojump_clock.jump(5)
+        yield from (SourcedRecord.of_log("here x", number, number, b"") for number in range(3))
+
+    begin = trio.current_time()
+    found = [trio.current_time() - begin async for _ in job.due_batches(opened_slowly(), Pace(speed=1))]
+    assert found == [5, 6, 7]
 
 
 def test_what_is_replayed_is_named_once_and_may_be_in_any_folder(tmp_path: Path) -> None:
