@@ -2,7 +2,8 @@
 
 A check takes some 50 ms of a processor. Addresses take turns, so that who tries a thousand passwords delays
 his own next login and no one else's. After `FAILURES_MAX` failures within a minute each answer to an address
-takes a second. Who logged in once is known again by a keyed hash, until the users change.
+takes a second. Who logged in once is known again by a keyed hash, until the users change. The same login on
+many connections of an address, as after a restart, is checked once.
 """
 
 import hashlib
@@ -27,9 +28,13 @@ ADDRESSES_MAX = 10_000
 """Of which failures are kept; then those that failed longest ago are forgotten."""
 WAITING_MAX = 10_000
 WAITING_ADDRESS_MAX = 64
-"""Logins that wait to be checked, in all and of one address; another one is refused unlooked at."""
+"""Logins that wait, in all, and different ones of one address; another one is refused unlooked at."""
 REMEMBERED_MAX = 10_000
 """Logins that are known again. Then all are forgotten: each costs one check more."""
+ANSWERS_AT_ONCE = 50
+"""Of the same login, in one step: each has its session go on."""
+USER_NAME_MAX = 65
+"""As much of a name as is looked at: with so many characters it is nobody's."""
 PASSWORD_BYTES_MAX = 1024
 """No longer one is looked at: hashing it would cost what it is long."""
 
@@ -42,6 +47,8 @@ class _Login:
     peer: str
     address: str
     done: Callable[[bool], None]
+    digest: bytes = attrs.field(repr=False)
+    """Of user and password, keyed."""
 
 
 class Logins:
@@ -54,8 +61,10 @@ class Logins:
         self._known_for = access.users
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
         self._waiting: OrderedDict[str, deque[_Login]] = OrderedDict()  # by address; they take turns
-        self._held: Counter[str] = Counter()  # by address, those that wait or are looked at
+        self._held: Counter[str] = Counter()  # by address, different ones that wait or are looked at
         self._held_total = 0
+        # By address and digest: those that wait, of which the first is the one to be checked.
+        self._same: dict[tuple[str, bytes], list[_Login]] = {}
         self._more = trio.Event()
         self._nursery: trio.Nursery | None = None
         workers = max(1, min(4, (os.cpu_count() or 1) // 2))
@@ -80,20 +89,23 @@ class Logins:
     ) -> None:
         """`shared.access.CheckPassword`."""
         address = _address(peer)
-        login = _Login(guard, user, password, peer, address, done)
         nursery = self._nursery
-        full = self._held[address] >= WAITING_ADDRESS_MAX or self._held_total >= WAITING_MAX
-        if nursery is None or full or len(password) > PASSWORD_BYTES_MAX:
+        if nursery is None or self._held_total >= WAITING_MAX or len(password) > PASSWORD_BYTES_MAX:
             guard.login_failed(user, peer)
             done(False)
             return
-        if self._is_slow(address):
+        login = _Login(guard, user, password, peer, address, done, self._digest(user, password))
+        slow = self._is_slow(address)
+        again = not slow and (self._is_known(login) or (address, login.digest) in self._same)
+        if not again and self._held[address] >= WAITING_ADDRESS_MAX:
+            guard.login_failed(user, peer)
+            done(False)
+            return
+        self._held_total += 1
+        if slow:
             self._hold(address, 1)
             nursery.start_soon(self._later, login)
-        elif self._is_known(login):
-            done(True)
         else:
-            self._hold(address, 1)
             self._put(login)
 
     async def refuse(self, guard: Guard, peer: str) -> None:
@@ -107,18 +119,24 @@ class Logins:
 
     async def _later(self, login: _Login) -> None:
         await trio.sleep(SLOW_SECONDS)
-        if self._is_known(login):
-            self._hold(login.address, -1)
-            login.done(True)
-        else:
-            self._put(login)
+        self._hold(login.address, -1)
+        self._put(login)
 
     def _put(self, login: _Login) -> None:
-        self._waiting.setdefault(login.address, deque()).append(login)
-        self._more.set()
+        """Answer a login that is known, or have it wait to be checked, with those that are the same."""
+        key = (login.address, login.digest)
+        if self._is_known(login):
+            self._held_total -= 1
+            login.done(True)
+        elif key in self._same:
+            self._same[key].append(login)
+        else:
+            self._same[key] = [login]
+            self._hold(login.address, 1)
+            self._waiting.setdefault(login.address, deque()).append(login)
+            self._more.set()
 
     def _hold(self, address: str, count: int) -> None:
-        self._held_total += count
         self._held[address] += count
         if not self._held[address]:
             del self._held[address]
@@ -136,17 +154,22 @@ class Logins:
             user = self._user(login)
             secret = NOBODYS if user is None or user.password is None else user.password
             fits = await self._in_thread(secret.fits, login.password, limiter=self._limiter)
+            same = self._same.pop((address, login.digest))
             self._hold(address, -1)
-            # The users may have changed meanwhile: only a password that is valid now is a login.
-            now = self._user(login)
-            self._answer(login, fits and now is not None and now.password == secret)
+            self._held_total -= len(same)
+            for number, each in enumerate(same):
+                if number and number % ANSWERS_AT_ONCE == 0:
+                    await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                # The users may have changed meanwhile: only a password that is valid now is a login.
+                now = self._user(each)
+                self._answer(each, fits and now is not None and now.password == secret)
 
     def _answer(self, login: _Login, fits: bool) -> None:
         if fits:
             self._forget_if_changed()
             if len(self._known) >= REMEMBERED_MAX:
                 self._known.clear()
-            self._known.add(self._digest(login))
+            self._known.add(login.digest)
         else:
             self._note_failure(login.address)
             login.guard.login_failed(login.user, login.peer)
@@ -170,15 +193,16 @@ class Logins:
 
     def _is_known(self, login: _Login) -> bool:
         self._forget_if_changed()
-        return bool(self._known) and self._digest(login) in self._known
+        return login.digest in self._known
 
     def _forget_if_changed(self) -> None:
         if self._known_for is not self._access.users:
             self._known_for = self._access.users
             self._known.clear()
 
-    def _digest(self, login: _Login) -> bytes:
-        return hmac.digest(self._key, login.user.encode() + b"\0" + login.password, hashlib.sha256)
+    def _digest(self, user: str, password: bytes) -> bytes:
+        name = user[:USER_NAME_MAX].encode()
+        return hmac.digest(self._key, name + b"\0" + password, hashlib.sha256)
 
 
 def _address(peer: str) -> str:

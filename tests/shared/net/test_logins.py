@@ -144,6 +144,20 @@ async def test_addresses_take_turns(bench: Bench) -> None:
     assert len(bench.threads.checked) < 10
 
 
+async def test_a_login_of_very_many_connections_is_checked_once(bench: Bench) -> None:
+    bench.threads.go = trio.Event()
+    wrong = bench.ask("ann", b"guess")
+    found = [bench.ask("ann", b"right") for _ in range(10 * WAITING_ADDRESS_MAX)]
+    bench.threads.go.set()
+    while not all([wrong, *found]):
+        await trio.lowlevel.checkpoint()
+    assert wrong == [False]
+    assert found == [[True]] * len(found)
+    assert bench.threads.checked == [b"guess", b"right"]
+    for n in range(WAITING_ADDRESS_MAX):  # none of them is counted any more
+        assert bench.ask("ann", b"guess %d" % n) == []
+
+
 async def test_logins_that_wait_have_a_bound(bench: Bench) -> None:
     bench.threads.go = trio.Event()
     for n in range(WAITING_ADDRESS_MAX):
