@@ -226,8 +226,7 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
         if not dry_run:
             try:
                 # What stands in the file counts, also where nobody has reloaded it.
-                added = {**(await in_thread(users.read, path) or {}), name: user}
-                await in_thread(users.replace, path, added)
+                await in_thread(users.add, path, user)
             except OSError as error:
                 raise ConfigError("access.users_file", f"cannot write {path}: {error.strerror}") from None
             await users.take_up(access, {**(access.users or {}), name: user})

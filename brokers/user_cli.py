@@ -5,7 +5,8 @@ import os
 import secrets
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,8 +70,7 @@ def add(
     if not USER_NAME.fullmatch(name):
         raise UsageError("NAME", "a user's name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
     file = _File(data_dir, config)
-    if name in file.users:
-        raise Refusal(f"there is a user {name} already: see brokers user passwd, allow, deny, rm")
+    file.require_new(name)
     rules = _rules("--allow", allow)
     secret = None
     if name in PSEUDO_USERS:
@@ -78,7 +78,10 @@ def add(
             raise UsageError("NAME", f"nobody can log in as {name}: it has rules alone")
     elif password_stdin or not certificate:
         secret = _secret(password_stdin)
-    return file.put(User(name, rules, secret, certificate), "user-add", f"user {name} added")
+    with file.changing() as users:
+        file.require_new(name)
+        users[name] = User(name, rules, secret, certificate)
+    return file.tell("user-add", name, f"user {name} added")
 
 
 @command("passwd ann", "passwd ann --password-stdin < password")
@@ -87,11 +90,13 @@ def passwd(
 ) -> str:
     """Give a user another password; connections that are logged in as this user are closed."""
     file = _File(data_dir, config)
-    user = file.user(name)
+    file.user(name)
     if name in PSEUDO_USERS:
         raise UsageError("NAME", f"nobody can log in as {name}")
-    changed = attrs.evolve(user, password=_secret(password_stdin))
-    return file.put(changed, "user-passwd", f"user {name} has another password")
+    secret = _secret(password_stdin)
+    with file.changing() as users:
+        users[name] = attrs.evolve(file.user(name), password=secret)
+    return file.tell("user-passwd", name, f"user {name} has another password")
 
 
 @command("rm ann")
@@ -99,35 +104,39 @@ def rm(name: Name, *, data_dir: DataDir = None, config: ConfigFile = None) -> st
     """Remove a user; connections that are logged in as this user are closed."""
     file = _File(data_dir, config)
     file.user(name)
-    del file.users[name]
-    return file.write("user-rm", name, f"user {name} removed")
+    with file.changing() as users:
+        users.pop(name, None)
+    return file.tell("user-rm", name, f"user {name} removed")
 
 
 @command("allow ann 'logmq:read:orders.*' dms:*:jobs")
 def allow(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile = None) -> str:
     """Give a user rules. Connections that stand may do what they allow from now on."""
     file = _File(data_dir, config)
-    user = file.user(name)
-    found = tuple(dict.fromkeys((*user.allow, *_rules("RULES", rules, least=1))))
-    return file.put(
-        User(name, found, user.password, user.certificate),
-        "user-allow",
-        f"user {name} has {len(found)} rules",
-    )
+    file.user(name)
+    given = _rules("RULES", rules, least=1)
+    with file.changing() as users:
+        user = file.user(name)
+        found = tuple(dict.fromkeys((*user.allow, *given)))
+        users[name] = attrs.evolve(user, allow=found)
+    return file.tell("user-allow", name, f"user {name} has {len(found)} rules")
 
 
 @command("deny ann 'logmq:read:orders.*'")
 def deny(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile = None) -> str:
     """Take rules from a user, as they are written in the list."""
     file = _File(data_dir, config)
-    user = file.user(name)
+    file.user(name)
     taken = _rules("RULES", rules, least=1, asked_for=False)  # also what somebody misspelt in the file
-    for rule in taken:
-        if rule not in user.allow:
-            has = ", ".join(map(str, user.allow)) or "none"
-            raise NotThere(f"user {name} has no rule {rule}; there are: {has}")
-    found = tuple(rule for rule in user.allow if rule not in taken)
-    return file.put(attrs.evolve(user, allow=found), "user-deny", f"user {name} has {len(found)} rules")
+    with file.changing() as users:
+        user = file.user(name)
+        for rule in taken:
+            if rule not in user.allow:
+                has = ", ".join(map(str, user.allow)) or "none"
+                raise NotThere(f"user {name} has no rule {rule}; there are: {has}")
+        found = tuple(rule for rule in user.allow if rule not in taken)
+        users[name] = attrs.evolve(user, allow=found)
+    return file.tell("user-deny", name, f"user {name} has {len(found)} rules")
 
 
 @command("list", "list --json | jq -r .user", name="list")
@@ -185,10 +194,18 @@ class _File:
         self._module = users
         self._folder = data_folder(data_dir, config)
         self._path = _named_file(config) or self._folder / "users.toml"
+        self.users = self._read()
+
+    def _read(self, *, told: bool = False) -> dict[str, User]:
+        tell = (lambda _: None) if told else self._module.tell_terminal
         try:
-            self.users = users.read(self._path) or {}
+            return self._module.read(self._path, tell) or {}
         except ConfigError as error:
             raise Refusal(error.text, ExitCode.CONFIGURATION) from None
+
+    def require_new(self, name: str) -> None:
+        if name in self.users:
+            raise Refusal(f"there is a user {name} already: see brokers user passwd, allow, deny, rm")
 
     def user(self, name: str) -> User:
         """Raises NotThere."""
@@ -198,19 +215,23 @@ class _File:
             raise NotThere(f"there is no user {name}" + (f"; did you mean {meant}?" if meant else ""))
         return found
 
-    def put(self, user: User, action: str, said: str) -> str:
-        self.users[user.name] = user
-        return self.write(action, user.name, said)
-
-    def write(self, action: str, name: str, said: str) -> str:
-        from brokers import control
-
+    @contextmanager
+    def changing(self) -> Iterator[dict[str, User]]:
+        """The users as they are by now, to be changed; at the end of the block they replace the file's."""
         try:
             if self._path.parent == self._folder:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._module.replace(self._path, self.users)
+            with self._module.locked(self._path):
+                self.users = self._read(told=True)
+                yield self.users
+                self._module.replace(self._path, self.users)
         except OSError as error:
             raise Refusal(f"{self._path}: {error.strerror}", ExitCode.DATA_FOLDER) from None
+
+    def tell(self, action: str, name: str, said: str) -> str:
+        """Have the server that runs on the folder take it up."""
+        from brokers import control
+
         try:
             control.request(self._folder, "POST", "/reload", {"action": action, "name": name})
         except Refusal as error:

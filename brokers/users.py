@@ -1,9 +1,11 @@
 """The users file: where it is, how it is read, and how it is replaced."""
 
+import fcntl
 import os
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -18,11 +20,11 @@ Tell = Callable[[str], object]
 """Gets what the operator is to know of a file that can be used all the same."""
 
 
-def _tell_terminal(text: str) -> None:
+def tell_terminal(text: str) -> None:
     print(f"brokers: {text}", file=sys.stderr)
 
 
-def load(config: Config, tell: Tell = _tell_terminal) -> dict[str, User] | None:
+def load(config: Config, tell: Tell = tell_terminal) -> dict[str, User] | None:
     """The users by the settings; None where there is no file, and nobody named one. Raises ConfigError."""
     path = config.users_file
     found = read(path, tell)
@@ -43,7 +45,7 @@ async def take_up(access: Access, found: Mapping[str, User] | None) -> None:
         await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
 
 
-def read(path: Path, tell: Tell = _tell_terminal) -> dict[str, User] | None:
+def read(path: Path, tell: Tell = tell_terminal) -> dict[str, User] | None:
     """The users of a file; None where it is not there. Raises ConfigError, with no password in it."""
     try:
         with path.open("rb") as file:
@@ -61,6 +63,23 @@ def read(path: Path, tell: Tell = _tell_terminal) -> dict[str, User] | None:
         return parse_users(text)
     except UsersError as error:
         raise ConfigError("access.users_file", f"{path}: {error}") from None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Whoever else changes the file waits until the end of the block. Raises OSError."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def add(path: Path, user: User) -> None:
+    """Add a user to those who stand in the file by now. Raises as `read` does, and OSError."""
+    with locked(path):
+        replace(path, {**(read(path) or {}), user.name: user})
 
 
 def replace(path: Path, users: Mapping[str, User]) -> None:

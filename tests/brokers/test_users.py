@@ -60,6 +60,17 @@ def test_users_are_added_changed_and_removed(user: Command, tmp_path: Path) -> N
     assert list(file.parent.iterdir()) == [file]
 
 
+def test_what_somebody_else_changes_meanwhile_stays(
+    user: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked_for(_: bool) -> None:
+        user("add", "bob", "--certificate")
+
+    monkeypatch.setattr("brokers.user_cli._secret", asked_for)
+    assert user("add", "ann", password="hunter2")[0] == 0
+    assert list(parse_users((tmp_path / "data" / "users.toml").read_text())) == ["bob", "ann"]
+
+
 @pytest.mark.parametrize(
     ("rule", "code"),
     [
