@@ -4,6 +4,7 @@ A source keeps its place in each topic, and that is put into the entry that has 
 are made while the bridge is there are carried from their first record on.
 """
 
+import re
 import struct
 from collections import deque
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ READ_AHEAD_BYTES = 1 << 20
 """While so much waits in the inbox nothing more is read."""
 TOPICS_AT_ONCE = 8
 """So many are added, and read ahead, by one call for a run; a step of a bridge has a hundred calls."""
+_WILD = re.compile(r"[*?[]")
 _PLACE = struct.Struct(">QQ")
 """A position: the log's id, so that a topic which is made again is another one, and the offset."""
 
@@ -292,7 +294,10 @@ class LogmqBridgeEnds:
         return may_name(NameTemplate.parse(target), unescaped(source).decode("latin-1"))
 
     def open_source(self, service: "LogmqService", place: str, context: BridgeContext) -> BridgeSource:
-        return LogmqSource(service.broker, unescaped(place).decode(errors="replace"), context)
+        pattern = unescaped(place).decode(errors="replace")
+        if not _WILD.search(pattern):
+            context.require(READ, pattern.encode())
+        return LogmqSource(service.broker, pattern, context)
 
     def open_target(self, service: "LogmqService", place: str, context: BridgeContext) -> BridgeTarget:
         return LogmqTarget(service.broker, context)

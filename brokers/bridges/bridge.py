@@ -107,6 +107,9 @@ class Surroundings(Protocol):
 
     def may(self, bridge: str, protocol: str, action: str, name: bytes) -> bool: ...
 
+    def rules(self, bridge: str) -> object:
+        """What the users file says of its user; None: nothing."""
+
     def now(self) -> float:
         """Monotonic seconds."""
 
@@ -150,6 +153,7 @@ class Bridge:
         """Taken, and refused for now; the oldest first."""
         self._failed: list[MessageRun] = []
         """Of entries that the disk refused, in their order; of a volatile source."""
+        self._rules = around.rules(settings.name)
         self._reopen = False
         self._gives_back = False
         """The source, as it was opened last."""
@@ -280,8 +284,9 @@ class Bridge:
             self.close()
             self.state = "paused"
             return None
-        if self._reopen:
-            self._reopen = False
+        rules = self._around.rules(self.name)
+        if self._reopen or rules != self._rules:  # a source is asked for its right where it is opened
+            self._reopen, self._rules = False, rules
             self.close()
         if self._failed:
             self._held.extendleft(reversed(self._failed))

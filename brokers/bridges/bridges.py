@@ -18,7 +18,7 @@ import trio
 from brokers.bridges.bridge import Bridge
 from brokers.bridges.settings import BridgeSettings, Ends, start_of
 from brokers.config import Config
-from shared.access import Access
+from shared.access import Access, User
 from shared.budget import Account
 from shared.errors import StoreError
 from shared.metrics import Sample
@@ -174,13 +174,17 @@ class Bridges:
         """A bridge may what its ends need, unless the users file has an entry for it."""
         user = f"bridge/{bridge}"
         access = self._access
-        if access is None or access.users is None or user not in access.users:
+        if access is None or self.rules(bridge) is None:
             return True
         guard = access.guards.get(protocol)
         if guard is None or guard.may(user, action, name):
             return True
         guard.refuse(user, action, name, user)
         return False
+
+    def rules(self, bridge: str) -> User | None:
+        users = None if self._access is None else self._access.users
+        return None if users is None else users.get(f"bridge/{bridge}")
 
     async def run(self) -> None:
         """Run those that there are, until cancelled."""

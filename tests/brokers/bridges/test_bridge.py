@@ -362,6 +362,14 @@ async def test_a_bridge_may_what_its_user_may_once_the_users_file_has_it() -> No
     world.access.replace(parse_users('[users."bridge/b"]\nallow = ["logmq:*:*"]\n'))
     world.later()
     assert await world.found("logmq", "out") == [b"a"]
+    world.access.replace(parse_users('[users."bridge/b"]\nallow = ["logmq:write:out"]\n'))
+    world.send("logmq", "in", b"b")
+    world.carry()
+    assert (world.only.state, await world.found("logmq", "out")) == ("waiting", [b"a"])
+    assert "user bridge/b may not read in" in world.only.last_error
+    world.access.replace(parse_users(""))
+    world.later()
+    assert await world.found("logmq", "out") == [b"a", b"b"]
     assert isinstance(world.access, Access)
 
 
