@@ -124,11 +124,12 @@ def application(host: Operated) -> Starlette:
         return api.as_json(host.status())
 
     async def scrape(_: Request) -> Response:
-        # The samples are read here, where nothing changes meanwhile. The text is made in a thread of
-        # Starlette's: with many series that takes longer than any peer should wait.
+        # The text is made in a thread of Starlette's: with many series that takes longer than any peer should
+        # wait.
         # One at a time: whoever scrapes in a flood waits for himself.
         async with scraping:
-            text = await run_in_threadpool(metrics.render, host.samples())
+            samples = await metrics.worked_out(host.samples())
+            text = await run_in_threadpool(metrics.render, samples)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def scrape_objects(request: Request) -> Response:

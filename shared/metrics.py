@@ -7,12 +7,14 @@ A counter is declared where it is counted, as a field of a `Counts` class:
         produced: int = counter("messages_produced_total", "Messages taken in.")
         refusals: dict[str, int] = counter_by("code", "requests_refused_total", "Requests refused.")
 
-A `Gauge` is worked out at the scrape. `samples` reads both, so a protocol has one table and no code for it.
+A `Gauge` is worked out when its value is asked for. `samples` names both, so a protocol has one table and no
+code for it.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -23,16 +25,24 @@ import attrs
 class Sample:
     """One series at the moment of a scrape. `name` is without the `brokers_` prefix and has its unit last.
 
-    Of a histogram `value` is the sum of all that was observed. `buckets`: each upper bound, and how many were
-    not above it; the last one is inf.
+    `value`: or what works it out when it is asked for. Of a histogram it is the sum of all that was observed.
+    `buckets`: each upper bound, and how many were not above it; the last one is inf.
     """
 
     name: str
-    value: float
+    _value: float | Callable[[], float]
     help: str
     kind: Literal["counter", "gauge", "histogram"] = "counter"
     labels: tuple[tuple[str, str], ...] = ()
     buckets: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def value(self) -> float:
+        return self._value() if callable(self._value) else self._value
+
+    def worked_out(self) -> "Sample":
+        """The same with its value."""
+        return attrs.evolve(self, value=self.value) if callable(self._value) else self
 
 
 class Histogram:
@@ -109,4 +119,4 @@ def samples(protocol: str, counts: Any, gauges: Iterable[Gauge], owner: object) 
             for key, count in sorted(value.items()):
                 yield Sample(name, count, declared.help, labels=((declared.label, declared.shown(key)),))
     for gauge in gauges:
-        yield Sample(f"{protocol}_{gauge.name}", gauge.read(owner), gauge.help, "gauge")
+        yield Sample(f"{protocol}_{gauge.name}", partial(gauge.read, owner), gauge.help, "gauge")

@@ -14,8 +14,9 @@ import trio.lowlevel
 from prometheus_client.parser import text_string_to_metric_families
 
 from brokers import detailed, metrics
+from brokers.rates import Rates
 from dms.client import connect
-from shared.metrics import Histogram, ack_sample
+from shared.metrics import Gauge, Histogram, Sample, ack_sample, counter, samples
 from shared.objects import QUEUES, BadArgument, Objects
 from shared.queues.waits import NONE, TICK_SECONDS, Waits
 from tests.brokers.test_following import Asking
@@ -131,6 +132,45 @@ async def test_a_scrape_of_50_000_queues_leaves_others_their_turn() -> None:
         done.set()
     assert text.count("brokers_queue_ready{") == 49_999
     assert turns >= 50_000 / detailed.ROWS_AT_ONCE
+
+
+async def test_what_gauges_add_up_costs_a_scrape_a_turn_each_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "TURN_SECONDS", -1)
+    turn = 0
+    read: list[tuple[object, int]] = []
+
+    def add_up(owner: object) -> int:
+        read.append((owner, turn))
+        return 7
+
+    gauges = [Gauge(f"all_{number}", "All.", add_up) for number in range(3)]
+
+    def found() -> list[Sample]:
+        return list(samples("x", Counted(5), gauges, "owner"))
+
+    assert Rates(found).overview()["totals"][""]["x_messages_produced"] == 5
+    assert not read
+
+    async def others() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        text = metrics.render(await metrics.worked_out(found())).decode()
+        nursery.cancel_scope.cancel()
+    assert "brokers_x_all_2 7.0" in text
+    assert [owner for owner, _ in read] == 3 * ["owner"]
+    assert len({at for _, at in read}) == 3
+
+
+@attrs.define(eq=False)
+class Counted:
+    produced: int = counter("messages_produced_total", "In.")
 
 
 @pytest.fixture(scope="module")
