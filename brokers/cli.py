@@ -81,13 +81,15 @@ def root(arguments: Sequence[str] = ()) -> App:
         help_format="plaintext",
         version=lambda: importlib.metadata.version("brokers"),
     )
-    add_commands(app, root)
+    called = next(iter(arguments), "")
+    add_commands(app, root, called)
     for name in plugins.names():
         if name not in plugins.OWN_VERBS:
             # The called protocol shows its own help. The others have a line that needs no import.
-            called = arguments[:1] == [name]
             app.command(
-                f"brokers.plugin_cli:{name}", name=name, help=None if called else plugins.summary(name)
+                f"brokers.plugin_cli:{name}",
+                name=name,
+                help=None if name == called else plugins.summary(name),
             )
     return app
 

@@ -3,7 +3,7 @@
 A verb imports what it needs when it runs, so that no command pays for another's libraries.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
@@ -24,17 +24,36 @@ OBJECT_KINDS = (
     "bindings",
 )
 """Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""
-PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
-CONTEXT_HELP = "Servers by name, for the commands that ask a running one."
-DEFINITIONS_HELP = "Users, topics, exchanges, queues, bindings and groups of a server, as a file."
-USER_HELP = "Users: who may log in, and what each may do."
-REPLAY_HELP = "Send messages of the past again: recorded traffic, a log, or an archive."
-BRIDGE_HELP = "Bridges: messages that came in by one protocol go out by another."
-BENCH_HELP = "Measure this machine: the network layer, or a protocol's server."
+IMPORTED: Mapping[str, tuple[str, str]] = {
+    **{kind: (f"object_cli:{kind}", f"List the {kind}.") for kind in OBJECT_KINDS},
+    "top": ("top:app", "Show what is busy now, until q."),
+    "logs": ("follow_cli:logs", "Show the running server's log."),
+    "trace": ("follow_cli:trace", "Show copies of messages that pass a name."),
+    "kick": ("object_cli:kick", "Close connections."),
+    "context": ("context_cli:app", "Servers by name, for the commands that ask a running one."),
+    "definitions": (
+        "definitions_cli:app",
+        "Users, topics, exchanges, queues, bindings and groups of a server, as a file.",
+    ),
+    "user": ("user_cli:app", "Users: who may log in, and what each may do."),
+    "replay": (
+        "replaying.cli:app",
+        "Send messages of the past again: recorded traffic, a log, or an archive.",
+    ),
+    "bench": ("bench.cli:app", "Measure this machine: the network layer, or a protocol's server."),
+    "bridge": ("bridges.cli:app", "Bridges: messages that came in by one protocol go out by another."),
+    "pipeline": (
+        "pipeline.cli:app",
+        "Logs as data: Spark jobs over what passed through (needs the extra spark).",
+    ),
+}
+"""Commands that are imported when they are called: where each is, and its line in the list of all."""
 
 
-def add_commands(app: App, root: Callable[[], App]) -> None:
-    """Put the host's verbs into `app`; `root` makes the whole tree, for completion scripts."""
+def add_commands(app: App, root: Callable[[], App], called: str) -> None:
+    """Put the host's verbs into `app`; `root` makes the whole tree, for completion scripts. The one that is
+    `called` shows its own help.
+    """
     app.command(
         with_host_flags(serve),
         help_epilogue=examples(
@@ -48,20 +67,9 @@ def add_commands(app: App, root: Callable[[], App]) -> None:
     )
     app.command(_config_app())
     server_cli.add_commands(app)
-    for kind in OBJECT_KINDS:
-        app.command(f"brokers.object_cli:{kind}", name=kind, help=f"List the {kind}.")
-    app.command("brokers.top:app", name="top", help="Show what is busy now, until q.")
-    app.command("brokers.follow_cli:logs", name="logs", help="Show the running server's log.")
-    app.command("brokers.follow_cli:trace", name="trace", help="Show copies of messages that pass a name.")
-    app.command("brokers.object_cli:kick", name="kick", help="Close connections.")
     folder_cli.add_commands(app)
-    app.command("brokers.context_cli:app", name="context", help=CONTEXT_HELP)
-    app.command("brokers.definitions_cli:app", name="definitions", help=DEFINITIONS_HELP)
-    app.command("brokers.user_cli:app", name="user", help=USER_HELP)
-    app.command("brokers.replaying.cli:app", name="replay", help=REPLAY_HELP)
-    app.command("brokers.bench.cli:app", name="bench", help=BENCH_HELP)
-    app.command("brokers.bridges.cli:app", name="bridge", help=BRIDGE_HELP)
-    app.command("brokers.pipeline.cli:app", name="pipeline", help=PIPELINE_HELP)
+    for name, (where, text) in IMPORTED.items():
+        app.command(f"brokers.{where}", name=name, help=None if name == called else text)
     app.command(
         completion(root),
         name="completion",
