@@ -73,6 +73,9 @@ class Following:
 
     rows: Iterator[Any]
 
+    def __iter__(self) -> Iterator[Any]:
+        return self.rows
+
 
 @attrs.frozen
 class CommandResult:

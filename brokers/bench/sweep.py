@@ -24,6 +24,7 @@ from brokers.bench.load import Address, FanOut, Measured, Talk, fan_out, run, ta
 from brokers.bench.options import SEVERAL
 from brokers.bench.servers import processor_seconds, server_process, serving
 from brokers.errors import ExitCode, Refusal
+from brokers.render import Following
 from shared.cli.options import a_path, flag
 from shared.cli.progress import progress
 
@@ -187,7 +188,7 @@ def swept(
     if not points:
         raise Refusal("--sweep: no point of these sizes, names and clients can be measured", ExitCode.USAGE)
     rows = _rows(points, seconds, rounds, data_dir, sweep.picture)
-    return rows if json else list(rows)
+    return Following(rows) if json else list(rows)
 
 
 def _rows(

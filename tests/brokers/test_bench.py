@@ -38,6 +38,7 @@ from brokers.bench.datagrams import bare_receiver, flood
 from brokers.bench.load import Consumer, FanOut, Producer, Talk
 from brokers.bench.servers import nats_fan_out
 from brokers.errors import ExitCode, Refusal
+from brokers.render import Following
 from dmp import wire as dmp_wire
 from dms import wire as dms_wire
 from dms.wire import Type
@@ -363,7 +364,9 @@ def test_a_flood_says_what_it_sent_and_the_bare_loop_what_it_had() -> None:
 
 def swept(bench: Callable[..., Any], **options: Any) -> list[sweep.Row]:
     points = sweep.Sweep(**({"sweep": True, "sizes": (16,), "names": (4,), "clients": (2, 5)} | options))
-    return list(bench(window=4, sweep=points, json=True, seconds=0.02, rounds=1))
+    rows = bench(window=4, sweep=points, json=True, seconds=0.02, rounds=1)
+    assert isinstance(rows, Following), "each row is out when it is measured"
+    return list(rows)
 
 
 @pytest.mark.usefixtures("_short")
