@@ -3,6 +3,7 @@
 Unpacking never raises on what a disk may hold: what does not parse, or whose CRC differs, is None.
 """
 
+import functools
 import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -304,13 +305,33 @@ def unpack_flipped_entry(data: bytes, log_id: int) -> IndexEntry | None:
 
     There is at most one: of this length, two blocks that CRC-32C takes for good differ in more than two bits.
     """
+    if len(data) != INDEX_ENTRY_BYTES:
+        return None
+    bit = _bits_by_difference().get(_crc_difference(data))
+    if bit is None:
+        return None
     flipped = bytearray(data)
-    for bit in range(len(data) * 8):
+    flipped[bit // 8] ^= 1 << bit % 8
+    return unpack_index_entry(flipped, log_id)
+
+
+def _crc_difference(entry: bytes | bytearray) -> int:
+    """By which bits an entry's CRC differs from what stands behind it: 0 for a good one."""
+    said: int = _CRC.unpack_from(entry, INDEX_ENTRY_BYTES - 4)[0]
+    return said ^ crc32c(entry[:-4])
+
+
+@functools.cache
+def _bits_by_difference() -> dict[int, int]:
+    """The bit that was turned over, by the difference. A CRC is linear, so what stands in the entry, or that
+    it is all zeros, makes none."""
+    good = pack_index_entry(IndexEntry(*bytes(len(IndexEntry._fields))), 0)
+    found = {}
+    for bit in range(INDEX_ENTRY_BYTES * 8):
+        flipped = bytearray(good)
         flipped[bit // 8] ^= 1 << bit % 8
-        if (entry := unpack_index_entry(flipped, log_id)) is not None:
-            return entry
-        flipped[bit // 8] ^= 1 << bit % 8
-    return None
+        found[_crc_difference(flipped)] = bit
+    return found
 
 
 # -- tables

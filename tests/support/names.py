@@ -1,5 +1,6 @@
 """The names of the fake disk: what programs see, and what the medium may hold instead (see fake_disk.py)."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Self
 
@@ -151,6 +152,7 @@ def _looks(synced: dict[Name, int], changes: list[Change]) -> list[dict[Name, in
     return list({tuple(look.items()): look for look, _ in found}.values())
 
 
+@functools.cache
 def split(path: str) -> Name:
     folder, _, name = path.rpartition("/")
     return folder, name

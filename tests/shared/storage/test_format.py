@@ -138,6 +138,11 @@ def test_every_flipped_bit_of_an_index_is_found() -> None:
             block[bit // 8] ^= 1 << bit % 8
         assert format.unpack_index_header(header) is None
         assert format.unpack_index_entry(data, 5) is None
+        assert format.unpack_flipped_entry(data, 5) == entry
+        assert format.unpack_flipped_entry(data, 6) is None
+        data[bit // 8 - 1] ^= 1  # a second one
+        assert format.unpack_flipped_entry(data, 5) is None
+        data[bit // 8 - 1] ^= 1
         for block in (header, data):
             block[bit // 8] ^= 1 << bit % 8
 
@@ -147,6 +152,7 @@ def test_garbage_is_none_and_never_an_exception(data: bytes) -> None:
     assert format.unpack_batch(data) is None
     assert format.unpack_index_header(data) is None
     assert format.unpack_index_entry(data, 0) is None
+    assert format.unpack_flipped_entry(data, 0) is None
     assert format.unpack_lines(data) is None
     assert catalog.unpack(data) is None
     format.unpack_entries(data, 3)
