@@ -1,6 +1,6 @@
 """The HTTP application of operating: health, status, metrics, and verbs that no wire protocol has.
 
-It has two doors: the control socket, for its owner, and the admin port (`admin_door`, `admin_gate`), for who
+It is asked on the control socket, by its owner, and on the admin port (`admin_port`, `admin_gate`), by who
 logs in. On the control socket a request that changes something is refused (403) if a browser says that a web
 page made it (`Origin`). Errors are `{"error": ...}` there, and problem details (RFC 9457) on the admin port.
 
@@ -109,7 +109,7 @@ class Operated(Protocol):
 
 
 def application(host: Operated) -> Starlette:
-    """The ASGI application over `host`; a door stands before it."""
+    """The ASGI application over `host`, without the checks of who asks."""
     scraping, scraping_objects, taking = trio.Lock(), trio.Lock(), trio.Lock()
     followers = Followers()
 

@@ -1,4 +1,4 @@
-"""The doors of a running server, from outside: its control socket, and its admin port. Both speak HTTP.
+"""A client of a running server, on its control socket or its admin port. Both speak HTTP.
 
 The control socket is `<data>/control.sock`, of the process that serves a data folder.
 
@@ -65,7 +65,7 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
 
 
 class AdminClient:
-    """Asks one running server, by one of its doors: `socket_client` and `port_client` make it.
+    """Asks one running server, on its socket or port: `socket_client` and `port_client` make it.
 
     `name`: what errors call the server. `connect`: a connection, not opened yet, each of whose steps takes at
     most ANSWER_SECONDS. `unreachable`: what to say of an error of opening it. `headers`: of each request.

@@ -26,7 +26,7 @@ import structlog
 import trio
 
 from brokers import admin, admin_gate, control, definitions, logs, metrics, users
-from brokers.admin_door import Door, listen
+from brokers.admin_port import AdminPort, listen
 from brokers.bridges.bridges import Bridges
 from brokers.bridges.ends import EndsOf
 from brokers.config import Config
@@ -91,7 +91,7 @@ class Host:
         self._started = time.monotonic()
         self._services: list[SupervisedService] = []
         self._all_served = trio.Event()
-        self._door: Door | None = None
+        self._admin_port: AdminPort | None = None
         self._reread = reread
         self._reloader: Reloader | None = None
         self._store: Store | None = None
@@ -256,9 +256,9 @@ class Host:
 
     def _certificates(self) -> Iterator[tuple[str, ServerTls]]:
         """What listeners are served with, by their names."""
-        for part in (*self._services, self._door):
+        for part in (*self._services, self._admin_port):
             if part is not None and part.tls is not None:
-                yield ("admin" if isinstance(part, Door) else part.name), part.tls
+                yield ("admin" if isinstance(part, AdminPort) else part.name), part.tls
 
     async def _take_definitions(self) -> None:
         path = self._config.serve.definitions
@@ -295,7 +295,7 @@ class Host:
                 reason=error.reason,
             )
             return
-        door = Door(
+        port = AdminPort(
             sockets,
             self._log,
             tls=loaded,
@@ -305,7 +305,7 @@ class Host:
         try:
             self.admin_token = admin_gate.token_of(config.serve.data_dir)
         except OSError as error:
-            door.close()
+            port.close()
             where = config.serve.data_dir / admin_gate.TOKEN_NAME
             raise Refusal(f"{where}: {error.strerror}", ExitCode.DATA_FOLDER) from error
         gate = admin_gate.Gate(
@@ -314,14 +314,14 @@ class Host:
             self._logins,
             token=self.admin_token,
             host=ours.host,
-            port=door.address[1],
+            port=port.address[1],
             names=ours.names,
             secure=loaded is not None,
         )
-        self._door = door
-        reloader.register(_AdminReload(door, gate))
-        await nursery.start(door.serve, gate)
-        self.page = door.page
+        self._admin_port = port
+        reloader.register(_AdminReload(port, gate))
+        await nursery.start(port.serve, gate)
+        self.page = port.page
 
     async def _open_store(self, folder: Path) -> Store:
         with folder_errors(folder):
@@ -494,8 +494,8 @@ class Host:
         yield from self._access.samples()
         if self._bridges is not None:
             yield from self._bridges.samples()
-        if self._door is not None and self._door.tls is not None:
-            yield self._door.tls.sample("admin", time.time())
+        if self._admin_port is not None and self._admin_port.tls is not None:
+            yield self._admin_port.tls.sample("admin", time.time())
         for service in self._services:
             yield from service.samples()
 
@@ -523,8 +523,8 @@ class _UsersReload:
 class _AdminReload:
     """The admin port as a part of every reload (`brokers.reloading.Reloadable`)."""
 
-    def __init__(self, door: Door, gate: admin_gate.Gate) -> None:
-        self._door = door
+    def __init__(self, port: AdminPort, gate: admin_gate.Gate) -> None:
+        self._admin_port = port
         self._gate = gate
         self._in_thread = Threads()
 
@@ -533,8 +533,8 @@ class _AdminReload:
         loaded = await self._in_thread(ServerTls.load, tls, section)
 
         async def apply() -> None:
-            self._door.tls = loaded
-            self._door.certificate_user = config.access.certificate_user if tls.client_ca else ""
+            self._admin_port.tls = loaded
+            self._admin_port.certificate_user = config.access.certificate_user if tls.client_ca else ""
             self._gate.take_settings(config.admin.names, secure=loaded is not None)
 
         return apply

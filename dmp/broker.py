@@ -13,7 +13,6 @@ import structlog
 from dmp.bodies import Bodies, Body
 from dmp.dead_letters import DeadLetters
 from dmp.declarations import QueueLimits
-from dmp.definitions import Definitions
 from dmp.exchanges import DEFAULT, Exchange, route
 from dmp.leases import LeaseBook
 from dmp.memory import Accounts, Memory
@@ -25,6 +24,7 @@ from dmp.queues import Owner, Queue
 from dmp.refusals import Code, not_found, shown
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
+from dmp.topology_table import TopologyTable
 from shared.access import Guard
 from shared.budget import Account
 from shared.errors import StoreError
@@ -66,7 +66,7 @@ class Broker:
         store: Store,
         settings: DmpSettings,
         log: structlog.stdlib.BoundLogger,
-        definitions: Definitions,
+        topology_table: TopologyTable,
         logs: Namespace,
         body_logs: Namespace,
         now: Callable[[], float],
@@ -82,7 +82,7 @@ class Broker:
         self.store = store
         self.settings = settings
         self.log = log
-        self.definitions = definitions
+        self.topology_table = topology_table
         self.logs = logs
         self.wall_seconds = wall_seconds
         self.new_name = new_name

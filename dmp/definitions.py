@@ -1,172 +1,214 @@
-"""Durable exchanges, queues and bindings, as rows of a table: what a restart brings back.
+"""DMP's part of a document of definitions: durable exchanges and queues, and the bindings between them.
 
-Keys begin with their kind: `e` and an exchange's name, `q` and a queue's; `b`, whether it is to an exchange,
-a binding's source, destination and key, each a short string, and its arguments. Values hold what else must be
-known. Arguments are tables as they came on the wire.
-
-*What is deleted* is so because a record says it, never because something is missing. A queue's row goes in
-one batch with its log. Bindings may be many and go in turns, so until they have all gone a *going* row says
-whose they are: it looks like a binding from the default exchange, which has none.
+Arguments of a queue and of a binding are tables on the wire. `arguments` shows them; `table` is the same in
+base64, byte for byte, for two bindings that differ in it alone are two. Where only `arguments` is given, as a
+person writes it, a table is made of it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import base64
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
-import attrs
+from pamqp import encode
 
-from dmp.data_types import check_table, read_table, short
+from dmp.broker import Broker
+from dmp.data_types import check_table, read_table
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import DEFAULT
-from dmp.refusals import Refusal
-from shared.storage.store import Log, Ticket
-from shared.storage.table import Table
+from dmp.exchanges import DEFAULT, Exchange
+from dmp.queues import Queue
+from dmp.refusals import shown
+from dmp.shown_properties import show_value
+from shared.definitions import PART, Conflict, DefinitionSection, Made, Promised, Row
+from shared.objects import BadArgument, ObjectMissing, a_text
 
-_AUTO_DELETE, _INTERNAL, _ALTERNATE = 1, 2, 4
-_ADOPTED, _LOST, _PAUSED = 8, 16, 32
-
-Row = tuple[Log, bytes, int]  # what `Store.append_all`, `Namespace.create` and `Namespace.delete` take
-
-
-@attrs.frozen
-class SavedQueue:
-    """A queue's row. `adopted`: its definition was lost, and nobody has declared it since. `lost`: its
-    messages were, and nobody has purged it since."""
-
-    name: bytes
-    kind: QueueKind
-    adopted: bool = False
-    lost: bool = False
-    paused: bool = False
+NAME_BYTES_MAX = 255
+RESERVED = b"amq."
+NO_TABLE = bytes(4)
+T = TypeVar("T")
 
 
-@attrs.frozen
-class Saved:
-    """Everything that was there. `going`: exchanges (True) and queues that are deleted, and whose bindings
-    may not all be gone. `unreadable`: keys of rows that say nothing that this version knows."""
+def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
+    """Exchanges, queues and bindings of one broker: those that outlive it, and are nobody's own."""
 
-    exchanges: list[tuple[bytes, ExchangeKind]]
-    queues: list[SavedQueue]
-    bindings: list[Binding]
-    going: list[tuple[bytes, bool]]
-    unreadable: list[bytes]
+    def exchanges() -> Iterator[Sequence[Row]]:
+        for part in _parts(list(broker.exchanges.values())):
+            yield [
+                {
+                    "name": exchange.name.decode(),
+                    "type": exchange.kind.type,
+                    "auto_delete": exchange.kind.auto_delete,
+                    "internal": exchange.kind.internal,
+                    "alternate": None
+                    if exchange.kind.alternate is None
+                    else exchange.kind.alternate.decode(),
+                }
+                for exchange in part
+                if exchange.kind.durable and _has_a_name(exchange.name)
+            ]
+
+    async def make_exchange(row: Row, dry_run: bool, _: Promised) -> Made:
+        name = _name(row, "name")
+        alternate = row.get("alternate")
+        kind = ExchangeKind(
+            a_text(row, "type", "direct"),
+            True,
+            _flag(row, "auto_delete"),
+            _flag(row, "internal"),
+            None if alternate is None else _name(row, "alternate"),
+        )
+        there = broker.exchanges.get(name)
+        if there is not None:
+            if there.kind != kind:
+                raise Conflict("it is another here")
+            return Made(new=False)
+        return Made(new=True, ticket=None if dry_run else broker.topology.declare_exchange(name, kind))
+
+    def queues() -> Iterator[Sequence[Row]]:
+        for part in _parts(list(broker.queues.values())):
+            yield [
+                {
+                    "name": queue.name.decode(),
+                    "auto_delete": queue.kind.auto_delete,
+                    **_shown(queue.kind.table),
+                }
+                for queue in part
+                if queue.log is not None and queue.owner is None and _has_a_name(queue.name)
+            ]
+
+    async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
+        name, table = _name(row, "name"), _table(row)
+        kind = QueueKind(
+            True, False, _flag(row, "auto_delete"), table, QueueArguments.read(read_table(table))
+        )
+        there = broker.queues.get(name)
+        if there is not None:
+            if _declared(there.kind) != _declared(kind):
+                raise Conflict("it is another here")
+            return Made(new=False)
+        if dry_run:
+            return Made(new=True)
+        made = broker.topology.declare_queue(name, kind, broker.new_owner(""))
+        return Made(new=True, ticket=made[1])
+
+    def bindings() -> Iterator[Sequence[Row]]:
+        for part in _parts(list(broker.exchanges.values())):
+            for exchange in part:
+                for some in _parts(list(exchange.bindings)) if exchange.kind.durable else ():
+                    yield [
+                        {
+                            "exchange": binding.source.decode(),
+                            "to_exchange" if binding.to_exchange else "queue": binding.destination.decode(),
+                            "key": binding.key.decode(errors="replace"),
+                            **_shown(binding.arguments),
+                        }
+                        for binding in some
+                        if _is_kept(binding)
+                    ]
+
+    def _is_kept(binding: Binding) -> bool:
+        there: Exchange | Queue | None
+        if binding.to_exchange:
+            there = broker.exchanges.get(binding.destination)
+            return there is not None and there.kind.durable and _is_text(binding.key)
+        there = broker.queues.get(binding.destination)
+        return there is not None and there.log is not None and there.owner is None and _is_text(binding.key)
+
+    async def make_binding(row: Row, dry_run: bool, promised: Promised) -> Made:
+        to_exchange = "to_exchange" in row
+        source, destination = _name(row, "exchange"), _name(row, "to_exchange" if to_exchange else "queue")
+        key, table = a_text(row, "key", "").encode(), _table(row)
+        if len(key) > NAME_BYTES_MAX:
+            raise BadArgument(f"key has at most {NAME_BYTES_MAX} bytes")
+        exchange = broker.exchanges.get(source)
+        there = (broker.exchanges if to_exchange else broker.queues).get(destination)
+        for found, section, name in (
+            (exchange, "exchanges", source),
+            (there, "exchanges" if to_exchange else "queues", destination),
+        ):
+            if found is None and not (dry_run and promised(section, name.decode())):
+                raise ObjectMissing(f"there is no {section[:-1]} {shown(name)}")
+        if exchange is None or there is None:
+            return Made(new=True)
+        if Binding(source, destination, to_exchange, key, table) in exchange.bindings:
+            return Made(new=False)
+        if dry_run:
+            return Made(new=True)
+        ticket = broker.topology.bind(source, there, key, table, read_table(table))
+        return Made(new=True, ticket=ticket)
+
+    def named(row: Row) -> str:
+        return str(row.get("name", ""))
+
+    def binding_named(row: Row) -> str:
+        return (
+            f"{row.get('exchange', '')}->{row.get('queue', row.get('to_exchange', ''))}:{row.get('key', '')}"
+        )
+
+    return (
+        DefinitionSection("exchanges", exchanges, named, make_exchange),
+        DefinitionSection("queues", queues, named, make_queue),
+        DefinitionSection("bindings", bindings, binding_named, make_binding),
+    )
 
 
-class Definitions:
-    """The table. Its changes are durable with their tickets; all may raise StoreError."""
+def _declared(kind: QueueKind) -> tuple[object, ...]:
+    """What must be equal in a queue that is there."""
+    return kind.durable, kind.exclusive, kind.auto_delete, kind.arguments
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
 
-    def load(self) -> Saved:
-        saved = Saved([], [], [], [], [])
-        for key, value in self.table.items():
-            try:
-                self._load(saved, key[:1], key[1:], value)
-            except (IndexError, ValueError, Refusal):
-                saved.unreadable.append(key)
-        return saved
+def _parts(found: Sequence[T]) -> Iterator[Sequence[T]]:
+    for at in range(0, len(found), PART):
+        yield found[at : at + PART]
 
-    def _load(self, saved: Saved, kind: bytes, rest: bytes, value: bytes) -> None:
-        if kind == b"e":
-            saved.exchanges.append((rest, _exchange_kind(value)))
-        elif kind == b"q":
-            rest.decode()  # or it names no log
-            adopted, lost, paused = (bool(value[0] & flag) for flag in (_ADOPTED, _LOST, _PAUSED))
-            saved.queues.append(SavedQueue(rest, _queue_kind(value), adopted, lost, paused))
+
+def _has_a_name(name: bytes) -> bool:
+    """Whether it is not the broker's own, and JSON can have it."""
+    return not name.startswith(RESERVED) and name != DEFAULT and _is_text(name)
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _name(row: Row, what: str) -> bytes:
+    name = a_text(row, what).encode()
+    if not 1 <= len(name) <= NAME_BYTES_MAX:
+        raise BadArgument(f"{what} has 1 to {NAME_BYTES_MAX} bytes")
+    return name
+
+
+def _flag(row: Row, what: str) -> bool:
+    value = row.get(what, False)
+    if not isinstance(value, bool):
+        raise BadArgument(f"{what} is true or false")
+    return value
+
+
+def _shown(table: bytes) -> Row:
+    """A table's columns; none where it is empty."""
+    if table == NO_TABLE:
+        return {}
+    return {"arguments": show_value(read_table(table)), "table": base64.b64encode(table).decode()}
+
+
+def _table(row: Row) -> bytes:
+    """The table that a row asks for. Raises BadArgument, Refusal."""
+    arguments = row.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise BadArgument("arguments is an object")
+    try:
+        if "table" in row:
+            table = base64.b64decode(a_text(row, "table"), validate=True)
         else:
-            binding = _binding(rest)
-            if binding.source == DEFAULT:
-                saved.going.append((binding.destination, binding.to_exchange))
-            else:
-                saved.bindings.append(binding)
-
-    def put_exchange(self, name: bytes, kind: ExchangeKind) -> Ticket:
-        flags = _AUTO_DELETE * kind.auto_delete + _INTERNAL * kind.internal
-        value = short(kind.type.encode())
-        if kind.alternate is not None:
-            flags += _ALTERNATE
-            value += short(kind.alternate)
-        return self.table.put(b"e" + name, bytes((flags,)) + value)
-
-    def queue_row(self, queue: SavedQueue) -> Row:
-        """For `Namespace.create`: a queue's row comes with its log."""
-        kind = queue.kind
-        flags = _AUTO_DELETE * kind.auto_delete + _ADOPTED * queue.adopted
-        flags += _LOST * queue.lost + _PAUSED * queue.paused
-        return self.table.put_record(b"q" + queue.name, bytes((flags,)) + kind.table)
-
-    def put_queue(self, queue: SavedQueue) -> Ticket:
-        return self._append([self.queue_row(queue)])
-
-    def put_binding(self, binding: Binding) -> Ticket:
-        return self.table.put(_binding_key(binding), b"")
-
-    def drop_exchange(self, name: bytes, *, bound: bool) -> Ticket:
-        """`bound`: it has bindings, which go later (`bindings_gone`)."""
-        return self._append([self.table.delete_record(b"e" + name), *self._going(name, True, bound)])
-
-    def queue_dropped(self, name: bytes, *, bound: bool) -> list[Row]:
-        """For `Namespace.delete`: a queue's row goes with its log. `bound`: as for an exchange."""
-        return [self.table.delete_record(b"q" + name), *self._going(name, False, bound)]
-
-    def bindings_gone(self, name: bytes, to_exchange: bool) -> Ticket:
-        """Those of a deleted exchange or queue."""
-        return self.table.delete(_going_key(name, to_exchange))
-
-    def drop_bindings(self, bindings: Iterable[Binding]) -> Ticket:
-        return self.table.delete_all([_binding_key(binding) for binding in bindings])
-
-    def _going(self, name: bytes, to_exchange: bool, bound: bool) -> list[Row]:
-        return [self.table.put_record(_going_key(name, to_exchange), b"")] if bound else []
-
-    def _append(self, rows: Sequence[Row]) -> Ticket:
-        """All of them, or none."""
-        _, ticket = self.table.log.append(b"".join(record for _, record, _ in rows), len(rows), reserved=True)
-        return ticket
-
-
-def _going_key(name: bytes, to_exchange: bool) -> bytes:
-    return _binding_key(Binding(DEFAULT, name, to_exchange, b"", b""))
-
-
-def _exchange_kind(value: bytes) -> ExchangeKind:
-    fields = _shorts(value, 1)
-    flags = value[0]
-    return ExchangeKind(
-        type=next(fields).decode(),
-        durable=True,
-        auto_delete=bool(flags & _AUTO_DELETE),
-        internal=bool(flags & _INTERNAL),
-        alternate=next(fields) if flags & _ALTERNATE else None,
-    )
-
-
-def _queue_kind(value: bytes) -> QueueKind:
-    table = value[1:]
+            table = bytes(encode.field_table(arguments)) if arguments else NO_TABLE
+    except (ValueError, TypeError, RecursionError, struct.error) as error:
+        raise BadArgument(f"arguments: {error}") from None
+    if len(table) < len(NO_TABLE) or int.from_bytes(table[:4], "big") != len(table) - 4:
+        raise BadArgument("table is no table on the wire, in base64")
     check_table(table, 0, len(table))
-    return QueueKind(
-        durable=True,
-        auto_delete=bool(value[0] & _AUTO_DELETE),
-        table=table,
-        arguments=QueueArguments.read(read_table(table)),
-    )
-
-
-def _binding_key(binding: Binding) -> bytes:
-    fields = (binding.source, binding.destination, binding.key)
-    return b"b" + bytes((binding.to_exchange,)) + b"".join(map(short, fields)) + binding.arguments
-
-
-def _binding(key: bytes) -> Binding:
-    fields = _shorts(key, 1)
-    source, destination, routing_key = next(fields), next(fields), next(fields)
-    at = 1 + 3 + len(source) + len(destination) + len(routing_key)
-    return Binding(source, destination, bool(key[0]), routing_key, key[at:])
-
-
-def _shorts(data: bytes, at: int) -> Iterator[bytes]:
-    while True:
-        end = at + 1 + data[at]
-        if end > len(data):
-            raise ValueError("a short string reaches past its end")
-        yield data[at + 1 : end]
-        at = end
+    return table

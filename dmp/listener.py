@@ -9,8 +9,7 @@ import trio
 
 from dmp.admin import Admin
 from dmp.broker import Broker
-from dmp.definitions import Definitions
-from dmp.document import definitions_of
+from dmp.definitions import definitions_of
 from dmp.exchanges import DEFAULT_IN_RULES, Exchange
 from dmp.logs import BODIES, QUEUES, TABLES
 from dmp.message import Head
@@ -19,6 +18,7 @@ from dmp.properties import unpack
 from dmp.queues import Queue
 from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
+from dmp.topology_table import TopologyTable
 from shared.metrics import Sample, ack_sample, samples, wait_sample
 from shared.net.connection import Connection, Session
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
@@ -37,12 +37,14 @@ async def open_broker(
 ) -> Broker:
     """Load what is durable, messages included. Raises StoreError."""
     store = context.store
-    definitions = Definitions(await Table.open(store.namespace(TABLES, settings.durability), "definitions"))
+    topology_table = TopologyTable(
+        await Table.open(store.namespace(TABLES, settings.durability), "definitions")
+    )
     broker = Broker(
         store=store,
         settings=settings,
         log=context.log,
-        definitions=definitions,
+        topology_table=topology_table,
         logs=store.namespace(QUEUES, settings.durability),
         body_logs=store.namespace(BODIES, settings.durability),
         now=now,
@@ -52,7 +54,7 @@ async def open_broker(
         budget=context.budget,
         access=context.access,
     )
-    await broker.topology.restore(definitions.load())
+    await broker.topology.restore(topology_table.load())
     return broker
 
 

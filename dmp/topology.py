@@ -1,8 +1,8 @@
 """Declaring, deleting, binding: how exchanges and queues come and go. What is not allowed, or makes no sense,
 raises `Refusal` and changes nothing.
 
-What is durable is also written to the definitions; the answer waits for that ticket. Names that begin with
-`amq.` are the broker's. The default exchange has a binding for every queue, which nobody can touch.
+What is durable is also written to the `TopologyTable`; the answer waits for that ticket. Names that begin
+with `amq.` are the broker's. The default exchange has a binding for every queue, which nobody can touch.
 
 *Deleting.* What is deleted is gone at once, for whoever names it and for every message. Its bindings, which
 may be hundreds of thousands, go in slices (`Broker.sliced_work`), so that others are served in between. Until
@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
-from dmp.definitions import Saved, SavedQueue
 from dmp.exchanges import DEFAULT, GENERATED, PREDECLARED, REPLY_TO, TYPES, Destination, Exchange
 from dmp.memory import check
 from dmp.queue_log import QueueLog, load
 from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
+from dmp.topology_table import Saved, SavedQueue
 from shared.budget import Account, CacheBytes
 from shared.errors import StoreError
 from shared.queues import pausing
@@ -132,7 +132,7 @@ class Topology:
         if not self.check_exchange(name, kind):
             return None
         broker = self._broker
-        ticket = broker.definitions.put_exchange(name, kind) if kind.durable else None
+        ticket = broker.topology_table.put_exchange(name, kind) if kind.durable else None
         exchange = self._new_exchange(name, kind)
         broker.generation += 1
         self._find_waiting(exchange)
@@ -170,7 +170,7 @@ class Topology:
         if exchange.kind.durable:
             self._drop_waiting(exchange)
             bound = bool(exchange.bindings or exchange.bound_to)
-            ticket = broker.definitions.drop_exchange(name, bound=bound)
+            ticket = broker.topology_table.drop_exchange(name, bound=bound)
         del broker.exchanges[name]
         self._memory.exchanges.give(_exchange_bytes(name, exchange.kind))
         broker.generation += 1
@@ -207,7 +207,7 @@ class Topology:
         queue = Queue(name, kind, broker, owner if kind.exclusive else None, broker.limits)
         ticket = None
         if kind.durable and not kind.exclusive:
-            row = broker.definitions.queue_row(SavedQueue(name, kind))
+            row = broker.topology_table.queue_row(SavedQueue(name, kind))
             log, ticket = broker.logs.create(_log_name(name), beside=lambda _: row)
             queue.keep_in(QueueLog(log))
         broker.queues[name] = queue
@@ -249,7 +249,7 @@ class Topology:
         ticket = None
         if queue.lost:
             saved = SavedQueue(queue.name, queue.kind, queue.adopted, paused=queue.paused)
-            ticket = self._broker.definitions.put_queue(saved)
+            ticket = self._broker.topology_table.put_queue(saved)
         return queue.purge(), ticket
 
     def set_paused(self, queue: Queue, paused: bool) -> Ticket | None:
@@ -259,7 +259,7 @@ class Topology:
         ticket = None
         if queue.log is not None:
             saved = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, paused)
-            ticket = self._broker.definitions.put_queue(saved)
+            ticket = self._broker.topology_table.put_queue(saved)
         pausing.switch(queue, paused, ticket)
         return ticket
 
@@ -289,7 +289,7 @@ class Topology:
         ticket = None
         if queue.log is not None:
             self._drop_waiting(queue)
-            rows = broker.definitions.queue_dropped(queue.name, bound=bool(queue.bound))
+            rows = broker.topology_table.queue_dropped(queue.name, bound=bool(queue.bound))
             ticket = broker.logs.delete(queue.log.log.name, rows)
         if broker.reply_queues.pop(queue.name, None) is None:
             del broker.queues[queue.name]
@@ -324,7 +324,7 @@ class Topology:
         """The first declaration of a queue whose definition was lost is its definition."""
         if not kind.durable or kind.exclusive:
             return None  # it is another's queue that is meant; `_same_queue` says why not
-        ticket = self._broker.definitions.put_queue(
+        ticket = self._broker.topology_table.put_queue(
             SavedQueue(queue.name, kind, lost=queue.lost, paused=queue.paused)
         )
         queue.define(kind)
@@ -368,7 +368,7 @@ class Topology:
         broker, exchange = self._broker, self.exchange(source)
         ticket = None
         if exchange.kind.durable and _is_durable(destination):
-            ticket = broker.definitions.put_binding(binding)
+            ticket = broker.topology_table.put_binding(binding)
         self._add(exchange, binding, destination, arguments)
         return ticket
 
@@ -400,7 +400,7 @@ class Topology:
         """Remove those that are there. An auto-delete exchange is deleted with its last binding.
 
         `gone`: the exchange that is being deleted, which is not found by its name any more. `recorded`: in
-        the definitions, too.
+        the `TopologyTable`, too.
         """
         broker = self._broker
         there: list[tuple[Exchange, Binding]] = []
@@ -413,7 +413,7 @@ class Topology:
                 there.append((exchange, binding))
                 if exchange.kind.durable and _is_durable(exchange.bindings[binding]):
                     rows.append(binding)
-        ticket = broker.definitions.drop_bindings(rows) if rows and recorded else None
+        ticket = broker.topology_table.drop_bindings(rows) if rows and recorded else None
         for exchange, binding in there:
             destination = exchange.bindings[binding]
             exchange.remove(binding)
@@ -477,7 +477,7 @@ class Topology:
                 yield
         if recorded and _is_durable(gone):
             try:
-                ticket = self._broker.definitions.bindings_gone(gone.name, source is not None)
+                ticket = self._broker.topology_table.bindings_gone(gone.name, source is not None)
                 ticket.when_done(written)
             except StoreError as error:
                 failed.append(error)
@@ -513,7 +513,7 @@ class Topology:
         lost = saved.lost
         if log is None:
             lost = True
-            row = broker.definitions.queue_row(attrs.evolve(saved, lost=True))
+            row = broker.topology_table.queue_row(attrs.evolve(saved, lost=True))
             log, _ = broker.logs.create(_log_name(saved.name), reserved=True, beside=lambda _: row)
             broker.log.error(
                 "the log of a durable queue is not there: its messages are lost; restore a backup, or purge "
@@ -532,7 +532,7 @@ class Topology:
         queue = Queue(name, QueueKind(durable=True), broker, None, broker.limits)
         queue.adopted = True
         if not defined and broker.store.read_only is None:
-            broker.definitions.put_queue(SavedQueue(name, queue.kind, adopted=True))
+            broker.topology_table.put_queue(SavedQueue(name, queue.kind, adopted=True))
         await self._load(queue, broker.logs.logs[_log_name(name)], lost=False)
         broker.log.error(
             "a queue's log has no definition: it is a durable queue again, with no bindings; declare and "
@@ -572,9 +572,9 @@ class Topology:
             elif not self._add_found(binding):
                 self.waiting.add(binding)
         if broker.store.read_only is None and going:
-            broker.definitions.drop_bindings(gone)
+            broker.topology_table.drop_bindings(gone)
             for name, to_exchange in going:
-                broker.definitions.bindings_gone(name, to_exchange)
+                broker.topology_table.bindings_gone(name, to_exchange)
         if self.waiting:
             broker.log.error(
                 "bindings name exchanges or queues that are not there: they wait until those are declared",
@@ -595,7 +595,7 @@ class Topology:
         """Forget the bindings of this one that wait for their other end."""
         rows = self.waiting.naming(deleted.name, isinstance(deleted, Exchange))
         if rows:
-            self._broker.definitions.drop_bindings(rows)
+            self._broker.topology_table.drop_bindings(rows)
             for binding in rows:
                 self.waiting.discard(binding)
 

@@ -13,9 +13,9 @@ import attrs
 import pytest
 import trio
 
-from brokers import admin, admin_door
-from brokers.admin_door import Door, listen
+from brokers import admin, admin_port
 from brokers.admin_gate import HEADERS, TOKEN_USER, Gate, token_of
+from brokers.admin_port import AdminPort, listen
 from brokers.page import files
 from shared.access import Access, Rule, Secret, User
 from shared.net.logins import Logins
@@ -50,17 +50,17 @@ class Answer:
 class Port:
     """An admin port that is served, and what asks it."""
 
-    door: Door
+    bound: AdminPort
     access: Access
     host: Host
     audited: list[Mapping[str, str]]
 
     @property
     def name(self) -> str:
-        return f"127.0.0.1:{self.door.address[1]}"
+        return f"127.0.0.1:{self.bound.address[1]}"
 
     async def connect(self) -> trio.SocketStream:
-        return await trio.open_tcp_stream(*self.door.address)
+        return await trio.open_tcp_stream(*self.bound.address)
 
     async def ask(
         self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET", body: bytes = b""
@@ -80,31 +80,31 @@ def parsed(data: bytes) -> Answer:
 
 
 @asynccontextmanager
-async def admin_port(host: str = "127.0.0.1", **options: Any) -> AsyncIterator[Port]:
+async def admin_port_at(host: str = "127.0.0.1", **options: Any) -> AsyncIterator[Port]:
     audited: list[Mapping[str, str]] = []
     users = {each.name: each for each in (user("ann", "admin:read"), user("bob", "admin:*"), user("eve"))}
     access = Access(users, audit=lambda **line: audited.append(line))
     logins = Logins(access)
     operated = Host()
-    door = Door(listen("127.0.0.1", 0), quiet_log())
+    bound = AdminPort(listen("127.0.0.1", 0), quiet_log())
     gate = Gate(
         admin.application(operated),
         access,
         logins,
         token=TOKEN,
         host=host,
-        port=door.address[1],
+        port=bound.address[1],
         **options,
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(logins.run)
-        await nursery.start(door.serve, gate)
-        yield Port(door, access, operated, audited)
+        await nursery.start(bound.serve, gate)
+        yield Port(bound, access, operated, audited)
         nursery.cancel_scope.cancel()
 
 
 async def test_health_and_metrics_are_open_on_loopback_and_nothing_else_is() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         for path in ("/livez", "/readyz", "/metrics"):
             assert (await port.ask(path)).status == 200
         for path in ("/", "/status", "/verbs", "/api/v1/overview", "/nothing"):
@@ -115,14 +115,14 @@ async def test_health_and_metrics_are_open_on_loopback_and_nothing_else_is() -> 
 
 
 async def test_beyond_loopback_nothing_is_open() -> None:
-    async with admin_port("0.0.0.0") as port:
+    async with admin_port_at("0.0.0.0") as port:
         for path in ("/livez", "/readyz", "/metrics", "/status"):
             assert (await port.ask(path)).status == 401
             assert (await port.ask(path, BEARER)).status == 200
 
 
 async def test_users_do_what_their_admin_rules_allow() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         assert (await port.ask("/status", basic("ann"))).status == 200
         assert (await port.ask("/a/echo", {**basic("ann"), **JSON}, "POST", b"{}")).status == 403
         assert (await port.ask("/a/echo", {**basic("bob"), **JSON}, "POST", b"{}")).status == 200
@@ -133,7 +133,7 @@ async def test_users_do_what_their_admin_rules_allow() -> None:
 
 
 async def test_a_token_opens_everything_and_another_nothing() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         assert (await port.ask("/a/echo", {**BEARER, **JSON}, "POST", b"{}")).status == 200
         for wrong in ("Bearer x", "Bearer", "Basic !!", "Basic " + base64.b64encode(b"none").decode()):
             assert (await port.ask("/status", {"Authorization": wrong})).status == 401
@@ -141,7 +141,7 @@ async def test_a_token_opens_everything_and_another_nothing() -> None:
 
 
 async def test_the_token_in_an_address_is_traded_for_a_cookie() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         answer = await port.ask(f"/status?token={TOKEN}&x=1")
         assert (answer.status, answer.headers["location"]) == (303, "/status?x=1")
         said = answer.headers["set-cookie"]
@@ -154,15 +154,15 @@ async def test_the_token_in_an_address_is_traded_for_a_cookie() -> None:
 
 
 async def test_the_trade_leads_to_no_other_server() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         for path in ("//example.org/", "/\\example.org/"):
             where = (await port.ask(f"{path}?token={TOKEN}")).headers["location"]
             assert where == "/example.org/"
 
 
 async def test_a_session_that_somebody_else_chose_is_none() -> None:
-    async with admin_port() as port:
-        chosen = {"Cookie": f"brokers_{port.door.address[1]}=chosen"}
+    async with admin_port_at() as port:
+        chosen = {"Cookie": f"brokers_{port.bound.address[1]}=chosen"}
         assert (await port.ask("/status", chosen)).status == 401
         told = (await port.ask(f"/?token={TOKEN}", chosen)).headers["set-cookie"]
         assert "chosen" not in told
@@ -176,21 +176,21 @@ async def log_in(port: Port, given: Any, headers: Mapping[str, str] | None = Non
 
 
 async def test_a_browser_gets_a_form_and_no_window_of_its_own() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         for path in ("/", "/queues?sort=-ready", "/nothing"):
             answer = await port.ask(path, HTML)
             assert (answer.status, answer.headers["content-type"]) == (401, "text/html; charset=utf-8")
             assert b"<form" in answer.body
             assert "www-authenticate" not in answer.headers
             assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
-        ended = {"Cookie": f"brokers_{port.door.address[1]}=ended"}
+        ended = {"Cookie": f"brokers_{port.bound.address[1]}=ended"}
         assert "www-authenticate" not in (await port.ask("/api/v1/history", ended)).headers
 
 
 async def test_the_form_begins_a_session_and_logging_out_ends_it() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         for given in ({"user": "ann", "password": "secret"}, {"token": TOKEN}):
-            chosen = {"Cookie": f"brokers_{port.door.address[1]}=chosen"}
+            chosen = {"Cookie": f"brokers_{port.bound.address[1]}=chosen"}
             answer = await log_in(port, given, chosen)
             assert answer.status == 200
             said = answer.headers["set-cookie"]
@@ -204,7 +204,7 @@ async def test_the_form_begins_a_session_and_logging_out_ends_it() -> None:
 
 
 async def test_a_new_login_ends_the_session_before_it() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         cookies = []
         for headers in ({}, {"Cookie": "first"}):
             first = {"Cookie": cookies[0]} if headers else {}
@@ -215,7 +215,7 @@ async def test_a_new_login_ends_the_session_before_it() -> None:
 
 
 async def test_a_login_that_does_not_fit_is_told_counted_and_no_session() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         for given, status in (
             ({"user": "ann", "password": "wrong"}, 401),
             ({"user": "nobody", "password": "secret"}, 401),
@@ -235,7 +235,7 @@ async def test_a_login_that_does_not_fit_is_told_counted_and_no_session() -> Non
 
 
 async def test_the_files_of_the_form_are_open_and_nothing_beside_them() -> None:
-    async with admin_port("0.0.0.0") as port:
+    async with admin_port_at("0.0.0.0") as port:
         for path in files.FILES:
             answer = await port.ask(path)
             assert (answer.status, "immutable" in answer.headers["cache-control"]) == (200, True)
@@ -247,14 +247,14 @@ async def test_the_files_of_the_form_are_open_and_nothing_beside_them() -> None:
     "name", ["example.org", "127.0.0.1.example.org", "10.0.0.1", "", "a:b", "127.0.0.1:x"]
 )
 async def test_a_name_that_is_not_the_servers_is_refused(name: str) -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         for path in ("/metrics", "/status"):
             assert (await port.ask(path, {**BEARER, "Host": name})).status == 421
         assert (await port.ask("/livez", {"Host": name or "x"})).status == 200
 
 
 async def test_loopback_and_the_settings_give_names() -> None:
-    async with admin_port(names=("broker.example",)) as port:
+    async with admin_port_at(names=("broker.example",)) as port:
         for name in ("localhost:1", "127.0.0.1", "[::1]:5", "LOCALHOST", "broker.example"):
             assert (await port.ask("/status", {**BEARER, "Host": name})).status == 200
 
@@ -276,13 +276,13 @@ async def test_loopback_and_the_settings_give_names() -> None:
 async def test_what_changes_something_is_json_of_the_same_origin(
     method: str, headers: dict[str, str], status: int
 ) -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         assert (await port.ask("/a/echo", {**BEARER, **headers}, method, b"{}")).status == status
         assert len(port.host.calls) == (status == 200)
 
 
 async def test_a_page_of_another_site_reads_nothing_but_may_link_here() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         for headers in ({"Origin": "https://example.org"}, {"Sec-Fetch-Site": "cross-site"}):
             assert (await port.ask("/status", {**BEARER, **headers})).status == 403
         link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -292,14 +292,14 @@ async def test_a_page_of_another_site_reads_nothing_but_may_link_here() -> None:
 
 
 async def test_an_event_source_of_another_site_hears_nothing() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         for path in ("/api/v1/logs?follow=1", "/api/v1/trace?name=x&follow=1"):
             given = {**BEARER, "Accept": "text/event-stream", "Origin": "https://example.org"}
             assert (await port.ask(path, given)).status == 403
 
 
 async def test_a_token_that_stands_in_a_referer_opens_nothing() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         referer = {"Referer": f"http://{port.name}/?token={TOKEN}"}
         assert (await port.ask("/status", referer)).status == 401
         assert (await port.ask("/a/echo", {**referer, **JSON}, "POST", b"{}")).status == 401
@@ -321,13 +321,13 @@ async def test_a_token_that_stands_in_a_referer_opens_nothing() -> None:
     ],
 )
 async def test_no_spelling_of_a_path_opens_what_needs_a_login(path: str) -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         answer = await port.ask(path)
         assert answer.status in (400, 401, 404, 421), answer
 
 
 async def test_every_answer_has_the_policy_of_the_page() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         for answer in (
             await port.ask("/livez"),
             await port.ask("/status"),
@@ -337,7 +337,7 @@ async def test_every_answer_has_the_policy_of_the_page() -> None:
 
 
 async def test_an_upgrade_to_a_web_socket_is_refused() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         upgrade = {
             "Connection": "Upgrade",
             "Upgrade": "websocket",
@@ -348,7 +348,7 @@ async def test_an_upgrade_to_a_web_socket_is_refused() -> None:
 
 
 async def test_a_session_ends_with_its_user() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         said = (await port.ask(f"/?token={TOKEN}")).headers["set-cookie"].partition(";")[0]
         (session,) = port.access.guards["admin"].clients
         assert session.user == TOKEN_USER
@@ -359,24 +359,24 @@ async def test_a_session_ends_with_its_user() -> None:
 async def test_who_has_logged_in_is_served_while_others_hold_every_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admin_door, "PACE_SECONDS", 0)
-    async with admin_port() as port:
-        idle = [await port.connect() for _ in range(admin_door.CONNECTIONS_MAX + 20)]
+    monkeypatch.setattr(admin_port, "PACE_SECONDS", 0)
+    async with admin_port_at() as port:
+        idle = [await port.connect() for _ in range(admin_port.CONNECTIONS_MAX + 20)]
         assert (await port.ask("/status", BEARER)).status == 200
         for stream in idle:
             await stream.aclose()
 
 
 async def test_nobody_without_a_login_has_a_body_read() -> None:
-    async with admin_port() as port, await port.connect() as stream:
+    async with admin_port_at() as port, await port.connect() as stream:
         head = f"POST /a/echo HTTP/1.1\r\nHost: {port.name}\r\nContent-Type: application/json\r\n"
         await stream.send_all(f"{head}Content-Length: 1000000\r\n\r\n".encode())
         assert parsed(await stream.receive_some()).status == 401
 
 
 async def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_door, "BODY_SECONDS", 0.05)
-    async with admin_port() as port, await port.connect() as stream:
+    monkeypatch.setattr(admin_port, "BODY_SECONDS", 0.05)
+    async with admin_port_at() as port, await port.connect() as stream:
         head = f"POST /a/echo HTTP/1.1\r\nHost: {port.name}\r\nAuthorization: Bearer {TOKEN}\r\n"
         await stream.send_all(f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{".encode())
         with trio.fail_after(5):
@@ -386,13 +386,13 @@ async def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest
 
 
 async def test_a_large_head_is_refused() -> None:
-    async with admin_port() as port:
+    async with admin_port_at() as port:
         assert (await port.ask("/livez", {"X": "x" * 40_000})).status in (400, 431)
 
 
 async def test_a_connection_that_is_answered_and_reads_nothing_holds_up_no_stop() -> None:
     with trio.fail_after(5):
-        async with admin_port() as port:
+        async with admin_port_at() as port:
             stream = await port.connect()
             await stream.send_all(f"GET /metrics HTTP/1.1\r\nHost: {port.name}\r\n\r\n".encode() * 200)
             await trio.sleep(0.05)

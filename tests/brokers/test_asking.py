@@ -1,4 +1,4 @@
-"""Which running server a command asks, by which door, and what it says where that fails."""
+"""Which running server a command asks, by socket or port, and what it says where that fails."""
 
 import socket
 import ssl

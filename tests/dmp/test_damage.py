@@ -153,7 +153,7 @@ async def test_bindings_wait_for_an_exchange_whose_definition_is_lost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = await filled(0)
-    world.broker.definitions.table.delete(b"ee")  # as damage does, without a record of what goes with it
+    world.broker.topology_table.table.delete(b"ee")  # as damage does, without a record of what goes with it
     world.settle()
     world = await world.again()
     assert "bindings name exchanges or queues that are not there" in capsys.readouterr().out
@@ -171,7 +171,7 @@ async def test_bindings_wait_for_an_exchange_whose_definition_is_lost(
 
 async def test_bindings_that_wait_go_with_the_queue_that_they_lead_to() -> None:
     world = await filled(0)
-    world.broker.definitions.table.delete(b"ee")
+    world.broker.topology_table.table.delete(b"ee")
     world.settle()
     world = await world.again()
     world.topology.delete_queue(world.broker.queues[b"q"])
@@ -209,7 +209,7 @@ async def test_a_delete_that_a_crash_cuts_short_is_finished_at_the_next_start(
 @pytest.mark.parametrize("mode", ["always", "none"])
 async def test_no_crash_leaves_a_queue_without_its_log_or_a_log_without_its_queue(mode: str) -> None:
     world = await World.open(DmpSettings(durability=Durability.parse(mode)))
-    table = world.broker.definitions.table.log
+    table = world.broker.topology_table.table.log
     batches = world.store.statistics().journal_batches
     queue = world.queue(b"q", durable=True)
     world.settle()

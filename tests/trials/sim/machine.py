@@ -206,11 +206,11 @@ class Machine:
     def _acceptor(
         self, nursery: trio.Nursery, driver: StreamDriver, services: Sequence[Service], faults: Faults
     ) -> Callable[[Wire], None]:
-        doors = {each.name: each for service in services for each in service.endpoints}
+        endpoints = {each.name: each for service in services for each in service.endpoints}
 
         async def serve(wire: Wire) -> None:
             try:
-                endpoint = doors[wire.port]
+                endpoint = endpoints[wire.port]
                 assert isinstance(endpoint, TcpEndpoint)
                 await driver.serve(wire.server, f"wire {wire.number}", "", endpoint.open_session)
             finally:

@@ -67,7 +67,7 @@ class _Open:
     socket: trio.socket.SocketType
 
 
-class Door:
+class AdminPort:
     """The admin port's listening sockets. `serve` runs once; one that is not served is closed."""
 
     def __init__(
