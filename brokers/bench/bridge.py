@@ -2,7 +2,8 @@
 
 All protocols are served by one process; the load comes from this one. From logs and queues a backlog is
 carried: it is written while the bridge is paused, and the time runs from its resumption. From a sink and from
-pub/sub, which keep nothing, the bridge is measured under the load with which the source is measured alone. An
+pub/sub, which keep nothing, the bridge is measured under the load with which the source is measured alone:
+what the source does beside it, as far as the bridge carried it. All bridges but that one are paused. An
 end alone is what `brokers bench` of its protocol has: LogMQ's PRODUCE, DMS produced, delivered and
 acknowledged, one consumer of KqueueMsgQ, one feed of a sink, one subscriber of pub/sub.
 
@@ -106,6 +107,9 @@ class _Bridged:
         self._rounds = rounds
         self._alone: dict[str, Measured] = {}
 
+        for mode in BRIDGES:
+            self._ask("POST", f"{mode}/pause")
+
     def rows(self, mode: Mode) -> Iterator[Row]:
         if mode == "latency":
             yield self._latency()
@@ -142,7 +146,6 @@ class _Bridged:
 
     def _backlog(self, mode: Mode) -> float:
         """Messages a second that a bridge carries of what waited for it."""
-        self._ask("POST", f"{mode}/pause")
         before = self._carried(mode)
         source, _, name = BRIDGES[mode][0].partition(":")
         written = fill_topic if source == "logmq" else fill_queue
@@ -153,13 +156,23 @@ class _Bridged:
             if perf_counter() - began > WAIT_SECONDS:
                 raise Refusal(f"the bridge {mode} stands still: see brokers bridge list")
             sleep(0.01)
-        return BACKLOG / (perf_counter() - began)
+        took = perf_counter() - began
+        self._ask("POST", f"{mode}/pause")
+        return BACKLOG / took
 
     def _beside(self, mode: Mode) -> float:
         """Messages a second that a bridge carries while its source is under load."""
-        before, began = self._carried(mode), perf_counter()
-        self._load(mode.split("-")[0])()
-        return (self._carried(mode) - before) / (perf_counter() - began)
+        self._ask("POST", f"{mode}/resume")
+        before = self._until_open(mode)
+        rate = self._load(mode.split("-")[0])().rate
+        give_up = perf_counter() + WAIT_SECONDS
+        while (after := self._ask("GET", mode))["bytes"] and perf_counter() < give_up:
+            sleep(0.01)
+        self._ask("POST", f"{mode}/pause")
+        carried, lost = (after[name] - before[name] for name in ("carried", "dropped"))
+        if not carried:
+            raise Refusal(f"the bridge {mode} stands still: see brokers bridge list")
+        return rate * float(carried / (carried + lost))
 
     def _latency(self) -> Row:
         def way(topic: bytes) -> Measured:
@@ -174,6 +187,7 @@ class _Bridged:
             return fan_out(place, fan, producers=1, consumers=1, window=1, seconds=self._seconds)
 
         near = middle([way(b"near") for _ in range(self._rounds)])
+        self._ask("POST", "latency/resume")
         far = middle([way(b"far") for _ in range(self._rounds)])
         medians = round(far.median_us, 1), round(near.median_us, 1)
         ratio = round(near.median_us / far.median_us, 2)
@@ -183,6 +197,12 @@ class _Bridged:
         with connect(self._places["logmq"]) as sock:
             sock.sendall(b"PRODUCE %b x\n" % topic)
             return int(sock.recv(100).split()[1]) + 5
+
+    def _until_open(self, mode: Mode) -> Any:
+        give_up = perf_counter() + WAIT_SECONDS
+        while (found := self._ask("GET", mode))["state"] != "running" and perf_counter() < give_up:
+            sleep(0.01)
+        return found
 
     def _carried(self, mode: Mode) -> int:
         return int(self._ask("GET", mode)["carried"])
