@@ -200,14 +200,9 @@ def test_every_verb_has_help_with_examples(capsys: Said) -> None:
         assert "[default: (" not in " ".join(text.split()), page
 
 
-def test_a_command_that_is_called_shows_all_of_its_own_help(capsys: Said) -> None:
-    for name, said in (
-        ("trace", "50 a second at most"),
-        ("kick", "exit code is 66"),
-        ("top", "protocols, queues"),
-    ):
-        assert run([name, "--help"]) == 0
-        assert said in capsys.readouterr().out
+def test_a_command_that_is_called_shows_all_of_its_own_help() -> None:
+    called = [sys.executable, "-m", "brokers", "trace", "--help"]
+    assert "50 a second at most" in subprocess.run(called, capture_output=True, text=True, check=True).stdout
 
 
 def test_completion_knows_every_protocols_commands(capsys: Said) -> None:
