@@ -27,8 +27,10 @@ SLOW_SECONDS = 1.0
 ADDRESSES_MAX = 10_000
 """Of which failures are kept; then those that failed longest ago are forgotten."""
 WAITING_MAX = 10_000
-WAITING_ADDRESS_MAX = 64
-"""Logins that wait, in all, and different ones of one address; another one is refused unlooked at."""
+WAITING_ADDRESS_MAX = 256
+WAITING_SLOW_MAX = 64
+"""Logins that wait, in all, and different ones of one address, which may have failed often (slow); another
+one is refused unlooked at."""
 REMEMBERED_MAX = 10_000
 """Logins that are known again. Then all are forgotten: each costs one check more."""
 ANSWERS_AT_ONCE = 50
@@ -88,16 +90,21 @@ class Logins:
         self, guard: Guard, user: str, password: bytes, peer: str, done: Callable[[bool], None]
     ) -> None:
         """`shared.access.CheckPassword`."""
-        address = _address(peer)
         nursery = self._nursery
-        if nursery is None or self._held_total >= WAITING_MAX or len(password) > PASSWORD_BYTES_MAX:
+        if nursery is None or len(password) > PASSWORD_BYTES_MAX:
             guard.login_failed(user, peer)
             done(False)
             return
+        address = _address(peer)
         login = _Login(guard, user, password, peer, address, done, self._digest(user, password))
         slow = self._is_slow(address)
-        again = not slow and (self._is_known(login) or (address, login.digest) in self._same)
-        if not again and self._held[address] >= WAITING_ADDRESS_MAX:
+        if not slow and self._is_known(login):
+            done(True)
+            return
+        full = self._held[address] >= (WAITING_SLOW_MAX if slow else WAITING_ADDRESS_MAX)
+        if not slow and (address, login.digest) in self._same:
+            full = False
+        if full or self._held_total >= WAITING_MAX:
             guard.login_failed(user, peer)
             done(False)
             return

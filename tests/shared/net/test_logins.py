@@ -12,7 +12,14 @@ from trio.testing import MockClock
 
 from shared.access import Access, Rule, Secret, User
 from shared.net import logins
-from shared.net.logins import FAILURES_MAX, FAILURES_SECONDS, SLOW_SECONDS, WAITING_ADDRESS_MAX, Logins
+from shared.net.logins import (
+    FAILURES_MAX,
+    FAILURES_SECONDS,
+    SLOW_SECONDS,
+    WAITING_ADDRESS_MAX,
+    WAITING_SLOW_MAX,
+    Logins,
+)
 
 ANN = Secret(b"ann", b"right")
 
@@ -164,6 +171,14 @@ async def test_logins_that_wait_have_a_bound(bench: Bench) -> None:
         bench.ask("ann", b"guess %d" % n)
     assert bench.ask("ann", b"right") == [False]
     assert bench.ask("ann", b"right", "192.0.2.2") == []
+
+
+async def test_fewer_logins_wait_of_an_address_that_has_failed_often(bench: Bench) -> None:
+    for n in range(FAILURES_MAX):
+        await bench.answer("ann", b"guess %d" % n)
+    for n in range(WAITING_SLOW_MAX):
+        assert bench.ask("ann", b"guess %d" % n) == []
+    assert bench.ask("ann", b"right") == [False]
 
 
 async def test_addresses_whose_failures_are_kept_have_a_bound(
