@@ -504,4 +504,4 @@ class SessionBase:
             self.end()
 
     def _uncongested(self) -> None:
-        self.go(Stop.STORE)
+        self.go_soon(Stop.STORE)  # very many wait for the same: what they kept is not for one stretch

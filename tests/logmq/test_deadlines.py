@@ -46,6 +46,7 @@ def test_where_a_login_is_asked_for_the_first_request_is_one_that_fits() -> None
         peer.send(b"AUTH ann x\n")
         assert peer.connection.awaits_first is None, "nobody is closed while the password is checked"
         answers.pop()(fits)
+        peer.settle()  # input goes on in the next turn
         assert peer.connection.awaits_first == (None if fits else first)
 
 

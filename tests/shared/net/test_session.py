@@ -297,6 +297,8 @@ def test_a_disk_that_is_behind_holds_input_back_until_it_says_so() -> None:
     assert len(disk.waiting) == 1
     assert not connection.reading
     disk.waiting[0]()
+    assert not connection.reading, "in a turn of its own: very many may wait for the disk"
+    session.on_deadline(connection.now)
     assert connection.reading
     disk.congested = False
     session.stop_if_congested(disk)
