@@ -672,6 +672,16 @@ class Queue:
         self.unacked -= len(messages)
         self.leave(messages)
 
+    def settle_written(self, messages: Sequence[Message]) -> None:
+        """They are acknowledged, and the record of that, if they have one, is written."""
+        if self.log is not None:
+            self.log.left(messages)
+        if not self.deleted:
+            self.unacked -= len(messages)
+            if self.log is not None:
+                self._context.log_changed(self.log)
+        self.forget(messages)
+
     def reject(self, messages: list[Message]) -> None:
         """They are not wanted back: dead letters."""
         if self.deleted:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from enum import Enum
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import attrs
@@ -102,8 +103,14 @@ class Transaction:
             messages = LETTER_MESSAGES * sum(_leaves_letters(unacked[each][1]) for each in tags)
             self._need_room(messages, 0)
             self._messages += messages
-        for each in tags:
-            self._settled[each] = outcome, unacked.pop(each)
+        if len(tags) == len(unacked):  # all of 90,000 in 5 ms, not 25
+            self._settled.update(
+                zip(unacked, zip(repeat(outcome), unacked.values(), strict=False), strict=True)
+            )
+            unacked.clear()
+        else:
+            for each in tags:
+                self._settled[each] = outcome, unacked.pop(each)
 
     def rollback(self) -> None:
         """Drop the publishes, and make the deliveries unacknowledged again."""
@@ -120,8 +127,8 @@ class Transaction:
         broker = mux.broker
         for exchange in {post.content.exchange for post, _, _ in self._posts}:  # rules may have changed
             mux.require(WRITE, exchange or DEFAULT_IN_RULES)
-        for name in {queue.name for _, (_, queue, _) in self._settled.values()}:
-            mux.require(READ, name)
+        for queue in {queue for _, (_, queue, _) in self._settled.values()}:
+            mux.require(READ, queue.name)
         change = QueueChange(broker)
         returned: list[tuple[Head, Sequence[bytes]]] = []
         for post, queues, bodies in self._posts:
@@ -162,11 +169,16 @@ class Transaction:
         """Returns how many dead letters find a queue, and how many find none. Raises Refusal."""
         broker = self._channel.mux.broker
         found = lost = work = 0
+        leaving: defaultdict[Queue, list[Message]] = defaultdict(list)
+        last: Queue | None = None
+        acknowledged, requeued = Outcome.ACKNOWLEDGED, Outcome.REQUEUED
         for outcome, (_, queue, message) in self._settled.values():
-            if outcome is Outcome.REQUEUED:
+            if outcome is requeued:
                 continue
-            change.leave(queue, message)
-            if outcome is Outcome.ACKNOWLEDGED or not _leaves_letters(queue):
+            if queue is not last:
+                last, those = queue, leaving[queue]
+            those.append(message)
+            if outcome is acknowledged or not _leaves_letters(queue):
                 continue
             try:
                 head, targets, more = addressed(broker, queue, message, "rejected")
@@ -180,6 +192,8 @@ class Transaction:
             change.put(head, targets, (message.body,))
             found += bool(targets)
             lost += not targets
+        for queue, messages in leaving.items():
+            change.leave(queue, messages)
         return found, lost
 
     def _need_room(self, messages: int, body_bytes: int) -> None:
@@ -220,11 +234,14 @@ class Transaction:
 def _give_back(settled: Sequence[tuple[Outcome, Delivery]]) -> None:
     """Requeue what is to be delivered again, and let the queues deliver more."""
     back: dict[Queue, list[Message]] = {}
+    last: Queue | None = None
+    requeued = Outcome.REQUEUED
     for outcome, (consumer, queue, message) in settled:
         if consumer is not None:
             consumer.unacked -= 1
-        those = back.setdefault(queue, [])
-        if outcome is Outcome.REQUEUED:
+        if queue is not last:
+            last, those = queue, back.setdefault(queue, [])
+        if outcome is requeued:
             those.append(message)
     for queue, messages in back.items():
         if messages:
@@ -283,9 +300,9 @@ class QueueChange:
                     self._large.update(dict.fromkeys(taken))
             self._puts.append((queue, head, messages, logged))
 
-    def leave(self, queue: Queue, message: Message) -> None:
-        """It was unacknowledged, and is acknowledged or not wanted back."""
-        self._parts[queue].leaving.append(message)
+    def leave(self, queue: Queue, messages: Sequence[Message]) -> None:
+        """They were unacknowledged, and are acknowledged or not wanted back."""
+        self._parts[queue].leaving += messages
 
     def apply(self) -> Ticket | None:
         """What all of it waits for, None: nothing. Raises StoreError; then nothing has changed."""
@@ -315,8 +332,6 @@ class QueueChange:
             else:
                 self._broker.publish_numbered(queue, messages)
         for queue, part in self._parts.items():
-            if queue.log is not None:
-                queue.log.left(part.leaving)
             if part.leaving:
-                queue.settle(part.leaving)
+                queue.settle_written(part.leaving)
         return ticket

@@ -491,6 +491,19 @@ def dms_100000_die_and_become_dead_letters(served: Served) -> None:
     control.request(served.folder / "data", "POST", "/dms/redrive", {"queue": "dead"})
 
 
+def dms_50000_queues_are_listed_while_others_come_and_go(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.ask(
+            [dms.frame(dms.CREATE, 1, dms.name(f"queue-{n * 7919 % 50_000:05}")) for n in range(50_000)]
+        )
+        client.ask([dms.frame(dms.LIST, 1)])
+        served.begin()
+        for number in range(20):
+            name = dms.name(f"queue-{number}")
+            client.ask([dms.frame(dms.CREATE, 1, name), dms.frame(dms.LIST, 1)])
+            client.ask([dms.frame(dms.DELETE, 1, name), dms.frame(dms.LIST, 1)])
+
+
 def dms_a_purge_of_100000(served: Served) -> None:
     _dms_filled(served, 100_000)
     served.begin()
@@ -538,6 +551,14 @@ def logmq_5000_topics_are_deleted(served: Served) -> None:
     with _topics(served, 5_000) as peer:
         served.begin()
         _asked(peer, [b"DELETE topic-%d\n" % number for number in range(5_000)])
+
+
+def logmq_a_topic_with_20000_groups_is_deleted(served: Served) -> None:
+    with _topics(served, 1) as peer:
+        _asked(peer, [b"COMMIT group-%d topic-0 0\n" % number for number in range(20_000)])
+        served.begin()
+        _asked(peer, [b"DELETE topic-0\n"])
+        _ping(served)
 
 
 def _listed(served: Served, path: str) -> Any:
@@ -733,6 +754,16 @@ def amqp_a_message_for_2000_queues(served: Served) -> None:
             peer.wait(commands.Queue.BindOk)
         served.begin()
         peer.publish("amq.fanout", "", 50)
+
+
+def amqp_a_transaction_of_90000_acks(served: Served) -> None:
+    with _amqp_holding(served, 90_000) as peer:
+        peer.call(commands.Tx.Select(), commands.Tx.SelectOk)
+        peer.call(commands.Basic.Cancel("c"), commands.Basic.CancelOk)
+        served.begin()
+        peer.say(1, commands.Basic.Ack(0, multiple=True))
+        peer.call(commands.Tx.Commit(), commands.Tx.CommitOk)
+        _ping(served)
 
 
 def amqp_a_transaction_of_4096_messages(served: Served) -> None:
