@@ -104,14 +104,14 @@ class Inbox:
         return INBOX_BYTES_MAX - self.bytes
 
     def put(self, run: MessageRun) -> None:
-        """What the source cannot have back; where there is no room it is counted as lost."""
+        """Take in a run of a source that cannot wait. Where there is no room it is counted as lost."""
         if self.bytes and (run.size > self.room_bytes or not self._account.fits(run.size)):
             self._lost("slow" if run.size > self.room_bytes else "memory", len(run))
         else:
             self.hold(run)
 
     def hold(self, run: MessageRun) -> None:
-        """What the source has bounded by itself."""
+        """Take in a run of a source that keeps within `room_bytes` by itself."""
         self._account.charge(run.size)
         self.bytes += run.size
         self.waiting += len(run)

@@ -46,7 +46,7 @@ class KindColumn:
     help: str
     unit: Unit = "count"
     looked_up: bool = False
-    """The disk may be asked for it: it is known of what is shown, and no list is sorted by it."""
+    """It may have to be read from disk: only rows that are shown have it, and no list is sorted by it."""
 
 
 @attrs.frozen

@@ -48,7 +48,7 @@ IN_FLIGHT_BYTES = 3 << 20
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.005, 0.25
 """A target that refuses is asked again so soon, later and later."""
 OPEN_SECONDS_MAX = 1.0
-"""The same of an end that is missing."""
+"""An end that is missing is looked for again at least so often."""
 TOLD_SECONDS = 60.0
 """Between two lines of the log about one reason."""
 _HEAD_BYTES = 4096
@@ -81,7 +81,7 @@ class BridgeCounts:
     dead: Counter[str] = attrs.Factory(Counter)
     dropped: Counter[str] = attrs.Factory(Counter)
     lost: Counter[str] = attrs.Factory(Counter)
-    """Which a volatile source gave, and the bridge could not take in."""
+    """What a volatile source gave and the bridge had no room for, by reason."""
     waited: Counter[str] = attrs.Factory(Counter)
     """Refusals that are waited for."""
 
@@ -117,7 +117,7 @@ class Surroundings(Protocol):
 
 
 class Bridge:
-    """See above. `wake` is called when `step` has something to do again."""
+    """One bridge. `wake` is called when `step` has something to do again."""
 
     def __init__(
         self,
@@ -152,14 +152,14 @@ class Bridge:
         self._held: deque[MessageRun] = deque()
         """Taken, and refused for now; the oldest first."""
         self._failed: list[MessageRun] = []
-        """Of entries that the disk refused, in their order; of a volatile source."""
+        """Runs of a volatile source whose entries the disk refused, in order: they are written again."""
         self._rules = around.rules(settings.name)
         self._reopen = False
         self._gives_back = False
         """The source, as it was opened last."""
         self._in_flight = 0
         self._settled = 0
-        """Of the run that is being carried."""
+        """How many messages of the run that is being carried are done with."""
         self._retry_at = -math.inf
         self._delay = 0.0
         self._tokens = settings.rate or math.inf
@@ -525,7 +525,7 @@ class Bridge:
     def _settle_refused(
         self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal, now: float
     ) -> bool:
-        """See to one message that the target refuses; False: it waits."""
+        """Do as `on_refused` says with one message that the target refuses; False: it waits."""
         policy = self._policy(refused)
         if policy == "wait":
             self._wait(refused, now, RETRY_SECONDS_MAX)

@@ -77,17 +77,17 @@ class Connection:
 
     @property
     def now(self) -> float:
-        """Monotonic seconds (trio's clock): the time of this round inside one, else the time."""
+        """Monotonic seconds (trio's clock): inside a turn the time at which that began."""
         raise NotImplementedError
 
     def write(self, data: bytes) -> None:
         """Append to the outbox.
 
-        What is written during a round is flushed when the session's `receive` or `on_deadline` returns, if it
-        is little perhaps after some other sessions' too, or, on another connection than the one being
-        served, when the round ends; outside a round the socket is tried at once. Where the driver is about to
-        look for input, it does that first: to a peer that has sent more meanwhile, this goes along with the
-        answer. Nothing is sent after `finish` or `abort`.
+        It is sent at one of three moments. On the connection that is being served: when the session's
+        `receive` or `on_deadline` returns; little of it together with some other sessions'. On any other
+        connection: at the end of the turn. Outside of a turn: at once. A driver that is about to look for
+        input does so first, so the answers to what came meanwhile go along. Nothing is sent after `finish`
+        or `abort`.
         """
         if self._mute or not data:
             return
@@ -115,7 +115,7 @@ class Connection:
             self._outbox_over_bound()
 
     def expect(self) -> None:
-        """More will be written when this round ends: what is written until then may go along with it."""
+        """More is written at the end of this turn; what is written until then may go along with it."""
 
     def finish(self) -> None:
         """Nothing more to say: flush the outbox, shut down writing, discard input for up to 1 s, close.

@@ -207,7 +207,7 @@ def test_a_server_times_syncs_acknowledgements_and_queues(busy: Server) -> None:
     assert found["brokers_store_sync_seconds_count", None] > 0
     assert found["brokers_publish_ack_seconds_count", "logmq"] >= 1
     assert found["brokers_publish_ack_seconds_count", "dms"] >= 1
-    assert found["brokers_queue_wait_seconds_count", "dms"] == 1
+    assert found["brokers_queue_wait_seconds_count", "dms"] >= 1  # others have used queues, too
 
 
 def test_a_series_for_each_object_needs_a_login(busy: Server) -> None:
