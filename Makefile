@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood trial-logins
+.PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood trial-logins trial-attacks
 .PHONY: trial-damage trial-neighbours trial-fairness trial-archive trial-replay trial-cluster trials bench-compare
 .PHONY: pictures clean
 
@@ -62,6 +62,9 @@ trial-flood: $(VENV)/.test
 
 trial-logins: $(VENV)/.test
 	$(BIN)/python -m tests.trials.logins $(ARGS)
+
+trial-attacks: $(VENV)/.test
+	$(BIN)/python -m tests.trials.attacks $(ARGS)
 
 trial-archive: $(VENV)/.test
 	$(BIN)/python -m tests.trials.archive $(ARGS)

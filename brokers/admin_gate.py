@@ -13,11 +13,13 @@ In this order, each before anything of the request's body is read:
    `POST /logout` ends it.
 5. The user has `admin:read` for what only looks, `admin:manage` for all else (403). The token may do both.
 
+Those who have not logged in share `STRANGER_SECONDS`: so seldom one of their requests is answered.
 Answers carry a policy by which a page loads and asks nothing but this server.
 """
 
 import binascii
 import json
+import math
 import os
 import secrets
 from base64 import b64decode
@@ -47,6 +49,8 @@ SESSIONS_MAX = 1000
 """Then the one that was used longest ago ends."""
 SESSION_SECONDS = 12 * 3600.0
 """Without a request."""
+STRANGER_SECONDS, STRANGERS_AT_ONCE = 0.01, 32
+"""A request that is refused takes some 0.5 ms of the loop: a flood of them has 5 %."""
 CREDENTIALS_BYTES_MAX = 2048
 """Of one header, or one body, with a login."""
 
@@ -118,6 +122,18 @@ class _Login:
         self.end()
 
 
+class Pace:
+    """Lets those who ask have their turn, so many seconds apart, but for `burst` after a silence."""
+
+    def __init__(self, seconds: float, burst: int) -> None:
+        self._seconds, self._slack = seconds, seconds * burst
+        self._last = -math.inf
+
+    async def turn(self) -> None:
+        self._last = max(self._last + self._seconds, trio.current_time() - self._slack)
+        await trio.sleep_until(self._last)
+
+
 class Gate:
     """Lets requests on the admin port through to `app`, or answers them itself."""
 
@@ -142,6 +158,7 @@ class Gate:
         self.take_settings(names, secure=secure)
         self._cookie = f"brokers_{port}"  # cookies know no ports: two servers on a machine need two names
         self._sessions: dict[str, _Login] = {}  # those used last at the end
+        self._strangers = Pace(STRANGER_SECONDS, STRANGERS_AT_ONCE)
         # Beyond loopback, or not: nobody is let in here who has not logged in.
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
 
@@ -183,6 +200,8 @@ class Gate:
                 # An answer that goes on and on asks again.
                 scope["brokers.allowed"] = partial(self._may, found, _action(scope))
                 scope["brokers.manages"] = self._may(found, MANAGE)
+        if not caller.trusted:
+            await self._strangers.turn()
         await (refusal or self._app)(scope, receive, answer)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:

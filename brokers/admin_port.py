@@ -3,7 +3,7 @@
 | | |
 |---|---|
 | connections | `CONNECTIONS_MAX`; the next one takes the place of the oldest that has no login, or waits |
-| new connections | `PACE_SECONDS` apart once there are more than `FEW` |
+| new connections | `PACE_SECONDS` apart, but for the first `FEW` of a burst |
 | silence | 5 s until a request's head is whole, and between requests |
 | a request's head | 16 KiB |
 | a request's body | `api.BODY_BYTES_MAX`, of who has logged in alone, in `BODY_SECONDS` |
@@ -26,7 +26,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import Message, Receive, Scope, Send
 
-from brokers.admin_gate import Caller, GatedApp
+from brokers.admin_gate import Caller, GatedApp, Pace
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.listeners import OUT_OF_DESCRIPTORS, bind_each, format_address
 from shared.net.settings import CertificateUser
@@ -86,6 +86,7 @@ class AdminPort:
         """Both hold for new connections."""
         self._handshake_seconds = handshake_seconds
         self._open: dict[_Open, None] = {}  # the oldest first
+        self._pace = Pace(PACE_SECONDS, FEW)
         config = self._config = Config()
         config.accesslog = None
         config.errorlog = logging.getLogger("brokers.admin")
@@ -143,8 +144,7 @@ class AdminPort:
             opened = _Open(Caller(format_address(address[0], address[1])), sock)
             self._open[opened] = None
             nursery.start_soon(self._connection, opened, app)
-            if len(self._open) > FEW:
-                await trio.sleep(PACE_SECONDS)
+            await self._pace.turn()
 
     def _make_room(self) -> bool:
         for opened in self._open:

@@ -413,3 +413,19 @@ def test_listening_sockets_are_of_every_address() -> None:
     for sock in sockets:
         assert sock.family in (socket.AF_INET, socket.AF_INET6)
         sock.close()
+
+
+async def test_a_flood_of_requests_without_a_login_is_answered_slowly_and_one_with_a_login_at_once() -> None:
+    def ask(*lines: str) -> bytes:
+        return "\r\n".join([f"GET /api/v1/queues HTTP/1.1\r\nHost: {port.name}", *lines, "\r\n"]).encode()
+
+    async with admin_port() as port, await port.connect() as flood, await port.connect() as known:
+        began = trio.current_time()
+        await flood.send_all(ask() * 80)
+        await flood.receive_some()  # it has begun
+        await known.send_all(ask(f"Authorization: Bearer {TOKEN}"))
+        assert (await known.receive_some()).startswith(b"HTTP/1.1 200")
+        answered = b""
+        while answered.count(b"HTTP/1.1 401") < 70:
+            answered += await flood.receive_some()
+        assert trio.current_time() - began > 0.3, "32 at once, the others 10 ms apart"
