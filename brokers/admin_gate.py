@@ -278,13 +278,15 @@ class Gate:
         """Who asks; or the answer to who is nobody. `cookies` gets the one of a session that begins."""
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = dict(query).get("token")
-        if given is not None and scope["method"] in LOOKING:
+        if given is not None:
             if not self._is_token(given):
                 await self._logins.refuse(self.guard, caller.peer)
                 return self._unknown("the token in the address is not that of this server", headers)
-            cookies.append(self._begin(TOKEN_USER))
             rest = [each for each in query if each[0] != "token"]
             scope["query_string"] = urlencode(rest).encode()
+            if scope["method"] not in LOOKING:
+                return TOKEN_USER
+            cookies.append(self._begin(TOKEN_USER))
             if not scope["path"].startswith("/api/"):  # a page's address may be seen, and kept
                 where = "/" + scope.get("raw_path", b"/").decode("latin-1").lstrip("/\\")
                 return RedirectResponse(where + (f"?{urlencode(rest)}" if rest else ""), 303)

@@ -4,6 +4,7 @@
 |---|---|
 | connections | `CONNECTIONS_MAX`; the next one takes the place of the oldest that has no login, or waits |
 | new connections | `PACE_SECONDS` apart, but for the first `FEW` of a burst |
+| reads, but for a connection's first | `PACE_SECONDS` apart, of all who have no login |
 | silence | 5 s until a request's head is whole, and between requests |
 | a request's head | 16 KiB |
 | a request's body | `api.BODY_BYTES_MAX`, of who has logged in alone, in `BODY_SECONDS` |
@@ -86,7 +87,7 @@ class AdminPort:
         """Both hold for new connections."""
         self._handshake_seconds = handshake_seconds
         self._open: dict[_Open, None] = {}  # the oldest first
-        self._pace = Pace(PACE_SECONDS, FEW)
+        self._pace, self._reads = Pace(PACE_SECONDS, FEW), Pace(PACE_SECONDS, FEW)
         config = self._config = Config()
         config.accesslog = None
         config.errorlog = logging.getLogger("brokers.admin")
@@ -169,7 +170,7 @@ class AdminPort:
                 with trio.fail_after(self._handshake_seconds):
                     await secure.do_handshake()
                 opened.caller.certificate_user = secure.certificate_name(self.certificate_user)
-            bounded = _BoundedStream(stream, opened.socket)
+            bounded = _BoundedStream(stream, opened, self._reads)
             server = TCPServer(
                 ASGIWrapper(asked),  # type: ignore[arg-type]  # an ASGI application by Starlette's types
                 self._config,
@@ -209,11 +210,15 @@ def _in_time(receive: Receive) -> Receive:
 class _BoundedStream:
     """A connection as hypercorn uses one: reads in small pieces, and writes that are taken in time."""
 
-    def __init__(self, stream: trio.abc.HalfCloseableStream, sock: trio.socket.SocketType) -> None:
-        self.socket = sock
-        self._stream = stream
+    def __init__(self, stream: trio.abc.HalfCloseableStream, opened: _Open, pace: Pace) -> None:
+        self.socket = opened.socket
+        self._stream, self._caller = stream, opened.caller
+        self._pace, self._begun = pace, False
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        if self._begun and not self._caller.trusted:
+            await self._pace.turn()  # who sends a byte at a time has no more of the loop than others
+        self._begun = True
         return await self._stream.receive_some(READ_BYTES)
 
     async def send_all(self, data: bytes) -> None:

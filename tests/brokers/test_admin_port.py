@@ -151,6 +151,8 @@ async def test_the_token_in_an_address_is_traded_for_a_cookie() -> None:
         assert (await port.ask("/status", cookie)).status == 200
         assert (await port.ask("/a/echo", {**cookie, **JSON}, "POST", b"{}")).status == 200
         assert (await port.ask("/status?token=other")).status == 401
+        assert (await port.ask(f"/a/echo?token={TOKEN}", JSON, "POST", b"{}")).status == 200
+        assert (await port.ask("/a/echo?token=other", JSON, "POST", b"{}")).status == 401
 
 
 async def test_the_trade_leads_to_no_other_server() -> None:
