@@ -122,7 +122,7 @@ class _Login:
         self.end()
 
 
-class Pace:
+class TurnPace:
     """Lets those who ask have their turn, so many seconds apart, but for `burst` after a silence."""
 
     def __init__(self, seconds: float, burst: int) -> None:
@@ -158,7 +158,7 @@ class Gate:
         self.take_settings(names, secure=secure)
         self._cookie = f"brokers_{port}"  # cookies know no ports: two servers on a machine need two names
         self._sessions: dict[str, _Login] = {}  # those used last at the end
-        self._strangers = Pace(STRANGER_SECONDS, STRANGERS_AT_ONCE)
+        self._strangers = TurnPace(STRANGER_SECONDS, STRANGERS_AT_ONCE)
         # Beyond loopback, or not: nobody is let in here who has not logged in.
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
 

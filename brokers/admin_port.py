@@ -27,7 +27,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import Message, Receive, Scope, Send
 
-from brokers.admin_gate import Caller, GatedApp, Pace
+from brokers.admin_gate import Caller, GatedApp, TurnPace
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.listeners import OUT_OF_DESCRIPTORS, bind_each, format_address
 from shared.net.settings import CertificateUser
@@ -87,7 +87,7 @@ class AdminPort:
         """Both hold for new connections."""
         self._handshake_seconds = handshake_seconds
         self._open: dict[_Open, None] = {}  # the oldest first
-        self._pace, self._reads = Pace(PACE_SECONDS, FEW), Pace(PACE_SECONDS, FEW)
+        self._pace, self._reads = TurnPace(PACE_SECONDS, FEW), TurnPace(PACE_SECONDS, FEW)
         config = self._config = Config()
         config.accesslog = None
         config.errorlog = logging.getLogger("brokers.admin")
@@ -210,7 +210,7 @@ def _in_time(receive: Receive) -> Receive:
 class _BoundedStream:
     """A connection as hypercorn uses one: reads in small pieces, and writes that are taken in time."""
 
-    def __init__(self, stream: trio.abc.HalfCloseableStream, opened: _Open, pace: Pace) -> None:
+    def __init__(self, stream: trio.abc.HalfCloseableStream, opened: _Open, pace: TurnPace) -> None:
         self.socket = opened.socket
         self._stream, self._caller = stream, opened.caller
         self._pace, self._begun = pace, False
