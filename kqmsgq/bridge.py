@@ -1,13 +1,21 @@
 """KqueueMsgQ as an end of bridges: a queue's consumer as a source, its producer as a target."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kqmsgq.fanout import Producer
 from kqmsgq.wire import LENGTH_BYTES, NAME_AT, RECORDED_MESSAGES, message
 from shared.access import READ, WRITE
 from shared.addresses import MessageOrigin, NameTemplate, unescaped
-from shared.bridging import BridgeContext, BridgeRefusal, BridgeSource, BridgeTarget, MessageRun, may_name
+from shared.bridging import (
+    BridgeContext,
+    BridgeRefusal,
+    BridgeSource,
+    BridgeTarget,
+    MessageRun,
+    VolatileSource,
+    may_name,
+)
 from shared.tracing import Onlooker
 
 if TYPE_CHECKING:
@@ -20,35 +28,12 @@ WRITTEN_AT_ONCE = 256
 """Messages; then others have their turn."""
 
 
-class KqmsgqSource:
-    """A `BridgeSource`: what the bridge has no room for is lost and counted."""
-
-    durable = gives_back = keeps_position = False
+class KqmsgqSource(VolatileSource):
+    """A queue's messages as they come."""
 
     def __init__(self, queues: "Queues", name: bytes, context: BridgeContext) -> None:
         self._queues = queues
-        self._inbox = context.inbox
-        self._end: Callable[[], None] | None = queues.look_on(Onlooker(self._taken), name)
-
-    def take(self, count: int) -> MessageRun | None:
-        return self._inbox.take(count)
-
-    def confirm(self, run: MessageRun) -> None:
-        """Nobody asks."""
-
-    def seal(self) -> None:
-        """Each confirmation is there."""
-
-    def refill(self) -> None:
-        """What comes comes."""
-
-    def lag(self) -> int:
-        return self._inbox.waiting
-
-    def close(self) -> None:
-        if self._end is not None:
-            self._end()
-            self._end = None
+        super().__init__(context.inbox, queues.look_on(Onlooker(self._taken), name))
 
     def _taken(self, data: bytes) -> None:
         """Make runs of whole messages; those of one queue follow each other, mostly."""
@@ -69,7 +54,7 @@ class KqmsgqSource:
 
     def _put(self, head: bytes, bodies: list[bytes]) -> None:
         origin = MessageOrigin("kqmsgq", head[NAME_AT:])
-        self._inbox.put(MessageRun(origin, bodies, trail=self._queues.trail))
+        self.inbox.put(MessageRun(origin, bodies, trail=self._queues.trail))
 
 
 class KqmsgqTarget:

@@ -4,7 +4,7 @@ A source is among the receivers of the fan-out. What it gets are whole frames, o
 the bridge has no room for is lost and counted, as for any subscriber that is slow.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pubsub.sessions import WILDCARDS
@@ -32,6 +32,7 @@ from shared.bridging import (
     BridgeSource,
     BridgeTarget,
     MessageRun,
+    VolatileSource,
     globs_meet,
 )
 from shared.routing.index import RoutingIndex
@@ -48,37 +49,14 @@ WRITTEN_AT_ONCE = 64
 """Messages, of 100 KB in frames; then others have their turn."""
 
 
-class PubsubSource:
-    """A `BridgeSource`."""
-
-    durable = gives_back = keeps_position = False
+class PubsubSource(VolatileSource):
+    """A pattern's messages as they come."""
 
     def __init__(
         self, sessions: "Sessions", fanout: "Fanout", pattern: bytes, context: BridgeContext
     ) -> None:
         self._fanout = fanout
-        self._inbox = context.inbox
-        self._end: Callable[[], None] | None = sessions.look_on(Onlooker(self._taken), pattern)
-
-    def take(self, count: int) -> MessageRun | None:
-        return self._inbox.take(count)
-
-    def confirm(self, run: MessageRun) -> None:
-        """Nobody asks."""
-
-    def seal(self) -> None:
-        """Each confirmation is there."""
-
-    def refill(self) -> None:
-        """What comes comes."""
-
-    def lag(self) -> int:
-        return self._inbox.waiting
-
-    def close(self) -> None:
-        if self._end is not None:
-            self._end()
-            self._end = None
+        super().__init__(context.inbox, sessions.look_on(Onlooker(self._taken), pattern))
 
     def _taken(self, frames: bytes) -> None:
         """Make runs of frames; those with one head follow each other, mostly."""
@@ -104,7 +82,7 @@ class PubsubSource:
         topic = head[TOPIC_AT:TYPE_AT].partition(b"\0")[0]
         kind = Kind(head[TYPE_AT])
         shown = sender.decode("ascii", "backslashreplace")
-        self._inbox.put(
+        self.inbox.put(
             MessageRun(
                 MessageOrigin("pubsub", topic, sender=sender),
                 bodies,

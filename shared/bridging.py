@@ -218,6 +218,37 @@ class BridgeSource(Protocol):
         """Everything that was not confirmed goes back to where it came from. Harmless twice."""
 
 
+class VolatileSource:
+    """A `BridgeSource` that puts what passes into the inbox and cannot wait: what has no room is lost and
+    counted. `end` stops that."""
+
+    durable = gives_back = keeps_position = False
+
+    def __init__(self, inbox: Inbox, end: Callable[[], None]) -> None:
+        self.inbox = inbox
+        self._end: Callable[[], None] | None = end
+
+    def take(self, count: int) -> MessageRun | None:
+        return self.inbox.take(count)
+
+    def confirm(self, run: MessageRun) -> None:
+        """Nothing comes again, whatever became of it."""
+
+    def seal(self) -> None:
+        """Nothing is written of confirmations."""
+
+    def refill(self) -> None:
+        """Nobody waits for room."""
+
+    def lag(self) -> int:
+        return self.inbox.waiting
+
+    def close(self) -> None:
+        if self._end is not None:
+            self._end()
+            self._end = None
+
+
 class BridgeTarget(Protocol):
     """Where a bridge writes messages to. `durable`: within the entry under way."""
 
