@@ -421,7 +421,7 @@ async def test_a_flood_of_requests_without_a_login_is_answered_slowly_and_one_wi
     def ask(*lines: str) -> bytes:
         return "\r\n".join([f"GET /api/v1/queues HTTP/1.1\r\nHost: {port.name}", *lines, "\r\n"]).encode()
 
-    async with admin_port() as port, await port.connect() as flood, await port.connect() as known:
+    async with admin_port_at() as port, await port.connect() as flood, await port.connect() as known:
         began = trio.current_time()
         await flood.send_all(ask() * 80)
         await flood.receive_some()  # it has begun
