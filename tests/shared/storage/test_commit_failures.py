@@ -293,7 +293,7 @@ async def test_a_bug_in_showing_what_a_commit_did_is_final_and_keeps_nobody_wait
     await store.wait(one.append(records(b"before"), 1)[1])
     async with running(store):
         with monkeypatch.context() as broken:
-            broken.setattr(CommitCounts, "synced", lambda *_: 1 / 0)
+            broken.setattr(CommitCounts, "count_sync", lambda *_: 1 / 0)
             _, ticket = one.append(records(b"x"), 1)
             queued = outcome(two.append(records(b"y"), 1)[1])
             with trio.fail_after(5), pytest.raises(StoreReadOnly):
