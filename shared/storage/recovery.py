@@ -28,6 +28,12 @@ _SKIPPED_IDS = 1 << 20
 """After an unclean end so many log ids are skipped: a log whose CREATE was lost may have left files."""
 
 
+MISSING = (
+    "the journal's segment where replay begins is not there, or empty: what only it had is lost, perhaps all "
+    "of the last second before the server ended; nothing is lost if it ended while it started"
+)
+
+
 @attrs.frozen
 class Recovered:
     """A folder ready to be served. `next_lsn`: where the journal begins anew, in a segment to be made;
@@ -45,6 +51,7 @@ class Recovered:
     torn_bytes: int
     damage: list[replay.Damage]
     in_files: DamagedPlaces
+    is_journal_missing: bool = False
     seconds: float = 0.0
 
 
@@ -77,6 +84,8 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     else:
         scanned = replay.scan(disk, found.journal_id, found.replay_lsn, found.logs)
         _report(scanned)
+        if scanned.missing:
+            in_files.in_file(segment_path(found.replay_lsn), MISSING)
         kept = _keep_damaged(disk, scanned)
     # Also after a clean end: a copy may have files that are newer than its catalog.
     logs, seen_id = _replay(disk, found, scanned, sync_all_logs, in_files)
@@ -106,6 +115,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         torn_bytes=scanned.torn_bytes,
         damage=scanned.damage,
         in_files=in_files,
+        is_journal_missing=scanned.missing,
         seconds=seconds,
     )
 

@@ -57,7 +57,7 @@ class Replay:
     """What a journal holds from some LSN on, in order.
 
     `end_lsn`: behind the last good batch. `torn_bytes`: what a torn tail seems to have had. `synced_lsn`: all
-    below it was synced, as a good batch says.
+    below it was synced, as a good batch says. `missing`: no segment holds the place where it begins.
     """
 
     batches: list[FoundBatch]
@@ -66,6 +66,7 @@ class Replay:
     end_lsn: int
     torn_bytes: int
     synced_lsn: int = 0
+    missing: bool = False
 
     def damaged_segments(self) -> list[SegmentFile]:
         return [s for s in self.segments if any(d.lsn < s.end and d.end_lsn > s.lsn for d in self.damage)]
@@ -177,7 +178,10 @@ def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
         position = previous + found.batch.size
     synced_lsn = max((each.batch.synced_lsn for each in batches), default=0)
     torn_bytes = _torn_bytes(reader, position)
-    return Replay(batches, reader.segments, damage, position, torn_bytes, synced_lsn)
+    # A start makes its segment, with all its length, before anything is served.
+    first = reader.segment_at(replay_lsn)
+    missing = first is None or not first.size
+    return Replay(batches, reader.segments, damage, position, torn_bytes, synced_lsn, missing)
 
 
 def _after_damage(reader: "_Reader", bad_lsn: int) -> FoundBatch | None:

@@ -18,6 +18,7 @@ from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.lock import LOCK_NAME
 from shared.storage.rebuild import NO_LOGS
+from shared.storage.recovery import MISSING
 from shared.storage.settings import Durability
 from shared.storage.tools.view import (
     DamagedFile,
@@ -125,6 +126,9 @@ def _journal(view: FolderView) -> Iterator[Finding]:
             damage.lsn,
             damage.end_lsn - damage.lsn,
         )
+    if journal.missing and not view.catalog.clean:
+        path = segment_path(view.catalog.replay_lsn)
+        yield Finding(Severity.WARNING, FindingKind.JOURNAL, path, MISSING)
     if view.bad_entries:
         text = f"{view.bad_entries} entries cannot be read"
         yield Finding(Severity.DAMAGE, FindingKind.JOURNAL, JOURNAL_FOLDER, text)

@@ -91,6 +91,12 @@ class _Mender:
         recovered = recovery.recover(self._disk, self._clock, StorageSettings().sync_all_logs)
         if recovered.batches or recovered.damage:
             self.done.append(f"{recovered.batches} batches of the journal were put in place")
+        if recovered.is_journal_missing:
+            self.done.append(recovery.MISSING)
+        # The next start is not to look for a journal.
+        after = catalog_file.read(self._disk)
+        assert after is not None
+        replace_file(self._disk, catalog_file.PATH, attrs.evolve(after, clean=True).pack())
 
     def _has_newer_logs(self, found: Catalog) -> bool:
         """Whether there are files of logs that the catalog does not know yet: a start finds those again."""

@@ -13,6 +13,7 @@ from shared.errors import LogMissing, StoreFormat, StoreInUse
 from shared.storage import catalog, format, replay
 from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
+from shared.storage.recovery import MISSING
 from shared.storage.settings import Durability
 from shared.storage.tools.fsck import FindingKind, FsckReport, Severity, check
 from shared.storage.tools.logs import DamagedRow, RecordRow, log_dump, log_ls, log_verify
@@ -370,6 +371,24 @@ def test_a_torn_journal_is_a_warning_and_a_hole_in_it_is_damage(folder: Path) ->
     report = repair(folder)
     assert any("damaged" in path and data[: len(copy)] == copy for path, data in tree(folder).items())
     assert contents(folder)["logmq", "young"] == [b"y"]
+
+
+@pytest.mark.parametrize("how", ["missing", "empty"])
+def test_a_journal_that_is_not_there_after_a_kill_is_told(folder: Path, how: str) -> None:
+    fill(folder, {}, clean=False)
+    assert check(folder).findings == ()  # killed before it wrote anything
+    fill(folder, {("logmq", "few"): [b"three"]}, clean=False)
+    for segment in (folder / "journal").iterdir():
+        if how == "missing":
+            segment.unlink()
+        else:
+            segment.write_bytes(b"")
+    (finding,) = check(folder).findings
+    assert (finding.severity, finding.kind) == (Severity.WARNING, FindingKind.JOURNAL)
+    repaired = repair(folder)
+    assert repaired.repairs == (MISSING,)
+    assert repaired.findings == ()
+    assert contents(folder)["logmq", "few"] == [b"one", b"two"]
 
 
 def test_ranges_of_the_journal_alone_are_good(folder: Path) -> None:
