@@ -19,7 +19,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import cycle, islice
 from pathlib import Path
 from time import monotonic, perf_counter, perf_counter_ns
@@ -177,6 +177,8 @@ def histogram() -> HdrHistogram:
     return HdrHistogram(1, 60_000_000, 3)
 
 
+CLOSE_SECONDS = 1.0
+"""A server closes what has said its last word within it, or is not waited for."""
 SAID_FIRST: dict[Address, tuple[bytes, bytes]] = {}
 """What a connection to an address says first, its login, and the answer."""
 
@@ -210,8 +212,24 @@ def _connected(address: Address, count: int, *, datagrams: bool = False) -> Iter
             raise
         raise Refusal(f"this process may not have {count} connections: raise the limit of files") from error
     finally:
+        if not datagrams:
+            _until_closed(sockets)
         for sock in sockets:
             sock.close()
+
+
+def _until_closed(sockets: Sequence[socket.socket]) -> None:
+    """Say the last word, and wait until the server knows: the next round may come by the same names."""
+    for sock in sockets:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+    give_up = perf_counter() + CLOSE_SECONDS
+    for sock in sockets:
+        with suppress(OSError):
+            while (left := give_up - perf_counter()) > 0:
+                sock.settimeout(left)
+                if not sock.recv(RECEIVE_BYTES):
+                    break
 
 
 # -- requests and their answers
