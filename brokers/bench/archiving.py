@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from brokers.bench.servers import processes_of, processor_seconds, server_process, serving
+from brokers.bench.ground import cpu_seconds
+from brokers.bench.servers import server_process, serving
 from brokers.errors import Refusal
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _followed(
     with opened(folder, feed.origin) as place:
         archiver = Archiver(ground.spark, feed, place, folder)
         writer.start()
-        begun = _cpu(server, writer.pid)
+        begun = _cpu(server)
         commits: list[tuple[float, int]] = []
         sent: list[tuple[float, int]] = []
         waiting = threading.Thread(target=_collect, args=(ours, sent, archiver))
@@ -129,7 +130,8 @@ def _followed(
                 commits.append((time.time(), log.end))
         waiting.join()
         writer.join()
-        spent = [after - before for after, before in zip(_cpu(server, writer.pid), begun, strict=True)]
+        of_server, others = (after - before for after, before in zip(_cpu(server), begun, strict=True))
+        spent = [of_server, others - ours.recv()]
     return _row(sent, commits, spent)
 
 
@@ -187,11 +189,10 @@ def _write(address: tuple[str, int], outcome: Connection, rate: int, seconds: fl
                 break
             sent.append((at, int(answer[3:]) + len(body)))
     outcome.send(sent)
+    outcome.send(time.process_time())
 
 
-def _cpu(server: int, writer: int | None) -> tuple[float, float]:
-    """Seconds of processor time so far: the server's, and that of everything else here but the writer."""
-    aside = {os.getpid(), *processes_of(server), writer}
-    others = sum(processor_seconds(pid) or 0.0 for pid in processes_of(os.getpid()) if pid not in aside)
-    own = os.times()
-    return processor_seconds(server) or 0.0, others + own.user + own.system
+def _cpu(server: int) -> tuple[float, float]:
+    """Seconds of processor time so far: the server's, and that of everything else here."""
+    of_server = cpu_seconds(server)
+    return of_server, cpu_seconds(os.getpid()) - of_server
