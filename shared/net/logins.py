@@ -30,7 +30,7 @@ WAITING_MAX = 10_000
 WAITING_ADDRESS_MAX = 256
 WAITING_SLOW_MAX = 64
 """Logins that wait, in all, and different ones of one address, which may have failed often (slow); another
-one is refused unlooked at."""
+one is refused unlooked at, a second later. In all, above the bound: at once."""
 REMEMBERED_MAX = 10_000
 """Logins that are known again. Then all are forgotten: each costs one check more."""
 ANSWERS_AT_ONCE = 50
@@ -68,6 +68,8 @@ class Logins:
         # By address and digest: those that wait, of which the first is the one to be checked.
         self._same: dict[tuple[str, bytes], list[_Login]] = {}
         self._more = trio.Event()
+        self._refused: deque[tuple[float, _Login]] = deque()  # unlooked at, and when they are answered
+        self._more_refused = trio.Event()
         self._nursery: trio.Nursery | None = None
         workers = max(1, min(4, (os.cpu_count() or 1) // 2))
         self._limiter = trio.CapacityLimiter(workers)
@@ -81,6 +83,7 @@ class Logins:
             try:
                 for _ in range(int(self._limiter.total_tokens)):
                     nursery.start_soon(self._work)
+                nursery.start_soon(self._refuse)
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -104,11 +107,15 @@ class Logins:
         full = self._held[address] >= (WAITING_SLOW_MAX if slow else WAITING_ADDRESS_MAX)
         if not slow and (address, login.digest) in self._same:
             full = False
-        if full or self._held_total >= WAITING_MAX:
+        if self._held_total >= WAITING_MAX:
             guard.login_failed(user, peer)
             done(False)
             return
         self._held_total += 1
+        if full:
+            self._refused.append((trio.current_time() + SLOW_SECONDS, login))
+            self._more_refused.set()
+            return
         if slow:
             self._hold(address, 1)
             nursery.start_soon(self._later, login)
@@ -142,6 +149,21 @@ class Logins:
             self._hold(login.address, 1)
             self._waiting.setdefault(login.address, deque()).append(login)
             self._more.set()
+
+    async def _refuse(self) -> None:
+        """Answer those that are not looked at, late: a flood that is answered at once has all of the loop."""
+        while True:
+            if not self._refused:
+                self._more_refused = trio.Event()
+                await self._more_refused.wait()
+            await trio.sleep_until(self._refused[0][0])
+            for _ in range(ANSWERS_AT_ONCE):
+                if not self._refused or self._refused[0][0] > trio.current_time():
+                    break
+                login = self._refused.popleft()[1]
+                self._held_total -= 1
+                login.guard.login_failed(login.user, login.peer)
+                login.done(False)
 
     def _hold(self, address: str, count: int) -> None:
         self._held[address] += count
