@@ -50,7 +50,7 @@ SESSIONS_MAX = 1000
 SESSION_SECONDS = 12 * 3600.0
 """Without a request."""
 STRANGER_SECONDS, STRANGERS_AT_ONCE = 0.01, 32
-"""A request that is refused takes some 0.5 ms of the loop: a flood of them has 5 %."""
+"""After a burst, one request each so many seconds: what is left of the loop is the protocols'."""
 CREDENTIALS_BYTES_MAX = 2048
 """Of one header, or one body, with a login."""
 
