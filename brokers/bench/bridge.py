@@ -25,10 +25,20 @@ from brokers.bench import options
 from brokers.bench.dmp import EXCHANGE, direct
 from brokers.bench.dms import QUEUE, dms_talk, fill_queue, make_queues
 from brokers.bench.kqmsgq import fan_out_of
-from brokers.bench.load import STAMP_BYTES, Address, FanOut, Measured, Talk, connect, fan_out, middle, run
+from brokers.bench.load import (
+    STAMP_BYTES,
+    Address,
+    FanOut,
+    Measured,
+    Talk,
+    connect,
+    fan_out,
+    middle,
+    run,
+)
 from brokers.bench.logmq import fill_topic
 from brokers.bench.options import Rounds, Seconds, Size, each
-from brokers.bench.pubsub import pubsub_fan_out
+from brokers.bench.pubsub import published_elsewhere, pubsub_fan_out
 from brokers.bench.servers import serving
 from brokers.bench.sweep import Point
 from brokers.errors import ExitCode, Refusal
@@ -118,7 +128,9 @@ class _Bridged:
         ends = {name: self._end(name) for name in (source, target)}
         slower = min(ends, key=lambda name: ends[name].rate)
         kept = source in ("logmq", "dms")
-        once = partial(self._backlog, mode) if kept else partial(self._beside, mode)
+        once: Callable[[], float] = partial(self._backlog, mode) if kept else partial(self._beside, mode)
+        if source == "pubsub":
+            once = self._through
         rates = sorted(once() for _ in range(self._rounds))
         rate = rates[len(rates) // 2]
         end = ends[slower].rate
@@ -159,6 +171,21 @@ class _Bridged:
         took = perf_counter() - began
         self._ask("POST", f"{mode}/pause")
         return BACKLOG / took
+
+    def _through(self) -> float:
+        """Messages a second that come in at pub/sub and out at LogMQ."""
+        self._ask("POST", "pubsub-logmq/resume")
+        self._until_open("pubsub-logmq")
+        fan = published_elsewhere(
+            self._size, lambda _: b"TAIL from-pubsub %d\n" % self._end_of(b"from-pubsub")
+        )
+        logmq, pubsub = self._places["logmq"], self._places["pubsub"]
+        try:
+            return fan_out(
+                logmq, fan, producers=1, consumers=1, window=1000, seconds=self._seconds, into=pubsub
+            ).rate
+        finally:
+            self._ask("POST", "pubsub-logmq/pause")
 
     def _beside(self, mode: Mode) -> float:
         """Messages a second that a bridge carries while its source is under load."""

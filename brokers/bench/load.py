@@ -451,24 +451,31 @@ def fan_out(
     window: int,
     seconds: float,
     bystanders: int = 0,
+    into: Address | None = None,
 ) -> Measured:
     """Deliveries a second, all consumers together, for `seconds` after a warm-up. Raises Refusal.
 
-    `bystanders` connect too, as the consumers that come after the last one; nothing is for them.
+    `bystanders` connect too, as the consumers that come after the last one; nothing is for them. `into`:
+    where producers send, if elsewhere.
     """
-    with opened(address, fan, producers, consumers, bystanders) as (outward, inward):
+    with opened(address, fan, producers, consumers, bystanders, into) as (outward, inward):
         return pass_on(fan, outward, inward, window, seconds)
 
 
 @contextmanager
 def opened(
-    address: Address, fan: FanOut, producers: int, consumers: int, bystanders: int = 0
+    address: Address,
+    fan: FanOut,
+    producers: int,
+    consumers: int,
+    bystanders: int = 0,
+    into: Address | None = None,
 ) -> Iterator[tuple[list[socket.socket], list[socket.socket]]]:
     """The producers' and the consumers' connections, ready. Raises Refusal."""
     with ExitStack() as stack:
         aside = stack.enter_context(_connected(address, bystanders))
         inward = stack.enter_context(_connected(address, consumers))
-        outward = stack.enter_context(_connected(address, producers, datagrams=fan.datagrams))
+        outward = stack.enter_context(_connected(into or address, producers, datagrams=fan.datagrams))
         for number, sock in enumerate([*inward, *aside]):
             sock.sendall(fan.hello_consumer(number))
         for number, sock in enumerate(outward):

@@ -168,6 +168,18 @@ def pubsub_fan_out(
     )
 
 
+def published_elsewhere(size: int, hello_consumer: Callable[[int], bytes]) -> FanOut:
+    """What is published here and comes as lines from another protocol."""
+    body, _ = stamped_body(size)
+    return FanOut(
+        hello_consumer=hello_consumer,
+        message=lambda queue, stamp: wire.datagram(TOPICS[queue], Kind.STRING, body(stamp)),
+        delivered_bytes=0,
+        stamp_at=size + 1,
+        datagrams=True,
+    )
+
+
 def _identified(client_id: bytes) -> bytes:
     who = login()
     return wire.encode_id(client_id) + (wire.encode_login(who.user, who.secret) if who else b"")
