@@ -24,7 +24,7 @@ from shared.bridging import (
     BridgeTarget,
     MessageRun,
     globs_meet,
-    may_name,
+    may_be,
     missing,
 )
 from shared.errors import StoreError
@@ -278,8 +278,7 @@ class DmpBridgeEnds:
         to, of = exchange_and_key(target), exchange_and_key(source)
         template = self.target_name(target)
         if of is None:
-            queue = unescaped(source).decode("latin-1").replace("*", "?").replace("[", "?")
-            return (to is None or to[0] == DEFAULT) and may_name(template, queue)
+            return (to is None or to[0] == DEFAULT) and may_be(template, source)
         if to is None or to[0] != of[0]:
             return False
         pattern = unescaped(of[1])

@@ -16,8 +16,9 @@ from shared.bridging import (
     BridgeSource,
     BridgeTarget,
     MessageRun,
-    may_name,
+    may_be,
     missing,
+    target_template,
 )
 
 if TYPE_CHECKING:
@@ -167,14 +168,10 @@ class DmsBridgeEnds:
             raise ValueError(f"a queue's name is 1 to {NAME_BYTES_MAX} bytes: dms:jobs")
 
     def target_name(self, place: str) -> NameTemplate:
-        template = NameTemplate.parse(place)
-        if not template.fields:
-            self.check_source(place)
-        return template
+        return target_template(place, self.check_source)
 
     def may_feed(self, target: str, source: str) -> bool:
-        queue = unescaped(source).decode("latin-1")
-        return may_name(NameTemplate.parse(target), queue.replace("*", "?").replace("[", "?"))
+        return may_be(NameTemplate.parse(target), source)
 
     def open_source(self, service: "DmsService", place: str, context: BridgeContext) -> BridgeSource:
         name = unescaped(place)

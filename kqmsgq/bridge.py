@@ -14,7 +14,7 @@ from shared.bridging import (
     BridgeTarget,
     MessageRun,
     VolatileSource,
-    may_name,
+    may_be,
 )
 from shared.tracing import Onlooker
 
@@ -115,10 +115,7 @@ class KqmsgqBridgeEnds:
         return NameTemplate.parse(place)
 
     def may_feed(self, target: str, source: str) -> bool:
-        if source == ALL:
-            return True
-        name = unescaped(source).decode("latin-1")
-        return may_name(NameTemplate.parse(target), name.replace("*", "?").replace("[", "?"))
+        return source == ALL or may_be(NameTemplate.parse(target), source)
 
     def open_source(self, service: "KqmsgqService", place: str, context: BridgeContext) -> BridgeSource:
         name = b"" if place == ALL else unescaped(place)

@@ -34,6 +34,7 @@ from shared.bridging import (
     MessageRun,
     VolatileSource,
     globs_meet,
+    target_template,
 )
 from shared.routing.index import RoutingIndex
 from shared.tracing import Onlooker
@@ -142,10 +143,7 @@ class PubsubBridgeEnds:
             raise ValueError(f"a pattern is 1 to {TOPIC_BYTES_MAX} bytes: pubsub:home/+/temperature")
 
     def target_name(self, place: str) -> NameTemplate:
-        template = NameTemplate.parse(place)
-        if not template.fields:
-            self.check_source(place)
-        return template
+        return target_template(place, self.check_source)
 
     def may_feed(self, target: str, source: str) -> bool:
         template, pattern = NameTemplate.parse(target), unescaped(source)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from shared.addresses import MessageOrigin, NameTemplate
+from shared.addresses import MessageOrigin, NameTemplate, unescaped
 from shared.errors import BrokerError
 
 if TYPE_CHECKING:
@@ -313,3 +313,16 @@ def may_name(template: NameTemplate, pattern: str) -> bool:
     if not template.fields:
         return fnmatchcase(template.name_for(MessageOrigin("", b"")).decode("latin-1"), pattern)
     return globs_meet(template.as_glob(), _CLASS.sub("?", pattern))
+
+
+def may_be(template: NameTemplate, place: str) -> bool:
+    """Whether the template may make the one name that an address has; wildcards are letters in it."""
+    return may_name(template, unescaped(place).decode("latin-1").replace("*", "?").replace("[", "?"))
+
+
+def target_template(place: str, check: Callable[[str], None]) -> NameTemplate:
+    """Of a target; one without fields is a name, and `check` raises ValueError where that can be none."""
+    template = NameTemplate.parse(place)
+    if not template.fields:
+        check(place)
+    return template
