@@ -10,10 +10,11 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import aio_pika
 import attrs
 import pika
 import pytest
@@ -713,10 +714,8 @@ def test_pika_works_as_a_user_and_is_told_what_he_may_not(tmp_path: Path) -> Non
 
 
 def test_aio_pika_works_as_a_user_and_is_told_what_he_may_not(tmp_path: Path) -> None:
-    aio_pika = pytest.importorskip("aio_pika")
-
     async def talk(host: str, port: int) -> None:
-        def connect(user: str, password: str) -> Any:
+        def connect(user: str, password: str) -> Coroutine[Any, Any, aio_pika.abc.AbstractConnection]:
             return aio_pika.connect(host=host, port=port, login=user, password=password)
 
         for user, password in (("guest", "guest"), ("ann", "wrong"), ("nobody", PASSWORD)):
