@@ -128,17 +128,12 @@ def taken_ports(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
         port = config.protocols[protocol].port
         try:
             _try(host, port, socket.SOCK_STREAM)
-            if _takes_datagrams(config, protocol):
+            if hasattr(config.protocols[protocol], "allow"):  # only who takes datagrams has that setting
                 _try(host, port, socket.SOCK_DGRAM)
         except CannotListen as error:
             ours = _served(config.serve.data_dir) if ours is None else ours
             if port not in ours:
                 yield Problem(f"{protocol}.port", str(error))
-
-
-def _takes_datagrams(config: Config, protocol: str) -> bool:
-    """Whether a protocol takes datagrams, which its setting `allow` tells. Their port is that of TCP."""
-    return hasattr(config.protocols[protocol], "allow")
 
 
 def _try(host: str, port: int, kind: socket.SocketKind) -> None:

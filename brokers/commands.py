@@ -10,20 +10,10 @@ from cyclopts import App, Parameter
 
 from brokers import folder_cli, server_cli
 from brokers.flags import ConfigFile, Flag, ServeCommand, port_flags, with_host_flags, with_table_flags
+from brokers.plugins import OBJECT_KINDS
 from shared.cli.app import examples
 from shared.cli.options import Json
 
-OBJECT_KINDS = (
-    "connections",
-    "queues",
-    "topics",
-    "groups",
-    "sessions",
-    "subscriptions",
-    "exchanges",
-    "bindings",
-)
-"""Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""
 IMPORTED: Mapping[str, tuple[str, str]] = {
     **{kind: (f"object_cli:{kind}", f"List the {kind}.") for kind in OBJECT_KINDS},
     "top": ("top:app", "Show what is busy now, until q."),

@@ -15,7 +15,7 @@ import attrs
 
 from brokers.bridges.ends import EndsOf
 from brokers.bridges.settings import BridgeSettings, parse_bridges
-from brokers.errors import InvalidSettings, Problem, nearest
+from brokers.errors import InvalidSettings, Problem, did_you_mean
 from brokers.flags import Flag
 from brokers.plugins import enabled, load_working
 from brokers.settings import AccessSettings, AdminSettings, ServeSettings
@@ -277,8 +277,7 @@ def _from_environment(
         if name in known:
             yield known[name], GivenValue(value, name, words=True)
         else:
-            meant = nearest(name, list(known))
-            yield Problem(name, "unknown variable" + (f"; did you mean {meant}?" if meant else ""))
+            yield Problem(name, f"unknown variable{did_you_mean(name, known)}")
 
 
 def _variable(*key: str) -> str:
@@ -293,8 +292,7 @@ def _from_flags(
         if flag.key in known:
             yield flag.key, GivenValue(flag.value, flag.source, words=isinstance(flag.value, str))
         else:
-            meant = nearest(flag.key[0], list(sections))
-            hint = f"; did you mean {meant}?" if meant and meant != flag.key[0] else ""
+            hint = "" if flag.key[0] in sections else did_you_mean(flag.key[0], sections)
             yield Problem(written(flag.key), f"no such setting{hint}", flag.source)
 
 
@@ -308,9 +306,8 @@ def _unrecorded(names: Iterable[str], plugins: Sequence[Plugin], broken: Sequenc
                 yield f"{name} cannot be recorded: {why}"
         elif name not in broken:
             can = [plugin.name for plugin in plugins if plugin.unrecorded is None]
-            meant = nearest(name, can)
-            hint = f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(can)) or 'none'}"
-            yield f"no protocol {name!r} is installed; {hint}"
+            hint = did_you_mean(name, can, f"; there are {', '.join(sorted(can)) or 'none'}")
+            yield f"no protocol {name!r} is installed{hint}"
 
 
 def _spread_durability(

@@ -17,7 +17,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers import control
-from brokers.errors import ExitCode, Refusal, nearest
+from brokers.errors import ExitCode, Refusal, did_you_mean
 from brokers.flags import with_table_flags
 from shared.cli.app import protocol_app
 from shared.cli.options import Ca, Certificate, Json, Key, PasswordFile, TokenFile, User, a_path
@@ -184,8 +184,7 @@ class _File:
         """Raises NotThere."""
         found = self.contexts.get(name)
         if found is None:
-            meant = nearest(name, list(self.contexts))
-            hint = f"; did you mean {meant}?" if meant else "; brokers context add makes one"
+            hint = did_you_mean(name, self.contexts, "; brokers context add makes one")
             raise NotThere(f"there is no context {name} in {self.path}{hint}")
         return found
 

@@ -22,7 +22,7 @@ import trio
 from brokers import users
 from brokers.plugins import check_rule
 from shared.access import Access, UsersError, user_of
-from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row
+from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row, name_of
 from shared.errors import BrokerError, ConfigError
 from shared.objects import BadArgument
 from shared.storage.store import Store
@@ -207,7 +207,7 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
         ]
 
     async def make(row: Row, dry_run: bool, _: Any) -> Made:
-        name = str(row.get("name", ""))
+        name = name_of(row)
         try:
             user = user_of(name, {each: row[each] for each in row if each != "name"})
             for rule in user.allow:
@@ -232,7 +232,7 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
             await users.take_up(access, {**(access.users or {}), name: user})
         return Made(new=True)
 
-    return DefinitionSection("users", rows, lambda row: str(row.get("name", "")), make)
+    return DefinitionSection("users", rows, name_of, make)
 
 
 async def load(document: Document, path: Path) -> Taken:

@@ -6,7 +6,7 @@ The numbers above 2 are those of BSD's sysexits.h, which init systems and shells
 import difflib
 import enum
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -132,7 +132,13 @@ def _is_refused(error: BaseException | None) -> bool:
     return isinstance(error, ConnectionRefusedError) or (error is not None and _is_refused(error.__cause__))
 
 
-def nearest(name: str, names: Sequence[str]) -> str | None:
+def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the one of `names` that was probably meant."""
-    found = difflib.get_close_matches(name, names, n=1)
+    found = difflib.get_close_matches(name, list(names), n=1)
     return found[0] if found else None
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
+    """Return what follows an error's text: the one of `names` that was probably meant, or `otherwise`."""
+    meant = nearest(name, names)
+    return f"; did you mean {meant}?" if meant else otherwise

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import attrs
 
-from brokers.errors import nearest
+from brokers.errors import did_you_mean
 from brokers.render import cell
 from brokers.structure import Key, fields, item_class, plain, settings_class, written
 from shared.errors import UsageError
@@ -52,8 +52,7 @@ def chosen(rows: Iterable[Explained], names: Sequence[str]) -> list[Explained]:
     for name in names or [""]:
         named = [row for row in there if not name or f"{row.setting}.".startswith(f"{name}.")]
         if not named:
-            meant = nearest(name, [row.setting for row in there])
-            hint = f"; did you mean {meant}?" if meant else ""
+            hint = did_you_mean(name, (row.setting for row in there))
             raise UsageError("SETTINGS", f"there is no {name}{hint}")
         found |= {row.setting: row for row in named}
     return list(found.values())

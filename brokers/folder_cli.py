@@ -12,7 +12,7 @@ from brokers.errors import ExitCode, Refusal, copy_errors, folder_errors
 from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import CommandResult, Several, cell
 from brokers.server_cli import copied
-from shared.cli.app import examples
+from shared.cli.app import examples, protocol_app
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import progress
 
@@ -26,38 +26,22 @@ Name = Annotated[str, Parameter(help="The log's name, as a LogMQ topic's.")]
 
 def add_commands(app: App) -> None:
     """Put these verbs into `app`."""
-    app.command(
-        fsck,
-        help_epilogue=examples(
-            "brokers", "brokers fsck", "brokers fsck --repair --data-dir /var/lib/brokers"
-        ),
+    for verb, *lines in (
+        (fsck, "brokers fsck", "brokers fsck --repair --data-dir /var/lib/brokers"),
+        (restore, "brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers"),
+    ):
+        app.command(verb, help_epilogue=examples("brokers", *lines))
+    log, command = protocol_app(
+        "log",
+        "Look into the logs of a data folder; a server may be running.",
+        *("ls", "dump logmq orders"),
     )
-    app.command(
-        restore,
-        help_epilogue=examples("brokers", "brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers"),
-    )
-    log = App(
-        name="log",
-        help="Look into the logs of a data folder; a server may be running.",
-        help_epilogue="Examples:\n\n    brokers log ls\n    brokers log dump logmq orders",
-        help_format="plaintext",
-    )
-    log.command(
-        with_table_flags(ls),
-        help_epilogue="Examples:\n\n    brokers log ls --json | jq -s 'map(.records) | add'",
-    )
-    log.command(
-        dump,
-        help_epilogue=examples(
-            "brokers",
-            "brokers log dump logmq orders",
-            "brokers log dump recorded pubsub",
-            "brokers log dump logmq orders --from 1048576 --json | jq -r .payload",
-        ),
-    )
-    log.command(
-        verify, help_epilogue="Examples:\n\n    brokers log verify\n    brokers log verify logmq orders"
-    )
+    command("ls --json | jq -s 'map(.records) | add'")(with_table_flags(ls))
+    command(
+        *("dump logmq orders", "dump recorded pubsub"),
+        "dump logmq orders --from 1048576 --json | jq -r .payload",
+    )(dump)
+    command("verify", "verify logmq orders")(verify)
     app.command(log)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from brokers.errors import ExitCode, InvalidSettings, Problem, Refusal, nearest
+from brokers.errors import ExitCode, InvalidSettings, Problem, Refusal, did_you_mean
 
 if TYPE_CHECKING:
     from shared.access import Rule
@@ -23,21 +23,15 @@ if TYPE_CHECKING:
 GROUP = "brokers.protocols"
 
 OWN_SECTIONS = frozenset({"serve", "net", "tls", "access", "admin", "client", "storage", "record"})
+OBJECT_KINDS = (
+    *("connections", "queues", "topics", "groups"),
+    *("sessions", "subscriptions", "exchanges", "bindings"),
+)
+"""Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""
 OWN_VERBS = frozenset(
     {"serve", "config", "status", "metrics", "call", "fsck", "log", "backup", "restore"}
-    | {
-        "connections",
-        "kick",
-        "queues",
-        "topics",
-        "groups",
-        "sessions",
-        "subscriptions",
-        "exchanges",
-        "bindings",
-    }
-    | {"bench", "completion", "pipeline", "reload", "user", "context", "top", "replay", "logs"}
-    | {"definitions", "trace", "bridge"}
+    | {*OBJECT_KINDS, "bench", "completion", "pipeline", "reload", "user", "context", "top", "replay", "logs"}
+    | {"definitions", "trace", "bridge", "kick"}
 )
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
@@ -65,8 +59,7 @@ def load(name: str) -> "Plugin":
     """The plugin of an installed protocol. Raises Refusal, in one line, where it is missing or broken."""
     candidates = installed().get(name)
     if not candidates:
-        meant = nearest(name, names())
-        hint = f"; did you mean {meant}?" if meant else f"; installed: {', '.join(names()) or 'none'}"
+        hint = did_you_mean(name, names(), f"; installed: {', '.join(names()) or 'none'}")
         raise Refusal(f"no protocol {name!r} is installed{hint}", ExitCode.CONFIGURATION)
     where = " and ".join(sorted(_package(point) for point in candidates))
     if len(candidates) > 1:
@@ -129,8 +122,7 @@ def check_rule(rule: "Rule") -> None:
     if rule.protocol == ADMIN:
         return
     if rule.protocol not in ("*", *installed()):
-        meant = nearest(rule.protocol, names())
-        hint = f"; did you mean {meant}?" if meant else ""
+        hint = did_you_mean(rule.protocol, names())
         raise UsersError(f"rule {rule}: no protocol {rule.protocol} is installed{hint}")
     there = _actions(rule.protocol)
     if there and rule.action not in ("*", *there):

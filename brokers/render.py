@@ -30,7 +30,7 @@ from typing import Any, TextIO
 
 import attrs
 
-from brokers.errors import nearest
+from brokers.errors import did_you_mean
 from brokers.escape import escape
 from shared.errors import UsageError
 from shared.units import named_unit, readable
@@ -231,9 +231,8 @@ def _only(columns: Sequence[str], row: Row) -> Row:
     """Return these columns of a row. Raises UsageError for an unknown column."""
     for name in columns:
         if name not in row:
-            meant = nearest(name, list(row))
-            hint = f"did you mean {meant}?" if meant else f"there are {', '.join(row)}"
-            raise UsageError("--columns", f"no column {name}; {hint}")
+            hint = did_you_mean(name, row, f"; there are {', '.join(row)}")
+            raise UsageError("--columns", f"no column {name}{hint}")
     return {name: row[name] for name in columns}
 
 

@@ -21,31 +21,17 @@ if TYPE_CHECKING:
 
 def add_commands(app: App) -> None:
     """Put these verbs into `app`."""
-    app.command(
-        with_admin_flags(status),
-        help_epilogue=examples(
-            "brokers", "brokers status", "brokers status --data-dir /var/lib/brokers --json | jq .state"
-        ),
-    )
-    app.command(
-        with_admin_flags(metrics), help_epilogue="Examples:\n\n    brokers metrics | grep brokers_connections"
-    )
-    app.command(
-        with_admin_flags(reload),
-        help_epilogue=examples("brokers", "brokers reload", "brokers reload --data-dir /srv/brokers"),
-    )
-    app.command(
-        with_admin_flags(call),
-        help_epilogue=examples("brokers", "brokers call", "brokers call logmq VERB topic=orders"),
-    )
-    app.command(
-        with_admin_flags(backup),
-        help_epilogue=examples(
-            "brokers",
-            "brokers backup /backups/2026-03-01",
+    for verb, *lines in (
+        (status, "brokers status", "brokers status --data-dir /var/lib/brokers --json | jq .state"),
+        (metrics, "brokers metrics | grep brokers_connections"),
+        (reload, "brokers reload", "brokers reload --data-dir /srv/brokers"),
+        (call, "brokers call", "brokers call logmq VERB topic=orders"),
+        (
+            *(backup, "brokers backup /backups/2026-03-01"),
             "brokers backup --data-dir /var/lib/brokers /backups/today",
         ),
-    )
+    ):
+        app.command(with_admin_flags(verb), help_epilogue=examples("brokers", *lines))
 
 
 def status(*, at: AdminPlace, json: Json = False) -> CommandResult:

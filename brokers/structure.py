@@ -20,7 +20,7 @@ from typing import Any, Literal
 import attrs
 import cattrs
 
-from brokers.errors import Problem, nearest
+from brokers.errors import Problem, did_you_mean, nearest
 from shared.local_path import local_path
 from shared.units import format_quantity, parse_quantity, unit_of
 
@@ -66,7 +66,7 @@ def flatten(tables: Mapping[str, Any], sections: Mapping[str, type[Any]], source
         elif name in sections:
             yield Problem(name, f"is a section: write [{name}] and its keys below it", source)
         elif isinstance(table, Mapping):
-            meant = nearest(name, list(sections))
+            meant = nearest(name, sections)
             hint = f"did you mean [{meant}]?" if meant else f"there are {', '.join(sorted(sections))}"
             yield Problem(name, f"unknown section; {hint}", source)
         else:
@@ -84,7 +84,7 @@ def _flatten(
     for name, value in table.items():
         key = (*above, name)
         if name not in known:
-            meant = nearest(name, list(known))
+            meant = nearest(name, known)
             hint = f"; did you mean {written((*above, meant))}?" if meant else _elsewhere(name, sections)
             yield Problem(written(key), f"unknown key{hint}", source)
             continue
@@ -338,8 +338,7 @@ def _choice(value: Any, kind: Any) -> Any:
     for said, choice in choices.items():
         if said == value and type(said) is type(value):
             return choice
-    meant = nearest(value, [str(said) for said in choices]) if isinstance(value, str) else None
-    hint = f"; did you mean {meant}?" if meant else ""
+    hint = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
     raise ValueError(f"{value!r} is none of {', '.join(map(str, choices))}{hint}")
 
 

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from brokers import plugins
 from brokers.asking import DataDir, data_folder
-from brokers.errors import ExitCode, Refusal, nearest
+from brokers.errors import ExitCode, Refusal, did_you_mean
 from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import CommandResult
 from shared.access import (
@@ -211,8 +211,7 @@ class _File:
         """Raises NotThere."""
         found = self.users.get(name)
         if found is None:
-            meant = nearest(name, list(self.users))
-            raise NotThere(f"there is no user {name}" + (f"; did you mean {meant}?" if meant else ""))
+            raise NotThere(f"there is no user {name}{did_you_mean(name, self.users)}")
         return found
 
     @contextmanager

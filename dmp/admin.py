@@ -34,6 +34,7 @@ from shared.objects import (
     Objects,
     a_body,
     a_count,
+    a_flag,
     a_text,
     key_of,
 )
@@ -375,7 +376,7 @@ class Admin:
         alternate = a_text(arguments, "alternate").encode() if arguments.get("alternate") else None
         kind = ExchangeKind(
             a_text(arguments, "type", "direct"),
-            **{flag: _flag(arguments, flag) for flag in ("durable", "auto_delete", "internal")},
+            **{flag: a_flag(arguments, flag) for flag in ("durable", "auto_delete", "internal")},
             alternate=alternate,
         )
         if kind.type not in TYPES:
@@ -488,10 +489,3 @@ def _came(queue: Queue, message: Message) -> int | None:
     if log is None or message.offset < 0 or log.is_copy(message):
         return None
     return RecordTimes(log.log, message.offset, message.offset + 1).at(message.offset)
-
-
-def _flag(arguments: Mapping[str, Any], name: str) -> bool:
-    value = arguments.get(name, False)
-    if not isinstance(value, bool):
-        raise BadArgument(f"{name} is true or false")
-    return value

@@ -8,7 +8,6 @@ person writes it, a table is made of it.
 import base64
 import struct
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 from pamqp import encode
 
@@ -19,20 +18,19 @@ from dmp.exchanges import DEFAULT, Exchange
 from dmp.queues import Queue
 from dmp.refusals import shown
 from dmp.shown_properties import show_value
-from shared.definitions import PART, Conflict, DefinitionSection, Made, Promised, Row
-from shared.objects import BadArgument, ObjectMissing, a_text
+from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, name_of, parts
+from shared.objects import BadArgument, ObjectMissing, a_flag, a_text
 
 NAME_BYTES_MAX = 255
 RESERVED = b"amq."
 NO_TABLE = bytes(4)
-T = TypeVar("T")
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
     """Exchanges, queues and bindings of one broker: those that outlive it, and are nobody's own."""
 
     def exchanges() -> Iterator[Sequence[Row]]:
-        for part in _parts(list(broker.exchanges.values())):
+        for part in parts(list(broker.exchanges.values())):
             yield [
                 {
                     "name": exchange.name.decode(),
@@ -53,8 +51,8 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         kind = ExchangeKind(
             a_text(row, "type", "direct"),
             True,
-            _flag(row, "auto_delete"),
-            _flag(row, "internal"),
+            a_flag(row, "auto_delete"),
+            a_flag(row, "internal"),
             None if alternate is None else _name(row, "alternate"),
         )
         there = broker.exchanges.get(name)
@@ -65,7 +63,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         return Made(new=True, ticket=None if dry_run else broker.topology.declare_exchange(name, kind))
 
     def queues() -> Iterator[Sequence[Row]]:
-        for part in _parts(list(broker.queues.values())):
+        for part in parts(list(broker.queues.values())):
             yield [
                 {
                     "name": queue.name.decode(),
@@ -79,7 +77,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
     async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
         name, table = _name(row, "name"), _table(row)
         kind = QueueKind(
-            True, False, _flag(row, "auto_delete"), table, QueueArguments.read(read_table(table))
+            True, False, a_flag(row, "auto_delete"), table, QueueArguments.read(read_table(table))
         )
         there = broker.queues.get(name)
         if there is not None:
@@ -92,9 +90,9 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         return Made(new=True, ticket=made[1])
 
     def bindings() -> Iterator[Sequence[Row]]:
-        for part in _parts(list(broker.exchanges.values())):
+        for part in parts(list(broker.exchanges.values())):
             for exchange in part:
-                for some in _parts(list(exchange.bindings)) if exchange.kind.durable else ():
+                for some in parts(list(exchange.bindings)) if exchange.kind.durable else ():
                     yield [
                         {
                             "exchange": binding.source.decode(),
@@ -137,17 +135,14 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         ticket = broker.topology.bind(source, there, key, table, read_table(table))
         return Made(new=True, ticket=ticket)
 
-    def named(row: Row) -> str:
-        return str(row.get("name", ""))
-
     def binding_named(row: Row) -> str:
         return (
             f"{row.get('exchange', '')}->{row.get('queue', row.get('to_exchange', ''))}:{row.get('key', '')}"
         )
 
     return (
-        DefinitionSection("exchanges", exchanges, named, make_exchange),
-        DefinitionSection("queues", queues, named, make_queue),
+        DefinitionSection("exchanges", exchanges, name_of, make_exchange),
+        DefinitionSection("queues", queues, name_of, make_queue),
         DefinitionSection("bindings", bindings, binding_named, make_binding),
     )
 
@@ -155,11 +150,6 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
 def _declared(kind: QueueKind) -> tuple[object, ...]:
     """What must be equal in a queue that is there."""
     return kind.durable, kind.exclusive, kind.auto_delete, kind.arguments
-
-
-def _parts(found: Sequence[T]) -> Iterator[Sequence[T]]:
-    for at in range(0, len(found), PART):
-        yield found[at : at + PART]
 
 
 def _has_a_name(name: bytes) -> bool:
@@ -180,13 +170,6 @@ def _name(row: Row, what: str) -> bytes:
     if not 1 <= len(name) <= NAME_BYTES_MAX:
         raise BadArgument(f"{what} has 1 to {NAME_BYTES_MAX} bytes")
     return name
-
-
-def _flag(row: Row, what: str) -> bool:
-    value = row.get(what, False)
-    if not isinstance(value, bool):
-        raise BadArgument(f"{what} is true or false")
-    return value
 
 
 def _shown(table: bytes) -> Row:

@@ -1,5 +1,7 @@
 """What DMP and AMQP count, and what each figure is called: plain ints, no call per message."""
 
+from collections import Counter
+
 import attrs
 
 from shared.metrics import Gauge, counter, counter_by
@@ -53,7 +55,7 @@ class Counts:
     sunk: int = counter("messages_sunk_total", "Of the messages published, those that came by sinks.")
     crashes: int = counter("queue_crashes_total", "Bugs in the code of queues; each was one queue's trouble.")
     too_late: int = counter("too_late_total", "Connections closed for a login or a frame that took too long.")
-    refusals: dict[str, int] = counter_by(
+    refusals: Counter[str] = counter_by(
         "code", "refusals_total", "Channel and connection exceptions, and DMP's refusals."
     )
     sinks: int = 0
@@ -61,9 +63,6 @@ class Counts:
     connections: int = 0
     channels: int = 0
     consumers: int = 0
-
-    def count_refused(self, code: str) -> None:
-        self.refusals[code] = self.refusals.get(code, 0) + 1
 
 
 GAUGES = (

@@ -112,7 +112,7 @@ class Session(SessionBase):
 
     def fault(self, error: RemoteProtocolError) -> None:
         assert isinstance(error, WireError)
-        self._broker.counts.count_refused(f"dmp {error.code.name}")
+        self._broker.counts.refusals[f"dmp {error.code.name}"] += 1
         self._step(Event.REFUSED)
 
     def release(self) -> None:
@@ -227,7 +227,7 @@ class ProtocolHeader:
             self._header += data[:missing]
             data = data[missing:]
             if not any(header.startswith(self._header) for header in PROTOCOLS):
-                self._broker.counts.count_refused("not AMQP")
+                self._broker.counts.refusals["not AMQP"] += 1
                 raise RemoteProtocolError("the first bytes are no header of AMQP 0-9-1 or DMP", AMQP_HEADER)
             if len(self._header) < HEADER_BYTES:
                 self._connection.await_rest()

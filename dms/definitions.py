@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dms.engine import Engine
 from dms.options import Options, check_options
 from dms.wire import name_untrusted
-from shared.definitions import PART, Conflict, DefinitionSection, Made, Promised, Row
+from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, name_of, parts
 from shared.objects import BadArgument, a_text
 
 
@@ -13,10 +13,9 @@ def definitions_of(engine: Engine) -> Sequence[DefinitionSection]:
     """The queues of one engine. Options that the settings give are not theirs."""
 
     def rows() -> Iterator[Sequence[Row]]:
-        queues = list(engine.queues.values()) if engine.persistent else []
-        for at in range(0, len(queues), PART):
-            part = [queue for queue in queues[at : at + PART] if not queue.deleted]
-            yield [{"name": queue.text, "options": dict(engine.asked_of(queue))} for queue in part]
+        for part in parts(list(engine.queues.values()) if engine.persistent else []):
+            there = (queue for queue in part if not queue.deleted)
+            yield [{"name": queue.text, "options": dict(engine.asked_of(queue))} for queue in there]
 
     async def make(row: Row, dry_run: bool, _: Promised) -> Made:
         name, options = a_text(row, "name"), row.get("options", {})
@@ -34,4 +33,4 @@ def definitions_of(engine: Engine) -> Sequence[DefinitionSection]:
         made = engine.create(name, asked)
         return Made(new=True, ticket=made[1])
 
-    return (DefinitionSection("queues", rows, lambda row: str(row.get("name", "")), make),)
+    return (DefinitionSection("queues", rows, name_of, make),)

@@ -1,5 +1,7 @@
 """What DMS counts, and what each figure is called: plain ints, no call per message."""
 
+from collections import Counter
+
 import attrs
 
 from dms.wire import Status
@@ -29,15 +31,12 @@ class Counts:
     damaged_ranges: int = counter("damaged_ranges_total", "Places of queues' logs whose messages are lost.")
     snapshots: int = counter("snapshots_total", "Snapshots of queues.")
     fetches: int = counter("cold_reads_total", "Reads of messages that were not in memory.")
-    refusals: dict[int, int] = counter_by(
+    refusals: Counter[int] = counter_by(
         "status",
         "requests_refused_total",
         "Requests answered with ERROR.",
         lambda status: Status(status).name,
     )
-
-    def count_refused(self, status: Status | int, count: int = 1) -> None:
-        self.refusals[int(status)] = self.refusals.get(int(status), 0) + count
 
 
 GAUGES = (

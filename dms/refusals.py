@@ -27,7 +27,7 @@ class Refusals:
     def note(self, connection: Connection, refusal: Refusal, count: int = 1) -> None:
         """`count` requests of one connection are answered with this."""
         status = refusal.status
-        self._counts.count_refused(status, count)
+        self._counts.refusals[status] += count
         peer, error = connection.peer, refusal.text
         self._log.debug("request refused", peer=peer, status=status.name, error=error, count=count)
         if status in _ORDINARY:
@@ -48,7 +48,7 @@ class Refusals:
 
     def note_last(self, connection: Connection, refusal: Refusal) -> None:
         """The connection ends with this answer."""
-        self._counts.count_refused(refusal.status)
+        self._counts.refusals[refusal.status] += 1
         self._log.info(
             "protocol error: the connection is closed; mend the client",
             peer=connection.peer,

@@ -102,7 +102,7 @@ class Session(SessionBase):
 
     def _refuse(self) -> None:
         """Close who is not logged in, by a reset: a producer takes an orderly end for "all is read"."""
-        self._queues.counts.count_fault(Fault.LOGIN)
+        self._queues.counts.faults[Fault.LOGIN] += 1
         self.state = TRANSITIONS[self.state][Event.FAULT]
         self.end()
         self.connection.abort("login refused", reset=True)
@@ -171,7 +171,7 @@ class Session(SessionBase):
 
     def fault(self, error: RemoteProtocolError) -> None:
         assert isinstance(error, WireError)
-        self._queues.counts.count_fault(error.fault)
+        self._queues.counts.faults[error.fault] += 1
         self.state = TRANSITIONS[self.state][Event.FAULT]
 
     def release(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from logmq.broker import Broker
 from logmq.wire import name_untrusted, topic_untrusted
-from shared.definitions import PART, Conflict, DefinitionSection, LeftOut, Made, Promised, Row
+from shared.definitions import Conflict, DefinitionSection, LeftOut, Made, Promised, Row, name_of, parts
 from shared.errors import StoreError
 from shared.objects import BadArgument, a_count, a_text
 from shared.storage.log import read_records
@@ -17,13 +17,8 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
     """Topics and groups of one broker. What a topic keeps is in the settings."""
 
     def topics() -> Iterator[Sequence[Row]]:
-        logs = list(broker.topics.by_id().values())
-        for at in range(0, len(logs), PART):
-            yield [
-                {"name": log.name, "durability": str(log.mode)}
-                for log in logs[at : at + PART]
-                if not log.deleted
-            ]
+        for part in parts(list(broker.topics.by_id().values())):
+            yield [{"name": log.name, "durability": str(log.mode)} for log in part if not log.deleted]
 
     async def make_topic(row: Row, dry_run: bool, _: Promised) -> Made:
         name = topic_untrusted(a_text(row, "name").encode())
@@ -70,6 +65,6 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         return f"{row.get('group', '')}/{row.get('topic', '')}"
 
     return (
-        DefinitionSection("topics", topics, lambda row: str(row.get("name", "")), make_topic),
+        DefinitionSection("topics", topics, name_of, make_topic),
         DefinitionSection("groups", groups, group_named, make_group),
     )

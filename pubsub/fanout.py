@@ -248,11 +248,11 @@ class Fanout:
         """
         kind = head[-1]
         if kind not in PAYLOAD_BYTES_MIN:
-            self._counts.count_bad("type")
+            self._counts.datagrams_bad["type"] += 1
             return self._no_message, head
         topic = head.partition(b"\0")[0]
         if self._access is not None and not self._access.may_send_datagram(topic):
-            self._counts.count_bad("denied")
+            self._counts.datagrams_bad["denied"] += 1
             self._denied.add(topic)
             return self._no_message, head
         clean = topic.ljust(TYPE_AT - TOPIC_AT, b"\0") + head[-1:]
@@ -305,17 +305,17 @@ class Fanout:
 
     def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
         """Frames and lengths without datagrams that are too short or too long. Those are counted."""
-        counts = self._counts
+        bad = self._counts.datagrams_bad
         good: list[bytes] = []
         kept: list[int] = []
         for place, length in enumerate(lengths):
             at = place * FRAME_BYTES
             if length < DATAGRAM_BYTES_MIN:
-                counts.count_bad("short")
+                bad["short"] += 1
             elif length > DATAGRAM_BYTES_MAX:
-                counts.count_bad("long")
+                bad["long"] += 1
             elif length - DATAGRAM_BYTES_MIN < PAYLOAD_BYTES_MIN.get(frames[at + TYPE_AT], 0):
-                counts.count_bad("payload")
+                bad["payload"] += 1
             else:
                 good.append(frames[at : at + FRAME_BYTES])
                 kept.append(length)

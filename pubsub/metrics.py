@@ -1,5 +1,7 @@
 """What pub/sub counts, and what each figure is called: plain ints, no call per message."""
 
+from collections import Counter
+
 import attrs
 
 from shared.metrics import Gauge, counter, counter_by
@@ -22,19 +24,13 @@ class Counts:
     subscribers_dropped_from: int = counter("subscribers_dropped_from_total", "Connections they were on.")
     sessions_expired: int = counter("sessions_expired_total", "Sessions ended: away for session_seconds.")
     unpersisted: int = counter("unpersisted_total", "Subscriptions that the store did not take.")
-    datagrams_bad: dict[str, int] = counter_by(
+    datagrams_bad: Counter[str] = counter_by(
         "reason", "datagrams_bad_total", "Datagrams that were no messages."
     )
-    faults: dict[str, int] = counter_by(
+    faults: Counter[str] = counter_by(
         "fault", "faults_total", "Connections closed for breaking the protocol."
     )
     connected: int = 0
-
-    def count_bad(self, reason: str) -> None:
-        self.datagrams_bad[reason] = self.datagrams_bad.get(reason, 0) + 1
-
-    def count_fault(self, reason: str) -> None:
-        self.faults[reason] = self.faults.get(reason, 0) + 1
 
 
 GAUGES = (

@@ -115,7 +115,7 @@ class Session(SessionBase):
             else:
                 raise WireError("the session is another user's", fault=Fault.LOGIN)
         except WireError as error:
-            self._sessions.counts.count_fault(error.fault)
+            self._sessions.counts.faults[error.fault] += 1
             self._finish(Event.FAULT)
 
     def _may_subscribe(self, topic: bytes) -> bool:
@@ -145,7 +145,7 @@ class Session(SessionBase):
 
     def fault(self, error: RemoteProtocolError) -> None:
         assert isinstance(error, WireError)
-        self._sessions.counts.count_fault(error.fault)
+        self._sessions.counts.faults[error.fault] += 1
         self.state = TRANSITIONS[self.state][Event.FAULT]
 
     def release(self) -> None:

@@ -5,7 +5,7 @@ host puts all sections into one document (`brokers.definitions`).
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -20,6 +20,7 @@ PART = 200
 """Rows that are written down before others have their turn."""
 
 Row = Mapping[str, Any]
+T = TypeVar("T")
 Promised = Callable[[str, str], bool]
 """Whether a document makes what has this name in a section of this protocol."""
 
@@ -53,3 +54,13 @@ class DefinitionSection:
     rows: Callable[[], Iterator[Sequence[Row]]]
     name: Callable[[Row], str]
     make: Callable[[Row, bool, Promised], Awaitable[Made]]
+
+
+def name_of(row: Row) -> str:
+    return str(row.get("name", ""))
+
+
+def parts(found: Sequence[T]) -> Iterator[Sequence[T]]:
+    """`found`, `PART` at a time."""
+    for at in range(0, len(found), PART):
+        yield found[at : at + PART]

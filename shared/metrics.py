@@ -5,7 +5,7 @@ A counter is declared where it is counted, as a field of a `Counts` class:
     @attrs.define(eq=False)
     class Counts:
         produced: int = counter("messages_produced_total", "Messages taken in.")
-        refusals: dict[str, int] = counter_by("code", "requests_refused_total", "Requests refused.")
+        refusals: Counter[str] = counter_by("code", "requests_refused_total", "Requests refused.")
 
 A `Gauge` is worked out when its value is asked for. `samples` names both, so a protocol has one table and no
 code for it.
@@ -13,6 +13,7 @@ code for it.
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
@@ -103,7 +104,7 @@ def counter(name: str, help_: str) -> Any:
 
 def counter_by(label: str, name: str, help_: str, shown: Callable[[Any], str] = str) -> Any:
     """A field of `Counts` with a count for each key; keys are a few fixed words or numbers."""
-    return attrs.field(factory=dict, metadata={_Counter: _Counter(name, help_, label, shown)})
+    return attrs.field(factory=Counter, metadata={_Counter: _Counter(name, help_, label, shown)})
 
 
 def samples(protocol: str, counts: Any, gauges: Iterable[Gauge], owner: object) -> Iterator[Sample]:

@@ -374,6 +374,14 @@ def a_text(arguments: Mapping[str, Any], name: str, default: str | None = None) 
     return value
 
 
+def a_flag(arguments: Mapping[str, Any], name: str) -> bool:
+    """A truth value of an action's arguments, false where it is missing. Raises BadArgument."""
+    value = arguments.get(name, False)
+    if not isinstance(value, bool):
+        raise BadArgument(f"{name} is true or false")
+    return value
+
+
 def a_body(arguments: Mapping[str, Any]) -> bytes:
     """The message to put in: `text`, or `base64`. Raises BadArgument."""
     if ("text" in arguments) == ("base64" in arguments):

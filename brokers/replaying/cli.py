@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import attrs
 from cyclopts import App, Parameter
@@ -186,16 +187,10 @@ def _reached(server: AdminPlace, protocol: str) -> tuple[str, int, How]:
     host, _, port = row["addresses"][0].rpartition(":")
     host = host.strip("[]")
     if host in _WILDCARDS:
-        host = _host_in(server.url) or _WILDCARDS[host]
+        host = (server.url and urlsplit(server.url).hostname) or _WILDCARDS[host]
     login = login_of_flags(server.user, server.password_file, server.certificate)
     context = tls_context(bool(row["tls"]), server.ca, server.certificate, server.key) if row["tls"] else None
     return host, int(port), {"user": login.user, "password": login.password, "ssl_context": context}
-
-
-def _host_in(url: str | None) -> str | None:
-    from urllib.parse import urlsplit
-
-    return None if url is None else urlsplit(url).hostname
 
 
 def _pace(text: str) -> engine.Pace:

@@ -130,7 +130,7 @@ class AmqpSession(SessionBase):
 
     def fault(self, error: RemoteProtocolError) -> None:
         """It is told nothing: by the specification (4.2.3) such a connection closes without another word."""
-        self.broker.counts.count_refused(Code.FRAME_ERROR.name)
+        self.broker.counts.refusals[Code.FRAME_ERROR.name] += 1
 
     def too_late(self) -> None:
         self.broker.counts.too_late += 1
@@ -477,7 +477,7 @@ class AmqpSession(SessionBase):
 
     def _refuse(self, refusal: Refusal) -> None:
         """Close the channel of the frame that is being handled, or the connection, and say why."""
-        self.broker.counts.count_refused(refusal.code.name)
+        self.broker.counts.refusals[refusal.code.name] += 1
         self.broker.log.info(
             "an AMQP request is refused: its channel or connection is closed",
             peer=self.connection.peer,

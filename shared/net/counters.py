@@ -1,5 +1,6 @@
 """What the network counts: plain ints, added to on the way and read at scrape time."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 import attrs
@@ -29,14 +30,8 @@ class NetCounters:
     kernel_drops: int = counter(
         "datagrams_kernel_drops_total", "Datagrams the system dropped, its buffer full."
     )
-    closed: dict[str, int] = counter_by("reason", "closed_total", "Connections closed, by reason.")
-    refused: dict[str, int] = counter_by("reason", "refused_total", "Connections refused.")
-
-    def count_closed(self, reason: str) -> None:
-        self.closed[reason] = self.closed.get(reason, 0) + 1
-
-    def count_refused(self, reason: str, count: int = 1) -> None:
-        self.refused[reason] = self.refused.get(reason, 0) + count
+    closed: Counter[str] = counter_by("reason", "closed_total", "Connections closed, by reason.")
+    refused: Counter[str] = counter_by("reason", "refused_total", "Connections refused.")
 
     def samples(self, group: str) -> Iterable[Sample]:
         """Every counter as a series with the label `protocol`."""

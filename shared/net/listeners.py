@@ -262,7 +262,7 @@ class Acceptor:
         self._refuse("descriptors", error.strerror or str(error), turned_away)
 
     def _refuse(self, reason: str, detail: str, count: int = 1) -> None:
-        self._counters.count_refused(reason, count)
+        self._counters.refused[reason] += count
         self._refusals_unlogged[reason] += count
         now = trio.current_time()
         if now >= self._logged_at.get(reason, -LOG_SECONDS) + LOG_SECONDS:

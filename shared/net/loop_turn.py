@@ -403,7 +403,7 @@ class LoopTurn:
         """`connection` has closed."""
         self.connections.discard(connection)
         self.pushed.discard(connection)
-        self.counters.count_closed(reason)
+        self.counters.closed[reason] += 1
         self._deadlines.forget(connection)
         self._silent.pop(connection, None)
         self.admission.leave(connection.host)
