@@ -1,14 +1,12 @@
 """A command that is sent to another protocol's port says so soon; it used to wait for a word for ever."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from brokers.errors import ExitCode
 from tests.brokers.conftest import Run
-from tests.support.server import Server
+from tests.support.server import Server, run
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +31,7 @@ def test_a_consumer_at_another_protocols_port_says_so(protocol: str, command: Ru
 )
 def test_a_subscriber_at_another_protocols_port_says_so(protocol: str, says: str, server: Server) -> None:
     host, port = server.address(protocol)
-    words = [sys.executable, "-m", "brokers", "pubsub", "subscriber", "A", host, str(port)]
-    ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    ended = run("pubsub", "subscriber", "A", host, str(port))
     assert (ended.returncode, ended.stdout) == (ExitCode.UNAVAILABLE, "")
     assert ended.stderr.startswith(f"brokers: {host}:{port}: no pub/sub server answers ({says}")
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,7 +11,7 @@ from dmp.data_types import short
 from dmp.principal import open_principal
 from dmp.wire import DMP_HEADER
 from shared.client.dial import Address
-from tests.support.server import Command, Server, run, run_here, speak, until
+from tests.support.server import Command, Server, begun, run, run_here, speak, until
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +30,7 @@ class Getting:
 
     def __init__(self, server: Server, here: Command, feed: str, *arguments: str) -> None:
         port = str(server.address("dmp")[1])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "brokers", "dmp", "get", feed, *arguments, "--port", port],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        self.process = begun("dmp", "get", feed, *arguments, "--port", port)
         until(lambda: _fed(here, server, feed) or self.process.poll() is not None)
 
     def end(self) -> bytes:

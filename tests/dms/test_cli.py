@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +12,7 @@ from brokers.cli import run as run_here
 from brokers.errors import ExitCode
 from tests.support.dms_spec import Refused, SpecClient
 from tests.support.leaving import run_and_leave
-from tests.support.server import Command, Server, run, until
+from tests.support.server import Command, Server, begun, run, until
 
 VERBS = (
     *("serve", "produce", "consume", "create", "delete", "list", "stress"),
@@ -130,11 +128,7 @@ def test_a_full_queue_is_told_or_waited_for(dms: Command, server: Server) -> Non
     done = run("dms", "produce", "-q", "small", *port, stdin=b"1\n2\n3\n4\n5\n")
     assert (done.returncode, done.stdout) == (ExitCode.TEMPORARY, "")
     assert done.stderr == "brokers: QUEUE_FULL: small holds its 3 messages (3 messages were put)\n"
-    with subprocess.Popen(
-        [sys.executable, "-m", "brokers", "dms", "produce", "-q", "small", "--wait", "--json", *port],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as waiting:
+    with begun("dms", "produce", "-q", "small", "--wait", "--json", *port) as waiting:
         assert waiting.stdin is not None
         assert waiting.stdout is not None
         waiting.stdin.write(b"4\n5\n")
@@ -155,11 +149,7 @@ def test_a_continuous_consumer_acknowledges_what_it_has_shown_and_ends_when_inte
 ) -> None:
     dms("create", "-q", "ongoing")
     port = ("--port", str(server.address("dms")[1]))
-    with subprocess.Popen(
-        [sys.executable, "-m", "brokers", "dms", "consume", "-q", "ongoing", "-c", *port],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as consumer:
+    with begun("dms", "consume", "-q", "ongoing", "-c", *port) as consumer:
         assert consumer.stdout is not None
         assert consumer.stderr is not None
         for text in ("one", "two"):

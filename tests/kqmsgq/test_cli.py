@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 
 from brokers.errors import ExitCode
 from kqmsgq.wire import message, subscribe
-from tests.support.server import Command, Server, run, run_here, speak, until
+from tests.support.server import Command, Server, begun, run, run_here, speak, until
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +30,7 @@ class Consuming:
     def __init__(self, server: Server, *arguments: str, subscriptions: int = 1) -> None:
         before = _subscriptions(server)
         port = str(server.address("kqmsgq")[1])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "brokers", "kqmsgq", "consume", *arguments, "--port", port],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        self.process = begun("kqmsgq", "consume", *arguments, "--port", port)
         until(lambda: _subscriptions(server) == before + subscriptions or self.process.poll() is not None)
 
     def end(self) -> bytes:

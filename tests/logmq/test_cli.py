@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from brokers.errors import ExitCode
 from tests.support.leaving import run_and_leave
-from tests.support.server import Command, Server, run, run_here, speak
+from tests.support.server import Command, Server, begun, run, run_here, speak
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +144,7 @@ def test_a_command_that_fails_says_why_in_one_line(
 def test_a_reader_that_leaves_early_is_no_error_of_ours(server: Server, tmp_path: Path) -> None:
     port = str(server.address("logmq")[1])
     speak(server.address("logmq"), b"".join(b"PRODUCE early %d\n" % number for number in range(100_000)))
-    import subprocess
-    import sys
-
-    with subprocess.Popen(
-        [sys.executable, "-m", "brokers", "logmq", "consume", "early", "--port", port],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    with begun("logmq", "consume", "early", "--port", port) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == b"0\n"

@@ -1,11 +1,9 @@
 """Pub/sub as a process: what it prints, what outlives it, and its commands."""
 
 import json
-import os
 import select
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import trustme
 
 from brokers.errors import ExitCode
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id, take_frames
-from tests.support.server import Server, run, run_here, until
+from tests.support.server import Server, begun, run, run_here, until
 
 NewServer = Callable[..., Server]
 
@@ -100,16 +98,9 @@ def test_what_is_kept_survives_a_clean_stop_and_is_sent_once(new_server: NewServ
 
 
 def test_standard_output_has_the_three_lines_and_nothing_else(tmp_path: Path) -> None:
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("BROKERS_")}
     ready = tmp_path / "ready.json"
-    command = [sys.executable, "-m", "brokers", "pubsub", "serve", "0", "--data-dir", str(tmp_path / "data")]
-    with subprocess.Popen(
-        [*command, "--ready-file", str(ready)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environ,
-    ) as process:
+    words = ("serve", "0", "--data-dir", str(tmp_path / "data"), "--ready-file", str(ready))
+    with begun("pubsub", *words, stderr=subprocess.DEVNULL) as process:
         assert process.stdin
         assert process.stdout
         try:
@@ -136,8 +127,7 @@ def test_standard_output_has_the_three_lines_and_nothing_else(tmp_path: Path) ->
 
 def test_the_subscriber_and_the_publisher_of_the_command_line(server: Server, tmp_path: Path) -> None:
     host, port = server.address("pubsub")
-    command = [sys.executable, "-m", "brokers", "pubsub", "subscriber", "A", host, str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with begun("pubsub", "subscriber", "A", host, str(port)) as process:
         assert process.stdin
         assert process.stdout
         try:
@@ -193,8 +183,7 @@ def test_the_subscriber_of_the_command_line_speaks_tls_and_shows_who_it_is(
     refused = run(*words)
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
     assert "the server asks for a certificate of ours" in refused.stderr
-    command = [sys.executable, "-m", "brokers", *words, "--certificate", str(tmp_path / "client.pem")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with begun(*words, "--certificate", str(tmp_path / "client.pem")) as process:
         assert process.stdin
         assert process.stdout
         try:

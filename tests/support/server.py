@@ -207,10 +207,7 @@ def run(
     quick: bool = False,
 ) -> Any:
     """One `brokers` command, to its end: `returncode`, `stdout` and `stderr` (text)."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("BROKERS_")}
-    clean["BROKERS_ADMIN_PORT"] = "0"  # the usual one may be anybody's
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with forked.start(arguments, env=clean | dict(environ or {}), cwd=cwd, quick=quick, **pipes) as process:
+    with begun(*arguments, environ=environ, cwd=cwd, quick=quick) as process:
         try:
             out, err = process.communicate(stdin, START_SECONDS)
         except BaseException:
@@ -219,6 +216,14 @@ def run(
     return subprocess.CompletedProcess(
         process.args, process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
     )
+
+
+def begun(*arguments: str, environ: Mapping[str, str] | None = None, **options: Any) -> Process:
+    """One `brokers` command, as it runs; its streams are pipes. `options`: those of `forked.start`."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("BROKERS_")}
+    clean["BROKERS_ADMIN_PORT"] = "0"  # the usual one may be anybody's
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return forked.start(arguments, env=clean | dict(environ or {}), **pipes | options)
 
 
 def run_here(*arguments: str) -> Any:
