@@ -17,7 +17,9 @@ pytest_plugins = ["tests.support.places", "tests.support.server"]
 
 # A busy machine is no failure, nor are sources that only others may write.
 kept = {} if os.access(".", os.W_OK) else {"database": None}
-settings.register_profile("unhurried", deadline=None, **kept)
+# Each run draws other examples, so few are enough; `ARGS=--hypothesis-profile=thorough` looks for longer.
+settings.register_profile("unhurried", deadline=None, max_examples=40, **kept)
+settings.register_profile("thorough", deadline=None, max_examples=1000, **kept)
 settings.load_profile("unhurried")
 
 # Collecting makes a million objects that stay: nothing is gained by looking through them again and again.

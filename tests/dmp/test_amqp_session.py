@@ -1,6 +1,6 @@
 """An AMQP connection without a socket: any cut, garbage, deliveries, time."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
@@ -82,7 +82,6 @@ async def test_a_dialog_is_the_same_however_it_is_cut() -> None:
         assert await play([DIALOG[:cut], DIALOG[cut:]]) == whole
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=200), st.integers(0, 15), st.data())
 async def test_garbage_ends_its_connection_and_nothing_else(
     garbage: bytes, after: int, data: st.DataObject

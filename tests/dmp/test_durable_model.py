@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dmp import queue_log, queues
@@ -39,7 +39,6 @@ def small() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=100)
 @given(actions, st.sampled_from([0, 5_000, 1 << 27]), st.sampled_from([150, 1000]))
 async def test_a_durable_queue_is_a_list_that_survives(
     steps: list[tuple[str, int, int]], hot_bytes: int, message_bytes_max: int

@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
@@ -38,7 +38,6 @@ async def recorded_world() -> tuple[World, Application, Tape]:
     return world, app, tape
 
 
-@settings(max_examples=50)
 @given(repeated(messages | st.none()), st.lists(st.integers(0, 4000), max_size=5), WRONG, st.booleans())
 async def test_any_messages_in_any_pieces_are_recorded_each_once(
     sent: list[Message | None], cuts: list[int], wrong: bytes, slow: bool
@@ -88,7 +87,6 @@ async def publisher(tape: Tape, settings: DmpSettings | None = None) -> tuple[Wo
     return world, peer
 
 
-@settings(max_examples=50)
 @given(
     repeated(
         st.tuples(

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
@@ -52,7 +52,6 @@ sent = st.tuples(
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(sent, max_size=12), st.lists(st.integers(0, 1 << 14), max_size=4), st.booleans())
 async def test_any_messages_in_any_pieces_arrive_as_with_a_plain_reader(
     shapes: list[tuple[bytes, bytes, int, bytes, int, int, bool]], cuts: list[int], overlapping: bool

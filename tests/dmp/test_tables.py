@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dmp import wire
@@ -53,7 +53,6 @@ def plain_frames(head: Block, data: bytes) -> Iterator[Row]:
         data = data[end:]
 
 
-@settings(max_examples=50)
 @given(st.lists(damaged(honest()), max_size=5))
 def test_recorded_is_what_plain_python_reads(payloads: list[bytes]) -> None:
     batch = batch_of(payloads, "dmp")

@@ -1,6 +1,6 @@
 """However input is cut, the answers are the same; whatever it is, nobody else notices."""
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dms import records, runs, wire
@@ -52,7 +52,6 @@ def world() -> tuple[World, Peer]:
     return found, peer
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.lists(FRAME, max_size=25), st.randoms(use_true_random=False))
 def test_input_cut_anywhere_is_answered_the_same(frames: list[bytes], pick: object) -> None:
     stream = b"".join(frames)
@@ -119,7 +118,6 @@ def in_order(frames: list[wire.Frame]) -> list[wire.Frame]:
     return [frame for frame in frames if frame[0] != Type.DELIVER]
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=400), st.booleans())
 def test_garbage_harms_nobody_else(garbage: bytes, handshake: bool) -> None:
     found, neighbour = world()

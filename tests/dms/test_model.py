@@ -274,12 +274,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_order_of_operations_is_a_queues(machine: type[Machine]) -> None:
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=30,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
+        settings=settings(max_examples=20, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
 
 

@@ -1,5 +1,7 @@
 """What the tables of a queue's log say is what its records say, read one by one."""
 
+from functools import cache
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -38,10 +40,15 @@ def rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
     return found
 
 
+@cache
+def logs(seed: int) -> list[list[plain_events.Placed]]:
+    world = busy(seed)
+    return [plain_events.log_of(world, queue) for queue in QUEUES]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_events_are_what_the_records_say(seed: int) -> None:
-    for queue in QUEUES:
-        those = plain_events.log_of(busy(seed), queue)
+    for those in logs(seed):
         batch = plain_events.batch_of(those)
         assert rows(events.events(batch)) == list(plain_events.events(those))
         # Batches are cut anywhere, and a part of one has its bytes in the middle of somebody else's.
@@ -54,8 +61,8 @@ def test_every_event_occurs_in_these_tests() -> None:
     seen = {
         (row["event"], row["reason"])
         for seed in range(12)
-        for queue in QUEUES
-        for row in plain_events.events(plain_events.log_of(busy(seed), queue))
+        for those in logs(seed)
+        for row in plain_events.events(those)
     }
     assert {event for event, _ in seen} == set(plain_events.NAMES.values()) - {"imported"}
     assert {reason for _, reason in seen} == {None, *plain_events.REASONS.values()}

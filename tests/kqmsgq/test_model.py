@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kqmsgq.repeats import WORTH_MESSAGES, count_messages, repeats_for_counting
@@ -65,7 +65,6 @@ def test_messages_are_counted_as_they_are(parts: list[list[tuple[bytes, int]]]) 
         assert count_messages(b"".join(events[begin:]), counting) == len(events[begin:])
 
 
-@settings(max_examples=300)
 @given(steps, st.data(), st.sampled_from([KqmsgqSettings(), KqmsgqSettings(message_bytes_max=65536 + 5000)]))
 def test_every_consumer_gets_what_the_model_says_in_each_producers_order(
     steps: Sequence[tuple[str, int, object]], data: st.DataObject, kq_settings: KqmsgqSettings

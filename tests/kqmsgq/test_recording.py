@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Any, cast
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kqmsgq.wire import RECORDED_MESSAGES, message
@@ -19,7 +19,6 @@ def recorded_world() -> tuple[World, Tape]:
     return world, tape
 
 
-@settings(max_examples=50)
 @given(repeated(messages), st.lists(st.integers(0, 4000), max_size=5), st.sampled_from((b"", b"*\0", b">x")))
 def test_any_messages_in_any_pieces_are_recorded_each_once(
     sent: list[bytes], cuts: list[int], rest: bytes

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kqmsgq import wire
@@ -42,14 +42,12 @@ def _first(data: bytes) -> tuple[list[wire.Message], int]:
     return wire.take_messages(data[:end], 1 << 32, 1 << 32)
 
 
-@settings(max_examples=50)
 @given(st.lists(damaged(honest()), max_size=5))
 def test_recorded_is_what_plain_python_reads(payloads: list[bytes]) -> None:
     found = told(rows(RECORDED, batch_of(payloads, "kqmsgq")))
     assert found == plainly(payloads, "kqmsgq", plain_frames)
 
 
-@settings(max_examples=50)
 @given(st.lists(damaged(honest()), max_size=5))
 def test_messages_and_volumes_agree_with_it(payloads: list[bytes]) -> None:
     batch = batch_of(payloads, "kqmsgq")

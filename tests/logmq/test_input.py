@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logmq.settings import LogmqSettings
@@ -57,7 +57,6 @@ def test_input_cut_anywhere_is_answered_alike(cut: int) -> None:
     assert peer.take() == ANSWERED
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     st.lists(model.steps, max_size=40),
     st.lists(st.integers(0, 400), max_size=8),
@@ -84,7 +83,6 @@ def test_pipelined_requests_are_answered_as_by_a_plain_model(
     assert not peer.session.replies.owed
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(model.steps, max_size=25), st.sets(st.sampled_from(model.TOPICS)))
 def test_cold_reads_change_no_answer(steps: list[tuple[Any, ...]], cold: set[str]) -> None:
     world = World()
@@ -98,7 +96,6 @@ def test_cold_reads_change_no_answer(steps: list[tuple[Any, ...]], cold: set[str
     assert model.strip_answers(answers, asked) == b""
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     st.lists(
         st.one_of(st.binary(max_size=60), st.sampled_from([b"\n", b"PRODUCE a ", b"APPEND a 9\n", b"FETCH "]))
@@ -191,7 +188,6 @@ def test_the_rest_of_a_line_and_a_body_that_was_announced_are_awaited() -> None:
 
 @pytest.mark.parametrize("word", [b"PRODUCE", b"APPEND", b"CONSUME"])
 @given(st.lists(st.binary(max_size=8), min_size=1, max_size=12), st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_a_read_that_is_one_run_does_what_its_requests_do_one_by_one(
     word: bytes, messages: list[bytes], alike: bool
 ) -> None:

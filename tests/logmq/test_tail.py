@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.logmq.world import Peer, World, slow_reads
@@ -237,7 +237,6 @@ def test_a_tail_that_ends_while_it_reads_sends_nothing_more() -> None:
     assert reader.take() == b"OK 0\n"
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers.pipeline.source.folder import SpanReader
@@ -31,7 +31,6 @@ def as_of_now(why: str, offset: int, first_kept: int | None) -> str:
     return f"retention dropped it (the first kept offset is {first_kept})" if offset < first_kept else why
 
 
-@settings(max_examples=300)
 @given(data=st.data())
 def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=8))

@@ -51,7 +51,7 @@ def turns(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @given(st.lists(STEPS, min_size=10, max_size=60))
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_client_gets_what_the_model_says(turns: None, steps: list[tuple]) -> None:  # type: ignore[type-arg]
     world = World()
     connected: dict[bytes, Peer] = {}
@@ -87,7 +87,6 @@ def test_every_client_gets_what_the_model_says(turns: None, steps: list[tuple]) 
 
 
 @given(st.lists(st.binary(max_size=1600), min_size=1, max_size=10))
-@settings(deadline=None)
 def test_any_datagram_is_a_message_or_counted_and_harms_nobody(datagrams: list[bytes]) -> None:
     world = World()
     peer = world.subscriber(b"A", b"*")

@@ -5,7 +5,7 @@ from struct import unpack
 from typing import Any, cast
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pubsub.fanout import Fanout
@@ -40,7 +40,6 @@ def is_message(datagram: bytes) -> bool:
     return kind in PAYLOAD_BYTES_MIN and len(datagram) - DATAGRAM_BYTES_MIN >= PAYLOAD_BYTES_MIN[kind]
 
 
-@settings(max_examples=50)
 @given(st.lists(repeated(datagrams).filter(bool), max_size=4))
 @example([[SHORT, LONG, SHORT]])
 def test_any_datagrams_are_recorded_as_they_came(batches: list[list[bytes]]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from struct import pack
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pubsub import wire
@@ -75,7 +75,6 @@ def plain_values(row: Row) -> Row:
     return {**empty, f"{kind.name.lower()}_value": value, "value": float(said)}
 
 
-@settings(max_examples=50)
 @given(st.lists(damaged(repeated(datagrams).map(recorded_block)), max_size=5))
 def test_recorded_and_readings_are_what_plain_python_reads(payloads: list[bytes]) -> None:
     batch = batch_of(payloads, "pubsub")

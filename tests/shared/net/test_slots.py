@@ -63,7 +63,7 @@ def received(
 @example([[b"x" * 20] * 4, [b"y" * 9, b"y"], [b"z" * 6] * 4])
 @example([[b"x" * 20] * 4, [b"y" * 9] * 2, [b"z" * 9] * 4])
 @example([[b"x" * 20] * 4, [b"y" * 9] * 2, [b"z" * 7] * 4])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_frames_hold_the_datagram_its_sender_and_nothing_of_earlier_ones(
     pair: Pair, in_bulk: bool, batches: list[list[bytes]]
 ) -> None:

@@ -195,7 +195,7 @@ MACHINES = (
     TestChangesWithinMatches,
 )
 for machine in MACHINES:
-    machine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+    machine.settings = settings(max_examples=30, stateful_step_count=30)
 del machine  # or its tests would run once more under this name
 
 

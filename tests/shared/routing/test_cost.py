@@ -6,7 +6,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shared.routing.index
@@ -81,7 +81,6 @@ def test_the_worst_patterns_together_cost_no_more_than_the_sum() -> None:
 texts = st.lists(st.sampled_from([b"a", b"b", b"", b"*", b"+"]), min_size=1, max_size=12).map(b"/".join)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(texts, min_size=1, max_size=6, unique=True), texts)
 def test_no_input_costs_more_than_the_nodes(patterns: list[bytes], name: bytes) -> None:
     index: RoutingIndex[bytes] = RoutingIndex(SLASHES)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.routing.index import RoutingIndex
@@ -26,7 +26,6 @@ def patterns_and_name(draw: st.DrawFn) -> tuple[Wildcards, list[bytes], bytes]:
     return wildcards, draw(st.lists(text, max_size=12, unique=True)), draw(text)
 
 
-@settings(max_examples=150, deadline=None)
 @given(patterns_and_name())
 def test_a_name_goes_to_those_whose_pattern_the_table_says_matches(
     case: tuple[Wildcards, list[bytes], bytes],
