@@ -12,8 +12,8 @@ SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood trial-logins trial-attacks
-.PHONY: trial-damage trial-neighbours trial-fairness trial-archive trial-replay trial-cluster trials bench-compare
-.PHONY: pictures clean
+.PHONY: trial-damage trial-neighbours trial-fairness trial-archive trial-replay trial-cluster trials
+.PHONY: bench-compare bench-picture pictures clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
@@ -81,6 +81,10 @@ trials: trial-power trial-kill trial-sim trial-states trial-damage trial-flood t
 # What changed since a commit, beyond noise: `make bench-compare BASE=HEAD~1 ARGS="--protocols logmq"`.
 bench-compare: $(VENV)/.serve
 	@.ci/bench-compare $(BIN)/python "$(BASE)" $(ARGS)
+
+# The README's picture of speed: every protocol beside its peers and a server without a broker. Some 6 minutes.
+bench-picture: $(VENV)/.spark
+	@$(BIN)/python -m brokers bench all --picture brokers/bench/ratios.png $(ARGS)
 
 # The README's pictures of the admin page, from a real server.
 pictures: $(VENV)/.test

@@ -27,6 +27,12 @@ _add(
     " --data-dir /srv/brokers",
 )
 _add(
+    "all",
+    "Every protocol at every size, beside its peers and a server without a broker.",
+    " --picture ratios.png",
+    " --protocols logmq kqmsgq --sizes 100 --clients 30 --json",
+)
+_add(
     "compare",
     "This environment's servers beside another's: what changed beyond noise.",
     " /srv/other/.venv/bin/python --protocols logmq --json",

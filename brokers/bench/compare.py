@@ -9,16 +9,16 @@ chance. A change counts when it is larger than its noise and every pair has the 
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import attrs
 from cyclopts import Parameter
 
-from brokers.bench import dmp, dms, kqmsgq, logmq, pubsub
+from brokers.bench.all import ADAPTERS, PROTOCOLS, Protocol
 from brokers.bench.load import Address
 from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, some
 from brokers.bench.servers import serving
@@ -26,14 +26,6 @@ from brokers.bench.sweep import Clients, Names, Point, RoundFigures, Sizes, Swee
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import progress
 
-Protocol = Literal["dms", "logmq", "pubsub", "kqmsgq", "dmp"]
-ADAPTERS: Mapping[Protocol, Sequence[Swept]] = {
-    "dms": tuple(dms.SWEPT.values()),
-    "logmq": [logmq.SWEPT],
-    "pubsub": [pubsub.SWEPT],
-    "kqmsgq": [kqmsgq.SWEPT],
-    "dmp": [dmp.SWEPT],
-}
 FIGURES = ("rate", "median_us", "p99_us", "cpu_us")
 BASE = "base"
 ERRORS = 3.0
@@ -66,13 +58,7 @@ def bench(
     ] = Path(sys.executable),
     /,
     *,
-    protocols: Annotated[tuple[Protocol, ...], SEVERAL, Parameter(help="Which to compare.")] = (
-        "dms",
-        "logmq",
-        "pubsub",
-        "kqmsgq",
-        "dmp",
-    ),
+    protocols: Annotated[tuple[Protocol, ...], SEVERAL, Parameter(help="Which to compare.")] = PROTOCOLS,
     sizes: Sizes = (100, 4096),
     names: Names = (1, 100),
     clients: Clients = (1, 64),
@@ -101,7 +87,7 @@ def bench(
 
     with progress("measuring", total=len(points)) as update:
         for done, (adapter, point) in enumerate(points, 1):
-            both = attrs.evolve(adapter, peers={BASE: (partial(base, adapter), adapter.load)})
+            both = attrs.evolve(adapter, peers={BASE: (partial(base, adapter), adapter.load)}, floor=None)
             taken = rounds_at(both, point, seconds, rounds, data_dir)
             pairs = list(zip(taken[BASE], taken[adapter.protocol], strict=True))
             found.setdefault(f"{adapter.protocol} {adapter.mode}", []).append((point, pairs))

@@ -24,6 +24,7 @@ import attrs
 import trio
 from pamqp import base, commands
 
+from brokers.bench import bare
 from brokers.bench.load import Address, Case, FanOut, Measured, in_turns, opened, poured
 from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, some
@@ -241,5 +242,6 @@ SWEPT = Swept(
         "redis": (lambda folder, own: redis_server(folder), passing(_redis)),
         "nats": (lambda folder, own: nats_server(), passing(_nats)),
     },
+    bare.relays(),
     SIZE_MAX,
 )

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from brokers.bench import options
+from brokers.bench import bare, options
 from brokers.bench.load import Address, Measured, Row, Talk, connect, fill, in_turns, repeated, run
 from brokers.bench.login import login
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, maybe_none, some
@@ -36,6 +36,8 @@ Mode = Literal["memory", "synced", "queues"]
 MODES: tuple[Mode, ...] = ("memory", "synced", "queues")
 QUEUE = "bench"
 SIZE_MAX = 4000
+MANY = {"BROKERS_DMS_CLIENTS_MAX": "10000"}
+"""The largest sweep has more clients than there may be unless that is set."""
 OPTIONS = b'{"depth":1000000}'
 """What is under way when a round ends stays, as it does with the others."""
 
@@ -240,8 +242,9 @@ SWEPT = {
         "memory",
         _swept_dms,
         {"beanstalkd": (lambda folder, own: beanstalkd(), _at(beanstalk_talk))},
+        bare.echoes(synced=False),
         SIZE_MAX,
-        {"BROKERS_DMS_PERSIST": "false"},
+        MANY | {"BROKERS_DMS_PERSIST": "false"},
         one_name_each=True,  # a connection waits for messages of one queue only
     ),
     "synced": Swept(
@@ -249,7 +252,9 @@ SWEPT = {
         "synced",
         _swept_dms,
         {"redis lists": (lambda folder, own: redis_server(folder), _at(redis_talk))},
+        bare.echoes(synced=True),
         SIZE_MAX,
+        MANY,
         one_name_each=True,
     ),
 }

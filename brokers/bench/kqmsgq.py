@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import attrs
 
-from brokers.bench import options
+from brokers.bench import bare, options
 from brokers.bench.load import (
     STAMP_BYTES,
     Address,
@@ -162,6 +162,7 @@ SWEPT = Swept(
     "fan-out",
     _at(fan_out_of),
     {"nats-server": (lambda folder, own: nats_server(), _at(nats_fan_out))},
+    bare.relays(),
 )
 
 

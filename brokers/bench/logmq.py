@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from brokers.bench import options
+from brokers.bench import bare, options
 from brokers.bench.floor import closed_loop, sync_loop
 from brokers.bench.load import (
     STAMP_BYTES,
@@ -254,6 +254,7 @@ SWEPT = Swept(
     "produce",
     _at(lambda topic, body: b"PRODUCE %b %b\n" % (topic, body), 1),
     {"redis": (lambda folder, own: redis_server(folder), _at(_xadd, 2))},
+    bare.answers(synced=True),
 )
 
 

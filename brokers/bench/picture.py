@@ -1,16 +1,18 @@
 """Draws a sweep's ratios as a PNG: a row of panels for each peer, a panel for each size.
 
-A panel has a column for each number of clients and a row for each number of names. Blue is ahead of the peer,
-orange behind it, white as fast; the number in a cell is the ratio of the rates.
+In a panel each bar is a point. It stands on the line at 1, which is the peer: a bar up is ahead, a bar down
+behind, by the factor that is written below it. Bars stand together by clients, and have a colour for each
+number of names. A short black line shows where a server without a broker is (`bare.py`).
 """
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from shared.units import readable
 
@@ -20,54 +22,89 @@ if TYPE_CHECKING:
     from brokers.bench.sweep import Row
 
 # Okabe and Ito's colours, which people who do not tell red from green can tell apart.
-_COLOURS = LinearSegmentedColormap.from_list("ratios", ["#d55e00", "#ffffff", "#0072b2"], bad="#dddddd")
-_FARTHEST = 4.0
-"""From this ratio on, and from 1 divided by it down, a colour is the fullest."""
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442")
+_PEER = "#d55e00"
+_BARS_WIDTH = 0.8
+"""Of all bars of one number of clients, whose places are 1 apart."""
+_FARTHEST = 32.0
+"""What is farther from 1 leaves the panel, so that the rest can be seen; its number stays."""
+_WIDTH = 8.0
+"""In inches, at least: room for the title and the legend."""
+_TITLE = "Messages a second, as a ratio to another server's under the same load on the same machine"
+_HINT = "A bar up is ahead of that server, a bar down behind it: 2 is twice its rate, 0.5 is half."
 
 
 def draw(rows: Iterable["Row"]) -> bytes:
     """The PNG."""
     held = io.BytesIO()
-    figure_of(rows).savefig(held, format="png", dpi=150)
+    figure_of(rows).savefig(held, format="png", dpi=100)
     return held.getvalue()
 
 
 def figure_of(rows: Iterable["Row"]) -> Figure:
+    """Of the rows that have a peer; where none has one, of all."""
+    all_rows = list(rows)
+    shown = [row for row in all_rows if row.ratio] or all_rows
     by_panel: dict[tuple[str, str, str], dict[int, list[Row]]] = {}
-    for row in rows:
+    for row in shown:
         by_panel.setdefault((row.protocol, row.mode, row.baseline), {}).setdefault(row.size, []).append(row)
-    columns = max(map(len, by_panel.values()))
-    first = next(iter(next(iter(by_panel.values())).values()))
-    names, clients = sorted({row.names for row in first}), sorted({row.clients for row in first})
-    wide, high = max(0.62 * len(clients) + 0.7, 2.2), 0.42 * len(names) + 1.15
-    figure = Figure(figsize=(wide * columns + 0.6, high * len(by_panel) + 0.3), layout="constrained")
+    sizes, names, clients = (
+        sorted({getattr(row, each) for row in shown}) for each in ("size", "names", "clients")
+    )
+    wide = max((0.3 * len(names) * len(clients) + 0.5) * len(sizes) + 0.9, _WIDTH)
+    figure = Figure(figsize=(wide, 1.35 * len(by_panel) + 1.3), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(len(by_panel), columns, squeeze=False)
-    for line, (key, by_size) in zip(panels, by_panel.items(), strict=True):
-        protocol, mode, baseline = key
-        line[0].set_ylabel(f"{protocol} {mode}\nbeside {baseline}\n\nnames")
-        for axes in line[len(by_size) :]:
-            axes.set_visible(False)
-        for axes, (size, found) in zip(line, by_size.items(), strict=False):
-            _panel(axes, found, names, clients)
-            axes.set_title(readable(size, "bytes"), fontsize=10)
-    figure.suptitle("messages a second, as a ratio to the peer's (above 1: ahead)", fontsize=11)
+    panels = figure.subplots(len(by_panel), len(sizes), squeeze=False, sharey="row")
+    for line, ((protocol, mode, baseline), by_size) in zip(panels, by_panel.items(), strict=True):
+        line[0].set_ylabel(f"{protocol}\n{mode}\nbeside\n{baseline}", rotation=0, ha="right", va="center")
+        for axes, size in zip(line, sizes, strict=True):
+            if size in by_size:
+                _panel(axes, by_size[size], names, clients)
+                axes.set_title(f"messages of {readable(size, 'bytes')}", fontsize=9)
+            else:
+                axes.set_visible(False)
+    figure.suptitle(f"{_TITLE}\n{_HINT}", fontsize=10)
+    colours = [Patch(color=_colour(at), label=f"names: {each:,}") for at, each in enumerate(names)]
+    peer = Line2D([], [], color=_PEER, linewidth=1.5, label="the other server (1)")
+    floor = Line2D([], [], color="black", linewidth=2, label="a bare loop of system calls, no broker")
+    figure.legend(
+        handles=[*colours, peer, floor], loc="outside lower center", ncols=len(names) + 2, fontsize=9
+    )
     return figure
 
 
-def _panel(axes: "Axes", rows: Iterable["Row"], names: list[int], clients: list[int]) -> None:
-    cells: list[list[float]] = [[float("nan")] * len(clients) for _ in names]
+def _colour(at: int) -> str:
+    return _COLOURS[at % len(_COLOURS)]
+
+
+def _number(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}"
+
+
+def _panel(axes: "Axes", rows: Iterable["Row"], names: Sequence[int], clients: Sequence[int]) -> None:
+    width = _BARS_WIDTH / len(names)
+    ends = [0.5, 2.0]
     for row in rows:
-        if row.ratio:
-            y, x = names.index(row.names), clients.index(row.clients)
-            cells[y][x] = row.ratio
-            dark = not 1 / 2.4 < row.ratio < 2.4
-            axes.text(
-                x, y, f"{row.ratio:.2g}", ha="center", va="center", color="white" if dark else "black", size=9
-            )
-    axes.imshow(
-        cells, cmap=_COLOURS, norm=LogNorm(1 / _FARTHEST, _FARTHEST, clip=True), origin="lower", aspect="auto"
-    )
+        if not row.ratio:
+            continue
+        at = names.index(row.names)
+        middle = clients.index(row.clients) - _BARS_WIDTH / 2 + width * (at + 0.5)
+        axes.bar(middle, row.ratio - 1, width * 0.9, bottom=1, color=_colour(at))
+        axes.text(
+            middle, 0.03, _number(row.ratio), transform=axes.get_xaxis_transform(), ha="center", fontsize=7
+        )
+        ends.append(row.ratio)
+        if row.floor_ratio:
+            floor = row.ratio / row.floor_ratio
+            axes.hlines(floor, middle - width / 2, middle + width / 2, color="black", linewidth=2)
+            ends.append(floor)
+    axes.set_yscale("log")
+    axes.axhline(1, color=_PEER, linewidth=1.5)
+    low, high = max(min(ends), 1 / _FARTHEST), min(max(ends), _FARTHEST)
+    axes.set_yticks([1 / 16, 1 / 4, 1, 4, 16], ["1/16", "1/4", "1", "4", "16"])
+    axes.minorticks_off()
+    axes.set_ylim(low / (high / low) ** 0.25, high * 1.2)
+    axes.tick_params(labelsize=8)
     axes.set_xticks(range(len(clients)), [f"{each:,}" for each in clients])
-    axes.set_yticks(range(len(names)), [f"{each:,}" for each in names])
-    axes.set_xlabel("clients")
+    axes.set_xlim(-0.6, len(clients) - 0.4)
+    axes.set_xlabel("clients", fontsize=8)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import attrs
 
 from brokers import control
-from brokers.bench import options
+from brokers.bench import bare, options
 from brokers.bench.datagrams import bare_receiver, flood
 from brokers.bench.load import (
     STAMP_BYTES,
@@ -229,6 +229,7 @@ SWEPT = Swept(
     "fan-out",
     _at(pubsub_fan_out, b"*"),
     {"mosquitto": (lambda folder, own: mosquitto(folder), _at(mqtt_fan_out, b"#"))},
+    bare.relays(datagrams=True),
     SIZE_MAX,
     under_way_bytes=128 << 10,  # or datagrams are lost for want of a buffer
 )

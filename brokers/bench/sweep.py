@@ -89,6 +89,8 @@ Load = Callable[[Address, Point, float], Measured]
 """A round of so many seconds at a point."""
 Start = Callable[[Path, Address], AbstractContextManager[Address | None]]
 """Starts a peer, with a folder for it and the address of our own server; None where it is not installed."""
+Peer = tuple[Start, Load]
+FLOOR = "floor"
 
 
 def passing(fan: Callable[[Point], FanOut]) -> Load:
@@ -112,12 +114,14 @@ def asking(talk: Callable[[Point, int], Talk]) -> Load:
 
 @attrs.frozen
 class Swept:
-    """How a protocol is swept: its own load, and its peers, how each is started and its load."""
+    """How a protocol is swept: its own load, and its peers, how each is started and its load.
+    `floor`: a server without a broker (`bare.py`)."""
 
     protocol: str
     mode: str
     load: Load
-    peers: Mapping[str, tuple[Start, Load]]
+    peers: Mapping[str, Peer]
+    floor: Peer | None = None
     size_max: int = 1 << 20
     environ: Mapping[str, str] = {}
     under_way_bytes: int = UNDER_WAY_BYTES
@@ -151,7 +155,8 @@ class RoundFigures:
 @attrs.frozen
 class Row:
     """A point beside one peer. `ratio`, `median_ratio`, `p99_ratio`: ours over the peer's, so of the last two
-    less is better. Empty: a server did not manage this point, or no peer is installed."""
+    less is better. `floor_ratio`: our rate over that of a server without a broker, which does the same reads,
+    syncs and sends. Empty: a server did not manage this point, or no peer is installed."""
 
     protocol: str
     mode: str
@@ -168,6 +173,7 @@ class Row:
     ratio: float | None
     median_ratio: float | None
     p99_ratio: float | None
+    floor_ratio: float | None
 
 
 def swept(
@@ -222,7 +228,8 @@ def rounds_at(
         home.mkdir()
         bound = stack.enter_context(serving(home, adapter.protocol, adapter.environ))
         ways = {adapter.protocol: _metered(adapter.load, bound[adapter.protocol], home, point, seconds)}
-        for name, (start, load) in adapter.peers.items():
+        floor = {} if adapter.floor is None else {FLOOR: adapter.floor}
+        for name, (start, load) in {**adapter.peers, **floor}.items():
             home = folder / name.replace(" ", "-")
             home.mkdir()
             address = stack.enter_context(start(home, bound[adapter.protocol]))
@@ -256,7 +263,7 @@ def beside_peers(
 ) -> Iterator[Row]:
     """A row for each peer, of the middle rounds."""
     middle = {name: _middle(rounds) for name, rounds in found.items()}
-    ours = middle.pop(adapter.protocol)
+    ours, floor = middle.pop(adapter.protocol), middle.pop(FLOOR, None)
     for name, theirs in middle.items() or [("-", None)]:
         yield Row(
             adapter.protocol,
@@ -271,6 +278,7 @@ def beside_peers(
             ratio=_ratio(ours, theirs, "rate"),
             median_ratio=_ratio(ours, theirs, "median_us"),
             p99_ratio=_ratio(ours, theirs, "p99_us"),
+            floor_ratio=_ratio(ours, floor, "rate"),
         )
 
 

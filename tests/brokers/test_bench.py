@@ -380,6 +380,7 @@ def test_a_sweep_has_a_row_for_every_point_and_peer(protocol: str) -> None:
         assert row.window == 4
         assert row.messages_per_second
         assert row.cpu_us
+        assert row.floor_ratio
         assert (row.ratio is None) == (row.baseline == "-")
 
 
@@ -394,11 +395,17 @@ FAST, SLOW = (sweep.RoundFigures(rate, 1e6 / rate, 2e6 / rate, None, 50) for rat
 
 def test_a_row_is_the_middle_round_beside_each_peer_that_managed_one() -> None:
     point = sweep.Point(16, 2, 3, 4)
-    found = {"logmq": [SLOW, FAST, FAST], "redis": [None, SLOW, None], "other": [None, None, None]}
+    found = {
+        "logmq": [SLOW, FAST, FAST],
+        "redis": [None, SLOW, None],
+        "other": [None, None, None],
+        sweep.FLOOR: [FAST, FAST, SLOW],
+    }
     redis, other = sweep.beside_peers(logmq.SWEPT, point, found)
     assert (redis.baseline, redis.messages_per_second, redis.ratio) == ("redis", 300, 3)
     assert redis.median_ratio == redis.p99_ratio == pytest.approx(1 / 3, abs=0.01)
     assert (other.baseline, other.messages_per_second, other.ratio) == ("other", 300, None)
+    assert redis.floor_ratio == other.floor_ratio == 1, "beside each peer"
     (alone,) = sweep.beside_peers(logmq.SWEPT, point, {"logmq": [None]})
     assert (alone.baseline, alone.messages_per_second, alone.ratio) == ("-", None, None)
 
@@ -425,10 +432,20 @@ def test_the_picture_has_a_panel_for_each_size_and_peer() -> None:
         for row in sweep.beside_peers(logmq.SWEPT, sweep.Point(size, names, clients, 1), found)
     ]
     figure = picture.figure_of(rows)
-    assert [axes.get_title() for axes in figure.axes] == ["16 B", "300 B"] * 2
-    assert [text.get_text() for text in figure.axes[0].texts] == ["3"] * 4
-    assert not figure.axes[2].texts, "a point that failed has no number"
+    first, _ = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["messages of 16 B", "messages of 300 B"]
+    assert first.get_ylabel().split("\n") == ["logmq", "produce", "beside", "redis"], (
+        "the other was not there"
+    )
+    assert first.get_xlabel() == "clients"
+    assert [text.get_text() for text in first.texts] == ["3"] * 4
+    assert [bar.get_y() for bar in first.patches] == [1] * 4, "bars stand on the peer's line"
+    (legend,) = figure.legends
+    said = [text.get_text() for text in legend.get_texts()]
+    assert said == ["names: 1", "names: 3", "the other server (1)", "a bare loop of system calls, no broker"]
     assert picture.draw(rows).startswith(b"\x89PNG")
+    alone = [attrs.evolve(row, ratio=None) for row in rows]
+    assert not any(axes.texts for axes in picture.figure_of(alone).axes), "a point that failed has no number"
 
 
 # -- two environments

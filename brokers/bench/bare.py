@@ -1,0 +1,79 @@
+"""The floor of a sweep's point: a server without a broker, under the same load.
+
+The server is `bare_server.py`, which does what no broker can leave out. A broker that gathers more into one
+system call can be faster: this is a measure, not a bound.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from brokers.bench.bare_server import CONSUMER, GROUP_BYTES, PRODUCER, Kind
+from brokers.bench.load import Address, FanOut, Talk, stamped_body
+from brokers.bench.sweep import Load, Peer, Point, asking, passing
+
+
+def answers(*, synced: bool) -> Peer:
+    """Each message is answered by one byte."""
+
+    def talk(point: Point, client: int) -> Talk:
+        return Talk.repeating([b"x" * (point.size - 1) + b"\n"], 1, point.window)
+
+    return partial(_started, "answer", synced), asking(talk)
+
+
+def echoes(*, synced: bool) -> Peer:
+    """Each message comes back to who sent it."""
+
+    def talk(point: Point, client: int) -> Talk:
+        over = 0
+
+        def count(data: bytes) -> int:
+            nonlocal over
+            whole, over = divmod(over + len(data), point.size)
+            return whole
+
+        return Talk(lambda wanted: b"x" * (point.size * wanted), count, point.window)
+
+    return partial(_started, "echo", synced), asking(talk)
+
+
+def relays(*, datagrams: bool = False) -> Peer:
+    """Each message of a producer goes to the consumers of its group."""
+    return partial(_started, "relay", False), _relayed(datagrams)
+
+
+def _relayed(datagrams: bool) -> Load:
+    def fan(point: Point) -> FanOut:
+        body, stamped = stamped_body(point.size)
+        groups = point.producers
+        return FanOut(
+            hello_producer=lambda number: b"" if datagrams else PRODUCER + _group(number % groups),
+            hello_consumer=lambda number: CONSUMER + _group(number % groups),
+            message=lambda queue, stamp: _group(queue % groups) + body(stamp),
+            delivered_bytes=GROUP_BYTES + point.size,
+            stamp_at=point.size if stamped else 0,
+            groups=groups,
+            datagrams=datagrams,
+        )
+
+    return passing(fan)
+
+
+def _group(number: int) -> bytes:
+    return number.to_bytes(GROUP_BYTES, "big")
+
+
+@contextmanager
+def _started(kind: Kind, synced: bool, folder: Path, own: Address) -> Iterator[Address]:
+    command = [sys.executable, "-m", "brokers.bench.bare_server", kind]
+    command += [str(folder / "written")] * synced
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield "127.0.0.1", int(process.stdout.readline())
+        finally:
+            process.kill()
