@@ -11,6 +11,7 @@ import structlog
 
 from shared.storage import index
 from shared.storage.disk import Clock, Disk, write_all, write_pieces
+from shared.storage.entries import ENTRY_COVERS_SECONDS, crc_of, extend
 from shared.storage.files import FileGone, OpenFiles
 from shared.storage.format import (
     AHEAD,
@@ -22,7 +23,6 @@ from shared.storage.format import (
     pack_entry,
     pack_reference,
 )
-from shared.storage.index import ENTRY_COVERS_SECONDS
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import UNKNOWN, CommitBatch, Log, LogAppend, opaque
 from shared.storage.tails import Tails
@@ -114,7 +114,7 @@ class LogCommit:
             log.open_since = now
         log.open_entry = entry
         if self.closed:
-            log.closed_entries += self.closed
+            log.closed_entries.extend(self.closed)
         if log.entries_written == UNKNOWN:
             log.entries_written = self.entries_written
         if self.direct:
@@ -138,6 +138,7 @@ class Commit:
 
     batches: list[CommitBatch]
     logs: dict[Log, LogCommit]
+    """All but those with light appends."""
     journal: Journal
     disk: Disk
     files: OpenFiles
@@ -241,11 +242,14 @@ class Commit:
             entries += 1
             size += ENTRY_HEADER_BYTES
             length = part.end - part.offset
+            if part.light:
+                pieces.append(pack_entry(_APPEND, part.log.id, part.offset, length, part.records))
+                pieces += part.chunks
+                size += length
+                continue
             if part.by_reference and self._write_by_reference(part):
-                crc = index.crc_of(part.chunks)
-                pieces.append(
-                    pack_entry(_REFERENCE, part.log.id, part.offset, REFERENCE_BYTES, sum(part.counts))
-                )
+                crc = crc_of(part.chunks)
+                pieces.append(pack_entry(_REFERENCE, part.log.id, part.offset, REFERENCE_BYTES, part.records))
                 pieces.append(pack_reference(length, crc))
                 size += REFERENCE_BYTES
                 continue
@@ -253,7 +257,7 @@ class Commit:
             if 0 < self.reference_bytes <= length:
                 flags = AHEAD
                 ahead.append(self.logs[part.log])
-            pieces.append(pack_entry(_APPEND, part.log.id, part.offset, length, sum(part.counts), flags))
+            pieces.append(pack_entry(_APPEND, part.log.id, part.offset, length, part.records, flags))
             pieces += part.chunks
             placed.append((part, size, length))
             size += length
@@ -351,6 +355,8 @@ class Commit:
                 if change.kind is EntryKind.DELETE:
                     self._remove(change.log)
             for part in batch.appends.values():
+                if part.light:
+                    continue
                 if part.journaled:
                     self._apply_journaled(part)
                 else:
@@ -423,7 +429,7 @@ class Commit:
                 if not part.journaled:
                     raise
                 # The entries wait in memory; reading the index again is tried when they are written.
-        closed, target.open_entry = index.extend(
+        closed, target.open_entry = extend(
             target.open_entry, target.last_ms, part.offset, part.chunks, part.counts, self.now_ms
         )
         target.closed += closed

@@ -24,6 +24,7 @@ from shared.metrics import Histogram
 from shared.storage.commit import Commit, LogCommit
 from shared.storage.direct import DirectWrites
 from shared.storage.disk import Clock, Disk
+from shared.storage.entries import ENTRY_COVERS_BYTES
 from shared.storage.files import OpenFiles, describe, error_for_unwritten
 from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, EntryKind
 from shared.storage.journal import Journal, PoisonError
@@ -169,7 +170,15 @@ class Committer:
     direct: DirectWrites = attrs.field(init=False)
     tails: Tails = attrs.field(init=False)
 
+    _light_most: int = attrs.field(init=False)
+    """An append of so many bytes at most may be light: its records wait in the log's tail whatever else is
+    there, and share an index entry with those before them."""
+
     def __attrs_post_init__(self) -> None:
+        settings = self._settings
+        self._light_most = min(ENTRY_COVERS_BYTES, settings.tail_log_bytes // 16 - 1)
+        if settings.reference_bytes:
+            self._light_most = min(self._light_most, settings.reference_bytes - 1)
         self.tails = Tails(self._settings.tail_log_bytes, self._settings.tail_bytes_max)
         self.direct = DirectWrites(
             self._disk, self._files, self._clock, self._in_thread, self.between_commits, self.poison
@@ -188,6 +197,36 @@ class Committer:
         if not self.full:  # else each append must ask whether it may use the reserve
             log.pending = part
         return part
+
+    def append_each(self, logs: Sequence[Log], records: Sequence[bytes]) -> tuple[list[int], Ticket]:
+        """See `Store.append_each`."""
+        offsets: list[int] = []
+        if self.closed or self.read_only is not None or self.full or self._together:
+            return offsets, Ticket()
+        batch = self._batch_with_room(sum(map(len, records)) + ENTRY_HEADER_BYTES * len(logs))
+        ticket = batch.ticket(Mode.SYNCED)
+        appends = batch.appends
+        size = 0
+        for log, data in zip(logs, records, strict=True):
+            offset = log.end
+            part = log.pending
+            if part is None:
+                if log in appends or log.deleted or log.unawaited or log.mode.mode != "always":
+                    break
+                log.pending = appends[log] = LogAppend(log, batch, ticket, True, offset, offset, [data], [1])
+                size += ENTRY_HEADER_BYTES
+            elif part.ticket is ticket:
+                part.chunks.append(data)
+                part.counts.append(1)
+            else:
+                break
+            size += len(data)
+            log.end = offset + len(data)
+            offsets.append(offset)
+            if log.fold is not None:
+                log.fold(offset, data)
+        batch.room -= size
+        return offsets, ticket
 
     def append_all(
         self, parts: Sequence[tuple[Log, bytes, int]], reserved: bool, *, journaled: bool = False
@@ -448,9 +487,20 @@ class Committer:
         direct_dirty = False
         synced = any(batch.sync for batch in batches)
         least = self._settings.reference_bytes
+        # A change of the catalog, and a second batch, may want more of a log than its tail.
+        light_most = self._light_most if len(batches) == 1 and not batches[0].changes else -1
         for batch in batches:
             batch.seal()
             for log, part in batch.appends.items():
+                if (
+                    part.end - part.offset <= light_most
+                    and part.journaled
+                    and (log.tail or not log.direct)
+                    and not log.direct_dirty
+                    and log.entries_written != UNKNOWN
+                ):
+                    part.light = True
+                    continue
                 if log.tail or log in journaled:
                     # Bytes before it are in the journal, and the file may not have them: what goes around the
                     # journal would lie behind a hole.
@@ -574,6 +624,7 @@ class Committer:
     def _advance(self, commit: Commit, good: list[CommitBatch], direct_failed: bool) -> dict[Log, None]:
         """Show what is durable now; returns the logs that have something new."""
         moved: dict[Log, None] = {}
+        light: list[LogAppend] = []
         now = self._clock.monotonic()
         for log in commit.direct_synced:
             log.direct_dirty = False
@@ -583,8 +634,10 @@ class Committer:
                 if not part.journaled and direct_failed:
                     continue
                 log.visible = part.end
-                count = sum(part.counts)
-                records[log.namespace] = records.get(log.namespace, 0) + count
+                records[log.namespace] = records.get(log.namespace, 0) + part.records
+                if part.light:
+                    light.append(part)
+                    continue
                 if not part.journaled:
                     self.direct.written(log, part.end - part.offset, now)
                 if log.watchers and part.end - part.offset <= _RECENT_BYTES_MAX and not commit.logs[log].late:
@@ -597,8 +650,11 @@ class Committer:
             target = commit.logs[log]
             target.publish(self.tails, now)
             self.direct.bytes += target.referred_bytes
-            self.unindexed[log] = None
-            self.dirty[log] = None
+        if light:
+            self.tails.add_light(light, commit.now_ms, now)
+            moved.update(dict.fromkeys([part.log for part in light]))
+        self.unindexed |= moved
+        self.dirty |= moved
         self.tails.charge()
         return moved
 

@@ -1,4 +1,4 @@
-"""Index files: how entries come to be, and reading, writing and rebuilding whole files of them.
+"""Index files: reading, writing and rebuilding whole files of entries; how those come to be: `entries.py`.
 
 An entry (STORAGE.md: index entry) covers whole records of a log. This module is what a running store shares
 with the tools that work on files. The store looks entries up with `index_reader.py`, and writes them with
@@ -7,7 +7,7 @@ with the tools that work on files. The store looks entries up with `index_reader
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import attrs
 from crc32c import crc32c
@@ -15,16 +15,10 @@ from crc32c import crc32c
 from shared.errors import CorruptRecord
 from shared.storage import format
 from shared.storage.disk import Disk, opened, write_all
+from shared.storage.entries import ENTRY_COVERS_BYTES
 from shared.storage.files import OpenFiles
 from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, EntryFlag, IndexEntry
 from shared.storage.log import Log
-
-ENTRY_COVERS_BYTES = 64 << 10
-"""An entry is closed once it covers so much: small enough to check before a byte is served, large enough that
-the index of 10 GiB is 10 MiB."""
-
-ENTRY_COVERS_SECONDS = 0.2
-"""Or once it is so old: the grain of times."""
 
 _READ_ENTRIES = 16 << 10
 _PROBE_BYTES = 16 << 10
@@ -32,8 +26,6 @@ _PROBE_BYTES = 16 << 10
 _DAMAGED_BYTES_MAX = 1 << 30
 """An entry's length has 4 bytes: a longer range gets several."""
 _BLOCK_BYTES = 4096  # of the file system: what a hole is made of
-_CRC_BYTES_QUICK = 1 << 20
-"""The interpreter's lock is given up for longer sums alone."""
 
 
 def checked_from(entries: Iterable[IndexEntry | None], first: int) -> int:
@@ -43,85 +35,6 @@ def checked_from(entries: Iterable[IndexEntry | None], first: int) -> int:
         entry.offset for entry in entries if entry is not None and entry.offset < first < entry.end
     )
     return next(kept_in_part, first)
-
-
-def extend(
-    open_entry: IndexEntry | None,
-    last_ms: int,
-    offset: int,
-    chunks: Sequence[bytes | memoryview],
-    counts: Sequence[int],
-    now_ms: int,
-) -> tuple[list[IndexEntry], IndexEntry | None]:
-    """Records were added at `offset`: returns the entries that this closes, and the one left open.
-
-    `chunks` and `counts`: as a `LogAppend` has them. Entries end where chunks of whole records end, so
-    nothing is parsed unless one is longer than an entry should be. `last_ms`: time of the newest record
-    before; times never go down.
-    """
-    now = max(now_ms, last_ms)
-    closed: list[IndexEntry] = []
-    entry = open_entry
-    begun: bytes | memoryview = b""  # of a record in two pieces
-    for chunk, count in zip(chunks, counts, strict=True):
-        if not count:
-            begun = chunk
-            continue
-        size = len(begun) + len(chunk)
-        if size > ENTRY_COVERS_BYTES and not begun:
-            # Whole records are bytes, or as good as such; only a record in two pieces may be something else.
-            entry = _extend_by_long(closed, entry, now, offset, cast(bytes, chunk))
-        else:
-            if entry is not None and size > ENTRY_COVERS_BYTES:  # one long record: an entry of its own
-                closed.append(entry)
-                entry = None
-            crc = 0 if entry is None else entry.crc32c
-            crc = _crc(chunk, _crc(begun, crc) if begun else crc)
-            begun = b""
-            entry = _add(entry, now, offset, size, count, crc)
-            if entry.length >= ENTRY_COVERS_BYTES:
-                closed.append(entry)
-                entry = None
-        offset += size
-    return closed, entry
-
-
-def _extend_by_long(
-    closed: list[IndexEntry], entry: IndexEntry | None, now_ms: int, offset: int, chunk: bytes
-) -> IndexEntry | None:
-    """The same for whole records that are too many for one entry; what they close is added to `closed`."""
-    view = memoryview(chunk)
-    for start, end, records in format.split_records(chunk, ENTRY_COVERS_BYTES):
-        size = end - start
-        if entry is not None and size > ENTRY_COVERS_BYTES:  # one long record: an entry of its own
-            closed.append(entry)
-            entry = None
-        crc = _crc(view[start:end], 0 if entry is None else entry.crc32c)
-        entry = _add(entry, now_ms, offset + start, size, records, crc)
-        if entry.length >= ENTRY_COVERS_BYTES:
-            closed.append(entry)
-            entry = None
-    return entry
-
-
-def crc_of(chunks: Iterable[bytes | memoryview]) -> int:
-    """The CRC of these, one behind the other."""
-    crc = 0
-    for chunk in chunks:
-        crc = _crc(chunk, crc)
-    return crc
-
-
-def _crc(data: bytes | memoryview, before: int) -> int:
-    """With the interpreter's lock kept: a quarter of a megabyte takes 12 us, and getting the lock back beside
-    a busy loop many times that (seen: most of the time of a commit with many such chunks)."""
-    return crc32c(data, before, 0 if len(data) <= _CRC_BYTES_QUICK else -1)
-
-
-def _add(entry: IndexEntry | None, now_ms: int, offset: int, size: int, records: int, crc: int) -> IndexEntry:
-    if entry is None:
-        return IndexEntry(offset, now_ms, now_ms, size, records, crc)
-    return IndexEntry(entry.offset, entry.first_ms, now_ms, entry.length + size, entry.records + records, crc)
 
 
 # -- whole files

@@ -23,6 +23,7 @@ from attrs import Attribute
 
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.file_range import FileRange
+from shared.storage.entries import ENTRY_COVERS_SECONDS, extend_by_tail
 from shared.storage.files import LogFile
 from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, EntryKind, IndexEntry
 from shared.storage.lost import Lost
@@ -31,6 +32,9 @@ from shared.storage.settings import Durability, Retention
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 UNKNOWN = -1
+
+_NOT_INDEXED_MAX = 256
+"""Commits whose records are indexed together: this bounds their list, not the work."""
 
 
 def opaque(_: type, fields: "list[Attribute[Any]]") -> "list[Attribute[Any]]":
@@ -115,6 +119,8 @@ class LogAppend:
     end: int
     chunks: list[bytes | memoryview] = attrs.Factory(list)
     counts: list[int] = attrs.Factory(list)
+    records: int = 0  # in all of them, once the batch is sealed
+    light: bool = False  # the journal and the log's tail get them, and no file of the log is looked at
     by_reference: bool = False  # they are to be in the log's own file before the journal refers to them
     written: memoryview | None = None  # its records, as they stand in the journal's batch, if they do
 
@@ -229,6 +235,8 @@ class CommitBatch:
             for log, part in self.appends.items():
                 log.pending = None
                 part.end = log.end
+                counts = part.counts
+                part.records = counts[0] if len(counts) == 1 else sum(counts)
 
     def resolve(self, error: StoreError | None, direct_error: StoreError | None = None) -> None:
         """Tell everybody who still waits. `direct_error`: for what goes around the journal, where that
@@ -314,12 +322,14 @@ class Log:
     named: bool = False  # the file's name is known to be durable
     referred_from: int = sys.maxsize  # the journal may refer to the file's bytes from here on
     entries_written: int = attrs.field(init=False)  # entries in the index file
-    closed_entries: list[IndexEntry] = attrs.Factory(list)  # not in the index file yet
-    open_entry: IndexEntry | None = None
-    open_since: float = 0.0
+    open_since: float = 0.0  # monotonic
     last_ms: int = 0
     tail: bytearray = attrs.Factory(bytearray)  # the newest visible records, which the file lacks
     users: list[int] | None = None  # offsets from which somebody reads the file just now
+    _closed_entries: list[IndexEntry] = attrs.field(init=False, factory=list)
+    _open_entry: IndexEntry | None = attrs.field(init=False, default=None)
+    _not_indexed: list[tuple[int, int, int]] = attrs.field(init=False, factory=list)
+    """Of what the newest commits brought to the tail's end: time in ms, bytes, records."""
 
     def __attrs_post_init__(self) -> None:
         self.visible = self.end
@@ -329,6 +339,60 @@ class Log:
 
     def __repr__(self) -> str:
         return f"<Log {self.id} {self.namespace}/{self.name} {self.first}..{self.visible}..{self.end}>"
+
+    @property
+    def closed_entries(self) -> list[IndexEntry]:
+        """The entries that are not in the index file yet, but for the open one."""
+        if self._not_indexed:
+            self._index()
+        return self._closed_entries
+
+    @property
+    def open_entry(self) -> IndexEntry | None:
+        """The newest entry, which grows."""
+        if self._not_indexed:
+            self._index()
+        return self._open_entry
+
+    @open_entry.setter
+    def open_entry(self, entry: IndexEntry | None) -> None:
+        self._open_entry = entry
+
+    @property
+    def indexed(self) -> bool:
+        """Its index file has all that it will get of what is there."""
+        return self._open_entry is None and not self._closed_entries and not self._not_indexed
+
+    def entries_below(self, end: int) -> list[IndexEntry]:
+        """The closed entries that cover nothing behind `end`."""
+        closed = self._closed_entries if end <= self.tail_start else self.closed_entries
+        if closed and closed[-1].end > end:
+            return [entry for entry in closed if entry.end <= end]
+        return closed[:]
+
+    def tail_grew(self, size: int, records: int, now_ms: int, now: float) -> None:
+        """So much was added to the tail. Its entry is made when somebody asks for entries: a sum over many
+        small commits costs a tenth of one for each. `now`: monotonic seconds."""
+        not_indexed = self._not_indexed
+        if self._open_entry is None and not not_indexed:
+            self.open_since = now
+        if now_ms > self.last_ms:
+            self.last_ms = now_ms
+        not_indexed.append((self.last_ms, size, records))
+        if now - self.open_since >= ENTRY_COVERS_SECONDS:
+            self.close_entry()
+        elif len(not_indexed) >= _NOT_INDEXED_MAX:
+            self._index()
+
+    def _index(self) -> None:
+        commits, self._not_indexed = self._not_indexed, []
+        closed, self._open_entry = extend_by_tail(self._open_entry, self.visible, self.tail, commits)
+        self._closed_entries += closed
+
+    def drop_tail(self) -> None:
+        """The log is deleted."""
+        self.tail = bytearray()
+        self._not_indexed = []
 
     @property
     def entries_start(self) -> int:
@@ -344,9 +408,10 @@ class Log:
 
     def close_entry(self) -> None:
         """The next record begins a new index entry."""
-        if self.open_entry is not None:
-            self.closed_entries.append(self.open_entry)
-            self.open_entry = None
+        entry = self.open_entry
+        if entry is not None:
+            self._closed_entries.append(entry)
+            self._open_entry = None
 
     def entries_reached(self, number: int) -> None:
         """The index file has all entries below that number."""

@@ -8,6 +8,7 @@ from crc32c import crc32c
 from shared.storage import format, index
 from shared.storage.catalog import LogLine
 from shared.storage.disk import Disk, copy_file, opened, size_of, write_all
+from shared.storage.entries import ENTRY_COVERS_BYTES, extend
 from shared.storage.files import DamagedPlaces, out_of_space
 from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, EntryFlag, IndexEntry
 from shared.storage.journal import segment_path
@@ -18,7 +19,7 @@ _WRITE_BYTES = 4 << 20
 """Pieces that follow each other are one write up to this."""
 _DAMAGED_BYTES_MAX = 1 << 30
 """An entry's length has 4 bytes, and what it covers is read in one piece: a longer range gets several."""
-_SHARED_ENTRY_BYTES = 2 * index.ENTRY_COVERS_BYTES  # of an entry that is more than one record
+_SHARED_ENTRY_BYTES = 2 * ENTRY_COVERS_BYTES  # of an entry that is more than one record
 
 
 class JournalPiece(NamedTuple):
@@ -300,7 +301,7 @@ class _LogRecovery:
         """The entry matches, and the journal put its first records in place: entry those behind them."""
         data = self._disk.read(self._fd, entry.end - self.position, self.position)
         records = format.count_records(data) or 0
-        closed, self._open = index.extend(
+        closed, self._open = extend(
             self._open, self._last_ms, self.position, [data], [records], entry.last_ms
         )
         self._entries += closed
@@ -378,7 +379,7 @@ class _LogRecovery:
         if offset > piece.offset:
             data = data[offset - piece.offset :]
             records = format.count_records(data) or 0
-        closed, self._open = index.extend(self._open, self._last_ms, offset, [data], [records], piece.time_ms)
+        closed, self._open = extend(self._open, self._last_ms, offset, [data], [records], piece.time_ms)
         self._entries += closed
         self._last_ms = max(self._last_ms, piece.time_ms)
         self.position = piece.end

@@ -17,9 +17,9 @@ from shared.storage import index
 from shared.storage.commit import open_log
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk, write_all
+from shared.storage.entries import ENTRY_COVERS_SECONDS
 from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.format import IndexEntry
-from shared.storage.index import ENTRY_COVERS_SECONDS
 from shared.storage.log import UNKNOWN, Log, opaque
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -103,13 +103,9 @@ class LogWriter:
             now = self._clock.monotonic()
             due = dict.fromkeys(self._tails.due(now))
             async for log in _in_slices(self._committer.unindexed):
-                if (
-                    log.open_entry is not None
-                    and not log.busy
-                    and now - log.open_since >= ENTRY_COVERS_SECONDS
-                ):
+                if now - log.open_since >= ENTRY_COVERS_SECONDS and not log.busy:
                     log.close_entry()
-                if log not in due and _writable_entries(log):
+                if log not in due and log.entries_below(log.tail_start):
                     due[log] = None
             return await self._flush(due)
 
@@ -144,7 +140,7 @@ class LogWriter:
             index_errors += [w.index_error for w in step if w.index_error is not None]
         self._complain(tail_errors, index_errors)
         async for log in _in_slices(self._committer.unindexed):
-            if log.gone or (log.open_entry is None and not log.closed_entries):
+            if log.gone or log.indexed:
                 self._committer.unindexed.pop(log, None)
         return not tail_errors and not index_errors
 
@@ -162,7 +158,7 @@ class LogWriter:
             if data and not cut:
                 log.close_entry()
             size += len(data)
-            entries = _writable_entries(log, offset + len(data))
+            entries = log.entries_below(offset + len(data))
             if not data and not entries:
                 continue
             log_fd = self._files.pin(log.file)
@@ -310,12 +306,3 @@ async def _in_slices(logs: Iterable[Log]) -> AsyncIterator[Log]:
         yield log
         if number % _LOOKED_AT_ONCE == 0:
             await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-
-
-def _writable_entries(log: Log, end: int | None = None) -> list[IndexEntry]:
-    """The closed entries that cover nothing behind `end`, which is where the log's file ends."""
-    limit = log.tail_start if end is None else end
-    entries = log.closed_entries
-    if entries and entries[-1].end > limit:
-        return [entry for entry in entries if entry.end <= limit]
-    return entries[:]

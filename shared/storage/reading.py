@@ -21,9 +21,9 @@ from shared.errors import CorruptRecord, LogDeleted, NotARecord, OutOfRange, Sto
 from shared.file_range import FileRange
 from shared.storage import format
 from shared.storage.disk import Disk
+from shared.storage.entries import ENTRY_COVERS_BYTES
 from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.format import IndexEntry
-from shared.storage.index import ENTRY_COVERS_BYTES
 from shared.storage.index_reader import IndexTable, NotInMemory
 from shared.storage.log import Log, opaque
 from shared.storage.threads import ReaderThreads

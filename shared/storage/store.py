@@ -205,6 +205,14 @@ class Store:
         """
         return self._inventory.namespace(name, mode, plain_names, retention)
 
+    def append_each(self, logs: Sequence[Log], records: Sequence[bytes]) -> tuple[list[int], Ticket]:
+        """Append one record after the other, each to its log, until one wants `Log.append`, as where that
+        would raise; returns the offsets of those that were appended, maybe none.
+
+        For many logs in turn: 0.6 us a record, and 2.2 us by `Log.append`.
+        """
+        return self._committer.append_each(logs, records)
+
     def append_all(
         self, parts: Sequence[tuple[Log, bytes, int]], reserved: bool = False
     ) -> tuple[list[int], Ticket]:

@@ -4,12 +4,12 @@ A commit writes the journal alone, however many logs it touches. Each log's new 
 *tail*, and the `LogWriter` writes them later, many together. Readers of a log read its tail from memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 
 from shared.budget import Account, unbounded
-from shared.storage.log import Log, opaque
+from shared.storage.log import Log, LogAppend, opaque
 
 LATE_SECONDS = 1.0
 """A tail is written once its oldest record is so old."""
@@ -51,6 +51,22 @@ class Tails:
         self.bytes += len(data)
         if len(log.tail) >= self.log_bytes and log not in self.failing:
             self._long[log] = None
+
+    def add_light(self, parts: Sequence[LogAppend], now_ms: int, now: float) -> None:
+        """The same for what commits to many logs brought each of them."""
+        since, log_bytes = self._since, self.log_bytes
+        for part in parts:
+            log = part.log
+            tail, chunks = log.tail, part.chunks
+            if not tail:
+                since[log] = now
+            before = len(tail)
+            tail += chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            size = len(tail) - before
+            self.bytes += size
+            if before + size >= log_bytes and log not in self.failing:
+                self._long[log] = None
+            log.tail_grew(size, part.records, now_ms, now)
 
     def charge(self) -> None:
         """Bring the account up to date, and wake the writer if something is due."""
@@ -109,7 +125,7 @@ class Tails:
         """The log is deleted."""
         if log in self._since:
             self.bytes -= len(log.tail)
-            log.tail = bytearray()
+            log.drop_tail()
             del self._since[log]
             self._long.pop(log, None)
             self.failing.pop(log, None)

@@ -186,7 +186,7 @@ def test_the_rest_of_a_line_and_a_body_that_was_announced_are_awaited() -> None:
     assert awaited == [1, 1, 2, 2, 3, 3, 3]
 
 
-@pytest.mark.parametrize("word", [b"PRODUCE", b"APPEND", b"CONSUME"])
+@pytest.mark.parametrize("word", [b"PRODUCE", b"PRODUCE to several", b"APPEND", b"CONSUME"])
 @given(st.lists(st.binary(max_size=8), min_size=1, max_size=12), st.booleans())
 def test_a_read_that_is_one_run_does_what_its_requests_do_one_by_one(
     word: bytes, messages: list[bytes], alike: bool
@@ -197,6 +197,10 @@ def test_a_read_that_is_one_run_does_what_its_requests_do_one_by_one(
     written = b"".join(b"APPEND t %d\n%b" % (len(message), message) for message in messages)
     lines = {
         b"PRODUCE": b"".join(b"PRODUCE t %b\n" % message for message in messages),
+        b"PRODUCE to several": b"".join(
+            b"PRODUCE %b %b\n" % (b"tuv"[number % 3 : number % 3 + 1], message)
+            for number, message in enumerate(messages)
+        ),
         b"APPEND": written,
         b"CONSUME": b"".join(b"CONSUME t %d\n" % (4 * n) for n in range(3 * len(messages))),
     }[word]
@@ -205,7 +209,8 @@ def test_a_read_that_is_one_run_does_what_its_requests_do_one_by_one(
         world = World()
         peer = world.connect()
         peer.ask(b"PRODUCE t \n" + written)
-        peer.ask(b"PRODUCE t x\n")
+        peer.ask(b"PRODUCE t x\nPRODUCE u x\nPRODUCE v x\nDELETE v\n")
         answers = peer.ask(before + lines)
-        found.append((answers.removeprefix(b"PONG\n"), world.messages("t"), world.broker.counts.refusals))
+        there = {name: world.messages(name) for name in world.broker.topics.names()}
+        found.append((answers.removeprefix(b"PONG\n"), there, world.broker.counts.refusals))
     assert found[0] == found[1]

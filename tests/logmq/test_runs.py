@@ -93,6 +93,48 @@ def test_a_run_of_one_size_is_taken_whole(bodies: list[bytes], first: int) -> No
     assert (run and run[0]) == (None if expected is None else records(*expected))
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"PRODUCE", b"PRODUCE", b"PRODUCE", b"CONSUME", b""]),
+            st.sampled_from([b"t", b"u", b""]),
+            messages,
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from([b"", b"PRODUCE t", b"PRODUCE t x\r"]),
+    st.integers(1, 9),
+)
+@example([(b"PRODUCE", b"t", b"x" * (SIZE_MAX + 1))], b"", 9)
+@example([(b"PRODUCE", b"t", b"with a blank"), (b"PRODUCE", b"u", b" ")], b"PRODUCE", 9)
+def test_lines_of_several_topics_are_taken_exactly_when_all_are_plain(
+    rows: list[tuple[bytes, bytes, bytes]], rest: bytes, most: int
+) -> None:
+    lines = [b" ".join(row) + b"\n" for row in rows]
+    data = b"".join(lines) + rest
+    whole = data[: data.rfind(b"\n")].split(b"\n")[:most]
+    expected = []
+    for line in whole:
+        fields = line.split(b" ", 2)
+        plain = len(fields) == 3 and fields[0] == b"PRODUCE" and len(fields[2]) <= SIZE_MAX
+        expected.append((fields[1], fields[2]) if plain and b"\r" not in data else None)
+    found = runs.mixed(data, most, SIZE_MAX)
+    if None in expected:
+        assert found is None
+        return
+    assert found is not None
+    topics, bodies, end = found
+    assert list(zip(topics, bodies, strict=True)) == expected
+    assert end == sum(len(line) + 1 for line in whole)
+
+
+@given(payloads)
+@example([b"z" * 5000, b""])
+def test_records_of_messages_one_by_one_are_those_of_all(bodies: list[bytes]) -> None:
+    assert b"".join(runs.encode_each(bodies)) == records(*bodies)
+
+
 @given(same_sizes, st.binary(max_size=30), st.data())
 def test_alike_appends_are_taken_at_once_and_no_others(
     bodies: list[bytes], tail: bytes, data: st.DataObject

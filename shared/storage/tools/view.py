@@ -24,6 +24,7 @@ from shared.storage import catalog as catalog_file
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog
 from shared.storage.disk import Disk
+from shared.storage.entries import ENTRY_COVERS_BYTES
 from shared.storage.format import FORMAT_PATH, Entry, EntryKind, IndexEntry
 from shared.storage.index import IndexFile
 from shared.storage.journal import segment_path
@@ -174,7 +175,7 @@ class LogReader:
         """Whole records from `start`, a record's start, as (offset, payload), up to `stop` or a tear."""
         position = start
         while position < stop:
-            data = self.read(position, min(index.ENTRY_COVERS_BYTES, stop - position))
+            data = self.read(position, min(ENTRY_COVERS_BYTES, stop - position))
             if len(data) < format.LENGTH_BYTES:
                 return
             size = format.LENGTH_BYTES + format.length_at(data, 0)[0]

@@ -17,7 +17,7 @@ from shared.errors import StoreFull, StoreReadOnly
 from shared.storage.commit import Commit
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store
-from tests.support.commits import commits_behind, fail, log_write, logs_of, outcome, watch
+from tests.support.commits import commits_behind, fail, log_write, logs_of, make_read_only, outcome, watch
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
@@ -302,6 +302,53 @@ async def test_none_goes_around_the_journal_and_syncs_nothing() -> None:
         assert ticket.done
     assert syncs == []
     assert not any(path.startswith("journal/") for path in writes)
+
+
+async def test_one_record_after_the_other_goes_to_its_log_as_if_appended_alone() -> None:
+    disk, store = await fresh_store()
+    logs = await logs_of(store, ALWAYS, ALWAYS, ALWAYS)
+    _, alone = logs[1].append(records(b"before"), 1)
+    turn = [logs[number] for number in (0, 1, 0, 2, 1)]
+    bodies = [records(b"%d" % number) for number in range(5)]
+    batches = store.statistics().journal_batches
+    offsets, ticket = store.append_each(turn, bodies)
+    assert offsets == [0, 10, 5, 0, 15]
+    assert ticket is alone, "one batch has them all"
+    assert logs[2].append(records(b"behind"), 1) == (5, ticket)
+    await store.wait(ticket)
+    assert store.statistics().journal_batches == batches + 1
+    kept = [[b"0", b"2"], [b"before", b"1", b"4"], [b"3", b"behind"]]
+    assert [await read_all(log) for log in logs] == kept
+    store, _ = await reopen(store, disk)
+    assert [await read_all(log) for log in store.namespace("logmq", ALWAYS).logs.values()] == kept
+
+
+@pytest.mark.parametrize("odd", ["deleted", "of another mode", "appended in another mode", "with others"])
+async def test_one_record_after_the_other_ends_where_a_log_is_special(odd: str) -> None:
+    _, store = await fresh_store()
+    one, two = await logs_of(store, ALWAYS, INTERVAL if odd == "of another mode" else ALWAYS)
+    if odd == "deleted":
+        store.namespace("logmq", ALWAYS).delete(two.name)
+    elif odd == "appended in another mode":
+        store.namespace("logmq", ALWAYS).change_mode(two.name, INTERVAL)
+        two.append(records(b"before"), 1)
+        store.namespace("logmq", ALWAYS).change_mode(two.name, ALWAYS)
+    elif odd == "with others":
+        store.append_all([(two, records(b"before"), 1)])
+    end = two.end
+    offsets, ticket = store.append_each([one, two, one], [records(b"x")] * 3)
+    assert offsets == [0]
+    assert two.end == end
+    await store.wait(ticket)
+    assert await read_all(one) == [b"x"]
+
+
+async def test_nothing_is_appended_one_after_the_other_where_the_store_takes_nothing() -> None:
+    disk, store = await fresh_store()
+    (log,) = await logs_of(store, ALWAYS)
+    await make_read_only(store, disk)
+    assert store.append_each([log], [records(b"x")])[0] == []
+    assert log.end == 0
 
 
 async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shared.storage import catalog, format, index
 from shared.storage.catalog import Catalog, LogLine
+from shared.storage.entries import extend, extend_by_tail
 from shared.storage.format import EntryFlag, IndexEntry
 from shared.storage.os_disk import OsDisk
 from shared.units import KIB
@@ -207,7 +208,7 @@ def check(entries: list[IndexEntry], data: bytes, start: int = 0) -> None:
 @given(st.lists(st.lists(st.integers(0, 90 * KIB), min_size=1, max_size=6), min_size=1, max_size=6))
 def test_index_entries_cover_every_record_and_stay_small(batches: list[list[int]]) -> None:
     chunks = [records(*sizes) for sizes in batches]
-    closed, left = index.extend(None, 0, 40, chunks, [len(sizes) for sizes in batches], 1000)
+    closed, left = extend(None, 0, 40, chunks, [len(sizes) for sizes in batches], 1000)
     entries = all_entries(closed, left)
     check(entries, b"".join(chunks), 40)
     for entry in entries:
@@ -225,21 +226,46 @@ def test_a_record_in_two_pieces_is_marked_as_one(sizes: list[tuple[int, bool]]) 
         cut = min(len(record), 30) if in_two else 0
         chunks += (record[:cut], memoryview(record)[cut:]) if cut else (record,)
         counts += [0, 1] if cut else [1]
-    closed, left = index.extend(None, 0, 40, chunks, counts, 1000)
+    closed, left = extend(None, 0, 40, chunks, counts, 1000)
     check(all_entries(closed, left), b"".join(chunks), 40)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 60 * KIB)), min_size=1, max_size=40),
+    st.lists(st.integers(0, 20 * KIB), max_size=3),
+    st.integers(0, 10 * KIB),
+)
+def test_entries_of_many_small_commits_are_those_of_one_commit_after_the_other(
+    commits: list[tuple[int, int]], before: list[int], waiting: int
+) -> None:
+    earlier = [records(*before)] if before else []
+    closed, left = extend(None, 0, 40, earlier, [len(before)] if before else [], 900)
+    entry, at, now_ms, expected = left, 40 + len(b"".join(earlier)), 1000, list(closed)
+    tail, summed = bytearray(waiting), []
+    for later_ms, size in commits:
+        chunk = records(size // 2, size // 2)
+        now_ms += later_ms
+        more, entry = extend(entry, now_ms, at, [chunk], [2], now_ms)
+        expected += more
+        at += len(chunk)
+        tail += chunk
+        summed.append((now_ms, len(chunk), 2))
+    more, summed_entry = extend_by_tail(left, at, tail, summed)
+    assert [*closed, *more] == expected
+    assert summed_entry == entry
 
 
 def test_an_index_entry_goes_on_where_the_last_append_left_it() -> None:
     one, two = records(10, 20), records(30)
-    _, left = index.extend(None, 0, 0, [one], [2], 1000)
+    _, left = extend(None, 0, 0, [one], [2], 1000)
     assert left == IndexEntry(0, 1000, 1000, len(one), 2, crc32c(one))
-    closed, left = index.extend(left, 1000, len(one), [two], [1], 1200)
+    closed, left = extend(left, 1000, len(one), [two], [1], 1200)
     assert not closed
     assert left == IndexEntry(0, 1000, 1200, len(one + two), 3, crc32c(one + two))
 
 
 def test_times_never_go_down_when_the_clock_does() -> None:
-    _, left = index.extend(None, 5000, 0, [records(1)], [1], 1000)
+    _, left = extend(None, 5000, 0, [records(1)], [1], 1000)
     assert left is not None
     assert (left.first_ms, left.last_ms) == (5000, 5000)
 

@@ -24,6 +24,7 @@ from tests.support.stores import (
     INTERVAL,
     NONE,
     SMALL,
+    HandClock,
     ask,
     fresh_store,
     open_store,
@@ -61,6 +62,26 @@ async def test_a_commit_is_one_write_and_one_sync_however_many_logs_it_touches()
         _, ticket = log.append(records(b"x"), 1)
     await store.wait(ticket)
     assert (len(writes), len(syncs), opens) == (1, 1, [])
+
+
+async def test_what_small_commits_leave_is_what_commits_leave_that_write_log_files_themselves() -> None:
+    left = []
+    for settings in (ROOMY, attrs.evolve(ROOMY, tail_log_bytes=0)):
+        clock = HandClock()
+        disk, store = await fresh_store(settings, clock)
+        logs = await logs_of(store, ALWAYS, INTERVAL, ALWAYS)
+        for number in range(60):
+            for log in logs[number % 3 :]:
+                log.append(records(b"%d" % number, bytes(number * 40)), 2)
+            store.commit_pending()
+            clock.advance(0.03)
+            if number % 20 == 7:
+                assert (await read_all(logs[2]))[-2] == b"%d" % number
+
+        await store.close()
+        names = sorted(disk.names("logmq"))
+        left.append((names, [disk.read(disk.open(f"logmq/{name}"), 1 << 20, 0) for name in names]))
+    assert left[0] == left[1]
 
 
 async def test_a_log_file_and_its_index_have_a_record_after_a_second(autojump_clock: MockClock) -> None:

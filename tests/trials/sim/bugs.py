@@ -122,9 +122,10 @@ def show_before_sync() -> list[Change]:
         apply(self, self.batches[: self.good])
         for batch in self.batches[: self.good]:
             for log, part in batch.appends.items():
-                target = self.logs[log]
-                if not target.closed:
-                    log.open_entry = target.open_entry
+                target = self.logs.get(log)
+                if target is None or not target.closed:
+                    if target is not None:
+                        log.open_entry = target.open_entry
                     log.visible = part.end
         sync(self)
 
