@@ -15,6 +15,7 @@ from brokers.config import Config
 from brokers.plugins import check_rule
 from shared.access import Access, User, UsersError, parse_users, written_users
 from shared.errors import ConfigError
+from shared.local_path import sync_folder
 
 Tell = Callable[[str], object]
 """Gets what the operator is to know of a file that can be used all the same."""
@@ -95,11 +96,7 @@ def replace(path: Path, users: Mapping[str, User]) -> None:
     except BaseException:
         near.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def tell_denied(log: structlog.stdlib.BoundLogger, *, user: str, peer: str, protocol: str, rule: str) -> None:

@@ -160,7 +160,7 @@ class Admin:
                 EXCHANGES,
                 lambda: list(broker.exchanges.values()),
                 lambda exchange: key_of(_text(exchange.name) or DEFAULT_NAME),
-                self._find_exchange,
+                lambda parts: broker.exchanges.get(_exchange_name(parts[0])),
                 self._exchange,
                 (drop,),
                 declare,
@@ -351,9 +351,6 @@ class Admin:
         await self._settled(self._broker.topology.set_paused(queue, paused))
 
     # Exchanges.
-
-    def _find_exchange(self, parts: Sequence[str]) -> Exchange | None:
-        return self._broker.exchanges.get(_exchange_name(parts[0]))
 
     def _exchange(self, exchange: Exchange) -> dict[str, Any] | None:
         if exchange.deleted:

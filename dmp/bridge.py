@@ -8,6 +8,7 @@ which ends with it.
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dmp.declarations import QueueKind
@@ -44,6 +45,8 @@ PERSISTENT = b"\x10\x00\x02"
 HEADS_MAX = 256
 """Heads that a target remembers, by key, length and trail."""
 _NO_ARGUMENTS = b"\0\0\0\0"
+_SHOWN = attrgetter("head.key", "head.properties", "head.trail", "head.large")
+"""What a bridge shows of a message beside its body."""
 
 
 class _Taking:
@@ -93,7 +96,7 @@ class _Taking:
     def deliver(self, messages: list[Message]) -> None:
         if not self.no_ack:
             self._held.update(dict.fromkeys(messages))
-        for _, some in groupby(messages, _shown_of):
+        for _, some in groupby(messages, _SHOWN):
             run = list(some)
             self._put(run[0].head, [message.body for message in run], run)
 
@@ -314,12 +317,6 @@ class DmpBridgeEnds:
 
 
 ENDS = DmpBridgeEnds()
-
-
-def _shown_of(message: Message) -> tuple[bytes, bytes, tuple[str, ...], bool]:
-    """What a bridge shows of a message beside its body."""
-    head = message.head
-    return head.key, head.properties, head.trail, head.large
 
 
 def _properties(head: Head) -> Mapping[str, Any]:

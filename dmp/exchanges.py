@@ -85,12 +85,10 @@ class HeaderMatch:
 
     def _has(self, headers: Mapping[str, Any], name: str) -> bool:
         value = self._wanted[name]
-        return name in headers and (value is None or _equal(headers[name], value))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """By value; a truth value is no number."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+        if name not in headers or value is None:
+            return name in headers
+        found = headers[name]  # a truth value is no number
+        return bool(found == value) and isinstance(found, bool) == isinstance(value, bool)
 
 
 @attrs.define(eq=False, repr=False)

@@ -39,13 +39,9 @@ class ExchangeReplay:
 
     async def send(self, batch: Batch, writer: str, seq: int) -> None:
         await self._client.publish_many(
-            RawMessage(exchange, key, _properties_of(message), message.payload)
+            RawMessage(exchange, key, getattr(message.own, "properties", _PERSISTENT), message.payload)
             for (exchange, key), message in batch
         )
-
-
-def _properties_of(message: PastMessage) -> bytes:
-    return message.own.properties if isinstance(message.own, Published) else _PERSISTENT
 
 
 @asynccontextmanager

@@ -56,7 +56,6 @@ from dmp.wire import (
 )
 from shared.budget import CacheBytes
 from shared.errors import StoreError
-from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class Sink:
     sunk: int = attrs.field(default=0, init=False)  # messages that came
     _size_max: int = attrs.field(init=False)
     _generation: int = attrs.field(init=False)
-    _track: Track | None = attrs.field(init=False)
+    _track: Track | None = attrs.field(default=None, init=False)
     _routes: dict[bytes, SinkRoute] = attrs.field(factory=dict, init=False)
     _heads: dict[bytes, Head] = attrs.field(factory=dict, init=False)
     _routes_cached: CacheBytes = attrs.field(init=False)
@@ -121,7 +120,9 @@ class Sink:
         self._generation = broker.generation
         caches = broker.accounts.caches
         self._routes_cached, self._heads_cached = CacheBytes(caches), CacheBytes(caches)
-        self._track = _track_of(broker, self._exchange, self._session.connection)
+        recorder, source = broker.recorder, self._session.connection.peer.encode()
+        if recorder is not None:
+            self._track = recorder.track(RECORDED_MESSAGES, name=self._exchange.name, source=source)
         if self._owner is not None and not self._owner.alive:
             self._owner = None
         if self._owner is not None:
@@ -407,9 +408,3 @@ class Sink:
     def _forget_heads(self) -> None:
         self._heads.clear()
         self._heads_cached.cleared()
-
-
-def _track_of(broker: Broker, exchange: Exchange, connection: Connection) -> Track | None:
-    if broker.recorder is None:
-        return None
-    return broker.recorder.track(RECORDED_MESSAGES, name=exchange.name, source=connection.peer.encode())

@@ -71,7 +71,7 @@ class Admin:
                 TOPICS,
                 broker.topics.all,
                 lambda log: key_of(log.name),
-                self._find_topic,
+                lambda parts: broker.topics.find(parts[0]),
                 self._topic,
                 (records, trim),
                 begin="brokers logmq produce orders hello",
@@ -91,9 +91,6 @@ class Admin:
         )
 
     # Topics.
-
-    def _find_topic(self, parts: Sequence[str]) -> Log | None:
-        return self._broker.topics.find(parts[0])
 
     def _topic(self, log: Log) -> dict[str, Any] | None:
         if log.deleted:

@@ -61,10 +61,9 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             raise LeftOut(f"{offset} is no record of its topic here") from None
         return Made(new=True, ticket=None if dry_run else broker.groups.commit(group, log, offset))
 
-    def group_named(row: Row) -> str:
-        return f"{row.get('group', '')}/{row.get('topic', '')}"
-
     return (
         DefinitionSection("topics", topics, name_of, make_topic),
-        DefinitionSection("groups", groups, group_named, make_group),
+        DefinitionSection(
+            "groups", groups, lambda row: f"{row.get('group', '')}/{row.get('topic', '')}", make_group
+        ),
     )

@@ -8,7 +8,7 @@ alone. Then the commits and writers of the topic are removed, and the grave last
 removed at the next start. Commits to a topic that is missing and has no grave are damage: they stay.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 
@@ -50,12 +50,13 @@ class Groups:
         self._by_log: dict[int, set[bytes]] = {}
         self._count = 0
         self._unsynced: dict[bytes, Ticket] = {}
-        self._graves: set[int] = set()
+        self.graves: set[int] = set()
+        """Ids of deleted logs of which something may be left."""
         for key, _ in table.items():
             if len(key) > _ID_BYTES:
                 self._remember(key)
             else:
-                self._graves.add(_log_id(key))
+                self.graves.add(_log_id(key))
 
     def __len__(self) -> int:
         return self._count
@@ -92,11 +93,6 @@ class Groups:
         self._memory.give(COMMIT_BYTES)
         return ticket
 
-    @property
-    def graves(self) -> Collection[int]:
-        """Ids of deleted logs of which something may be left."""
-        return self._graves
-
     def grave(self, log_id: int) -> tuple[Log, bytes, int]:
         """The record of the grave, for `Namespace.delete`."""
         return self._table.put_record(_grave(log_id), b"")
@@ -110,7 +106,7 @@ class Groups:
 
     def close_grave(self, log_id: int) -> None:
         """Remove the grave: nothing is left of the log. Raises StoreError."""
-        self._graves.discard(log_id)
+        self.graves.discard(log_id)
         self._table.delete(_grave(log_id))
 
     def find(self, group: str, log: Log) -> bytes | None:
@@ -126,18 +122,15 @@ class Groups:
     def read(self, log: Log, key: bytes) -> Committed | None:
         """A commit; None: it was deleted."""
         value = self._table.get(key)
-        if value is None:
-            return None
-        return Committed(group_of(key), log.name, int.from_bytes(value, "big"), log.visible)
+        return None if value is None else _committed(key, value, log)
 
     def all(self, logs: Callable[[int], Log | None]) -> Iterator[Committed]:
         """Every commit, sorted by topic and group. `logs`: the log of an id."""
-        rows = []
-        for key, value in self._table.items():
-            log = logs(_log_id(key))
-            if log is not None:
-                offset = int.from_bytes(value, "big")
-                rows.append(Committed(key[_ID_BYTES:].decode(), log.name, offset, log.visible))
+        rows = (
+            _committed(key, value, log)
+            for key, value in self._table.items()
+            if (log := logs(_log_id(key))) is not None
+        )
         return iter(sorted(rows, key=lambda row: (row.topic, row.group)))
 
     def in_parts(self, logs: Callable[[int], Log | None]) -> Iterator[list[Committed]]:
@@ -148,8 +141,7 @@ class Groups:
             for key in list(self._by_log.get(log_id, ())):
                 value = self._table.get(key)
                 if log is not None and value is not None:
-                    offset = int.from_bytes(value, "big")
-                    part.append(Committed(key[_ID_BYTES:].decode(), log.name, offset, log.visible))
+                    part.append(_committed(key, value, log))
                 if len(part) >= PART:
                     yield part
                     part = []
@@ -168,9 +160,9 @@ class Groups:
                 astray += len(self._by_log[log_id])
                 continue
             for key in self._by_log[log_id]:
-                offset = int.from_bytes(self._table[key], "big")
-                if offset > log.visible:
-                    past.append(Committed(key[_ID_BYTES:].decode(), log.name, offset, log.visible))
+                row = _committed(key, self._table[key], log)
+                if row.offset > log.visible:
+                    past.append(row)
                     self._table.put(key, log.visible.to_bytes(_OFFSET_BYTES, "big"))
         return astray, past
 
@@ -189,6 +181,10 @@ class Groups:
 def group_of(key: bytes) -> str:
     """The name of the group whose commit this is."""
     return key[_ID_BYTES:].decode()
+
+
+def _committed(key: bytes, value: bytes, log: Log) -> Committed:
+    return Committed(group_of(key), log.name, int.from_bytes(value, "big"), log.visible)
 
 
 def _key(group: str, log: Log) -> bytes:

@@ -33,7 +33,7 @@ class Admin:
                 SESSIONS,
                 lambda: list(sessions.clients.values()),
                 lambda client: key_of(client.name),
-                self._find_session,
+                lambda parts: sessions.clients.get(parts[0].encode()),
                 self._session,
                 (delete,),
                 begin="brokers pubsub subscriber A 127.0.0.1 7070",
@@ -47,9 +47,6 @@ class Admin:
                 narrow={"topic": self._receivers},
             ),
         )
-
-    def _find_session(self, parts: Sequence[str]) -> ClientSession | None:
-        return self._all.clients.get(parts[0].encode())
 
     def _session(self, client: ClientSession) -> dict[str, Any] | None:
         if self._all.clients.get(client.id) is not client:

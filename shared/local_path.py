@@ -1,6 +1,7 @@
 """Paths as people write them: of this machine, plainly or as a `file:` URL. Nothing else can be reached."""
 
 import errno
+import os
 import re
 import stat
 from pathlib import Path
@@ -23,6 +24,15 @@ def local_path(text: str | Path) -> Path:
     if _SCHEME.match(text) is not None:
         raise ValueError(f"{text!r} is not of this machine; a path is expected, or file:///path")
     return Path(text)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def check_replaceable(path: Path) -> None:

@@ -25,6 +25,7 @@ import attrs
 import trio
 
 from shared.errors import BrokerError, UsageError
+from shared.local_path import sync_folder
 from shared.replaying import PastMessage, Place, Target
 from shared.storage.format import LENGTH_BYTES
 
@@ -174,11 +175,7 @@ class Progress:
             file.flush()
             os.fsync(file.fileno())
         new.replace(self._file)
-        folder = os.open(self._file.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._file.absolute().parent)
 
 
 Notes = Progress | Unnoted

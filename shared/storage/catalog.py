@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import attrs
 
@@ -117,3 +118,8 @@ def file_name(name: str) -> str:
     if len(text) <= _FILE_NAME_MAX:
         return text
     return f"{text[:120]}%-{hashlib.sha256(raw).hexdigest()}"
+
+
+def name_of(file: str) -> str:
+    """A log's name, from that of its files; of one that was cut, what is left of it."""
+    return unquote(file)

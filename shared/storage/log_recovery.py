@@ -11,9 +11,8 @@ from shared.storage.disk import Disk, copy_file, opened, size_of, write_all
 from shared.storage.entries import ENTRY_COVERS_BYTES, extend
 from shared.storage.files import DamagedPlaces, out_of_space
 from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, EntryFlag, IndexEntry
-from shared.storage.journal import segment_path
 from shared.storage.lost import Lost
-from shared.storage.replay import SegmentFile
+from shared.storage.replay import SegmentFile, Segments
 
 _WRITE_BYTES = 4 << 20
 """Pieces that follow each other are one write up to this."""
@@ -43,29 +42,11 @@ class JournalPiece(NamedTuple):
     def end(self) -> int:
         return self.offset + self.length
 
+    def read(self, segments: Segments) -> bytes:
+        return segments.read(self.segment, self.length, self.position)
+
 
 Pieces = list[JournalPiece]
-
-
-class Segments:
-    """The journal's segments, opened once."""
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self._open: dict[SegmentFile, int] = {}
-
-    def __enter__(self) -> "Segments":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for fd in self._open.values():
-            self._disk.close(fd)
-
-    def read(self, piece: JournalPiece) -> bytes:
-        fd = self._open.get(piece.segment)
-        if fd is None:
-            fd = self._open[piece.segment] = self._disk.open(segment_path(piece.segment.lsn))
-        return self._disk.read(fd, piece.length, piece.position)
 
 
 @attrs.frozen
@@ -158,7 +139,7 @@ def holds(disk: Disk, fd: int, segments: Segments, piece: JournalPiece) -> bool:
     data = disk.read(fd, piece.length, piece.offset)
     if piece.crc32c is not None:
         return len(data) == piece.length and crc32c(data) == piece.crc32c
-    return data == segments.read(piece)
+    return data == piece.read(segments)
 
 
 class _LogRecovery:
@@ -196,7 +177,7 @@ class _LogRecovery:
             if group[0].offset > self.position:
                 self._bridge(group[0].offset, trusted, damaged)
             if group[0].crc32c is None:
-                self._apply(group, b"".join(map(segments.read, group)))
+                self._apply(group, b"".join(piece.read(segments) for piece in group))
             else:
                 self._refer(group[0], segments)
         if trusted or new:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from shared.local_path import sync_folder
 from shared.storage import aio, syscalls
 
 _FILE_MODE = 0o600
@@ -234,8 +235,4 @@ def _make_all(folder: Path) -> None:
         missing.append(missing[-1].parent)
     for path in reversed(missing):
         path.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
+        sync_folder(path.parent)

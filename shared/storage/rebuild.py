@@ -3,18 +3,19 @@
 import random
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
-from urllib.parse import unquote
+from contextlib import suppress
 
 import attrs
 import structlog
 
 from shared.storage import format, index, replay
-from shared.storage.catalog import Catalog, LogLine, unpack_create
+from shared.storage.catalog import Catalog, LogLine, name_of, unpack_create
 from shared.storage.disk import Disk, opened, size_of
 from shared.storage.format import INDEX_ENTRY_BYTES, SECTOR, EntryKind, IndexEntry
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
-from shared.storage.log_recovery import Pieces, Segments, holds
+from shared.storage.log_recovery import Pieces, holds
+from shared.storage.replay import Segments
 
 QUARANTINE = "quarantine"
 """Where `brokers fsck --repair` puts what it replaces and what nobody owns."""
@@ -91,16 +92,19 @@ def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, st
 
 def files(disk: Disk) -> Iterator[tuple[str, str]]:
     """(namespace, file name without its ending) of every log that has a file."""
+    for namespace, name in log_files(disk):
+        if name.endswith(".log"):
+            yield namespace, name.removesuffix(".log")
+
+
+def log_files(disk: Disk) -> Iterator[tuple[str, str]]:
+    """(namespace, file name) of all that is called as a log or an index."""
     for namespace in disk.names(""):
-        if namespace in NO_LOGS:
-            continue
-        try:
-            names = disk.names(namespace)
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith(".log"):
-                yield namespace, name.removesuffix(".log")
+        if namespace not in NO_LOGS:
+            with suppress(OSError):  # it is a file
+                for name in disk.names(namespace):
+                    if name.endswith((".log", ".idx")):
+                        yield namespace, name
 
 
 def line_of(disk: Disk, namespace: str, file: str) -> LogLine | None:
@@ -119,11 +123,6 @@ def line_of(disk: Disk, namespace: str, file: str) -> LogLine | None:
     first = _first(disk, f"{namespace}/{file}.log", entries)
     end = max((entry.end for entry in entries), default=first)
     return LogLine(log_id, namespace, name_of(file), file, "always", created_ms, first, end)
-
-
-def name_of(file: str) -> str:
-    """A log's name from that of its files (`catalog.file_name`; of one that was cut, what is left of it)."""
-    return unquote(file)
 
 
 def _owner(data: bytes) -> int | None:

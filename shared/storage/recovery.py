@@ -18,8 +18,8 @@ from shared.storage.disk import Clock, Disk, copy_file, opened, replace_file, si
 from shared.storage.files import DamagedPlaces, describe
 from shared.storage.format import Entry, EntryKind
 from shared.storage.journal import segment_path
-from shared.storage.log_recovery import JournalPiece, Pieces, RecoveredLog, Segments, recover_log
-from shared.storage.replay import FoundBatch, Replay, SegmentFile
+from shared.storage.log_recovery import JournalPiece, Pieces, RecoveredLog, recover_log
+from shared.storage.replay import FoundBatch, Replay, SegmentFile, Segments
 from shared.storage.settings import Durability
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -194,17 +194,8 @@ def _has_begun(disk: Disk) -> bool:
 
 def _holds_logs(disk: Disk) -> bool:
     """Whether this was a data folder, or a copy of one: before the first log there is always a catalog."""
-    names = disk.names("")
-    if journal.FOLDER not in names:
-        return False  # somebody else's: its files are none of our business
-    for name in names:
-        try:
-            inside = disk.names(name)
-        except NotADirectoryError:
-            continue
-        if any(file.endswith((".log", ".idx")) for file in inside):
-            return True
-    return False
+    # Without a journal it is somebody else's, and its files are none of our business.
+    return journal.FOLDER in disk.names("") and any(rebuild.log_files(disk))
 
 
 def _report(scanned: Replay) -> None:
@@ -442,18 +433,10 @@ def _set_strays_aside(disk: Disk, lines: Iterable[LogLine]) -> None:
     """Files that no log owns get names that none will have: what replay removes is never one of these."""
     owned = {(line.namespace, line.file) for line in lines}
     namespaces = {namespace for namespace, _ in owned}
-    for folder in disk.names(""):
-        if folder in rebuild.NO_LOGS:
-            continue
-        try:
-            names = disk.names(folder)
-        except OSError:
-            continue  # a file
-        for file in {name[:-4] for name in names if name.endswith((".log", ".idx"))}:
-            if (folder, file) not in owned:
-                log_id = index.owner(disk, f"{folder}/{file}.idx")
-                if log_id is not None or folder in namespaces:  # else it may be anybody's
-                    _set_aside(disk, f"{folder}/{file}", log_id or 0)
+    for folder, file in sorted({(folder, name[:-4]) for folder, name in rebuild.log_files(disk)} - owned):
+        log_id = index.owner(disk, f"{folder}/{file}.idx")
+        if log_id is not None or folder in namespaces:  # else it may be anybody's
+            _set_aside(disk, f"{folder}/{file}", log_id or 0)
 
 
 def _set_aside(disk: Disk, path: str, log_id: int) -> None:

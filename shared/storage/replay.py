@@ -4,7 +4,7 @@ Nothing here writes. Source: STORAGE.md, Replay.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import attrs
 from crc32c import crc32c
@@ -19,6 +19,8 @@ _SEARCH_BYTES = 4 << 20
 """Read at a time while good batches are looked for behind a bad one."""
 _WINDOW_BYTES = 1 << 20
 """Read ahead while the journal is followed."""
+_OPEN_MAX = 64
+"""Segments: a large journal has more than a process may have files."""
 
 
 class Damage(NamedTuple):
@@ -207,47 +209,48 @@ def _torn_bytes(reader: "_Reader", position: int) -> int:
     return 0
 
 
-def read_payload(disk: Disk, fd: int, found: FoundBatch) -> bytes:
-    """A batch's entries; `fd` is its segment, open."""
-    start = found.position + format.BATCH_HEADER_BYTES
-    return disk.read(fd, found.batch.payload_bytes, start)
-
-
 def read_payloads(disk: Disk, batches: list[FoundBatch]) -> Iterator[tuple[FoundBatch, bytes]]:
     """The batches again, each with its payload, one in memory at a time."""
-    fd, opened = -1, None
-    try:
+    with Segments(disk) as segments:
         for found in batches:
-            if found.segment != opened:
-                if opened is not None:
-                    disk.close(fd)
-                    opened = None
-                fd = disk.open(segment_path(found.segment.lsn))
-                opened = found.segment
-            yield found, read_payload(disk, fd, found)
-    finally:
-        if opened is not None:
-            disk.close(fd)
+            start = found.position + format.BATCH_HEADER_BYTES
+            yield found, segments.read(found.segment, found.batch.payload_bytes, start)
 
 
-class _Reader:
-    """Segments opened as they are needed, one at a time."""
+class Segments:
+    """The journal's segments, opened as they are read; a few stay open until the end of the block."""
 
-    def __init__(self, disk: Disk, journal_id: int) -> None:
+    def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._journal_id = journal_id
-        self.segments = segment_files(disk)
-        self._opened: SegmentFile | None = None
-        self._fd = -1
-        self._window = b""
-        self._window_start = 0
+        self._open: dict[SegmentFile, int] = {}
 
-    def __enter__(self) -> "_Reader":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._opened is not None:
-            self._disk.close(self._fd)
+        for fd in self._open.values():
+            self._disk.close(fd)
+
+    def read(self, segment: SegmentFile, length: int, position: int) -> bytes:
+        """Up to `length` bytes; `position` counts from the segment's start."""
+        fd = self._open.get(segment)
+        if fd is None:
+            if len(self._open) >= _OPEN_MAX:
+                self._disk.close(self._open.pop(next(iter(self._open))))
+            fd = self._open[segment] = self._disk.open(segment_path(segment.lsn))
+        return self._disk.read(fd, length, position)
+
+
+class _Reader(Segments):
+    """Finds batches; of the segment that is being read a window is in memory."""
+
+    def __init__(self, disk: Disk, journal_id: int) -> None:
+        super().__init__(disk)
+        self._journal_id = journal_id
+        self.segments = segment_files(disk)
+        self._read_last: SegmentFile | None = None
+        self._window = b""
+        self._window_start = 0
 
     def segment_at(self, lsn: int) -> SegmentFile | None:
         """The segment that holds `lsn`, or ends just there."""
@@ -260,26 +263,15 @@ class _Reader:
         return next((segment for segment in self.segments if segment.lsn == lsn), None)
 
     def _read(self, segment: SegmentFile, length: int, position: int) -> bytes:
-        if self._opened != segment:
-            if self._opened is not None:
-                self._disk.close(self._fd)
-                self._opened = None
-            self._fd = self._disk.open(segment_path(segment.lsn))
-            self._opened = segment
-            self._window = b""
+        if self._read_last != segment:
+            self._read_last, self._window = segment, b""
         start = position - self._window_start
         if not 0 <= start <= len(self._window) - length:
             # Batches may be as small as a sector: many are read at once.
-            self._window = self._disk.read(self._fd, max(length, _WINDOW_BYTES), position)
+            self._window = self.read(segment, max(length, _WINDOW_BYTES), position)
             self._window_start = position
             start = 0
         return self._window[start : start + length]
-
-    def header(self, segment: SegmentFile, lsn: int) -> Batch | None:
-        """A batch's header that belongs where it stands; its payload is not looked at."""
-        if lsn >= segment.end:
-            return None
-        return self._fitting(format.unpack_batch(self._read(segment, format.SECTOR, lsn - segment.lsn)), lsn)
 
     def begun(self, segment: SegmentFile, lsn: int) -> int:
         """How long a batch seems to be that was begun at `lsn`, its header perhaps damaged; 0: none was."""
@@ -307,9 +299,9 @@ class _Reader:
 
     def good(self, segment: SegmentFile | None, lsn: int) -> FoundBatch | None:
         """The batch at `lsn` if all of it is as it was written."""
-        if segment is None:
+        if segment is None or lsn >= segment.end:
             return None
-        batch = self.header(segment, lsn)
+        batch = self._fitting(format.unpack_batch(self._read(segment, format.SECTOR, lsn - segment.lsn)), lsn)
         if batch is None or lsn + batch.size > segment.end:
             return None
         data = self._read(segment, batch.size, lsn - segment.lsn)

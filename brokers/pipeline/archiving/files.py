@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from shared.local_path import sync_folder
+
 
 class Files(Protocol):
     """Files below one folder; paths are relative to it. Raises OSError. See `Disk` in the storage."""
@@ -52,11 +54,7 @@ class LocalFiles:
         os.fsync(fd)
 
     def sync_folder(self, path: str) -> None:
-        fd = os.open(self._folder / path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_folder(self._folder / path)
 
     def rename(self, old: str, new: str) -> None:
         os.rename(self._folder / old, self._folder / new)

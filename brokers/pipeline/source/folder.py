@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from urllib.parse import unquote
 
 from crc32c import crc32c
 
@@ -139,7 +138,7 @@ class Folder:
             found = self._exactly()
         else:
             for file in new:
-                name = unquote(file)
+                name = catalog.name_of(file)
                 found[name] = LogLine(0, self.namespace, name, file, "", 0, 0, 0)
         self._found = found
         return found

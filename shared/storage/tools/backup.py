@@ -20,6 +20,7 @@ import attrs
 from crc32c import crc32c
 
 from shared.errors import StoreError, StoreFormat
+from shared.local_path import sync_folder
 from shared.storage import catalog as catalog_file
 from shared.storage import format, index, syscalls
 from shared.storage.catalog import Catalog, LogLine
@@ -180,7 +181,7 @@ def make_target(source: Path, target: Path) -> None:
         if os.listdir(target):
             raise StoreFormat(f"{target} is not empty") from None
     (target / JOURNAL_FOLDER).mkdir(mode=0o700)
-    copying.sync_folder(target.absolute().parent)
+    sync_folder(target.absolute().parent)
 
 
 def copy_file(source: Path, target: Path, path: str, start: int, end: int) -> FileLine:
@@ -205,14 +206,14 @@ def finish(target: Path, made: Manifest) -> BackupReport:
     _sync_folders(target, made.files)
     report = check(target)
     copying.write_file(target / MANIFEST_PATH, made.pack())
-    copying.sync_folder(target)
+    sync_folder(target)
     return BackupReport(str(target), len(made.files), _bytes(made.files), report)
 
 
 def _sync_folders(target: Path, files: Iterable[FileLine]) -> None:
     for folder in sorted({line.path.rpartition("/")[0] for line in files} - {""}):
-        copying.sync_folder(target / folder)
-    copying.sync_folder(target)
+        sync_folder(target / folder)
+    sync_folder(target)
 
 
 def _bytes(files: Iterable[FileLine]) -> int:

@@ -76,17 +76,13 @@ def copy_range(source: int, target: int, start: int, end: int) -> None:
                     by_kernel = False
                     continue
             else:
-                count = _copy_piece(source, target, position, min(stop - position, _PIECE_BYTES))
+                data = os.pread(source, min(stop - position, _PIECE_BYTES), position)
+                write_at(target, data, position)
+                count = len(data)
             if count == 0:
                 raise OSError(errno.EIO, "the file ended before its time")
             position += count
     os.ftruncate(target, end)
-
-
-def _copy_piece(source: int, target: int, position: int, length: int) -> int:
-    data = os.pread(source, length, position)
-    write_at(target, data, position)
-    return len(data)
 
 
 def write_at(fd: int, data: bytes, position: int) -> None:
@@ -127,13 +123,5 @@ def write_file(path: Path, data: bytes) -> None:
     try:
         write_at(fd, data, 0)
         syscalls.sync_data(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
     finally:
         os.close(fd)

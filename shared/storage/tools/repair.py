@@ -17,7 +17,7 @@ from shared.storage.catalog import Catalog
 from shared.storage.disk import Disk, SystemClock, copy_file, opened, replace_file
 from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk
-from shared.storage.rebuild import NO_LOGS, QUARANTINE, rebuild_catalog
+from shared.storage.rebuild import QUARANTINE, log_files, rebuild_catalog
 from shared.storage.settings import StorageSettings
 from shared.storage.tools.fsck import FsckReport, Severity, check, orphans
 from shared.storage.tools.view import DamagedFile, FolderView, LogView, check_format, look
@@ -68,16 +68,8 @@ class _Mender:
     def _keep_logs_of_a_damaged_journal(self, journal_id: int, replay_lsn: int) -> None:
         """Replay will make logs anew whose creation it finds; with a hole in it that could lose something."""
         if replay.scan(self._disk, journal_id, replay_lsn).damage:
-            for namespace in self._disk.names(""):
-                if namespace in NO_LOGS:
-                    continue
-                try:
-                    names = self._disk.names(namespace)
-                except OSError:
-                    continue
-                for name in names:
-                    if name.endswith((".log", ".idx")):
-                        self._copy_to_quarantine(f"{namespace}/{name}")
+            for namespace, name in log_files(self._disk):
+                self._copy_to_quarantine(f"{namespace}/{name}")
 
     def journal(self) -> None:
         """Put in place what the journal holds, as the next start would; it then says nothing any more."""

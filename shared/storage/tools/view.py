@@ -154,9 +154,7 @@ class LogReader:
         """Up to `length` bytes; fewer where neither file nor journal has more."""
         fd = self._fd(self._log.log_path)
         data = self._disk.read(fd, length, offset) if fd is not None else b""
-        patches = [
-            p for p in self._log.patches if p.offset < offset + length and p.offset + p.length > offset
-        ]
+        patches = self._log.patches_in(offset, offset + length)
         if not patches:
             return data
         laid = bytearray(data)
