@@ -78,9 +78,25 @@ def copy_errors(folder: Path, what: str = "backup") -> Iterator[None]:
         # The error names a file relative to the folder.
         where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
         why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
-        if error.errno == errno.EIO:
-            why = f"{why}: the disk fails; copy the folder to another, and run brokers fsck --repair there"
-        raise Refusal(f"{what} {where}: {why}", ExitCode.DATA_FOLDER) from error
+        advice = f": {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
+        raise Refusal(f"{what} {where}: {why}{advice}", ExitCode.DATA_FOLDER) from error
+
+
+SPACE_ADVICE = "free some there and try again; nothing that was acknowledged is lost"
+_OWNER_ADVICE = "it must belong to the user who runs this: chown it, or run as its owner"
+_FILES_ADVICE = "raise the limit of open files with ulimit -n, or LimitNOFILE= in a systemd unit"
+_ADVICE = {
+    errno.ENOSPC: SPACE_ADVICE,
+    errno.EDQUOT: f"raise the quota, or {SPACE_ADVICE}",
+    errno.EFBIG: "files may not grow so far: raise ulimit -f, or LimitFSIZE= in a systemd unit",
+    errno.EROFS: ("make the file system writable; the kernel log says whether its disk fails"),
+    errno.EIO: "the disk fails; copy the folder to another, and run brokers fsck --repair there",
+    errno.EACCES: _OWNER_ADVICE,
+    errno.EPERM: _OWNER_ADVICE,
+    errno.EMFILE: _FILES_ADVICE,
+    errno.ENFILE: "the machine has too many files open: raise fs.file-max with sysctl",
+}
+"""What to do about an error of the system in a data folder."""
 
 
 @attrs.frozen

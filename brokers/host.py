@@ -30,7 +30,7 @@ from brokers.admin_port import AdminPort, listen
 from brokers.bridges.bridges import Bridges
 from brokers.bridges.ends import EndsOf
 from brokers.config import Config
-from brokers.errors import ExitCode, Refusal, folder_errors
+from brokers.errors import SPACE_ADVICE, ExitCode, Refusal, copy_errors, folder_errors
 from brokers.fairness import LoopWatch
 from brokers.flows import Flows
 from brokers.rates import Rates
@@ -40,7 +40,7 @@ from brokers.service import Bound, SupervisedService
 from brokers.tracing import Traces
 from shared.access import Access
 from shared.budget import Account
-from shared.errors import ConfigError, StoreError
+from shared.errors import ConfigError, StoreError, StoreFull
 from shared.metrics import Sample
 from shared.net.listeners import CannotListen, check_exposure
 from shared.net.logins import Logins
@@ -195,6 +195,9 @@ class Host:
     async def _open_service(self, service: SupervisedService) -> None:
         try:
             await service.open()
+        except StoreFull as error:
+            text = f"{service.name} cannot be opened: {error}: {SPACE_ADVICE}"
+            raise Refusal(text, ExitCode.DATA_FOLDER) from error
         except StoreError as error:
             repair = f"brokers fsck --repair --data-dir {self._config.serve.data_dir}"
             text = f"{service.name} cannot be opened: {error}; {repair} says more and puts right what can be"
@@ -303,11 +306,11 @@ class Host:
             handshake_seconds=config.net.handshake_seconds,
         )
         try:
-            self.admin_token = admin_gate.token_of(config.serve.data_dir)
-        except OSError as error:
+            with folder_errors(config.serve.data_dir):
+                self.admin_token = admin_gate.token_of(config.serve.data_dir)
+        except Refusal:
             port.close()
-            where = config.serve.data_dir / admin_gate.TOKEN_NAME
-            raise Refusal(f"{where}: {error.strerror}", ExitCode.DATA_FOLDER) from error
+            raise
         gate = admin_gate.Gate(
             admin.application(self),
             self._access,
@@ -339,16 +342,12 @@ class Host:
         return attrs.evolve(config.storage, segment_bytes=small)
 
     def _open_recording(self, store: Store, folder: Path) -> Recording:
-        try:
+        with folder_errors(folder):
             return self._record(store, self._config.record, self._log)
-        except OSError as error:
-            raise Refusal(f"data folder {folder}: {error.strerror}", ExitCode.DATA_FOLDER) from error
 
     def _control_socket(self, folder: Path) -> socket.socket:
-        try:
+        with copy_errors(folder, "control socket in"):
             return control.listen(folder)
-        except OSError as error:
-            raise Refusal(f"control socket in {folder}: {error.strerror}", ExitCode.DATA_FOLDER) from error
 
     async def _drain(self) -> None:
         """Stop accepting, and let every protocol send its pending output, for `drain_seconds` at most."""

@@ -15,11 +15,11 @@ from structlog.stdlib import get_logger
 from structlog.testing import capture_logs
 
 from brokers.config import Config, load
-from brokers.errors import Refusal
+from brokers.errors import ExitCode, Refusal
 from brokers.host import UNUSED_SEGMENT_BYTES, Host
 from brokers.settings import AdminSettings
 from shared.budget import Account
-from shared.errors import CorruptRecord, StoreError, StoreReadOnly
+from shared.errors import CorruptRecord, StoreError, StoreFull, StoreReadOnly
 from shared.metrics import Histogram, Sample
 from shared.plugin import Context, Plugin, Service
 from shared.storage.settings import StorageSettings
@@ -154,20 +154,35 @@ async def test_a_usual_admin_port_that_is_taken_costs_a_warning(make_host: MakeH
     assert any("the admin port is taken" in line["event"] for line in told)
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "advice"),
+    [
+        (CorruptRecord("quiet/orders.log", 7), ExitCode.FAILED, "brokers fsck --repair --data-dir {}"),
+        (StoreFull("not written: No space left"), ExitCode.DATA_FOLDER, "free some there and try again"),
+    ],
+)
 async def test_a_protocol_whose_logs_cannot_be_opened_says_what_to_do(
-    tmp_path: Path, make_host: MakeHost, store: FakeStore, done: list[str]
+    tmp_path: Path,
+    make_host: MakeHost,
+    store: FakeStore,
+    done: list[str],
+    error: StoreError,
+    code: ExitCode,
+    advice: str,
 ) -> None:
     async def cannot(_: Context, __: Any) -> Service:
-        raise CorruptRecord("quiet/orders.log", 7)
+        raise error
 
     it = make_host(plugin("quiet", open=cannot))
     with pytest.raises(ExceptionGroup) as raised:
         await it.run()
     found = raised.value.subgroup(Refusal)
     assert found is not None
-    said = str(found.exceptions[0])
-    assert "quiet cannot be opened: damaged bytes in quiet/orders.log at offset 7" in said
-    assert f"brokers fsck --repair --data-dir {tmp_path / 'data'}" in said
+    refusal = found.exceptions[0]
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == code
+    assert f"quiet cannot be opened: {error}" in str(refusal)
+    assert advice.format(tmp_path / "data") in str(refusal)
     assert done[-1] == "store closed"
 
 

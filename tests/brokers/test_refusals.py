@@ -71,10 +71,22 @@ def test_a_file_of_it_that_cannot_be_written_is_named_whole(command: Run, tmp_pa
     assert f"data folder {tmp_path}/data/LOCK: " in refused(command, tmp_path, ExitCode.DATA_FOLDER)
 
 
-def test_a_disk_that_fails_says_what_to_do(tmp_path: Path) -> None:
-    text = r"CATALOG: Input/output error: the disk fails; copy .* brokers fsck --repair"
-    with pytest.raises(Refusal, match=text), folder_errors(tmp_path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), "CATALOG")
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (errno.EIO, r"Input/output error: the disk fails; copy .* brokers fsck --repair"),
+        (errno.ENOSPC, r"No space left on device: free some .* try again; nothing .* is lost"),
+        (errno.EDQUOT, r"quota exceeded: raise the quota, .* nothing .* is lost"),
+        (errno.EROFS, r"Read-only file system: make the file system writable"),
+        (errno.EACCES, r"Permission denied: it must belong to the user who runs this"),
+        (errno.EMFILE, r"Too many open files: raise the limit of open files with ulimit -n"),
+        (errno.EFBIG, r"File too large: .* ulimit -f"),
+    ],
+)
+def test_a_disk_that_refuses_says_what_to_do(tmp_path: Path, code: int, text: str) -> None:
+    with pytest.raises(Refusal, match=f"CATALOG: .*{text}") as refused, folder_errors(tmp_path):
+        raise OSError(code, os.strerror(code), "CATALOG")
+    assert refused.value.code == ExitCode.DATA_FOLDER
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
