@@ -84,7 +84,7 @@ class DmpService:
     async def run(self) -> None:
         """Messages and queues that expire."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.broker.waits.run, trio.sleep)
+            nursery.start_soon(self.broker.waits.run, trio.sleep, trio.Event)
             await self.broker.timers.run(self._after_timers)
 
     def drain(self) -> None:

@@ -58,7 +58,7 @@ class DmsService:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.engine.times.timers.run, self.engine.settle)
             nursery.start_soon(self._keep_age)
-            nursery.start_soon(self.engine.waits.run, trio.sleep)
+            nursery.start_soon(self.engine.waits.run, trio.sleep, trio.Event)
 
     def drain(self) -> None:
         self.engine.drain()

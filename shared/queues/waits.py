@@ -1,6 +1,6 @@
 """How long messages wait in queues, from sampled ones: a clock read for each message would cost too much.
 
-`tick` rises ten times a second. A queue that gets messages in a new tick remembers when the first of them
+`tick` rises ten times a second, while messages come. A queue that gets messages in a new tick remembers when the first of them
 came, and tells when that one goes out. So a queue is sampled ten times a second at most, and a run of
 messages costs two comparisons of numbers.
 """
@@ -23,6 +23,12 @@ class Sampled(Protocol):
     tick: int
 
 
+class Event(Protocol):
+    def set(self) -> None: ...
+
+    async def wait(self) -> None: ...
+
+
 class Waits:
     """Of all queues of one protocol. `now`: monotonic seconds."""
 
@@ -30,10 +36,12 @@ class Waits:
         self.tick = 1
         self.seconds = Histogram((0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800, 7200, 86400))
         self._now = now
+        self._wake: Callable[[], object] = lambda: None
 
     def came(self, queue: Sampled, number: int) -> None:
         """The first message of a tick: the queue has seen `tick` now. One that it watches already goes on."""
         queue.tick = self.tick
+        self._wake()
         if queue.mark == NONE:
             queue.mark, queue.marked_at = number, self._now()
 
@@ -42,8 +50,11 @@ class Waits:
         self.seconds.observe(self._now() - queue.marked_at)
         queue.mark = NONE
 
-    async def run(self, sleep: Callable[[float], Awaitable[object]]) -> None:
+    async def run(self, sleep: Callable[[float], Awaitable[object]], new_event: Callable[[], Event]) -> None:
         """Until cancelled."""
         while True:
+            seen = new_event()
+            self._wake = seen.set
+            await seen.wait()
             await sleep(TICK_SECONDS)
             self.tick += 1

@@ -57,7 +57,8 @@ async def test_the_first_message_of_a_tick_is_timed_unless_one_still_waits(
 ) -> None:
     waits, queue = Waits(trio.current_time), Sampled()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(waits.run, trio.sleep)
+        nursery.start_soon(waits.run, trio.sleep, trio.Event)
+        await trio.testing.wait_all_tasks_blocked()
         waits.came(queue, 7)
         assert (queue.mark, queue.tick) == (7, waits.tick)
         await trio.sleep(3)
