@@ -69,8 +69,8 @@ class RetentionKeeper:
         for number, log in enumerate(self._inventory.all_logs()):
             if number % _TICKS_PER_YIELD == 0:
                 await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-            if log.deleted:
-                continue
+            if log.deleted or (log.visible <= log.first and log.first_kept <= self._punched.get(log, 0)):
+                continue  # most of 50,000 queues are empty
             try:
                 first = await self._new_first(log, now_ms)
                 if first > log.first and not log.deleted:

@@ -110,3 +110,17 @@ async def test_what_is_gone_is_forgotten_and_much_is_read_seldom(monkeypatch: py
     await watch.pass_seconds(10)
     assert watch.flows.with_rates(watch.objects).row(gone)["in_rate"] is None  # type: ignore[index]
     assert watch.row()["in_rate"] == 0
+
+
+async def test_what_has_nothing_new_is_read_more_rarely() -> None:
+    watch = Watch([Counted(), Counted()])
+    await watch.pass_seconds(10)
+    assert not (await watch.flows.read())[1]
+    watch.items[1].came += 1
+    assert (await watch.flows.read())[1]
+    assert not (await watch.flows.read())[1]
+    watch.items[1].left += 1
+    watch.now += 6
+    assert (await watch.flows.read())[1]
+    watch.items.append(Counted())
+    assert (await watch.flows.read())[1]
