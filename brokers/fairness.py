@@ -2,7 +2,7 @@
 
 Under load a task that wakes every 25 ms sees how late it is. Where the loop wakes more rarely than that, each
 pass is timed instead, from the end of the wait for input to the next one. A thread that finds the loop late
-looks where it stands just then; it sleeps while the loop waits. That costs 0.2 % of a processor under load, and
+looks where it stands just then; it sleeps while the loop waits. That costs 0.2 % of a processor with load,
 0.1 % without. To time each pass under load, too, would cost 10 % of a message that comes alone.
 """
 

@@ -20,7 +20,7 @@ BEAT_SECONDS = 1.0
 SHARE_MAX = 100
 """A reading is followed by so many times its own time: it takes a hundredth of a processor at most."""
 IDLE_SHARE_MAX = 400
-"""The same for one that found nothing new: with 50,000 idle queues 0.25 % of a processor, every 20 seconds."""
+"""The same where nothing was new: with 50,000 idle queues every 20 seconds, 0.25 % of a processor."""
 WINDOW_SECONDS = 5.0
 """A rate is that of one to two of these."""
 LOOKED_AT_ONCE = 500

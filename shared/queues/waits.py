@@ -1,8 +1,8 @@
 """How long messages wait in queues, from sampled ones: a clock read for each message would cost too much.
 
-`tick` rises ten times a second, while messages come. A queue that gets messages in a new tick remembers when the first of them
-came, and tells when that one goes out. So a queue is sampled ten times a second at most, and a run of
-messages costs two comparisons of numbers.
+`tick` rises ten times a second, while messages come. A queue that gets messages in a new tick remembers when
+the first of them came, and tells when that one goes out. So a queue is sampled ten times a second at most. A
+run of messages costs two comparisons of numbers.
 """
 
 from collections.abc import Awaitable, Callable
