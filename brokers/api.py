@@ -32,7 +32,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from brokers import logs
-from brokers.listing import LOOK_AT_ONE_SECONDS, known_of, listed
+from brokers.listing import LOOK_AT_ONE_SECONDS, listed, row_of
 from brokers.render import json_value
 from shared.objects import KINDS, MESSAGES, Action, KindColumn, ObjectKind, ObjectMissing, Objects, key_of
 
@@ -164,10 +164,10 @@ async def _one(
     own = name[1:] if kind.by_protocol else name
     actions = {action.name: action for action in each.actions}
     if not rest and request.method in ("GET", "HEAD"):
-        known = known_of(protocol, each, found)
-        if known is None:
+        row = await row_of(protocol, each, found, LOOK_AT_ONE_SECONDS)
+        if row is None:
             raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
-        return as_json(await known.full(LOOK_AT_ONE_SECONDS))
+        return as_json(row)
     if rest:
         action = actions.get(rest[0])
     else:

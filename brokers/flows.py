@@ -7,6 +7,7 @@ queue's marks are thinned as they grow old, so an age is right to a reading, or 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import thread_time
 from typing import Any
 
@@ -118,12 +119,42 @@ class Flows:
         if objects.totals is None:
             return objects
         totals, row = objects.totals, objects.row
+        since = self._newer_at if self._older_at is None else self._older_at
+
+        def rate(found: Any, *, leaving: bool) -> float | None:
+            flow = self._flows.get(found)
+            if flow is None or since is None:
+                return None
+            came, left, _ = totals(found)
+            passed = (left if leaving else came) - flow.older[leaving]
+            if passed <= 0:
+                return 0.0
+            seconds = self._clock() - since
+            return round(passed / seconds, 3) if seconds > 0 else None
+
+        def oldest(found: Any) -> float | None:
+            if own is not None and (known := own(found)) is not None:
+                return float(known)
+            number = totals(found)[2]
+            if number is None:
+                return None
+            flow = self._flows.get(found)
+            return 0.0 if flow is None else _age(flow, number, self._clock())
+
+        own = objects.values.get("oldest_seconds")
+        values: Mapping[str, Callable[[Any], float | None]] = {
+            "in_rate": partial(rate, leaving=False),
+            "out_rate": partial(rate, leaving=True),
+            "oldest_seconds": oldest,
+        }
 
         def fuller(found: Any) -> Mapping[str, Any] | None:
             plain = row(found)
-            return None if plain is None else {**self._row(found, *totals(found)), **plain}
+            return (
+                None if plain is None else {**plain, **{name: read(found) for name, read in values.items()}}
+            )
 
-        return attrs.evolve(objects, row=fuller)
+        return attrs.evolve(objects, row=fuller, values={**objects.values, **values})
 
     def _read_some(
         self,
@@ -154,18 +185,6 @@ class Flows:
                         flow.newer = came, left
             found[each] = flow
         return news
-
-    def _row(self, found: Any, came: int, left: int, oldest: int | None) -> Mapping[str, Any]:
-        flow = self._flows.get(found)
-        since = self._newer_at if self._older_at is None else self._older_at
-        now = self._clock()
-        if flow is None or since is None or now <= since:
-            return {"in_rate": None, "out_rate": None, "oldest_seconds": None if oldest is None else 0.0}
-        return {
-            "in_rate": round(max(came - flow.older[0], 0) / (now - since), 3),
-            "out_rate": round(max(left - flow.older[1], 0) / (now - since), 3),
-            "oldest_seconds": None if oldest is None else _age(flow, oldest, now),
-        }
 
 
 def _age(flow: _Flow, oldest: int, now: float) -> float | None:

@@ -1,14 +1,14 @@
 """Lists of objects: pages by name, and the first ones by a column, made in turns.
 
-50,000 objects do not hold the loop. By name a page costs a look at every
-name. By a column it costs every row.
+50,000 objects do not hold the loop. A page costs a look at every name, or at
+that column of every object; rows are made for what is shown.
 """
 
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from fnmatch import translate
 from heapq import merge
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
@@ -19,21 +19,21 @@ from starlette.exceptions import HTTPException
 from shared.objects import UNSORTED, ObjectKind, Objects
 
 LIMIT_USUAL, LIMIT_MAX = 100, 1000
-KEYS_AT_ONCE = 500
-"""Names that are sorted in one turn: half a millisecond."""
+LOOKED_AT_ONCE = 500
+"""Objects whose name or column is read in one turn: half a millisecond; 5 ms where a row is made for each."""
+MERGED_AT_ONCE = 1000
+"""Objects that are put in order in one turn."""
 ROWS_AT_ONCE = 100
 """Rows that are made in one turn."""
 MATCH_MAX = 256
-RANKED_MAX = 10_000
-"""By a column nobody sees more than the first ones, so that no more rows are held."""
 LOOK_SECONDS, LOOK_AT_ONE_SECONDS = 0.002, 2.0
 """Of the processor, for the further columns of one row in a list, and of one that is asked for alone."""
 
 Row = Mapping[str, Any]
 Those = Sequence[tuple[str, Objects]]
 """What each protocol has of one kind."""
-Named = tuple[str, str, Objects, Any]
-"""The name among all of its kind, the protocol, and the object."""
+Ranked = tuple[Any, str, Objects, Any]
+"""What it is sorted by, its name among all of its kind or a column, the protocol, and the object."""
 
 
 @attrs.frozen
@@ -92,127 +92,127 @@ async def listed(kind: ObjectKind, those: Those, query: Mapping[str, str]) -> Ma
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= LIMIT_MAX):
         raise HTTPException(400, f"limit is a number from 1 to {LIMIT_MAX}")
     limit = int(text)
-    if "sort" in query:
-        if "after" in query:
-            raise HTTPException(400, "after: a list that is sorted by a column has no other pages")
-        selection = await selected(kind, those, wanted, 0, limit)
-        return {"items": selection.items, "next": None}
-    chunks = [chunk async for chunk in _sorted_chunks(kind, those, wanted, query.get("after", ""))]
-    items: list[Row] = []
-    last = None
-    async with aclosing(_rows(merge(*chunks, key=itemgetter(0)), wanted)) as rows:
-        async for name, found in rows:
-            if len(items) == limit:
-                return {"items": items, "next": last}
-            items.append(await found.full())
-            last = name
-    return {"items": items, "next": None}
+    if "sort" in query and "after" in query:
+        raise HTTPException(400, "after: a list that is sorted by a column has no other pages")
+    found = await _first(kind, those, wanted, limit + 1, query.get("after", ""))
+    more = "sort" not in query and len(found) > limit
+    return {"items": await _rows(found[:limit]), "next": found[limit - 1][0] if more else None}
 
 
 async def selected(kind: ObjectKind, those: Those, wanted: ListQuery, skip: int, limit: int) -> Selection:
     """`limit` rows behind the first `skip`, in the order that is wanted."""
-    chunks = [chunk async for chunk in _sorted_chunks(kind, those, wanted)]
-    if wanted.sort == "" and not set(wanted.filters) - {"protocol"}:
-        total = sum(map(len, chunks))
-        first = total - skip - limit if wanted.descending else skip
-        names = _slice(merge(*chunks, key=itemgetter(0)), max(first, 0), max(first + limit, 0))
-        rows = [await each.full() async for _, each in _rows([each async for each in names], wanted)]
-        return Selection(rows[::-1] if wanted.descending else rows, total)
-    keep = min(skip + limit, RANKED_MAX)
-    best: list[tuple[Any, Found]] = []
     total = 0
-    async for _, each in _rows((each for chunk in chunks for each in chunk), wanted):
-        total += 1
-        best.append((each.value(wanted.sort), each))
-        if len(best) >= 2 * keep + ROWS_AT_ONCE:
-            best = _first(best, keep, wanted.descending)
-    shown = _first(best, keep, wanted.descending)[skip:]
-    return Selection([await each.full() for _, each in shown], total)
+
+    def count(some: int) -> None:
+        nonlocal total
+        total += some
+
+    found = await _first(kind, those, wanted, skip + limit, count=count)
+    return Selection(await _rows(found[skip:]), total)
 
 
-class Found:
-    """One object, and what memory has of its row."""
+def reader(protocol: str, objects: Objects, column: str) -> Callable[[Any], Any]:
+    """What reads a column of an object; of one that is gone that is anything."""
+    if column == "protocol":
+        return lambda _: protocol
+    if column in objects.values:
+        return objects.values[column]
 
-    __slots__ = ("_known", "_object", "_objects", "_protocol")
+    def from_row(found: Any) -> Any:
+        row = objects.row(found)
+        return None if row is None else row.get(column)
 
-    def __init__(self, protocol: str, objects: Objects, found: Any, known: Row) -> None:
-        self._protocol, self._objects, self._object, self._known = protocol, objects, found, known
-
-    def value(self, column: str) -> Any:
-        return self._known.get(column, self._protocol if column == "protocol" else None)
-
-    @property
-    def row(self) -> Row:
-        """The columns in their order, without those that are looked up."""
-        return {column.name: self.value(column.name) for column in self._objects.kind.columns}
-
-    async def full(self, seconds: float = LOOK_SECONDS) -> Row:
-        """The whole row; `seconds`: the processor's time that its further columns may take."""
-        look = self._objects.look
-        if look is None:
-            return self.row
-        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-        return {**self.row, **await look(self._object, seconds)}
+    return from_row
 
 
-def known_of(protocol: str, objects: Objects, found: Any) -> Found | None:
-    """None: it is gone."""
+async def row_of(protocol: str, objects: Objects, found: Any, seconds: float = LOOK_SECONDS) -> Row | None:
+    """The whole row, its columns in their order; None: it is gone.
+
+    `seconds`: the processor's time that columns may take which are looked up.
+    """
     known = objects.row(found)
-    return None if known is None else Found(protocol, objects, found, known)
+    if known is None:
+        return None
+    row = {
+        column.name: protocol if column.name == "protocol" else known.get(column.name)
+        for column in objects.kind.columns
+    }
+    if objects.look is not None:
+        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        row |= await objects.look(found, seconds)
+    return row
 
 
-def _first(found: list[tuple[Any, Found]], keep: int, descending: bool) -> list[tuple[Any, Found]]:
-    """The first by value; those without one come last."""
-    there = [each for each in found if each[0] is not None]
-    there.sort(key=itemgetter(0), reverse=descending)
-    return [*there, *(each for each in found if each[0] is None)][:keep]
-
-
-async def _slice(names: Iterator[Named], first: int, end: int) -> AsyncGenerator[Named, None]:
-    for at, each in enumerate(names):
-        if at >= end:
-            return
-        if at % KEYS_AT_ONCE == 0:
+async def _rows(found: Sequence[Ranked]) -> list[Row]:
+    """Rows of those that are still there."""
+    rows = []
+    for number, (_, protocol, objects, item) in enumerate(found):
+        if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
             await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-        if at >= first:
-            yield each
+        row = await row_of(protocol, objects, item)
+        if row is not None:
+            rows.append(row)
+    return rows
 
 
-async def _rows(
-    names: Iterator[Named] | Sequence[Named], wanted: ListQuery
-) -> AsyncGenerator[tuple[str, Found], None]:
-    """The rows that the filters leave, with their names. One that is left early is closed."""
-    filters = tuple(wanted.filters.items())
-    for looked, (name, protocol, each, found) in enumerate(names):
-        if looked % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-        known = known_of(protocol, each, found)
-        if known is not None and all(str(known.value(column)) == said for column, said in filters):
-            yield name, known
+async def _first(
+    kind: ObjectKind,
+    those: Those,
+    wanted: ListQuery,
+    most: int,
+    after: str = "",
+    count: Callable[[int], None] = lambda some: None,
+) -> list[Ranked]:
+    """The first of all that is wanted, where by name behind `after`; `count` is told how many there are."""
+    parts: list[list[Ranked]] = []
+    without: list[Ranked] = []
+    async for part in _wanted(kind, those, wanted, after):
+        count(len(part))
+        there = [each for each in part if each[0] is not None]
+        if len(there) < len(part) and len(without) < most:
+            without += [each for each in part if each[0] is None]
+        there.sort(key=itemgetter(0), reverse=wanted.descending)
+        parts.append(there[:most])
+    # Those without a value come last.
+    ordered = chain(merge(*parts, key=itemgetter(0), reverse=wanted.descending), without)
+    found: list[Ranked] = []
+    while len(found) < most and (some := [*islice(ordered, min(MERGED_AT_ONCE, most - len(found)))]):
+        found += some
+        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+    return found
 
 
-async def _sorted_chunks(
-    kind: ObjectKind, those: Those, wanted: ListQuery, after: str = ""
-) -> AsyncGenerator[list[Named], None]:
-    """All that is behind `after` and fits the name that is wanted, in sorted parts, a turn for each."""
+async def _wanted(
+    kind: ObjectKind, those: Those, wanted: ListQuery, after: str
+) -> AsyncGenerator[list[Ranked], None]:
+    """All that fits, in any order, a turn for each part."""
     fits = _pattern(wanted.match)
-    for protocol, each in those:
+    for protocol, objects in those:
         if wanted.filters.get("protocol", protocol) != protocol:
             continue
         prefix = f"{protocol}/" if kind.by_protocol else ""
-        by = wanted.narrow if wanted.narrow is not None and wanted.narrow[0] in each.narrow else None
+        name_of = objects.name
+        said = [
+            (reader(protocol, objects, column), text)
+            for column, text in wanted.filters.items()
+            if column != "protocol"
+        ]
+        by = wanted.narrow if wanted.narrow is not None and wanted.narrow[0] in objects.narrow else None
         # A copy: what is listed may change in the next turn.
-        items = each.items() if by is None else each.narrow[by[0]](by[1])
-        for at in range(0, len(items), KEYS_AT_ONCE):
+        items = objects.items() if by is None else objects.narrow[by[0]](by[1])
+        value = reader(protocol, objects, wanted.sort) if wanted.sort else None
+        for at in range(0, len(items), LOOKED_AT_ONCE):
             await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-            chunk: list[Named] = []
-            for found in items[at : at + KEYS_AT_ONCE]:
-                key = each.name(found)
-                name = prefix + key
-                if name > after and (fits is None or fits.search(_plain(key))):
-                    chunk.append((name, protocol, each, found))
-            chunk.sort(key=itemgetter(0))
-            yield chunk
+            some = items[at : at + LOOKED_AT_ONCE]
+            if fits is not None:
+                some = [found for found in some if fits.search(_plain(name_of(found)))]
+            for read, text in said:
+                some = [found for found in some if str(read(found)) == text]
+            if value is not None:
+                yield [(value(found), protocol, objects, found) for found in some]
+            else:
+                named = [(prefix + name_of(found), protocol, objects, found) for found in some]
+                yield [each for each in named if each[0] > after] if after else named
 
 
 def _plain(key: str) -> str:

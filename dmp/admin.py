@@ -2,9 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -155,6 +156,7 @@ class Admin:
                 ),
                 begin="brokers dmp declare queue jobs",
                 totals=_totals,
+                values=_QUEUE_VALUES,
             ),
             Objects(
                 EXCHANGES,
@@ -186,8 +188,6 @@ class Admin:
         if queue.deleted:
             return None
         kind = queue.kind
-        came = _came(queue, queue.ready[0]) if queue.ready else None
-        age = None if came is None else max(time.time() - came / 1000, 0.0)
         asked = {
             name: shown_properties.show_value(value)
             for name, value in attrs.asdict(kind.arguments).items()
@@ -196,16 +196,7 @@ class Admin:
         if kind.arguments.dead_letter_exchange == DEFAULT:
             asked["dead_letter_exchange"] = DEFAULT_NAME
         return {
-            "name": _text(queue.name),
-            "ready": queue.depth,
-            "held": queue.unacked,
-            "delayed": 0,
-            "dead": 0,
-            "consumers": len(queue.consumers) + (queue.feed is not None),
-            "paused": queue.paused,
-            **({} if age is None else {"oldest_seconds": round(age, 3)}),
-            "bytes": queue.depth_bytes,
-            "durable": queue.log is not None,
+            **{name: read(queue) for name, read in _QUEUE_VALUES.items()},
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **asked},
         }
 
@@ -450,6 +441,25 @@ class Admin:
         self._broker.store.commit_pending()
         if ticket is not None:
             await self._broker.store.wait(ticket)
+
+
+def _recovered_age(queue: Queue) -> float | None:
+    came = _came(queue, queue.ready[0]) if queue.ready else None
+    return None if came is None else round(max(time.time() - came / 1000, 0.0), 3)
+
+
+_QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
+    "name": lambda queue: _text(queue.name),
+    "ready": attrgetter("depth"),
+    "held": attrgetter("unacked"),
+    "delayed": lambda _: 0,
+    "dead": lambda _: 0,
+    "consumers": lambda queue: len(queue.consumers) + (queue.feed is not None),
+    "paused": attrgetter("paused"),
+    "oldest_seconds": _recovered_age,
+    "bytes": attrgetter("depth_bytes"),
+    "durable": lambda queue: queue.log is not None,
+}
 
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:

@@ -1,11 +1,11 @@
 """Administrative verbs: what has no word on the wire. The commands ask for them over the control socket."""
 
 import base64
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from heapq import heappop, heappush, nsmallest
 from itertools import chain, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,7 @@ class Admin:
                 actions,
                 begin="brokers dms create jobs",
                 totals=_totals,
+                values={**_VALUES, "oldest_seconds": self._recovered_age},
             ),
         )
 
@@ -145,16 +146,21 @@ class Admin:
     def _row(self, queue: Queue) -> dict[str, Any] | None:
         if queue.deleted:
             return None
-        cold = queue.cold
         return {
-            "name": queue.text,
-            **_counts(queue),
-            "consumers": len(queue.line),
-            "bytes": cold.log.end - cold.log.first if cold and queue.is_cold else queue.payload_bytes,
-            **_recovered_age(queue, self._engine.times.unix_ms()),
-            "durable": queue.log is not None,
+            **{name: read(queue) for name, read in _VALUES.items()},
+            "oldest_seconds": self._recovered_age(queue),
             "settings": _settings(queue),
         }
+
+    def _recovered_age(self, queue: Queue) -> float | None:
+        """How long the next of the row has been there, where it came before this process: as its log says,
+        to 64 KiB."""
+        cold = queue.cold
+        if cold is None or queue.returned or not queue.head < min(queue.end, queue.recovered, queue.released):
+            return None
+        start = cold.row_start()
+        came = RecordTimes(cold.log, start, start + 1).at(start)
+        return None if came is None else max(self._engine.times.unix_ms() - came, 0) / 1000
 
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         limit = a_count(arguments, "limit", 10, 1, PEEK_MAX)
@@ -335,7 +341,7 @@ class Admin:
         return {
             "queue": queue.text,
             "depth": queue.depth,
-            **_counts(queue),
+            **{name: _VALUES[name](queue) for name in ("ready", "held", "delayed", "dead", "paused")},
             "waiting": sum(credit.left for credit in queue.line),
             "in_memory": len(queue.bodies) + len(queue.back),
             "durability": "memory" if log is None else str(log.log.mode),
@@ -457,39 +463,43 @@ class Admin:
         return done
 
 
-def _counts(queue: Queue) -> dict[str, Any]:
-    """Its messages, by what becomes of them."""
+def _ready_in_row(queue: Queue) -> int:
     expiry = queue.expiry
-    in_row = queue.end - queue.head
-    dead = dead_in_row = delayed = 0
-    released = queue.released
-    if expiry is not None:
-        dead, released, delayed = expiry.dead, expiry.released, expiry.delayed
-        dead_in_row = min(max(expiry.expired - queue.head, 0), in_row)
-    ready_in_row = max(min(released - queue.head, in_row) - dead_in_row, 0)
-    return {
-        "ready": ready_in_row + len(queue.returned),
-        "held": queue.held,
-        "delayed": in_row - ready_in_row - dead_in_row + delayed,
-        "dead": dead,
-        "paused": queue.paused,
-    }
+    if expiry is None:
+        return max(min(queue.released, queue.end) - queue.head, 0)
+    return max(min(expiry.released, queue.end) - max(queue.head, expiry.expired), 0)
+
+
+def _delayed(queue: Queue) -> int:
+    expiry, in_row = queue.expiry, queue.end - queue.head
+    if expiry is None:
+        return in_row - _ready_in_row(queue)
+    dead_in_row = min(max(expiry.expired - queue.head, 0), in_row)
+    return in_row - _ready_in_row(queue) - dead_in_row + expiry.delayed
+
+
+def _bytes(queue: Queue) -> int:
+    cold = queue.cold
+    return cold.log.end - cold.log.first if cold is not None and queue.is_cold else queue.payload_bytes
+
+
+_VALUES: Mapping[str, Callable[[Queue], Any]] = {
+    "name": attrgetter("text"),
+    "ready": lambda queue: _ready_in_row(queue) + len(queue.returned),
+    "held": attrgetter("held"),
+    "delayed": _delayed,
+    "dead": lambda queue: 0 if queue.expiry is None else queue.expiry.dead,
+    "consumers": lambda queue: len(queue.line),
+    "paused": attrgetter("paused"),
+    "bytes": _bytes,
+    "durable": lambda queue: queue.log is not None,
+}
+"""Columns of a queue, its messages by what becomes of them."""
 
 
 def _settings(queue: Queue) -> dict[str, Any]:
     options = queue.options
     return {"depth_limit": options.depth, **{name: getattr(options, name) for name in OPTIONS}}
-
-
-def _recovered_age(queue: Queue, now_ms: int) -> dict[str, float]:
-    """How long the next of the row has been there, where it came before this process: as its log says, to
-    64 KiB."""
-    cold = queue.cold
-    if cold is None or queue.returned or not queue.head < min(queue.end, queue.recovered, queue.released):
-        return {}
-    start = cold.row_start()
-    came = RecordTimes(cold.log, start, start + 1).at(start)
-    return {} if came is None else {"oldest_seconds": max(now_ms - came, 0) / 1000}
 
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:

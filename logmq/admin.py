@@ -1,8 +1,9 @@
 """What the API shows of LogMQ, and what can be done with it: topics, their records, groups' offsets."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from logmq.broker import Broker
@@ -77,6 +78,7 @@ class Admin:
                 begin="brokers logmq produce orders hello",
                 totals=lambda log: (log.end, log.first, None),
                 look=self._look_at_topic,
+                values=_TOPIC_VALUES,
             ),
             Objects(
                 GROUPS,
@@ -87,6 +89,11 @@ class Admin:
                 (reset, delete),
                 begin="brokers logmq consume orders --group billing --commit",
                 look=self._look_at_group,
+                values={
+                    "group": lambda found: group_of(found[1]),
+                    "topic": lambda found: found[0].name,
+                    "end": lambda found: found[0].visible,
+                },
             ),
         )
 
@@ -95,17 +102,7 @@ class Admin:
     def _topic(self, log: Log) -> dict[str, Any] | None:
         if log.deleted:
             return None
-        kept = log.retention
-        return {
-            "name": log.name,
-            "first": log.first,
-            "end": log.visible,
-            "bytes": log.visible - log.first,
-            "durability": str(log.mode),
-            "retention_bytes": kept and kept.bytes_max,
-            "retention_seconds": kept.ms_max / 1000 if kept and kept.ms_max else None,
-            "created": time_text(log.created_ms),
-        }
+        return {name: read(log) for name, read in _TOPIC_VALUES.items()}
 
     async def _look_at_topic(self, log: Log, seconds: float) -> dict[str, Any]:
         first, last = log.first, log.visible
@@ -222,6 +219,20 @@ class Admin:
         offset = a_count(arguments, "offset", 0, log.first, log.visible)
         await read_records(log, offset, 1)  # it says what is wrong with an offset inside a record
         return offset
+
+
+_TOPIC_VALUES: Mapping[str, Callable[[Log], Any]] = {
+    "name": attrgetter("name"),
+    "first": attrgetter("first"),
+    "end": attrgetter("visible"),
+    "bytes": lambda log: log.visible - log.first,
+    "durability": lambda log: str(log.mode),
+    "retention_bytes": lambda log: log.retention and log.retention.bytes_max,
+    "retention_seconds": lambda log: (
+        log.retention.ms_max / 1000 if log.retention and log.retention.ms_max else None
+    ),
+    "created": lambda log: time_text(log.created_ms),
+}
 
 
 def _moment(arguments: Mapping[str, Any]) -> float:

@@ -283,7 +283,9 @@ class Objects:
     how much ever came to one, how much left, and which of what came is the oldest that is ready (None: none
     is); rates and ages are made of it, for all objects once a second. `look`: further columns of one, those
     that are `looked_up`, in so many seconds of the processor's time; null where these are too few.
-    `begin`: how to make a first one: a command, or a table of the settings.
+    `begin`: how to make a first one: a command, or a table of the settings. `values`: columns of `row` that
+    can be read without making it, for lists that are sorted or narrowed by them, and for scrapes; of one that
+    is gone they may say anything.
     """
 
     kind: ObjectKind
@@ -297,11 +299,12 @@ class Objects:
     begin: str = ""
     totals: Callable[[Any], tuple[int, int, int | None]] | None = None
     look: Callable[[Any, float], Awaitable[Mapping[str, Any]]] | None = None
+    values: Mapping[str, Callable[[Any], Any]] = {}
 
 
 def key_of(*parts: str) -> str:
     """The name of an object among all of its kind: as it stands in a path, but for letters that may."""
-    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+    return "/".join([part.replace("%", "%25").replace("/", "%2F") for part in parts])
 
 
 def time_text(milliseconds: float) -> str:

@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from brokers.api import All, object_at, parts_behind
-from brokers.listing import LOOK_AT_ONE_SECONDS, RANKED_MAX, ListQuery, Row, Those, known_of, listed, selected
+from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, Those, listed, row_of, selected
 from brokers.page import files, shown
 from shared.errors import BrokerError
 from shared.objects import KINDS, UNSORTED, Action, KindColumn, ObjectKind, ObjectMissing, Objects
@@ -274,8 +274,6 @@ async def _list(kind: ObjectKind, those: Those, request: Request) -> Mapping[str
         raise HTTPException(400, "page is a number from 1")
     number = int(text)
     found = await selected(kind, those, wanted, (number - 1) * ROWS, ROWS)
-    ranked = wanted.sort != "" or bool(set(wanted.filters) - {"protocol"})
-    reach = min(found.total, RANKED_MAX) if ranked else found.total
     narrow = sorted({name for _, each in those for name in each.narrow})
     filtered = bool(wanted.match or wanted.filters or wanted.narrow)
     columns = _filled(kind, found.items, wanted.sort)
@@ -289,7 +287,7 @@ async def _list(kind: ObjectKind, those: Those, request: Request) -> Mapping[str
         "total": found.total,
         "first": (number - 1) * ROWS + 1,
         "previous": _with(query, page=number - 1 if number > 2 else None) if number > 1 else None,
-        "following": _with(query, page=number + 1) if number * ROWS < reach else None,
+        "following": _with(query, page=number + 1) if number * ROWS < found.total else None,
         "filtered": filtered,
         "protocols": sorted(protocol for protocol, _ in those),
         "filters": [name for name in kind.filters if name != "protocol"] + narrow,
@@ -367,10 +365,9 @@ def path_of(kind: ObjectKind, row: Row) -> str:
 
 async def _one(kind: ObjectKind, of: Callable[[ObjectKind], Those], request: Request) -> Mapping[str, Any]:
     protocol, objects, found = object_at(kind, of(kind), parts_behind(request, f"/{kind.name}"))
-    known = known_of(protocol, objects, found)
-    if known is None:
+    row = await row_of(protocol, objects, found, LOOK_AT_ONE_SECONDS)
+    if row is None:
         raise ObjectMissing(f"{kind.name}: there is none of this name")
-    row = await known.full(LOOK_AT_ONE_SECONDS)
     path = path_of(kind, row)
     names = [part for part in kind.columns if part.name in kind.parts]
     return {

@@ -18,7 +18,7 @@ import errno
 import math
 import struct
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from contextlib import closing
 from itertools import count
 from time import perf_counter
@@ -150,20 +150,34 @@ class DrivenConnection(Connection):
             )
             self.close("crash")
 
-    def describe(self) -> dict[str, Any]:
-        """What is known of it, for a list; without what its group knows."""
-        session = getattr(self, "_session", None)
-        state = "finishing" if self._finishing else "open" if self._reading else "paused"
-        return {
-            "peer": self.peer,
-            "user": getattr(session, "user", ""),
-            "state": state,
-            "waits_for": getattr(session, "waits_for", []),
-            "input_bytes": self.held_bytes,
-            "backlog_bytes": self.outbox.size,
-            **getattr(session, "traffic", {}),
-            "tls": False,
-        }
+    # What lists show of it.
+
+    @property
+    def user(self) -> str:
+        """Who has logged in."""
+        user: str = getattr(getattr(self, "_session", None), "user", "")
+        return user
+
+    @property
+    def stage(self) -> str:
+        """open, paused (its input is held back) or finishing."""
+        return "finishing" if self._finishing else "open" if self._reading else "paused"
+
+    @property
+    def waits_for(self) -> list[str]:
+        """Why its input is held back, in words."""
+        words: list[str] = getattr(getattr(self, "_session", None), "waits_for", [])
+        return words
+
+    @property
+    def traffic(self) -> Mapping[str, Any]:
+        """`messages_in`, `messages_out` and `held`, those of them that its protocol knows."""
+        known: Mapping[str, Any] = getattr(getattr(self, "_session", None), "traffic", {})
+        return known
+
+    @property
+    def is_encrypted(self) -> bool:
+        return False
 
     def kick(self, reason: str) -> None:
         """Somebody who may has it closed; its protocol says so where it has words for that."""

@@ -14,8 +14,9 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -145,6 +146,11 @@ class Group:
         self.acceptors: list[Acceptor] = []
         self._endpoints: list[DatagramEndpoint] = []
         self._accepting = trio.CancelScope()
+        self._values: Mapping[str, Callable[[DrivenConnection], Any]] = {
+            "id": self._name,
+            "since": self._since,
+            **_VALUES,
+        }
 
     def bind_tcp(
         self, name: str, host: str, port: int, open_session: OpenSession, *, pushes: bool = False
@@ -238,6 +244,7 @@ class Group:
             self._find_connection,
             self._describe,
             (close,),
+            values=self._values,
         )
 
     def _name(self, connection: DrivenConnection) -> str:
@@ -247,20 +254,17 @@ class Group:
         name, _, number = parts[0].rpartition("-")
         if name != self.name or not number.isdecimal():
             return None
-        return next((each for each in self.loop.connections if str(each.number) == number), None)
+        wanted = int(number[:20])
+        return next((each for each in self.loop.connections if each.number == wanted), None)
 
     def _describe(self, connection: DrivenConnection) -> Mapping[str, Any] | None:
         if connection.closed:
             return None
+        return {name: read(connection) for name, read in self._values.items()}
+
+    def _since(self, connection: DrivenConnection) -> str:
         age = self.loop.time() - connection.opened
-        passed = liveness.bytes_passed(connection)
-        return {
-            "id": self._name(connection),
-            **connection.describe(),
-            "bytes_in": passed[0],
-            "bytes_out": passed[1],
-            "since": time_text((time.time() - age) * 1000),
-        }
+        return time_text((time.time() - age) * 1000)
 
     async def _kick(self, connection: Any, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         if not dry_run:
@@ -300,6 +304,23 @@ class Group:
             self._stream.add(served, peer, host, open_session, pushes=pushes)
 
         return admitted
+
+
+_VALUES: Mapping[str, Callable[[DrivenConnection], Any]] = {
+    "peer": attrgetter("peer"),
+    "user": attrgetter("user"),
+    "state": attrgetter("stage"),
+    "waits_for": attrgetter("waits_for"),
+    "tls": attrgetter("is_encrypted"),
+    "bytes_in": lambda connection: liveness.bytes_passed(connection)[0],
+    "bytes_out": lambda connection: liveness.bytes_passed(connection)[1],
+    "messages_in": lambda connection: connection.traffic.get("messages_in"),
+    "messages_out": lambda connection: connection.traffic.get("messages_out"),
+    "held": lambda connection: connection.traffic.get("held"),
+    "input_bytes": attrgetter("held_bytes"),
+    "backlog_bytes": attrgetter("outbox.size"),
+}
+"""Columns of a connection, beside those that its group knows."""
 
 
 def _poll_driver(loop: LoopTurn) -> "PollDriver | None":

@@ -6,7 +6,6 @@ lingering close. The session notices no difference.
 """
 
 import socket
-from typing import Any
 
 import trio
 
@@ -34,8 +33,9 @@ class StreamConnection(DrivenConnection):
         self._changed = trio.lowlevel.ParkingLot()  # where both tasks wait for something to do
         self._scope = trio.CancelScope()  # around both tasks
 
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "tls": isinstance(self.stream, TlsStream)}
+    @property
+    def is_encrypted(self) -> bool:
+        return isinstance(self.stream, TlsStream)
 
     async def serve(self, open_session: OpenSession, *, pushes: bool) -> None:
         """Serve it to its end."""
