@@ -1,7 +1,7 @@
 """The contract between a protocol's session and the drivers: bytes in, bytes out, one deadline.
 
 A `Session` is sans-IO: the driver calls it, it calls its `Connection`, and neither waits. The same session
-runs under the poll driver, the stream driver and, in tests, over a `shared.checks.MemoryConnection`.
+runs under the poll driver, the stream driver and, in tests, over a connection in memory.
 
 All of it runs in the trio thread. `receive` and `on_deadline` are never entered while another call into the
 same session is under way, and `connection_lost` never from inside a call of the session's own.

@@ -9,9 +9,9 @@ from dmp.properties import NO_PROPERTIES
 from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
-from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError
 from tests.dmp.world import World
+from tests.support.connections import MemoryConnection
 
 Frames = list[tuple[int, Any]]
 

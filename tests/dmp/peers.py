@@ -11,9 +11,9 @@ from dmp.refusals import Code
 from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
-from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError
 from tests.dmp.world import World
+from tests.support.connections import MemoryConnection
 
 GREETING = wire.reply(wire.Reply.OK, wire.GREETING)
 

@@ -12,10 +12,10 @@ from dmp.amqp.wire import Direct, encode
 from dmp.memory import LEAST_BYTES, LOOK_AGAIN_SECONDS, STEP_BYTES
 from dmp.settings import DmpSettings
 from shared.budget import Account
-from shared.checks import MemoryConnection
 from tests.dmp.amqp_peer import Peer, bodies, closed, publish
 from tests.dmp.peers import Application, packed
 from tests.dmp.world import PERSISTENT, World
+from tests.support.connections import MemoryConnection
 
 C = commands
 ROOM = 200_000

@@ -17,12 +17,12 @@ from dmp.message import Message
 from dmp.queue_log import QueueLog
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
-from shared.checks import MemoryConnection
 from shared.net.session import SessionBase
 from tests.dmp.amqp_peer import Peer, bodies
 from tests.dmp.peers import Application, packed
 from tests.dmp.peers import bodies as feed_bodies
 from tests.dmp.world import PERSISTENT, World
+from tests.support.connections import MemoryConnection
 
 
 class BugError(Exception):

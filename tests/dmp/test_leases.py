@@ -7,9 +7,9 @@ from dmp.refusals import Code, Refusal
 from dmp.session import TRANSITIONS, Event, Session, State
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
-from shared.checks import MemoryConnection
 from tests.dmp.peers import GREETING, Application, Peer, opened, texts
 from tests.dmp.world import World
+from tests.support.connections import MemoryConnection
 
 BAD = "402 BAD-LEASE not valid for this client"
 

@@ -9,8 +9,8 @@ from dms import wire
 from dms.session import Session
 from dms.settings import DmsSettings
 from dms.wire import Type
-from shared.checks import MemoryConnection
 from tests.dms.world import Peer, World, deliveries
+from tests.support.connections import MemoryConnection
 
 NAME = wire.pack_name("q")
 

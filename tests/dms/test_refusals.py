@@ -8,8 +8,8 @@ from dms.metrics import Counts
 from dms.refusals import Refusals
 from dms.settings import DmsSettings
 from dms.wire import Refusal, Status, Type
-from shared.checks import MemoryConnection
 from tests.dms.world import World
+from tests.support.connections import MemoryConnection
 
 Line = tuple[str, str, int]
 

@@ -17,11 +17,11 @@ from dms.settings import DmsSettings
 from dms.times import Times
 from dms.wire import Frame, Status, Type
 from shared.budget import Account, unbounded
-from shared.checks import MemoryConnection
 from shared.plugin import Context
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from tests.support.commits import leave_free
+from tests.support.connections import MemoryConnection
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import SMALL, HandClock, open_store
 

@@ -8,7 +8,7 @@ from kqmsgq.session import Session
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import CONSUME, PRODUCE, Message, take_messages
 from shared.budget import Account
-from shared.checks import MemoryConnection
+from tests.support.connections import MemoryConnection
 from tests.support.hand_peer import HandPeer
 
 LOG = structlog.stdlib.get_logger("test")

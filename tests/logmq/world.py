@@ -17,12 +17,12 @@ from logmq.listener import open_broker
 from logmq.session import Session
 from logmq.settings import LogmqSettings
 from shared.budget import Account, unbounded
-from shared.checks import MemoryConnection
 from shared.file_range import FileRange
 from shared.plugin import Context
 from shared.storage.format import record
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Log, Store
+from tests.support.connections import MemoryConnection
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import ALWAYS, SMALL, HandClock, open_store, payloads, records
 

@@ -6,10 +6,10 @@ from pubsub.absences import AGE, Absences
 from pubsub.listener import PubsubService, open_pubsub
 from pubsub.settings import AWAY_LOG, NAMESPACE, PubsubSettings
 from pubsub.wire import Command, encode_command, encode_id
-from shared.checks import MemoryConnection
 from shared.plugin import Context, TcpEndpoint
 from shared.storage.table import Table
 from tests.pubsub.world import LOG
+from tests.support.connections import MemoryConnection
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import ALWAYS, open_store
 

@@ -5,9 +5,9 @@ import pytest
 from pubsub.listener import open_pubsub
 from pubsub.settings import KEPT_LOG, NAMESPACE, PubsubSettings
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id
-from shared.checks import MemoryConnection
 from shared.plugin import Context
 from tests.pubsub.world import LOG, World
+from tests.support.connections import MemoryConnection
 from tests.support.fake_disk import FakeDisk
 from tests.support.memory import growth_bytes
 from tests.support.stores import ALWAYS, open_store, records

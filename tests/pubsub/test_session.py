@@ -23,12 +23,12 @@ from pubsub.wire import (
     value_text,
 )
 from shared.budget import Account
-from shared.checks import MemoryConnection
 from shared.errors import StoreError
 from shared.routing.trie import STEP_NODES
 from shared.storage.table import Table
 from tests.pubsub.world import World, framed
 from tests.support.commits import make_read_only
+from tests.support.connections import MemoryConnection
 from tests.support.stores import NONE, fresh_store
 
 SUBSCRIBE, UNSUBSCRIBE, KEEP = Command.SUBSCRIBE, Command.UNSUBSCRIBE, Command.KEEP

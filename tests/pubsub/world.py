@@ -11,8 +11,8 @@ from pubsub.sessions import Changed, Sessions
 from pubsub.settings import PubsubSettings
 from pubsub.wire import Command, Kind, Message, datagram, encode_command, encode_id, take_frames
 from shared.budget import Account
-from shared.checks import MemoryConnection
 from shared.net.datagram_sink import Frames
+from tests.support.connections import MemoryConnection
 from tests.support.hand_peer import HandPeer
 
 LOG = structlog.stdlib.get_logger("test")

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared import fanout
-from shared.checks import MemoryConnection
 from shared.fanout import Routes, limit_slow_receiver
 from shared.net.outbox import Policy
+from tests.support.connections import MemoryConnection
 
 SETS = st.sets(st.sampled_from("abcd"), max_size=4).map(lambda members: tuple(sorted(members)))
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.checks import MemoryConnection
 from shared.errors import StoreError, StoreReadOnly
 from shared.file_range import FileRange
 from shared.replies import PART_BYTES, Replies, ReplySlot
+from tests.support.connections import MemoryConnection
 
 
 class Ticket:

@@ -35,7 +35,6 @@ from logmq.settings import LogmqSettings
 from pubsub.listener import PubsubService
 from pubsub.settings import PubsubSettings
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
-from shared.checks import MemoryConnection
 from shared.errors import CorruptRecord, StoreError
 from shared.plugin import Context
 from shared.recording.recorder import Recording
@@ -47,6 +46,7 @@ from tests.dms.world import Peer as DmsPeer
 from tests.dms.world import deliveries
 from tests.pubsub.world import Peer as PubsubPeer
 from tests.pubsub.world import framed
+from tests.support.connections import MemoryConnection
 from tests.support.stores import ask, inline, payloads, records
 
 LOG = structlog.stdlib.get_logger("test")

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError
 from shared.net.connection import Session
+from tests.support.connections import MemoryConnection
 
 
 class HandPeer:

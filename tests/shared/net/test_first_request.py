@@ -7,11 +7,11 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from shared.access import Access, Required
-from shared.checks import StreamServer
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 from tests.shared.net.served import Recorder, Serve, Sessions, everywhere, read_all
 from tests.shared.net.test_stream import running
+from tests.support.connections import StreamServer
 
 
 def speak_at_the_first_byte(session: Recorder) -> None:

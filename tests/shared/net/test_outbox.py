@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.budget import Account
-from shared.checks import MemoryConnection
 from shared.net import outbox as outboxes
 from shared.net.outbox import (
     CHUNK_OVERHEAD_BYTES,
@@ -21,6 +20,7 @@ from shared.net.outbox import (
     Outbox,
     Policy,
 )
+from tests.support.connections import MemoryConnection
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.access import Access
-from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.session import SessionBase, Stop
+from tests.support.connections import MemoryConnection
 
 SECONDS = 30.0
 OWN = Stop.FIRST_OWN
