@@ -59,6 +59,8 @@ LINES_PER_ROUND = 1024
 """Lines looked at one by one before others have their turn: about a millisecond."""
 READS_PER_ROUND = 32
 """Reads of a log by one connection before others have their turn; a listing counts as all of them."""
+BATCH_READS = 0.125
+"""What a BATCH counts for as a read: 256 of one record take some ten milliseconds with their commit."""
 LISTED_ROWS = 512
 """Rows of one piece of a listing: about half a millisecond."""
 MARKED_BYTES = 32 * 1024 * 1024
@@ -131,7 +133,7 @@ class Session(SessionBase):
         self._queued_logs: list[Log] = []
         self._queued_messages: list[bytes] = []
         # What waits. Made when first needed: most connections are idle.
-        self._reads = 0
+        self._reads = 0.0
         self._logins_refused = 0
         self._soon: list[Callable[[], None]] | None = None
         self._tail: Tail | None = None
@@ -220,7 +222,7 @@ class Session(SessionBase):
     # -- input
 
     def apply(self, data: bytes, at: int) -> int:
-        self._reads = 0
+        self._reads = 0.0
         while at < len(data) and not self.stopped:
             before, state = at, self.state
             at = self._advance(data, at)
@@ -521,6 +523,7 @@ class Session(SessionBase):
         else:
             self.counts.batches_repeated += 1
         self._reply_after(ticket, b"OK %d\n" % first)
+        self._has_read(BATCH_READS)
 
     def _writable(self, topic: bytes) -> "Log":
         """The log of a topic, made if it is not there, which counts as a read does. Raises Refusal."""
@@ -1068,7 +1071,7 @@ class Session(SessionBase):
         self.counts.count_refused(refusal)
         return refusal.line
 
-    def _has_read(self, reads: int = 1) -> None:
+    def _has_read(self, reads: float = 1) -> None:
         """Count what takes long: after so much in one turn others have theirs."""
         self._reads += reads
         if self._reads >= READS_PER_ROUND:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -559,6 +559,32 @@ def logmq_a_topic_with_20000_groups_is_deleted(served: Served) -> None:
         served.begin()
         _asked(peer, [b"DELETE topic-0\n"])
         _ping(served)
+
+
+def _batches(seqs: Iterable[int]) -> bytes:
+    return b"".join(b"BATCH topic-0 w %d 5\n\0\0\0\1x" % seq for seq in seqs)
+
+
+def logmq_50000_batches_of_one_record(served: Served) -> None:
+    with _topics(served, 1) as peer:
+        served.begin()
+        peer.socket.sendall(_batches(range(1, 50_001)))
+        peer.until(lambda data: data.count(b"\n") >= 50_000)
+
+
+def logmq_50000_batches_that_are_repeated(served: Served) -> None:
+    with _topics(served, 1) as peer:
+        _asked(peer, [_batches([1])])
+        served.begin()
+        peer.socket.sendall(_batches([1] * 50_000))
+        peer.until(lambda data: data.count(b"\n") >= 50_000)
+
+
+def logmq_50000_commits_of_one_group(served: Served) -> None:
+    with _topics(served, 1) as peer:
+        served.begin()
+        peer.socket.sendall(b"COMMIT g topic-0 0\n" * 50_000)
+        peer.until(lambda data: data.count(b"\n") >= 50_000)
 
 
 def _listed(served: Served, path: str) -> Any:
