@@ -11,7 +11,7 @@ prefetch, and a rollback makes it unacknowledged again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -33,10 +33,12 @@ from shared.budget import Account
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
-    from dmp.amqp.channel import Channel, Delivery
+    from dmp.amqp.channel import Channel, Consumer, Delivery
     from dmp.amqp.publishing import Post
     from dmp.broker import Broker
     from shared.storage.store import Log, Ticket
+
+    _Groups = dict[tuple["Outcome", "Consumer | None", Queue], list[Message]]
 
 LETTER_MESSAGES = LETTERS_PER_TURN  # a rejection that makes a dead letter is as much work as so many messages
 # What a publish takes in a transaction, where it is unlike the others: 940 measured, 200 count as a message.
@@ -127,7 +129,8 @@ class Transaction:
         broker = mux.broker
         for exchange in {post.content.exchange for post, _, _ in self._posts}:  # rules may have changed
             mux.require(WRITE, exchange or DEFAULT_IN_RULES)
-        for queue in {queue for _, (_, queue, _) in self._settled.values()}:
+        settled = _grouped(self._settled.values())
+        for queue in {queue for _, _, queue in settled}:
             mux.require(READ, queue.name)
         change = QueueChange(broker)
         returned: list[tuple[Head, Sequence[bytes]]] = []
@@ -139,7 +142,7 @@ class Transaction:
             broker.counts.unroutable += len(bodies)
             if post.content.mandatory:
                 returned.append((post.head, bodies))
-        letters = self._settle_all(change)
+        letters = self._settle_all(change, settled)
         broker.memory.give(self._cost_bytes)  # it counts as the queues' now
         self._cost_bytes = 0
         try:
@@ -148,15 +151,14 @@ class Transaction:
             broker.counts.refused_publishes += sum(len(bodies) for _, _, bodies in self._posts)
             text = str(error) or "the store takes no writes"
             raise Refusal(Code.RESOURCE_ERROR, text) from error
-        self._count(*letters)
+        self._count(settled, *letters)
         if mux.recorded is not None:
             for post, _, bodies in self._posts:
                 mux.recorded.record(post.content, post.head, bodies)
         for head, bodies in returned:
             for body in bodies:
                 channel.send_return(Code.NO_ROUTE, head, body)
-        settled = list(self._settled.values())
-        mux.worked(self._messages + len(settled))
+        mux.worked(self._messages + len(self._settled))
         self._forget()
         channel.reply(commands.Tx.CommitOk(), ticket)  # before deliveries that it allows
         _give_back(settled)
@@ -165,35 +167,29 @@ class Transaction:
         if broker.memory.full:
             mux.wait_for_memory()
 
-    def _settle_all(self, change: QueueChange) -> tuple[int, int]:
+    def _settle_all(self, change: QueueChange, settled: _Groups) -> tuple[int, int]:
         """Returns how many dead letters find a queue, and how many find none. Raises Refusal."""
         broker = self._channel.mux.broker
         found = lost = work = 0
-        leaving: defaultdict[Queue, list[Message]] = defaultdict(list)
-        last: Queue | None = None
-        acknowledged, requeued = Outcome.ACKNOWLEDGED, Outcome.REQUEUED
-        for outcome, (_, queue, message) in self._settled.values():
-            if outcome is requeued:
-                continue
-            if queue is not last:
-                last, those = queue, leaving[queue]
-            those.append(message)
-            if outcome is acknowledged or not _leaves_letters(queue):
-                continue
-            try:
-                head, targets, more = addressed(broker, queue, message, "rejected")
-            except Refusal:  # the exchange is not there
-                lost += 1
-                continue
-            work += more
-            if work > WORK_PER_STRETCH:
-                text = "the routes of the dead letters are too much work for one transaction"
-                raise Refusal(Code.PRECONDITION_FAILED, text)
-            change.put(head, targets, (message.body,))
-            found += bool(targets)
-            lost += not targets
-        for queue, messages in leaving.items():
-            change.leave(queue, messages)
+        for (outcome, _, queue), messages in settled.items():
+            if outcome is not Outcome.REQUEUED:
+                change.leave(queue, messages)
+        if any(outcome is Outcome.REJECTED and _leaves_letters(queue) for outcome, _, queue in settled):
+            for outcome, (_, queue, message) in self._settled.values():
+                if outcome is not Outcome.REJECTED or not _leaves_letters(queue):
+                    continue
+                try:
+                    head, targets, more = addressed(broker, queue, message, "rejected")
+                except Refusal:  # the exchange is not there
+                    lost += 1
+                    continue
+                work += more
+                if work > WORK_PER_STRETCH:
+                    text = "the routes of the dead letters are too much work for one transaction"
+                    raise Refusal(Code.PRECONDITION_FAILED, text)
+                change.put(head, targets, (message.body,))
+                found += bool(targets)
+                lost += not targets
         return found, lost
 
     def _need_room(self, messages: int, body_bytes: int) -> None:
@@ -218,31 +214,44 @@ class Transaction:
         self._settled.clear()
         self._messages = self._bytes = self._cost_bytes = 0
 
-    def _count(self, letters: int, lost: int) -> None:
+    def _count(self, settled: _Groups, letters: int, lost: int) -> None:
         counts = self._channel.mux.broker.counts
         counts.dead_lettered += letters
         counts.dead_letters_lost += lost
         for post, _, bodies in self._posts:
             counts.published += len(bodies)
             counts.published_bytes += len(bodies) * post.head.body_bytes
-        outcomes = [outcome for outcome, _ in self._settled.values()]
-        counts.acknowledged += outcomes.count(Outcome.ACKNOWLEDGED)
-        counts.rejected += outcomes.count(Outcome.REJECTED)
-        counts.requeued += outcomes.count(Outcome.REQUEUED)
+        for (outcome, _, _), messages in settled.items():
+            if outcome is Outcome.ACKNOWLEDGED:
+                counts.acknowledged += len(messages)
+            elif outcome is Outcome.REJECTED:
+                counts.rejected += len(messages)
+            else:
+                counts.requeued += len(messages)
 
 
-def _give_back(settled: Sequence[tuple[Outcome, Delivery]]) -> None:
+def _grouped(settled: Iterable[tuple[Outcome, Delivery]]) -> _Groups:
+    """By outcome, consumer and queue: each of 90,000 is looked at once, which takes 5 ms."""
+    groups: _Groups = defaultdict(list)
+    last: tuple[object, object, object] = (None, None, None)
+    messages: list[Message] = []
+    for outcome, (consumer, queue, message) in settled:
+        if queue is not last[2] or consumer is not last[1] or outcome is not last[0]:
+            last = key = outcome, consumer, queue
+            messages = groups[key]
+        messages.append(message)
+    return groups
+
+
+def _give_back(settled: _Groups) -> None:
     """Requeue what is to be delivered again, and let the queues deliver more."""
     back: dict[Queue, list[Message]] = {}
-    last: Queue | None = None
-    requeued = Outcome.REQUEUED
-    for outcome, (consumer, queue, message) in settled:
+    for (outcome, consumer, queue), messages in settled.items():
         if consumer is not None:
-            consumer.unacked -= 1
-        if queue is not last:
-            last, those = queue, back.setdefault(queue, [])
-        if outcome is requeued:
-            those.append(message)
+            consumer.unacked -= len(messages)
+        those = back.setdefault(queue, [])
+        if outcome is Outcome.REQUEUED:
+            those += messages
     for queue, messages in back.items():
         if messages:
             queue.requeue(messages)
