@@ -49,16 +49,19 @@ def start(
     env: Mapping[str, str],
     cwd: Path | None = None,
     quick: bool = False,
+    bug: str = "",
     **streams: Any,
 ) -> "Process | subprocess.Popen[bytes]":
     """Run `brokers` with these words. `streams`: stdin, stdout and stderr, as for subprocess.Popen.
 
-    `quick`: it takes the passwords of `quick_passwords`, and refuses the wrong ones without delay.
+    `quick`: it takes the passwords of `quick_passwords`, and refuses the wrong ones without delay. `bug`: it
+    has that bug (tests/trials/planted.py).
     """
     read = [name for name in {*env, *os.environ} if name.startswith(_AT_START)]
     if sys.platform == "linux" and all(env.get(name, "") == os.environ.get(name, "") for name in read):
-        return Process(words, env, cwd, quick, **streams)
+        return Process(words, env, cwd, quick, bug, **streams)
     assert not quick
+    assert not bug
     return subprocess.Popen([sys.executable, "-m", "brokers", *words], env=env, cwd=cwd, **streams)
 
 
@@ -81,6 +84,7 @@ class Process:
         env: Mapping[str, str],
         cwd: Path | None,
         quick: bool,
+        bug: str,
         stdin: int | IO[bytes] | None = None,
         stdout: int | IO[bytes] | None = None,
         stderr: int | IO[bytes] | None = None,
@@ -98,6 +102,7 @@ class Process:
                 "env": dict(env),
                 "cwd": str(cwd or Path.cwd()),
                 "quick": quick,
+                "bug": bug,
             }
             socket.send_fds(self._forker(), [json.dumps(begun).encode()], [into, out, err, status.fileno()])
         self._said = b""
@@ -240,6 +245,8 @@ def _forked(begun: Mapping[str, Any], stdin: int, stdout: int, stderr: int, stat
     if begun["quick"]:
         access.SCRYPT_N = QUICK_SCRYPT_N
         logins.SLOW_SECONDS = 0.01
+    if begun["bug"]:
+        importlib.import_module("tests.trials.planted").plant(begun["bug"])
     words: Sequence[str] = begun["words"]
     return words
 

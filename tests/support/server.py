@@ -52,7 +52,8 @@ class Server:
     """A server on a data folder. `arguments` are those of `brokers serve`.
 
     `verb` replaces `serve` (`("logmq", "serve")`), `prefix` goes before the command (`("strace", "-f")`).
-    `quick`: it takes the passwords of `forked.quick_passwords`.
+    `quick`: it takes the passwords of `forked.quick_passwords`. `bug`: it has that one, of
+    tests/trials/planted.py.
     """
 
     defaults: Mapping[str, str] = SMALL_JOURNAL
@@ -68,6 +69,7 @@ class Server:
         data: Path | None = None,
         stdin: int | None = subprocess.DEVNULL,
         quick: bool = False,
+        bug: str = "",
     ) -> None:
         self.folder = folder
         self.data = data or folder / "data"
@@ -76,7 +78,7 @@ class Server:
         self.ready: dict[str, Any] = {}
         self._command = [*prefix, sys.executable, "-m", "brokers"] if prefix else []
         self._words = [*verb, "--data-dir", str(self.data), "--ready-file", str(self.ready_file), *arguments]
-        self._quick = quick
+        self._quick, self._bug = quick, bug
         self._environ = environ or {}
         self._stdin = stdin
         self._said: list[str] = []
@@ -110,7 +112,7 @@ class Server:
         }
         if self._command:
             return subprocess.Popen([*self._command, *words], env=env, **streams)
-        return forked.start(words, env=env, quick=self._quick, **streams)
+        return forked.start(words, env=env, quick=self._quick, bug=self._bug, **streams)
 
     @property
     def said(self) -> str:

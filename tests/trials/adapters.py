@@ -11,7 +11,7 @@ from tests.trials.folder import Adapter, storage_settings
 from tests.trials.logmq_folder import LogmqAdapter
 from tests.trials.pubsub_folder import PubsubAdapter
 from tests.trials.recorded_folder import RecordedAdapter
-from tests.trials.serving import REAL, TrialServer
+from tests.trials.serving import TrialServer
 
 ADAPTERS: Mapping[str, type[Adapter]] = {
     "logmq": LogmqAdapter,
@@ -36,12 +36,12 @@ def adapter_on(
     place: Path,
     data: Path,
     *,
-    command: Sequence[str] = REAL,
+    bug: str = "",
     load_factor: float = 1.0,
 ) -> Adapter:
     """On a server that is not started yet; its settings are drawn, and written to `place`."""
     kind = ADAPTERS[protocol]
     settings = place / "brokers.toml"
     settings.write_text("\n".join([*storage_settings(source), *kind.settings(modes, source), ""]))
-    server = TrialServer(place, data, "--enable", protocol, "--config", str(settings), command=command)
+    server = TrialServer(place, data, "--enable", protocol, "--config", str(settings), bug=bug)
     return kind(server, modes, source, load_factor=load_factor)

@@ -18,7 +18,6 @@ from tests.trials import cuts, outcomes
 from tests.trials.adapters import adapter_on, chosen
 from tests.trials.folder import MODES, BrokenPromiseError, Folder, keep_as_it_was
 from tests.trials.lanes import run_lanes
-from tests.trials.serving import REAL
 from tests.trials.tally import Tally
 
 _KILLS_PER_FOLDER = 25
@@ -34,7 +33,8 @@ class Plan:
     seed: str
     modes: Sequence[str]
     folder: Path
-    command: Sequence[str] = REAL
+    bug: str = ""
+    """That the server has (planted.py)."""
     load: float = 1.0
     """How long the load lasts each time, as a factor."""
     least: int = 0
@@ -58,9 +58,8 @@ def run_lane(plan: Plan, progress: Callable[[Tally], None] = lambda tally: None)
         place = plan.folder / f"{plan.seed.replace('/', '-')}-{number}"
         place.mkdir(parents=True)
         protocol = plan.works[number % len(plan.works)]
-        data, command = place / "data", plan.command
         adapter = adapter_on(
-            protocol, plan.modes, source, place, data, command=command, load_factor=plan.load
+            protocol, plan.modes, source, place, place / "data", bug=plan.bug, load_factor=plan.load
         )
         folder = Folder(adapter, tally, least=plan.least)
         until = min(plan.kills, tally.cuts + _KILLS_PER_FOLDER)

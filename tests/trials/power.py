@@ -25,7 +25,7 @@ from tests.trials.adapters import adapter_on, chosen
 from tests.trials.folder import MODES, BrokenPromiseError, Folder, HasMode
 from tests.trials.lanes import run_lanes
 from tests.trials.loopdev import CannotMountError, Volume, own_mounts, usable_kinds
-from tests.trials.serving import REAL
+from tests.trials.planted import UNSYNCED
 from tests.trials.tally import Tally, Verdict
 
 _CUTS_PER_FOLDER = 10
@@ -33,7 +33,6 @@ _RECOVERY_SECONDS = 0.15
 _INTERVAL_SECONDS = 0.05
 _SYNC_SECONDS = 0.5
 """How long the sync that an interval ends with may take here, and telling us about the answer."""
-UNSYNCED = (sys.executable, "-m", "tests.trials.unsynced")
 
 _TURNS: Sequence[Sequence[str]] = (("always",), ("always",), MODES, ("interval",), ("none",))
 """The modes of one data folder after another: half of all in `always`, which promises most."""
@@ -106,7 +105,7 @@ class Plan:
     seed: str
     turns: Sequence[Sequence[str]]
     folder: Path
-    command: Sequence[str] = REAL
+    bug: str = ""
     works: Sequence[str] = ("logmq",)
     """The protocols under load: a data folder after another, each with one."""
 
@@ -126,7 +125,7 @@ def run_lane(plan: Plan, progress: Callable[[Tally], None] = lambda tally: None)
             turn, which = divmod(number, len(plan.works))
             modes, protocol = plan.turns[turn % len(plan.turns)], plan.works[which]
             data = volume.root / "data"
-            adapter = adapter_on(protocol, modes, source, place, data, command=plan.command)
+            adapter = adapter_on(protocol, modes, source, place, data, bug=plan.bug)
             folder, server = PowerFolder(adapter, tally, volume=volume), adapter.server
             until = min(plan.cuts, tally.cuts + _CUTS_PER_FOLDER)
             try:
@@ -200,7 +199,7 @@ def run_control(plan: Plan) -> Control:
         while control.cuts < plan.cuts:
             protocol = plan.works[control.cuts % len(plan.works)]
             data = volume.root / "data"
-            adapter = adapter_on(protocol, ("always",), source, place, data, command=UNSYNCED)
+            adapter = adapter_on(protocol, ("always",), source, place, data, bug=UNSYNCED)
             folder, server = PowerFolder(adapter, Tally(), volume=volume), adapter.server
             try:
                 folder.recover()

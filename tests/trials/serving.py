@@ -1,28 +1,23 @@
-"""The server under trial, as a process: the real one, or a command that takes its place."""
+"""The server under trial, as a process: the real one, with a planted bug or without."""
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.support.server import NotReadyError, Server
 
-REAL = (sys.executable, "-m", "brokers")
-
 
 class TrialServer(Server):
-    """`command` is what goes before `serve`; the data folder may be elsewhere than the ready file.
+    """The data folder may be elsewhere than the ready file.
 
     It is set as users have it, but for what a trial's own settings say.
     """
 
     defaults: Mapping[str, str] = {}
 
-    def __init__(self, folder: Path, data: Path, *arguments: str, command: Sequence[str] = REAL) -> None:
-        # A thousand starts need not each compile the same modules.
-        super().__init__(folder, *arguments, data=data, environ={"PYTHONDONTWRITEBYTECODE": ""})
-        self._command = [] if command == REAL else [*command]
+    def __init__(self, folder: Path, data: Path, *arguments: str, bug: str = "") -> None:
+        super().__init__(folder, *arguments, data=data, bug=bug)
 
     def begin(self) -> None:
         """Start and wait until it is ready. Raises NotReadyError."""

@@ -19,6 +19,7 @@ from dms.queue_log import QueueLog
 from dms.times import Times
 from logmq.bridge import LogmqSource
 from logmq.groups import Groups
+from logmq.writers import Writers
 from shared.bridging import MessageRun
 from shared.storage import format, recovery, replay
 from shared.storage.checkpoint import Checkpointer
@@ -175,6 +176,18 @@ def batch_apart_from_its_memory() -> list[Change]:
         return offsets, all_done
 
     return [(Committer, "append_all", append_one_by_one)]
+
+
+@bug("batches")
+def batches_forgotten() -> list[Change]:
+    """A restart forgets which batches were written."""
+    begin = Writers.__init__
+
+    def begin_anew(self: Writers, store: Any, table: Any, **others: Any) -> None:
+        begin(self, store, table, **others)
+        table.discard([key for key, _ in table.items()])
+
+    return [(Writers, "__init__", begin_anew)]
 
 
 # -- names
