@@ -24,6 +24,7 @@ from shared.bridging import (
     BridgeSource,
     BridgeTarget,
     MessageRun,
+    Positions,
     globs_meet,
     may_be,
     missing,
@@ -52,7 +53,7 @@ _SHOWN = attrgetter("head.key", "head.properties", "head.trail", "head.large")
 class _Taking:
     """What both have: a `BridgeSource` and a `takers.Taker`."""
 
-    durable = gives_back = keeps_position = False
+    durable = gives_back = False
     no_ack = True
     priority = 0
 
@@ -262,6 +263,8 @@ class DmpTarget:
 class DmpBridgeEnds:
     """See `shared.bridging.BridgeEnds`."""
 
+    keeps_position = False
+
     def check_source(self, place: str) -> None:
         if not place:
             raise ValueError("a queue, or an exchange and a binding key, is missing: dmp:amq.topic/orders.#")
@@ -314,6 +317,10 @@ class DmpBridgeEnds:
     def open_target(self, service: "DmpService", place: str, context: BridgeContext) -> BridgeTarget:
         parts = exchange_and_key(place)
         return DmpTarget(service.broker, DEFAULT if parts is None else parts[0], context)
+
+    def lag_of(self, service: "DmpService", place: str, positions: Positions) -> int | None:
+        queue = None if exchange_and_key(place) else service.broker.queues.get(unescaped(place))
+        return None if queue is None else queue.depth + queue.unacked
 
 
 ENDS = DmpBridgeEnds()

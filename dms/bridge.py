@@ -16,6 +16,7 @@ from shared.bridging import (
     BridgeSource,
     BridgeTarget,
     MessageRun,
+    Positions,
     may_be,
     missing,
     target_template,
@@ -38,7 +39,6 @@ class DmsSource:
     """A `BridgeSource`, and the engine's `DeliveryReceiver`."""
 
     gives_back = True
-    keeps_position = False
 
     def __init__(self, engine: "Engine", queue: "Queue", context: BridgeContext) -> None:
         self._engine = engine
@@ -163,6 +163,8 @@ class DmsTarget:
 class DmsBridgeEnds:
     """See `shared.bridging.BridgeEnds`."""
 
+    keeps_position = False
+
     def check_source(self, place: str) -> None:
         if not 1 <= len(unescaped(place)) <= NAME_BYTES_MAX:
             raise ValueError(f"a queue's name is 1 to {NAME_BYTES_MAX} bytes: dms:jobs")
@@ -183,6 +185,10 @@ class DmsBridgeEnds:
 
     def open_target(self, service: "DmsService", place: str, context: BridgeContext) -> BridgeTarget:
         return DmsTarget(service.engine, context)
+
+    def lag_of(self, service: "DmsService", place: str, positions: Positions) -> int | None:
+        queue = service.engine.queues.get(unescaped(place))
+        return None if queue is None else queue.depth
 
 
 ENDS = DmsBridgeEnds()

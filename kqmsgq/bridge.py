@@ -13,6 +13,7 @@ from shared.bridging import (
     BridgeSource,
     BridgeTarget,
     MessageRun,
+    VolatileEnds,
     VolatileSource,
     may_be,
 )
@@ -102,7 +103,7 @@ class KqmsgqTarget:
         self._producer.end()
 
 
-class KqmsgqBridgeEnds:
+class KqmsgqBridgeEnds(VolatileEnds):
     """See `shared.bridging.BridgeEnds`."""
 
     def check_source(self, place: str) -> None:

@@ -17,7 +17,15 @@ from logmq.runs import HEADER_BYTES, encode, same_length
 from logmq.wire import Refusal, topic_untrusted
 from shared.access import READ, WRITE
 from shared.addresses import MessageOrigin, NameTemplate, unescaped
-from shared.bridging import BridgeContext, BridgeRefusal, BridgeSource, BridgeTarget, MessageRun, may_name
+from shared.bridging import (
+    BridgeContext,
+    BridgeRefusal,
+    BridgeSource,
+    BridgeTarget,
+    MessageRun,
+    Positions,
+    may_name,
+)
 from shared.errors import CorruptRecord, NotARecord, OutOfRange, StoreError
 
 if TYPE_CHECKING:
@@ -31,6 +39,8 @@ READ_AHEAD_BYTES = 1 << 20
 """While so much waits in the inbox nothing more is read."""
 TOPICS_AT_ONCE = 8
 """So many are added, and read ahead, by one call for a run; a step of a bridge has a hundred calls."""
+LAG_TOPICS_MAX = 4096
+"""With more topics nobody looks how far a paused bridge is behind: it would take the loop for too long."""
 _WILD = re.compile(r"[*?[]")
 _PLACE = struct.Struct(">QQ")
 """A position: the log's id, so that a topic which is made again is another one, and the offset."""
@@ -51,7 +61,7 @@ class _Topic:
 class LogmqSource:
     """A `BridgeSource`. Topics with something to read stand in line; each has a read, then the next has."""
 
-    durable = gives_back = keeps_position = True
+    durable = gives_back = True
 
     def __init__(self, broker: "Broker", pattern: str, context: BridgeContext) -> None:
         self._broker = broker
@@ -277,6 +287,8 @@ class LogmqTarget:
 class LogmqBridgeEnds:
     """See `shared.bridging.BridgeEnds`."""
 
+    keeps_position = True
+
     def check_source(self, place: str) -> None:
         if not place:
             raise ValueError("a topic or a glob of topics is missing: logmq:jobs, logmq:*")
@@ -294,7 +306,7 @@ class LogmqBridgeEnds:
         return may_name(NameTemplate.parse(target), unescaped(source).decode("latin-1"))
 
     def open_source(self, service: "LogmqService", place: str, context: BridgeContext) -> BridgeSource:
-        pattern = unescaped(place).decode(errors="replace")
+        pattern = _pattern(place)
         if not _WILD.search(pattern):
             context.require(READ, pattern.encode())
         return LogmqSource(service.broker, pattern, context)
@@ -302,8 +314,24 @@ class LogmqBridgeEnds:
     def open_target(self, service: "LogmqService", place: str, context: BridgeContext) -> BridgeTarget:
         return LogmqTarget(service.broker, context)
 
+    def lag_of(self, service: "LogmqService", place: str, positions: Positions) -> int | None:
+        pattern, topics = _pattern(place), service.broker.topics.all()
+        if positions.first_run or len(topics) > LAG_TOPICS_MAX:
+            return None
+        lag = 0
+        for log in topics:
+            if fnmatchcase(log.name, pattern):
+                kept = positions.get(log.name.encode())
+                log_id, offset = (log.id, 0) if kept is None else _PLACE.unpack(kept)
+                lag += max(0, log.visible - max(log.first, offset if log_id == log.id else 0))
+        return lag
+
 
 ENDS = LogmqBridgeEnds()
+
+
+def _pattern(place: str) -> str:
+    return unescaped(place).decode(errors="replace")
 
 
 def _run(topic: _Topic, records: bytes) -> MessageRun:

@@ -32,6 +32,7 @@ from shared.bridging import (
     BridgeSource,
     BridgeTarget,
     MessageRun,
+    VolatileEnds,
     VolatileSource,
     globs_meet,
     target_template,
@@ -134,7 +135,7 @@ class PubsubTarget:
         """Nothing is open."""
 
 
-class PubsubBridgeEnds:
+class PubsubBridgeEnds(VolatileEnds):
     """See `shared.bridging.BridgeEnds`."""
 
     def check_source(self, place: str) -> None:

@@ -192,11 +192,10 @@ class BridgeContext:
 
 class BridgeSource(Protocol):
     """Where a bridge takes messages from. `durable`: a crash gives back what was not confirmed, and so does
-    `close` where it `gives_back`. `keeps_position`: that it keeps in the bridge's `positions`."""
+    `close` where it `gives_back`."""
 
     durable: bool
     gives_back: bool
-    keeps_position: bool
 
     def take(self, count: int) -> MessageRun | None:
         """The next run, `count` messages at most; None: there is none now, and `wake` tells of the next."""
@@ -222,7 +221,7 @@ class VolatileSource:
     """A `BridgeSource` that puts what passes into the inbox and cannot wait: what has no room is lost and
     counted. `end` stops that."""
 
-    durable = gives_back = keeps_position = False
+    durable = gives_back = False
 
     def __init__(self, inbox: Inbox, end: Callable[[], None]) -> None:
         self.inbox = inbox
@@ -269,7 +268,12 @@ class BridgeTarget(Protocol):
 
 
 class BridgeEnds(Protocol):
-    """A protocol's ends, which its plugin names (`Plugin.bridges`). `place`: an address behind the colon."""
+    """A protocol's ends, which its plugin names (`Plugin.bridges`). `place`: an address behind the colon.
+
+    `keeps_position`: its sources keep their places in the bridge's `positions`, so `start` means something.
+    """
+
+    keeps_position: bool
 
     def check_source(self, place: str) -> None:
         """Raises ValueError."""
@@ -285,6 +289,18 @@ class BridgeEnds(Protocol):
 
     def open_target(self, service: Any, place: str, context: BridgeContext) -> BridgeTarget:
         """Raises BridgeRefusal, StoreError."""
+
+    def lag_of(self, service: Any, place: str, positions: Positions) -> int | None:
+        """`BridgeSource.lag` of a bridge that is paused, whose source is not open."""
+
+
+class VolatileEnds:
+    """What ends have in common whose sources are volatile: what passes a paused bridge is not kept."""
+
+    keeps_position = False
+
+    def lag_of(self, service: Any, place: str, positions: Positions) -> None:
+        return None
 
 
 def globs_meet(one: str, other: str) -> bool:

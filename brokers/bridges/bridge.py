@@ -24,6 +24,7 @@ from shared.addresses import MessageOrigin, NameTemplate, split
 from shared.bridging import (
     MESSAGE_BYTES,
     BridgeContext,
+    BridgeEnds,
     BridgeRefusal,
     BridgeSource,
     BridgeTarget,
@@ -179,7 +180,17 @@ class Bridge:
 
     @property
     def lag(self) -> int | None:
-        return None if self._source is None else self._source.lag()
+        if self._source is not None:
+            return self._source.lag()
+        service = self._around.service(self._source_protocol)
+        if self.state != "paused" or service is None:
+            return None
+        ends: BridgeEnds = self._end(self._source_protocol)
+        return ends.lag_of(service, self._source_place, self._positions)
+
+    @property
+    def paused(self) -> bool:
+        return self._positions.paused
 
     def pause(self) -> None:
         """Take nothing more; what was given and not carried goes back. It is so after a restart, too."""
@@ -194,11 +205,15 @@ class Bridge:
 
     def reset(self, start: str) -> None:
         """Begin anew there. Raises BridgeRefusal where the source keeps no position."""
-        if self._source is not None and not self._source.keeps_position:
-            raise BridgeRefusal("source", "its source keeps no position: what is in a queue is carried once")
+        self.check_reset()
         self.close()
         self._positions.reset(start)
         self._wake()
+
+    def check_reset(self) -> None:
+        """Raises BridgeRefusal where the source keeps no position."""
+        if not self._end(self._source_protocol).keeps_position:
+            raise BridgeRefusal("source", "its source keeps no position: what is in a queue is carried once")
 
     def would(self, name: bytes, key: bytes, body: bytes) -> Mapping[str, Any]:
         """What would become of a message, without sending it."""

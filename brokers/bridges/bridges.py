@@ -40,10 +40,11 @@ CRASH_SECONDS_MIN, CRASH_SECONDS_MAX = 0.1, 30.0
 
 @attrs.define(eq=False)
 class KeptPositions:
-    """See `BridgePositions`."""
+    """See `BridgePositions`. `source`: the address whose places these are; None: nobody wrote it down."""
 
     _table: Table
     _bridge: str
+    source: str | None = None
     first_run: bool = True
     paused: bool = False
     start: str | None = None
@@ -56,6 +57,7 @@ class KeptPositions:
             kept = json.loads(table.get(found._key()) or b"{}")
         except ValueError:
             kept = {}
+        found.source = kept.get("source")
         found.first_run = not kept.get("started", False)
         found.paused = bool(kept.get("paused", False))
         found.start = kept.get("start")
@@ -70,6 +72,16 @@ class KeptPositions:
 
     def delete(self, name: bytes) -> None:
         self._table.delete(self._key(name))
+
+    def take_from(self, source: str) -> None:
+        """Another source is begun as a first run begins, but for those places of it that are known."""
+        if self.source == source:
+            return
+        if self.source is not None:
+            self.first_run, self.start = True, None
+        known, self.source = self.source or not self.first_run, source
+        if known:
+            self.keep()
 
     def started(self) -> None:
         self.first_run, self.start = False, None
@@ -87,7 +99,7 @@ class KeptPositions:
 
     def keep(self) -> None:
         row = {"started": not self.first_run, "paused": self.paused}
-        more = {"start": self.start, "removed_ms": self.removed_ms}
+        more = {"source": self.source, "start": self.start, "removed_ms": self.removed_ms}
         row |= {name: value for name, value in more.items() if value is not None}  # type: ignore[misc]
         self._table.put(self._key(), json.dumps(row).encode())
 
@@ -143,13 +155,21 @@ class Bridges:
             lambda parts: self._running[parts[0]].bridge if parts[0] in self._running else None,
             row,
             (
-                Action("pause", "Carry nothing, until it is resumed; a restart keeps it so.", self._pause),
-                Action("resume", "Carry again.", self._resume),
+                Action(
+                    "pause",
+                    "Carry nothing, until it is resumed; a restart keeps it so.",
+                    self._pause,
+                    dry_runs=True,
+                    answers=("paused",),
+                ),
+                Action("resume", "Carry again.", self._resume, dry_runs=True, answers=("resumed",)),
                 Action(
                     "reset",
                     "Begin anew at another place of the source.",
                     self._reset,
                     {"to": "first, end, an offset, or a time (RFC 3339)"},
+                    dry_runs=True,
+                    answers=("reset",),
                 ),
                 Action(
                     "test",
@@ -272,6 +292,7 @@ class Bridges:
         if positions.removed_ms is not None:
             positions.removed_ms = None
             positions.keep()
+        positions.take_from(settings.source)
         running: list[_Running] = []
         bridge = Bridge(
             settings,
@@ -330,24 +351,31 @@ class Bridges:
 
     # -- what can be done with one
 
-    async def _pause(self, bridge: Bridge, _: Mapping[str, Any], __: bool) -> Mapping[str, Any]:
-        bridge.pause()
-        self.store.commit_pending()
-        return {"name": bridge.name, "paused": True}
+    async def _pause(self, bridge: Bridge, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
+        changes = not bridge.paused
+        if changes and not dry_run:
+            bridge.pause()
+            self.store.commit_pending()
+        return {"paused": int(changes)}
 
-    async def _resume(self, bridge: Bridge, _: Mapping[str, Any], __: bool) -> Mapping[str, Any]:
-        bridge.resume()
-        self.store.commit_pending()
-        return {"name": bridge.name, "paused": False}
+    async def _resume(self, bridge: Bridge, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
+        changes = bridge.paused
+        if changes and not dry_run:
+            bridge.resume()
+            self.store.commit_pending()
+        return {"resumed": int(changes)}
 
-    async def _reset(self, bridge: Bridge, arguments: Mapping[str, Any], _: bool) -> Mapping[str, Any]:
+    async def _reset(self, bridge: Bridge, arguments: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         try:
             start = start_of(a_text(arguments, "to"))
         except ValueError as error:
             raise BadArgument(f"to: {error}") from None
-        bridge.reset(start)
-        self.store.commit_pending()
-        return {"name": bridge.name, "to": arguments["to"]}
+        if dry_run:
+            bridge.check_reset()
+        else:
+            bridge.reset(start)
+            self.store.commit_pending()
+        return {"reset": 1}
 
     async def _test(self, bridge: Bridge, arguments: Mapping[str, Any], _: bool) -> Mapping[str, Any]:
         try:

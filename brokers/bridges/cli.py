@@ -43,14 +43,14 @@ def list_(*, at: AdminPlace, json: Json = False) -> Listing:
 @with_admin_flags
 def pause(name: Name, *, at: AdminPlace, json: Json = False) -> Mapping[str, Any]:
     """Have a bridge carry nothing until it is resumed; a restart keeps it so."""
-    return _ask(at, name, "pause")
+    return {"bridge": name, **_ask(at, name, "pause")}
 
 
 @command("resume sensors")
 @with_admin_flags
 def resume(name: Name, *, at: AdminPlace, json: Json = False) -> Mapping[str, Any]:
     """Have a bridge that was paused carry again, from where it was."""
-    return _ask(at, name, "resume")
+    return {"bridge": name, **_ask(at, name, "resume")}
 
 
 @command("reset jobs-to-log --to first", "reset jobs-to-log --to 2026-07-01T00:00:00Z")
@@ -63,7 +63,7 @@ def reset(
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Have a bridge from logs begin anew at another place."""
-    return _ask(at, name, "reset", to=to)
+    return {"bridge": name, **_ask(at, name, "reset", to=to)}
 
 
 @command("test sensors --name home/kitchen/temperature < message", name="test")

@@ -144,6 +144,10 @@ def _bridge(table: Mapping[str, Any], ends: Ends) -> BridgeSettings:
     )
     check_source(found.source, ends, "from")
     check_target(found.target, ends, "to")
+    if "start" in table and not _ends_of(split(found.source)[0], ends).keeps_position:
+        raise _WrongError(
+            "start", f"{found.source} has no places to begin at: what is there and what comes is carried once"
+        )
     if found.on_refused not in ("", "wait", "drop"):
         if not found.on_refused.startswith("dead:"):
             raise _WrongError("on_refused", f"{found.on_refused!r} is none of wait, drop and dead:<address>")

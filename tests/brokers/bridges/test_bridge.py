@@ -1,11 +1,12 @@
 """What a bridge does with messages: forms, names, filters, rates, refusals, circles, and where it begins."""
 
 import json
+from collections.abc import Mapping
 
 import pytest
 from structlog.testing import capture_logs
 
-from brokers.bridges.bridges import KEPT_SECONDS
+from brokers.bridges.bridges import KEPT_SECONDS, row
 from shared.access import Access, parse_users
 from shared.bridging import INBOX_BYTES_MAX, BridgeRefusal
 from shared.errors import StoreError
@@ -349,6 +350,83 @@ async def test_a_reload_takes_up_what_changed_and_the_place_of_what_is_gone_is_k
             world.send("logmq", "in", b"e")  # it began at the end
             world.carry()
         assert await world.found("logmq", "out2") == found
+
+
+async def test_a_bridge_that_gets_another_source_begins_there_as_start_says() -> None:
+    world = await _crossing("logmq:one", "logmq:out")
+    for name in ("one", "two", "three"):
+        world.send("logmq", name, b"old " + name.encode())
+    world.carry()
+    assert await world.found("logmq", "out") == [b"old one"]
+    await world.bridges.change([bridge("logmq:t*", "logmq:out", start="end")])
+    world.carry()
+    for name in ("one", "two"):
+        world.send("logmq", name, b"new " + name.encode())
+    world.carry()
+    assert await world.found("logmq", "out") == [b"old one", b"new two"]
+    await world.bridges.change([bridge("logmq:*e", "logmq:out", start="first")])
+    world.carry()
+    found = await world.found("logmq", "out")
+    assert found[2:] == [b"new one"], "a place that is known holds: nothing is left out, and nothing is twice"
+
+
+async def test_a_start_on_another_source_holds_after_a_crash_in_between() -> None:
+    disk = FakeDisk()
+    before = bridge("logmq:one", "logmq:out")
+    world = await World.open(await open_store(disk, SMALL), before)
+    world.send("logmq", "two", b"a")
+    world.carry()
+    world.bridges.stop()
+    store, _ = await reopen(world.store, disk)
+    world = await World.open(store, bridge("logmq:two", "logmq:out", start="first"))
+    world.carry()
+    assert await world.found("logmq", "out") == [b"a"], "the settings changed while no server ran"
+
+
+@pytest.mark.parametrize(("source", "waits"), [("logmq", 10), ("dms", 2), ("dmp", 2), ("kqmsgq", None)])
+async def test_a_paused_bridge_shows_its_lag(source: str, waits: int | None) -> None:
+    disk = FakeDisk()
+    settings = bridge(f"{source}:in", "logmq:out")
+    world = await World.open(await open_store(disk, SMALL), settings)
+    world.make(source, "in")
+    world.later()
+    world.send(source, "in", b"seen")
+    world.later()
+    assert world.only.lag == 0
+    world.only.pause()
+    world.carry()
+    world.send(source, "in", b"a", b"b")
+    assert row(world.only)["lag"] == waits
+    store, _ = await reopen(world.store, disk)
+    world = await World.open(store, settings)
+    world.carry()
+    assert (world.only.state, world.only.lag) == ("paused", waits)
+    world.only.resume()
+    world.later()
+    assert world.only.lag == 0
+
+
+async def test_what_a_pause_a_resume_and_a_reset_would_do_is_told_and_not_done() -> None:
+    world = await _crossing("logmq:in", "logmq:out")
+    world.send("logmq", "in", b"a")
+    world.carry()
+
+    async def ask(action: str, dry_run: bool, **arguments: str) -> Mapping[str, object]:
+        (found,) = [each for each in world.bridges.objects.actions if each.name == action]
+        assert found.dry_runs
+        return await found.call(world.only, arguments, dry_run)
+
+    assert await ask("pause", True) == {"paused": 1}
+    assert await ask("resume", True) == {"resumed": 0}
+    assert await ask("reset", True, to="first") == {"reset": 1}
+    world.carry()
+    assert (world.only.state, len(await world.found("logmq", "out"))) == ("running", 1)
+    assert await ask("pause", False) == {"paused": 1}
+    assert await ask("pause", False) == {"paused": 0}, "it is paused already"
+    assert await ask("resume", False) == {"resumed": 1}
+    world = await _crossing("dms:in", "logmq:out")
+    with pytest.raises(BridgeRefusal, match="keeps no position"):
+        await ask("reset", True, to="first")
 
 
 async def test_a_bridge_may_what_its_user_may_once_the_users_file_has_it() -> None:

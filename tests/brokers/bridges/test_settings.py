@@ -68,6 +68,7 @@ def test_a_file_has_bridges(tmp_path: Path) -> None:
         ("min_bytes", "min_bites", 10, "min_bites: unknown key"),
         ("min_bytes = 1", "min_bytes = 2, max_bytes = 1", 10, "nothing would pass"),
         ('from = "logmq:jobs"', 'from = "dmp:/jobs"', 14, "the default exchange has no bindings"),
+        ('from = "logmq:jobs"', 'from = "dms:old"', 16, "dms:old has no places to begin at"),
         ("start = 2026-07-01T00:00:00Z", 'start = "soon"', 16, "none of first, end, an offset and a time"),
     ],
 )
