@@ -42,25 +42,27 @@ def data_folder(given: Path | None, config: Path | None = None, usual: Path = US
     The full settings are not read: that needs every protocol's module, and a health check runs every few
     seconds. Raises Refusal.
     """
-    if given is not None:
-        return given
-    if said := os.environ.get("BROKERS_SERVE_DATA_DIR"):
+    return given or path_setting("serve", "data_dir", config) or usual
+
+
+def path_setting(section: str, name: str, config: Path | None) -> Path | None:
+    """One path, as the environment or the settings' file has it. Raises Refusal."""
+    variable = f"BROKERS_{section}_{name}".upper()
+    if said := os.environ.get(variable):
         try:
             return local_path(said).expanduser()
         except ValueError as error:
-            raise Refusal(f"{error} (BROKERS_SERVE_DATA_DIR)", ExitCode.CONFIGURATION) from None
+            raise Refusal(f"{error} ({variable})", ExitCode.CONFIGURATION) from None
     if file := config or os.environ.get("BROKERS_CONFIG"):
         try:
             path = local_path(file)
-            serve = tomllib.loads(path.read_text()).get("serve", {})
-            if "data_dir" not in serve:
-                return usual
-            return path.parent / local_path(serve["data_dir"]).expanduser()
+            named = tomllib.loads(path.read_text()).get(section, {}).get(name)
+            return None if named is None else path.parent / local_path(named).expanduser()
         except (OSError, ValueError, AttributeError, TypeError) as error:
             why = (isinstance(error, OSError) and error.strerror) or error
             said = "--config" if config else "BROKERS_CONFIG"
             raise Refusal(f"{file}: {why} ({said})", ExitCode.CONFIGURATION) from None
-    return usual
+    return None
 
 
 def existing(folder: Path) -> Path:

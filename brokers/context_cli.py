@@ -3,11 +3,9 @@
 The file names files with tokens and passwords, and holds none.
 """
 
-import contextlib
 import json
 import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from shared.cli.app import protocol_app
 from shared.cli.options import Ca, Certificate, Json, Key, PasswordFile, TokenFile, User, a_path
 from shared.client.login import CONTEXT_VARIABLE
 from shared.errors import NotThere, UsageError
+from shared.local_path import replace_file
 
 LOGIN = ("token_file", "user", "password_file")
 FIELDS = ("url", "data_dir", *LOGIN, "ca", "certificate", "key")
@@ -198,15 +197,7 @@ class _File:
         path = self.path.resolve()  # it may be a link to somebody's collection of such files
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle, near = tempfile.mkstemp(dir=path.parent, prefix=".contexts.")  # 0600
-            try:
-                with open(handle, "w") as file:
-                    file.write("\n".join(lines))
-                os.replace(near, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(near)
-                raise
+            replace_file(path, "\n".join(lines).encode(), 0o600)
         except OSError as error:
             raise Refusal(f"{self.path}: {error.strerror}") from None
 

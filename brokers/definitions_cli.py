@@ -1,6 +1,5 @@
 """`brokers definitions ...`: what is durable on a server but messages, as a file; and from a file."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from brokers.render import Several
 from shared.cli.app import protocol_app
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import waiting
+from shared.local_path import replace_file
 
 app, command = protocol_app(
     "definitions",
@@ -41,12 +41,9 @@ def export(
         document = client.read(PATH)
     if file is None:
         return document
-    near = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        near.write_bytes(document)
-        near.replace(file)
+        replace_file(file, document)
     except OSError as error:
-        near.unlink(missing_ok=True)
         raise Refusal(f"{file}: {error.strerror}") from None
     return None
 

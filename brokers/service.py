@@ -149,7 +149,6 @@ class SupervisedService:
         return apply
 
     def watched(self, config: Config) -> Iterator[Path]:
-        """`Reloadable.watched`."""
         _, tls = config.tls_of(self.name)
         return tls.files()
 

@@ -1,10 +1,8 @@
 """`brokers user ...`: the users file, changed from the command line; a running server takes it up at once."""
 
 import getpass
-import os
 import secrets
 import sys
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers import plugins
-from brokers.asking import DataDir, data_folder
+from brokers.asking import DataDir, data_folder, path_setting
 from brokers.errors import ExitCode, Refusal, did_you_mean
 from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import CommandResult
@@ -32,7 +30,6 @@ from shared.access import (
 from shared.cli.app import protocol_app
 from shared.cli.options import Json, flag
 from shared.errors import ConfigError, NotThere, UsageError
-from shared.local_path import local_path
 
 app, command = protocol_app(
     "user",
@@ -193,7 +190,7 @@ class _File:
 
         self._module = users
         self._folder = data_folder(data_dir, config)
-        self._path = _named_file(config) or self._folder / "users.toml"
+        self._path = path_setting("access", "users_file", config) or self._folder / "users.toml"
         self.users = self._read()
 
     def _read(self, *, told: bool = False) -> dict[str, User]:
@@ -238,22 +235,6 @@ class _File:
                 return f"{said}; no server runs here that would have to be told"
             raise Refusal(f"{said} in {self._path}, but the server did not take it up: {error}") from None
         return f"{said}; the server knows"
-
-
-def _named_file(config: Path | None) -> Path | None:
-    """`access.users_file`, as the environment or the settings' file has it."""
-    if said := os.environ.get("BROKERS_ACCESS_USERS_FILE"):
-        return local_path(said).expanduser()
-    if file := config or os.environ.get("BROKERS_CONFIG"):
-        path = local_path(file)
-        try:
-            named = tomllib.loads(path.read_text()).get("access", {}).get("users_file")
-        except (OSError, ValueError, AttributeError) as error:
-            why = (isinstance(error, OSError) and error.strerror) or error
-            raise Refusal(f"{file}: {why}", ExitCode.CONFIGURATION) from None
-        if named is not None:
-            return path.parent / local_path(str(named)).expanduser()
-    return None
 
 
 def _rules(

@@ -15,7 +15,7 @@ from brokers.config import Config
 from brokers.plugins import check_rule
 from shared.access import Access, User, UsersError, parse_users, written_users
 from shared.errors import ConfigError
-from shared.local_path import sync_folder
+from shared.local_path import replace_file
 
 Tell = Callable[[str], object]
 """Gets what the operator is to know of a file that can be used all the same."""
@@ -85,18 +85,7 @@ def add(path: Path, user: User) -> None:
 
 def replace(path: Path, users: Mapping[str, User]) -> None:
     """Put these users in place of those of the file, whole or not at all; 0600. Raises OSError."""
-    near = path.with_name(f".{path.name}.{os.getpid()}")
-    handle = os.open(near, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        with open(handle, "w") as file:
-            file.write(written_users(users))
-            file.flush()
-            os.fsync(file.fileno())
-        near.replace(path)
-    except BaseException:
-        near.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    replace_file(path, written_users(users).encode(), 0o600)
 
 
 def tell_denied(log: structlog.stdlib.BoundLogger, *, user: str, peer: str, protocol: str, rule: str) -> None:

@@ -93,7 +93,7 @@ class HeaderMatch:
 
 @attrs.define(eq=False, repr=False)
 class Exchange:
-    """One exchange."""
+    """Its bindings, and where they lead a message."""
 
     name: bytes
     kind: ExchangeKind
@@ -139,7 +139,7 @@ class Exchange:
         return True
 
     def remove(self, binding: Binding) -> None:
-        """It is there."""
+        """Remove a binding, which must be there."""
         destination = self.bindings.pop(binding)
         if self._headers.pop(binding, None) is not None:
             return

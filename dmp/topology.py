@@ -92,7 +92,7 @@ class WaitingBindings:
                 self._by_end.pop(end, None)
 
     def naming(self, name: bytes, is_exchange: bool) -> list[Binding]:
-        """Those that lead to or from it."""
+        """The bindings that lead to or from that exchange or queue."""
         return list(self._by_end.get((name, is_exchange), ()))
 
 

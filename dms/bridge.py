@@ -71,7 +71,7 @@ class DmsSource:
         self._held -= len(run)
 
     def seal(self) -> None:
-        """Each confirmation is there."""
+        """Nothing is left to do: each confirmation is noted at once."""
 
     def refill(self) -> None:
         room = CREDITS_MAX - self._asked - self._held

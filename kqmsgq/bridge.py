@@ -59,8 +59,6 @@ class KqmsgqSource(VolatileSource):
 
 
 class KqmsgqTarget:
-    """A `BridgeTarget`."""
-
     durable = False
 
     def __init__(self, queues: "Queues", context: BridgeContext) -> None:

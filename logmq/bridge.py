@@ -98,7 +98,7 @@ class LogmqSource:
         topic.carried = offset
 
     def seal(self) -> None:
-        """Each confirmation is there."""
+        """Nothing is left to do: each confirmation is noted at once."""
 
     def refill(self) -> None:
         self._read()

@@ -58,7 +58,7 @@ class _Time:
 
 
 class RecordCounts:
-    """Of all topics."""
+    """How many records stand in a range of a topic's log."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics

@@ -52,7 +52,7 @@ class Topics:
         return len(self._namespace.logs)
 
     def names(self) -> list[str]:
-        """Sorted."""
+        """All topics' names, sorted."""
         return sorted(self._namespace.logs)
 
     def page(self, after: str, most: int) -> Sequence[str]:

@@ -97,8 +97,6 @@ class PubsubSource(VolatileSource):
 
 
 class PubsubTarget:
-    """A `BridgeTarget`."""
-
     durable = False
 
     def __init__(self, fanout: "Fanout", context: BridgeContext) -> None:

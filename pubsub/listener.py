@@ -161,7 +161,7 @@ class PubsubService:
             self._note_absences(len(self.sessions.clients) + 1)
 
     def _note_absences(self, most: int) -> bool:
-        """Whether there is more."""
+        """Write some of them; return whether there are more."""
         try:
             more = self.sessions.absences.note(trio.current_time(), most)
         except StoreError as error:

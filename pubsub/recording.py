@@ -55,7 +55,7 @@ class FrameTrack:
 
 
 def _messages(frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
-    """Those of a type that there is."""
+    """The frames whose message type exists, joined, and their lengths."""
     good = [
         (frames[at : at + FRAME_BYTES], length)
         for at, length in zip(range(0, len(frames), FRAME_BYTES), lengths, strict=True)

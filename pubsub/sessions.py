@@ -121,7 +121,7 @@ class Sessions:
             self.away.subscribe(client, topic)
 
     def restored(self, now: float) -> None:
-        """All that is there is away."""
+        """Take each saved session as away: nobody is connected yet."""
         self.absences.load(self.clients.keys(), now)
 
     def end_long_away(self, now: float, most: int) -> int:

@@ -108,14 +108,14 @@ class Routes(Generic[M]):
         self.known[head] = route
 
     def put(self, route: Route[M], piece: bytes) -> None:
-        """This goes there."""
+        """Have all of `route` get `piece`."""
         for bundle in route.bundles:
             if not bundle:
                 self._touched.append(bundle)
             bundle.append(piece)
 
     def put_all(self, bundle: Bundle[M], pieces: Iterable[bytes]) -> None:
-        """These are for all members of a bundle."""
+        """Have all members of a bundle get these."""
         if not bundle:
             self._touched.append(bundle)
         bundle += pieces

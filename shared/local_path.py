@@ -35,6 +35,22 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
+def replace_file(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Put `data` in place of a file, durably, whole or not at all; `mode`: a new file's. Raises OSError."""
+    near = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(near, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(handle)
+        near.replace(path)
+    except BaseException:
+        near.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
 def check_replaceable(path: Path) -> None:
     """Raises OSError where there is anything but a regular file: a rename would put one in its place, and who
     is root would have no /dev/stdout any more."""

@@ -57,7 +57,7 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """`count` times this value."""
+        """Count a value `count` times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 

@@ -113,7 +113,7 @@ class Replayed:
 
 
 def begun(of: Mapping[str, Any], extents: Extents) -> ReplayBatch:
-    """A new replay of these."""
+    """A new replay of the logs of `extents`, each from its first offset to its end."""
     return ReplayBatch(
         of,
         f"replay-{secrets.token_hex(8)}",

@@ -57,7 +57,7 @@ class Timers:
             self._wake_in_time()
 
     def forget(self, item: Expiring) -> None:
-        """`item` is gone."""
+        """Drop the deadline of an item that is gone."""
         self._deadlines.forget(item)
 
     def run_due(self) -> None:

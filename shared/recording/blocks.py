@@ -52,11 +52,6 @@ def pack_head(codec: int, time_us: int, messages: int, fields: bytes, frames_byt
     return _RECORD.pack(head_bytes + frames_bytes, VERSION, codec, head_bytes, time_us, messages) + fields
 
 
-def pack_record(codec: int, time_us: int, messages: int, fields: bytes, frames: bytes | memoryview) -> bytes:
-    """The whole of it."""
-    return b"".join((pack_head(codec, time_us, messages, fields, len(frames)), frames))
-
-
 def unpack(payload: bytes | memoryview) -> Block:
     """The head of a block. Raises BadBlock."""
     if len(payload) < FIXED.size:

@@ -39,7 +39,7 @@ class RecordedLog:
         )
 
     def tables(self) -> tuple[LogTable, ...]:
-        """Those that every recorded log has."""
+        """The tables that each recorded log offers."""
         return (
             self.table(
                 RECORDED,

@@ -26,7 +26,7 @@ class Exact(Generic[S]):
         return [] if subscribers is None else [subscribers]
 
     def steps(self, name: bytes) -> Steps[S]:
-        """It is one."""
+        """The same as `walk`, which is one step here."""
         yield from ()
         return self.walk(name)
 

@@ -28,7 +28,7 @@ def stored(keys: Keys[V], only: V | None, key: bytes, value: V) -> tuple[Keys[V]
 
 
 def removed(keys: Keys[V], key: bytes) -> tuple[Keys[V], V | None]:
-    """Without `key`, which is there."""
+    """What is left without `key`, which must be there."""
     if not isinstance(keys, dict):
         return None, None
     del keys[key]

@@ -108,7 +108,7 @@ class Trie(Generic[S]):
                 return found
 
     def steps(self, name: bytes) -> Steps[S]:
-        """The same in steps."""
+        """The same as `walk`, but it yields after every `STEP_NODES` nodes that it has visited."""
         found: list[Few[S]] = []
         spread: list[Node[S]] = []  # behind any_levels
         spread_at: list[int] = []  # no list of pairs: tens of thousands of them have the collector run

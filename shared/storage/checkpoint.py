@@ -96,7 +96,7 @@ class Checkpointer:
             self._due.set()
 
     def request(self) -> None:
-        """Have one soon."""
+        """Have a checkpoint begin soon."""
         self._due.set()
 
     async def make_room(self) -> None:

@@ -226,7 +226,7 @@ class Reader:
         self._recent.put(log, offset, b"".join(chunks))
 
     def forget(self, log: Log) -> None:
-        """The log is deleted."""
+        """Drop all that is kept of a deleted log."""
         self._recent.drop(log)
         self._near.pop(log, None)
         self._verified.forget(log.id)

@@ -129,9 +129,8 @@ class StorageSettings:
     def syncs_inline(self, sync_seconds: float, filling_seconds: float) -> bool:
         """Whether a sync without a thread costs less than handing it over would.
 
-        A thread is a hop to it and back, and answers in more pieces, which on a loop that has no time to
-        spare is far more than a short wait; and one no longer than the loop was kept from its other tasks by
-        what is to be synced anyway (`filling_seconds`) changes little for these.
+        A thread costs the hop to it and back, and answers come in more pieces: on a busy loop that is more
+        than a short wait. Other tasks waited for `filling_seconds` anyway: as much again changes little.
         """
         quick = self.inline_sync_seconds
         return sync_seconds < max(quick, min(filling_seconds, _BUSY * quick))

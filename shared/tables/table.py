@@ -128,7 +128,7 @@ def entries_schema() -> "pa.Schema":
 
 
 def recorded_schema() -> "pa.Schema":
-    """Of the table `recorded`."""
+    """The schema of the table `recorded`."""
     return schema_of("log", "offset", "time", "protocol", "name", "key", "source", "payload", "fault")
 
 
@@ -191,7 +191,7 @@ def rows_of(
 
 
 def time_type() -> "pa.DataType":
-    """Of every time: as Spark has it."""
+    """The type of each time: as Spark has it."""
     import pyarrow as pa
 
     return pa.timestamp("us", tz="UTC")

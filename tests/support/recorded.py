@@ -24,7 +24,7 @@ def block(
 ) -> bytes:
     """A record's payload."""
     fields = blocks.pack_fields(protocol.encode(), name, source)
-    return blocks.pack_record(codec, TIME_US, messages, fields, frames)[4:]
+    return blocks.pack_head(codec, TIME_US, messages, fields, len(frames))[4:] + frames
 
 
 def batch_of(payloads: Sequence[bytes], log: str) -> pa.RecordBatch:

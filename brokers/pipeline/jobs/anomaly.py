@@ -132,7 +132,6 @@ def bands(
 
 
 def _banded(rows: pa.Table, columns: list[str], history: int, least: int, tolerance: float) -> pa.Table:
-    """Return one series with its bands."""
     rows = rows.sort_by("start")
     is_count = rows["measure"][0].as_py() != "value"
     values = np.asarray(rows["value"])

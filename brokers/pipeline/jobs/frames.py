@@ -225,11 +225,9 @@ def in_words(window: str) -> str:
 
 
 def microseconds(window: str) -> int:
-    """Return a length in microseconds."""
     count, _, unit = length(window, "window").partition(" ")
     return int(count) * _SECONDS[unit] * 1_000_000
 
 
 def starts(microseconds_: "NDArray[np.int64]") -> pa.Array:
-    """Return times from microseconds."""
     return pa.array(microseconds_, pa.int64()).cast(time_type())

@@ -98,7 +98,7 @@ def figures(spark: "SparkSession | None", where: Where, window: str | None = Non
         faults = rows_of(_fault_counts(volumes))
     with kept(tables.read(spark, where, offers.offered(LIVES))) as lives:
         waits = rows_of(measures.latency(lives))
-        outcomes = rows_of(_outcome_counts(lives))
+        outcomes = rows_of(grouped(lives, ["name", "outcome"], count=("seq", "count")))
     largest = {row["name"] for row in totals if row["protocol"] in {wait["protocol"] for wait in waits}}
     counts: dict[str, dict[str, int]] = {}
     for row in outcomes:
@@ -169,10 +169,6 @@ def _worst(banded: Frame, outside: Sequence[Row]) -> Frame:
     largest = sorted(far, key=lambda key: -far[key])[:SERIES_MAX]
     chosen = is_one_of(banded, [dict(zip(names, key, strict=True)) for key in largest])
     return ordered(banded.filter(chosen), *names, "start")
-
-
-def _outcome_counts(lives: Frame) -> Frame:
-    return grouped(lives, ["name", "outcome"], count=("seq", "count"))
 
 
 def _fault_counts(volumes: Frame) -> Frame:

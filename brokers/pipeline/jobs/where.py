@@ -59,7 +59,6 @@ class Reached:
 
     @property
     def options(self) -> Mapping[str, str]:
-        """Return the options of the source."""
         found = {
             "user": self.user,
             "passwordFile": self.password_file,

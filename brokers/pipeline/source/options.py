@@ -158,8 +158,6 @@ PORT = 8080
 
 @attrs.frozen
 class Server:
-    """The address of a server."""
-
     host: str
     port: int = PORT
 
@@ -361,10 +359,6 @@ def _unverified(text: str) -> Unverified:
         raise ValueError(f"not {', '.join(each.value for each in Unverified)}: {text!r}") from None
 
 
-def _servers(text: str) -> tuple[str, ...]:
-    return tuple(map(str, parse_servers(text)))
-
-
 def _named(check: Callable[..., str], text: str, *what: str) -> str:
     try:
         return check(text.encode(), *what)
@@ -413,7 +407,7 @@ class Options:
     """What to read, from where to where, and how. None means no limit."""
 
     paths: tuple[str, ...] = ()
-    servers: tuple[str, ...] = option("servers", _servers, ())
+    servers: tuple[str, ...] = option("servers", lambda text: tuple(map(str, parse_servers(text))), ())
     reach: Reach
     topics: TopicChoice
     namespace: str = option(

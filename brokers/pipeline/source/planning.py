@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def open_place(options: Options, source: str) -> Origin:
-    """Open one of the options' sources."""
     if options.servers:
         return Served(Server.parse(source), options.reach)
     return Folder(source, options.namespace)

@@ -53,7 +53,6 @@ class Wanted:
     times: NumberRange = NumberRange()
 
     def among(self, topics: TopicChoice) -> TopicChoice:
-        """Return those of `topics` that are wanted."""
         if self.topics is None:
             return topics
         names = [name for name in sorted(self.topics) if not topics.names or name in topics.names]

@@ -86,7 +86,7 @@ def copy_range(source: int, target: int, start: int, end: int) -> None:
 
 
 def write_at(fd: int, data: bytes, position: int) -> None:
-    """All of it."""
+    """Write all of `data`, however little the system takes at a time. Raises OSError."""
     taken = 0
     while taken < len(data):
         taken += os.pwrite(fd, data[taken:], position + taken)

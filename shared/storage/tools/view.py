@@ -72,7 +72,7 @@ class LogView:
     references: list[Reference] = attrs.Factory(list)
 
     def patches_in(self, start: int, stop: int) -> list[Patch]:
-        """Those that touch [start, stop)."""
+        """The patches that touch [start, stop)."""
         low = bisect_right(self.patches, start, key=lambda patch: patch.offset + patch.length)
         high = bisect_left(self.patches, stop, key=lambda patch: patch.offset)
         return self.patches[low:high]

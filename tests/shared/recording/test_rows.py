@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from shared.recording import blocks
-from shared.recording.blocks import FIXED, GAP, Block, pack_fields, pack_record
+from shared.recording.blocks import FIXED, GAP, Block, pack_fields, pack_head
 from shared.recording.rows import NO_FIELD, NOT_RECORDED, Codec, Rows, Runs
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> s
 def payload(
     frames: bytes, messages: int, *, codec: int = ECHO, fields: bytes = FIELDS, time_us: int = TIME_US
 ) -> bytes:
-    return pack_record(codec, time_us, messages, fields, frames)[4:]
+    return pack_head(codec, time_us, messages, fields, len(frames))[4:] + frames
 
 
 def batch(*payloads: bytes) -> pa.RecordBatch:
