@@ -106,8 +106,8 @@ class Host:
         found, denied = users.load(config, log.warning), partial(users.tell_denied, log)
         self._access = Access(found, audit=logs.audit, denied=denied)
         self._users = _UsersReload(self._access, log.warning)
-        self._logins = Logins(self._access)
         self._network = Network(config.net, self._budget, config.access.certificate_user)
+        self._logins = Logins(self._access, self._network.strangers)
         self._watch = watch
         self._open = open_store
         self._record = record

@@ -288,6 +288,7 @@ class SupervisedService:
 
     def _make_group(self) -> Group:
         section, tls = self._config.tls_of(self.name)
+        guard = self._guard()
         try:
             return self._network.group(
                 self.name,
@@ -296,6 +297,7 @@ class SupervisedService:
                 tls=tls,
                 logs_in=self._config.logs_in(self.name),
                 insecure=self._config.serve.insecure,
+                asks_login=lambda: guard.asks_login,
             )
         except ConfigError as error:
             # The network calls it by the name of the shared section.

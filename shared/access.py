@@ -403,11 +403,11 @@ class Client(Protocol):
         """Its user is gone, or has another password: the connection is closed."""
 
 
-CheckPassword = Callable[["Guard", str, bytes, str, Callable[[bool], None]], None]
-"""Guard, user, password, the client's `peer`, and what is told whether they fit, now or later."""
+CheckPassword = Callable[[str, bytes, str, Callable[[bool], None]], None]
+"""User, password, the client's `peer`, and what is told whether they fit, now or later."""
 
 
-def _no_logins(guard: "Guard", user: str, password: bytes, peer: str, done: Callable[[bool], None]) -> None:
+def _no_logins(user: str, password: bytes, peer: str, done: Callable[[bool], None]) -> None:
     done(False)
 
 
@@ -537,9 +537,25 @@ class Guard:
         user = (self.access.users or {}).get(name)
         return name if user is not None and user.certificate else ""
 
-    def log_in(self, user: str, password: bytes, peer: str, done: Callable[[bool], None]) -> None:
-        """Tell `done` whether they fit: now, or once that is found out."""
-        self.access.check_password(self, user, password, peer, done)
+    def log_in(
+        self,
+        user: str,
+        password: bytes,
+        peer: str,
+        done: Callable[[bool], None],
+        in_turn: Callable[[Callable[[bool], None]], Callable[[bool], None]] = lambda answer: answer,
+    ) -> None:
+        """Tell `done` whether they fit: now, or once that is found out. A failure is counted and audited.
+
+        `in_turn`: makes of the answer one that comes when its connection has its turn.
+        """
+
+        def answer(fits: bool) -> None:
+            if not fits:
+                self.login_failed(user, peer)
+            done(fits)
+
+        self.access.check_password(user, password, peer, in_turn(answer))
 
     def login_failed(self, user: str, peer: str) -> None:
         """Count and audit it. What was given as the name may be a password typed in the wrong place: it is

@@ -47,7 +47,8 @@ class Connection:
     more; all methods may still be called and do nothing. `on_drained` is called when the outbox falls below
     half its bound after having been above the bound, never from inside a call to the connection.
     `held_bytes`: what the session said that it holds. `certificate_user`: the name in the client certificate
-    that was shown and accepted; "" without one.
+    that was shown and accepted; "" without one. `stranger`: it has to log in first, and is served in
+    the pace of those who have to (`shared.net.strangers`).
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class Connection:
         "on_drained",
         "outbox",
         "peer",
+        "stranger",
     )
 
     def __init__(self, peer: str, outbox: Outbox) -> None:
@@ -68,6 +70,7 @@ class Connection:
         self.outbox = outbox
         self.closed = False
         self.certificate_user = ""
+        self.stranger = False
         self.held_bytes = 0
         self.on_drained: Callable[[], None] | None = None
         self._above = False  # the outbox has been above its bound, and not yet below half of it
@@ -148,6 +151,14 @@ class Connection:
     def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
         """The callback so called: for all that is handed to the store, or waits beside other sessions'."""
         return partial(self.attempt, callback)
+
+    def in_its_turn(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """As `guarded`, for what is answered to a login: it is called when strangers have their turn."""
+        return self.guarded(callback)
+
+    def set_stranger(self, stranger: bool) -> None:
+        """Whether it has to log in first."""
+        self.stranger = stranger
 
     def wake_at(self, deadline: float) -> None:
         """Have `on_deadline` called once `now` has reached `deadline`; replaces the one before; inf: none."""

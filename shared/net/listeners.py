@@ -17,6 +17,7 @@ from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.settings import NetSettings, TlsSettings
+from shared.net.strangers import Strangers
 
 ACCEPTS_MAX = 64
 """Connections taken in one turn; the rest stay in the kernel's backlog for the next."""
@@ -161,8 +162,9 @@ Admitted = Callable[[socket.socket, str, str], None]
 class Acceptor:
     """Takes connections off one listening socket and hands those that are admitted to `admitted`.
 
-    While `is_behind` says so it takes few. When the process is out of descriptors it closes its spare one to
-    turn those away who wait, rather than let them hang, and rests for a moment.
+    While `is_behind` says so it takes few; those who have to log in it takes in the pace of `strangers`. When
+    the process is out of descriptors it closes its spare one to turn those away who wait, rather than let
+    them hang, and rests for a moment.
     """
 
     def __init__(
@@ -176,7 +178,10 @@ class Acceptor:
         log: structlog.stdlib.BoundLogger,
         pushes: bool,
         is_behind: Callable[[], bool] | None = None,
+        strangers: Strangers | None = None,
+        asks_login: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._strangers, self._asks_login = strangers, asks_login
         self.listening = listening
         self._admitted = admitted
         self._is_behind = is_behind
@@ -198,7 +203,11 @@ class Acceptor:
             while True:
                 await trio.lowlevel.wait_readable(self.listening)
                 try:
-                    self.accept_many()
+                    if self._strangers is not None and self._asks_login():
+                        async with self._strangers:
+                            self.accept_many(self._strangers)
+                    else:
+                        self.accept_many()
                 except OSError as error:
                     if error.errno not in OUT_OF_DESCRIPTORS:
                         raise
@@ -214,7 +223,8 @@ class Acceptor:
             os.close(self._spare_fd)
             self._spare_fd = None
 
-    def accept_many(self) -> None:
+    def accept_many(self, strangers: Strangers | None = None) -> None:
+        """`strangers`: they come in a piece of theirs."""
         behind = self._is_behind is not None and self._is_behind()
         ends = perf_counter() + ACCEPT_SECONDS
         for _ in range(ACCEPTS_BEHIND if behind else ACCEPTS_MAX):
@@ -227,6 +237,13 @@ class Acceptor:
                     raise
                 continue  # accept(2): errors of the network are the connection's, not the listener's
             host, port = address[:2]
+            if strangers is not None and strangers.are_too_many(host):
+                sock.close()
+                strangers.gave_up()
+                self._refuse("address_fails_often", host)
+                if strangers.is_over():
+                    return
+                continue
             if (cap := self._admission.admit(host)) is not None:
                 sock.close()
                 self._refuse(cap, host)
@@ -242,7 +259,7 @@ class Acceptor:
                 sock.close()
                 continue
             self._admitted(sock, format_address(host, port), host)
-            if perf_counter() > ends:
+            if perf_counter() > ends or (strangers is not None and strangers.is_over()):
                 return
 
     def _turn_away(self, error: OSError) -> None:

@@ -1,14 +1,13 @@
 """Passwords are checked beside the loop, in threads of their own: a flood of logins holds nobody else up.
 
 A check takes some 50 ms of a processor. Addresses take turns, so that who tries a thousand passwords delays
-his own next login and no one else's. After `FAILURES_MAX` failures within a minute each answer to an address
-takes a second. Who logged in once is known again by a keyed hash, until the users change. The same login on
+his own next login and no one else's. An address that has failed often (`shared.net.strangers`) waits a second
+for each answer. Who logged in once is known again by a keyed hash, until the users change. The same login on
 many connections of an address, as after a restart, is checked once.
 """
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import secrets
 from collections import Counter, OrderedDict, deque
@@ -19,18 +18,16 @@ import attrs
 import trio
 
 from shared.access import NOBODYS, Access, Guard, User
+from shared.net.strangers import Strangers, address_of_peer
 from shared.storage.threads import Threads
 
-FAILURES_MAX = 5
-FAILURES_SECONDS = 60.0
 SLOW_SECONDS = 1.0
-ADDRESSES_MAX = 10_000
-"""Of which failures are kept; then those that failed longest ago are forgotten."""
 WAITING_MAX = 10_000
-WAITING_ADDRESS_MAX = 256
+WAITING_ADDRESS_MAX = 5_000
 WAITING_SLOW_MAX = 64
 """Logins that wait, in all, and different ones of one address, which may have failed often (slow); another
-one is refused unlooked at, a second later. In all, above the bound: at once."""
+one is refused unlooked at, a second later. In all, above the bound: at once. Clients of one address that come
+back all at once, each with a password of its own, wait for each other."""
 REMEMBERED_MAX = 10_000
 """Logins that are known again. Then all are forgotten: each costs one check more."""
 ANSWERS_AT_ONCE = 50
@@ -43,10 +40,8 @@ PASSWORD_BYTES_MAX = 1024
 
 @attrs.define(eq=False)
 class _Login:
-    guard: Guard
     user: str
     password: bytes = attrs.field(repr=False)
-    peer: str
     address: str
     done: Callable[[bool], None]
     digest: bytes = attrs.field(repr=False)
@@ -56,21 +51,27 @@ class _Login:
 class Logins:
     """Checks passwords for an `Access`, while `run` runs."""
 
-    def __init__(self, access: Access, in_thread: Callable[..., Awaitable[Any]] | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        strangers: Strangers | None = None,
+        in_thread: Callable[..., Awaitable[Any]] | None = None,
+    ) -> None:
         self._access = access
+        self._strangers = strangers or Strangers()
         self._key = secrets.token_bytes(32)
         self._known: set[bytes] = set()
         self._known_for = access.users
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
         self._waiting: OrderedDict[str, deque[_Login]] = OrderedDict()  # by address; they take turns
         self._held: Counter[str] = Counter()  # by address, different ones that wait or are looked at
         self._held_total = 0
         # By address and digest: those that wait, of which the first is the one to be checked.
         self._same: dict[tuple[str, bytes], list[_Login]] = {}
         self._more = trio.Event()
-        self._refused: deque[tuple[float, _Login]] = deque()  # unlooked at, and when they are answered
-        self._more_refused = trio.Event()
-        self._nursery: trio.Nursery | None = None
+        # Until when, and whether it is looked at then.
+        self._late: deque[tuple[float, _Login, bool]] = deque()
+        self._more_late = trio.Event()
+        self._runs = False
         workers = max(1, min(4, (os.cpu_count() or 1) // 2))
         self._limiter = trio.CapacityLimiter(workers)
         self._in_thread = in_thread or Threads()
@@ -79,62 +80,53 @@ class Logins:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Check what comes until cancelled."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+            self._runs = True
             try:
                 for _ in range(int(self._limiter.total_tokens)):
                     nursery.start_soon(self._work)
-                nursery.start_soon(self._refuse)
+                nursery.start_soon(self._answer_late)
                 task_status.started()
                 await trio.sleep_forever()
             finally:
-                self._nursery = None
+                self._runs = False
 
-    def check(
-        self, guard: Guard, user: str, password: bytes, peer: str, done: Callable[[bool], None]
-    ) -> None:
+    def check(self, user: str, password: bytes, peer: str, done: Callable[[bool], None]) -> None:
         """`shared.access.CheckPassword`."""
-        nursery = self._nursery
-        if nursery is None or len(password) > PASSWORD_BYTES_MAX:
-            guard.login_failed(user, peer)
+        if not self._runs or len(password) > PASSWORD_BYTES_MAX or self._held_total >= WAITING_MAX:
             done(False)
             return
-        address = _address(peer)
-        login = _Login(guard, user, password, peer, address, done, self._digest(user, password))
-        slow = self._is_slow(address)
+        address = address_of_peer(peer)
+        login = _Login(user, password, address, done, self._digest(user, password))
+        slow = self._strangers.is_slow(address)
         if not slow and self._is_known(login):
             done(True)
             return
         full = self._held[address] >= (WAITING_SLOW_MAX if slow else WAITING_ADDRESS_MAX)
         if not slow and (address, login.digest) in self._same:
             full = False
-        if self._held_total >= WAITING_MAX:
-            guard.login_failed(user, peer)
-            done(False)
-            return
         self._held_total += 1
-        if full:
-            self._refused.append((trio.current_time() + SLOW_SECONDS, login))
-            self._more_refused.set()
-            return
-        if slow:
-            self._hold(address, 1)
-            nursery.start_soon(self._later, login)
+        if slow or full:
+            self._put_off(login, looked_at=not full)
         else:
             self._put(login)
 
     async def refuse(self, guard: Guard, peer: str) -> None:
         """A login with something else than a password has failed: it counts, and is answered as late."""
-        address = _address(peer)
-        slow = self._is_slow(address)
-        self._note_failure(address)
+        address = address_of_peer(peer)
+        slow = self._strangers.is_slow(address)
+        self._strangers.failed(address)
         guard.login_failed("", peer)
         if slow:
             await trio.sleep(SLOW_SECONDS)
 
-    async def _later(self, login: _Login) -> None:
-        await trio.sleep(SLOW_SECONDS)
-        self._hold(login.address, -1)
-        self._put(login)
+    def _put_off(self, login: _Login, *, looked_at: bool) -> None:
+        """Have it wait a second; then it is checked, or refused."""
+        if looked_at:
+            self._hold(login.address, 1)
+        else:
+            self._strangers.gave_up()
+        self._late.append((trio.current_time() + SLOW_SECONDS, login, looked_at))
+        self._more_late.set()
 
     def _put(self, login: _Login) -> None:
         """Answer a login that is known, or have it wait to be checked, with those that are the same."""
@@ -150,20 +142,22 @@ class Logins:
             self._waiting.setdefault(login.address, deque()).append(login)
             self._more.set()
 
-    async def _refuse(self) -> None:
-        """Answer those that are not looked at, late: a flood that is answered at once has all of the loop."""
+    async def _answer_late(self) -> None:
         while True:
-            if not self._refused:
-                self._more_refused = trio.Event()
-                await self._more_refused.wait()
-            await trio.sleep_until(self._refused[0][0])
+            if not self._late:
+                self._more_late = trio.Event()
+                await self._more_late.wait()
+            await trio.sleep_until(self._late[0][0])
             for _ in range(ANSWERS_AT_ONCE):
-                if not self._refused or self._refused[0][0] > trio.current_time():
+                if not self._late or self._late[0][0] > trio.current_time():
                     break
-                login = self._refused.popleft()[1]
-                self._held_total -= 1
-                login.guard.login_failed(login.user, login.peer)
-                login.done(False)
+                _, login, looked_at = self._late.popleft()
+                if looked_at:
+                    self._hold(login.address, -1)
+                    self._put(login)
+                else:
+                    self._held_total -= 1
+                    login.done(False)
 
     def _hold(self, address: str, count: int) -> None:
         self._held[address] += count
@@ -180,6 +174,12 @@ class Logins:
             login = logins.popleft()
             if logins:
                 self._waiting[address] = logins  # behind all others
+            if len(logins) >= WAITING_SLOW_MAX and self._strangers.is_slow(address):
+                for each in self._same.pop((address, login.digest)):
+                    self._put_off(each, looked_at=False)
+                self._hold(address, -1)
+                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                continue
             user = self._user(login)
             secret = NOBODYS if user is None or user.password is None else user.password
             fits = await self._in_thread(secret.fits, login.password, limiter=self._limiter)
@@ -200,25 +200,11 @@ class Logins:
                 self._known.clear()
             self._known.add(login.digest)
         else:
-            self._note_failure(login.address)
-            login.guard.login_failed(login.user, login.peer)
+            self._strangers.failed(login.address)
         login.done(fits)
-
-    def _note_failure(self, address: str) -> None:
-        failures = self._failures.setdefault(address, deque(maxlen=FAILURES_MAX))
-        failures.append(trio.current_time())
-        self._failures.move_to_end(address)
-        if len(self._failures) > ADDRESSES_MAX:
-            self._failures.popitem(last=False)
 
     def _user(self, login: _Login) -> User | None:
         return (self._access.users or {}).get(login.user)
-
-    def _is_slow(self, address: str) -> bool:
-        failures = self._failures.get(address)
-        if failures is None or len(failures) < FAILURES_MAX:
-            return False
-        return trio.current_time() < failures[0] + FAILURES_SECONDS
 
     def _is_known(self, login: _Login) -> bool:
         self._forget_if_changed()
@@ -232,12 +218,3 @@ class Logins:
     def _digest(self, user: str, password: bytes) -> bytes:
         name = user[:USER_NAME_MAX].encode()
         return hmac.digest(self._key, name + b"\0" + password, hashlib.sha256)
-
-
-def _address(peer: str) -> str:
-    """Of `host:port`. An IPv6 network of 64 bits is one address, for one peer has all of it."""
-    host = peer.rpartition(":")[0].strip("[]").partition("%")[0]
-    if ":" not in host:
-        return host or peer
-    address = ipaddress.IPv6Address(host)
-    return str(address.ipv4_mapped or address.exploded[:19])

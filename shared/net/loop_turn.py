@@ -20,6 +20,7 @@ import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Mapping
 from contextlib import closing
+from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -35,6 +36,7 @@ from shared.net.deadlines import Deadlines
 from shared.net.liveness import UNACKED
 from shared.net.outbox import Backlogs, Outbox, Policy
 from shared.net.settings import NetSettings
+from shared.net.strangers import Strangers
 
 OpenSession = Callable[[Connection], Session]
 AfterRound = Callable[[], bool | None]
@@ -101,6 +103,15 @@ class DrivenConnection(Connection):
     def now(self) -> float:
         loop = self._loop
         return loop.now if loop.in_turn else loop.time()
+
+    def in_its_turn(self, callback: Callable[..., None]) -> Callable[..., None]:
+        return lambda *arguments: self._loop.soon(partial(self.attempt, callback, *arguments))
+
+    def set_stranger(self, stranger: bool) -> None:
+        if stranger != self.stranger and not self.closed:
+            self.stranger = stranger
+            strangers = self._loop.strangers
+            (strangers.came if stranger else strangers.left)(self.host)
 
     def wake_at(self, deadline: float) -> None:
         if not self._mute:
@@ -276,14 +287,16 @@ class DrivenConnection(Connection):
             self.call(self._session.receive_eof)
 
     def deadline_came(self, now: float) -> None:
+        if self.closed:  # by the time that a stranger had its turn
+            return
         if self._finishing:
             self._advance()
         else:
             self.call(self._session.on_deadline, now)
 
-    def close_silent(self, farewell: bytes) -> None:
-        """It has said nothing in its time."""
-        if not self._mute:
+    def close_silent(self, farewell: bytes, *, stranger: bool = False) -> None:
+        """It has said nothing in its time. `stranger`: unless it has logged in meanwhile."""
+        if not self._mute and stranger == self.stranger:
             self._loop.counters.deadlines += 1
             self._loop.log.info(
                 "no whole request in net.first_request_seconds: the connection is closed", peer=self.peer
@@ -348,7 +361,8 @@ class DrivenConnection(Connection):
 class LoopTurn:
     """The connections of one group of listeners, the calls into their sessions, and their deadlines.
 
-    `admission` and `backlogs` are the process's, `counters` the group's. `now`: the time of this turn.
+    `admission`, `backlogs` and `strangers` are the process's, `counters` the group's. `now`: the time of this
+    turn. `asks_login`: whether who comes has to log in first.
     """
 
     def __init__(
@@ -360,9 +374,13 @@ class LoopTurn:
         counters: NetCounters,
         after_round: AfterRound,
         log: structlog.stdlib.BoundLogger,
+        strangers: Strangers | None = None,
+        asks_login: Callable[[], bool] = lambda: False,
     ) -> None:
         self.settings = settings
         self.admission = admission
+        self.strangers = strangers or Strangers()
+        self.asks_login = asks_login
         self.backlogs = backlogs
         self.counters = counters
         self.log = log
@@ -388,6 +406,8 @@ class LoopTurn:
         self._lost: deque[DrivenConnection] = deque()
         self._ending: list[DrivenConnection] = []
         self._emptied = trio.lowlevel.ParkingLot()
+        self._soon: deque[Callable[[], None]] = deque()
+        self._more_soon = trio.lowlevel.ParkingLot()
 
     # For connections.
 
@@ -420,6 +440,9 @@ class LoopTurn:
         self.counters.closed[reason] += 1
         self._deadlines.forget(connection)
         self._silent.pop(connection, None)
+        if connection.stranger:
+            self.strangers.left(connection.host)
+            self.strangers.gave_up()
         self.admission.leave(connection.host)
         self._lost.append(connection)
         if not self.in_turn:
@@ -438,6 +461,11 @@ class LoopTurn:
             self.pushed.add(connection)
         self.counters.accepted += 1
         connection.open(open_session)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Have something done in a turn when strangers have theirs. It must not raise."""
+        self._soon.append(call)
+        self._more_soon.unpark()
 
     def end_input_soon(self, connection: DrivenConnection) -> None:
         """The same, but not from inside a call that the session made."""
@@ -498,7 +526,10 @@ class LoopTurn:
         with closing(self._deadlines.due(self.now)) as due:
             for connection in due:
                 self.counters.deadlines += 1
-                connection.deadline_came(self.now)
+                if connection.stranger:
+                    self.soon(partial(connection.deadline_came, self.now))
+                else:
+                    connection.deadline_came(self.now)
                 if perf_counter() > ends:
                     break
 
@@ -513,7 +544,10 @@ class LoopTurn:
                 self._silent_until = until
                 return
             del self._silent[connection]
-            connection.close_silent(farewell)
+            if connection.stranger:
+                self.soon(partial(connection.close_silent, farewell, stranger=True))
+            else:
+                connection.close_silent(farewell)
 
     def _end_inputs(self) -> None:
         ending, self._ending = self._ending, []
@@ -580,6 +614,19 @@ class LoopTurn:
                 self.begin()
                 self.end()
             self._timer.deadline = min(self._timer.deadline, self._deadlines.next, self._silent_until)
+
+    async def serve_strangers(self) -> None:
+        """Do what was asked for `soon`, in the pace of strangers, until cancelled."""
+        while True:
+            if not self._soon:
+                await self._more_soon.park()
+            async with self.strangers:
+                self.begin()
+                while self._soon:
+                    self._soon.popleft()()
+                    if self.strangers.is_over():
+                        break
+                self.end()
 
     async def wait_no_connections(self) -> None:
         """Return once every connection has closed and every session been told."""

@@ -33,6 +33,7 @@ from shared.net.listeners import Acceptor, Admitted, BoundAddress, bind_tcp, che
 from shared.net.loop_turn import AfterRound, DrivenConnection, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs
 from shared.net.settings import CertificateUser, NetSettings, TlsSettings
+from shared.net.strangers import Strangers
 from shared.net.stream import StreamDriver
 from shared.net.tls import ServerTls, TlsStream
 from shared.objects import CONNECTIONS, Action, Objects, time_text
@@ -50,12 +51,14 @@ class Network:
         settings: NetSettings,
         budget: Account | None = None,
         certificate_user: CertificateUser = "cn",
+        strangers: Strangers | None = None,
     ) -> None:
         """`certificate_user`: where a client certificate has the name of its user."""
         self.settings = settings
         self.certificate_user = certificate_user
         budget = self._budget = budget or unbounded()
         self.admission = Admission(settings, budget.account("connections"))
+        self.strangers = strangers or Strangers()
         limit = int(memory_limit_bytes() * settings.outboxes_memory_percent / 100)
         self.backlogs = Backlogs(budget.account("backlogs", limit))
 
@@ -75,9 +78,10 @@ class Network:
         tls: TlsSettings | None = None,
         logs_in: bool = False,
         insecure: bool = False,
+        asks_login: Callable[[], bool] = lambda: False,
     ) -> "Group":
         """A group for the protocol `name`. `logs_in`: it asks all clients for a password; `insecure`: it may
-        listen beyond loopback without knowing who comes."""
+        listen beyond loopback without knowing who comes. `asks_login`: whether they have to log in."""
         return Group(
             name,
             self,
@@ -86,6 +90,7 @@ class Network:
             tls=tls or TlsSettings(),
             logs_in=logs_in,
             insecure=insecure,
+            asks_login=asks_login,
         )
 
     def samples(self) -> Iterable[Sample]:
@@ -124,6 +129,7 @@ class Group:
         tls: TlsSettings,
         logs_in: bool,
         insecure: bool,
+        asks_login: Callable[[], bool],
     ) -> None:
         self.name = name
         self.counters = NetCounters()
@@ -140,6 +146,8 @@ class Group:
             counters=self.counters,
             after_round=after_round,
             log=self._log,
+            strangers=network.strangers,
+            asks_login=asks_login,
         )
         self._poll = _poll_driver(self.loop) if network.settings.driver == "auto" else None
         self._stream = StreamDriver(self.loop, network.certificate_user)
@@ -191,8 +199,10 @@ class Group:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.loop.watch_deadlines, name=f"{self.name}: deadlines")
                 await nursery.start(self._stream.run)
+                nursery.start_soon(self.loop.serve_strangers, name=f"{self.name}: strangers")
                 if self._poll is not None:
                     nursery.start_soon(self._poll.run, name=f"{self.name}: connections")
+                    nursery.start_soon(self._poll.serve_strangers, name=f"{self.name}: strangers' input")
                 if liveness.AVAILABLE:
                     nursery.start_soon(liveness.watch, self.loop.pushed, self._settings.user_timeout_seconds)
                 for endpoint in self._endpoints:
@@ -288,6 +298,8 @@ class Group:
                 log=self._log,
                 pushes=pushes,
                 is_behind=None if self._poll is None else self._poll.is_behind,
+                strangers=self.loop.strangers,
+                asks_login=self.loop.asks_login,
             )
         )
 

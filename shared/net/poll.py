@@ -68,6 +68,7 @@ class PollConnection(DrivenConnection):
 
     __slots__ = (
         "_again",
+        "_at_door",
         "_blocked",
         "_driver",
         "_ending",
@@ -96,6 +97,7 @@ class PollConnection(DrivenConnection):
         self._unread = False  # an edge told of input that has not been read to its end
         self._ending = False  # an edge told of the peer's last word, or of an error: read until it shows
         self._again = False  # waits in the driver's list
+        self._at_door = False  # is looked at when strangers have their turn
         self._shut_writing = False
 
     def read(self) -> int:
@@ -134,7 +136,7 @@ class PollConnection(DrivenConnection):
             if outbox.size < READ_BYTES:
                 loop.to_send.append(self)
                 return count
-        elif outbox.chunks and outbox.size <= SMALL_BYTES:
+        elif outbox.chunks and outbox.size <= SMALL_BYTES and not self._at_door:
             answered = self._driver.answered
             answered.append(self)
             if len(answered) == ANSWERS_TOGETHER:
@@ -202,6 +204,17 @@ class PollConnection(DrivenConnection):
     def await_rest(self) -> None:
         if not self.closed:
             acknowledge_now(self.sock)
+
+    def attend_again(self) -> None:
+        """In the turn of strangers, what an earlier one left."""
+        self._again = False
+        self.attend(0)
+
+    def set_stranger(self, stranger: bool) -> None:
+        super().set_stranger(stranger)
+        if self._at_door and not stranger and not self.closed:
+            self._at_door = False
+            self._driver.let_in(self)
 
     def _join(self, session: Session) -> None:
         super()._join(session)
@@ -363,6 +376,9 @@ class PollDriver:
     def __init__(self, loop: LoopTurn) -> None:
         self.loop = loop
         self._epoll = select.epoll()
+        self._door = select.epoll()
+        """Of those that have not logged in: what they send wakes nobody until strangers have their turn. Who
+        becomes a stranger again, as users change, stays inside."""
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake_fd, select.EPOLLIN | select.EPOLLET)
         self._by_fd: dict[int, PollConnection] = {}
@@ -382,12 +398,21 @@ class PollDriver:
         self.loop.begin()
         self.loop.open(connection, open_session, pushes=pushes)
         if not connection.closed:
-            try:
-                self._epoll.register(connection.fd, INTEREST)
-            except OSError as error:  # fs.epoll.max_user_watches
-                connection.abort(os.strerror(error.errno or 0))
+            connection._at_door = connection.stranger
+            self._register(self._door if connection.stranger else self._epoll, connection)
         connection._plain = connection._can_read_plainly()
         self.loop.end()
+
+    def let_in(self, connection: PollConnection) -> None:
+        """It has logged in. What it has sent meanwhile is told anew."""
+        self._door.unregister(connection.fd)
+        self._register(self._epoll, connection)
+
+    def _register(self, epoll: select.epoll, connection: PollConnection) -> None:
+        try:
+            epoll.register(connection.fd, INTEREST)
+        except OSError as error:  # fs.epoll.max_user_watches
+            connection.abort(os.strerror(error.errno or 0))
 
     def drop(self, fd: int) -> None:
         """A connection closes its socket, which ends its registration too."""
@@ -403,6 +428,9 @@ class PollDriver:
         """Attend to `connection` in the next turn."""
         if not connection._again:
             connection._again = True
+            if connection._at_door:
+                self.loop.soon(connection.attend_again)
+                return
             self._again.append(connection)
             if self._parked:
                 self._parked = False
@@ -412,6 +440,7 @@ class PollDriver:
         """Once every connection has closed; may be called again."""
         if not self._epoll.closed:
             self._epoll.close()
+            self._door.close()
             os.close(self._wake_fd)
 
     async def run(self) -> None:
@@ -445,6 +474,18 @@ class PollDriver:
         finally:
             loop.awake = False
 
+    async def serve_strangers(self) -> None:
+        """Serve those who have not logged in, in their pace, until cancelled."""
+        loop, strangers = self.loop, self.loop.strangers
+        while True:
+            await trio.lowlevel.wait_readable(self._door)
+            async with strangers:
+                loop.begin()
+                while not strangers.is_over() and (events := self._door.poll(0, 1)):
+                    if (found := self._by_fd.get(events[0][0])) is not None:
+                        found.attend(events[0][1])
+                loop.end()
+
     def _look(self) -> list[tuple[int, int]]:
         """Who is ready; what waits to be sent to the others goes out, to these it goes with what they get."""
         if not self._pending:
@@ -461,6 +502,7 @@ class PollDriver:
         True: let other tasks run.
         """
         self.loop.begin()
+        self.loop.strangers.served_at = self.loop.now
         work = 0
         if self._again:
             again, self._again = self._again, []

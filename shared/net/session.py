@@ -328,7 +328,7 @@ class SessionBase:
             done(False)
         else:
             self.stop(Stop.LOGIN)
-            gate.log_in(user, password, self.connection.peer, self.connection.guarded(checked))
+            gate.log_in(user, password, self.connection.peer, checked, self.connection.in_its_turn)
 
     def may(self, action: str, name: str | bytes) -> bool:
         """Whether the user may do that; a refusal is counted and told."""
@@ -362,6 +362,7 @@ class SessionBase:
     def _set_guard(self, gate: Guard) -> None:
         if self.user in ("", ANONYMOUS):
             self.user = "" if gate.asks_login else ANONYMOUS
+        self.connection.set_stranger(not self.user)
         self.guard = None if self.user == ANONYMOUS and gate.opens else gate
 
     @property

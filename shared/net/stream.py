@@ -16,6 +16,8 @@ from shared.net.loop_turn import RESET_ON_CLOSE, DrivenConnection, LoopTurn, Ope
 from shared.net.settings import CertificateUser
 from shared.net.tls import TlsStream, in_words
 
+HANDSHAKE_SECONDS = 1.5e-3
+"""What a TLS handshake takes of a processor, about; most of it in one stretch."""
 READ_BYTES = 64 * 1024
 """One read; TLS gives 16 KiB at most anyway."""
 
@@ -67,15 +69,26 @@ class StreamConnection(DrivenConnection):
                 self._eof = not data
                 if self._finishing or self._input_over:
                     continue
-                loop.begin()
-                if data:
-                    loop.counters.bytes_in += len(data)
-                    self.call(self._session.receive, data)
+                if self.stranger:
+                    async with loop.strangers:
+                        self._take(data)
                 else:
-                    self.end_input()
-                loop.end()
+                    loop.strangers.served_at = loop.time()
+                    self._take(data)
         except GONE as error:
             self._gone(error)
+
+    def _take(self, data: bytes | bytearray) -> None:
+        if self.closed or self._finishing or self._input_over:  # while a stranger waited for its turn
+            return
+        loop = self._loop
+        loop.begin()
+        if data:
+            loop.counters.bytes_in += len(data)
+            self.call(self._session.receive, data)
+        else:
+            self.end_input()
+        loop.end()
 
     async def _write(self) -> None:
         """Send what the outbox holds as it comes; once all is sent of a finishing connection, end it."""
@@ -222,6 +235,8 @@ class StreamDriver:
             await trio.aclose_forcefully(stream)
 
     async def _shake_hands(self, stream: TlsStream, peer: str) -> bool:
+        if self.loop.asks_login():
+            await self.loop.strangers.turn(HANDSHAKE_SECONDS)
         try:
             with trio.fail_after(self.loop.settings.handshake_seconds):
                 await stream.do_handshake()

@@ -34,7 +34,7 @@ def test_the_first_request_is_the_first_line_whatever_it_is(line: bytes) -> None
 def test_where_a_login_is_asked_for_the_first_request_is_one_that_fits() -> None:
     access = Access({"ann": User("ann")})
     answers: list[Callable[[bool], None]] = []
-    access.check_password = lambda guard, user, password, peer, done: answers.append(done)
+    access.check_password = lambda user, password, peer, done: answers.append(done)
     world = World()
     world.broker.access = access.guard("logmq", "always")
     peer = world.connect()

@@ -145,6 +145,7 @@ class StreamServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.loop.watch_deadlines)
+                nursery.start_soon(self.loop.serve_strangers)
                 await nursery.start(self._driver.run)
                 task_status.started()
         finally:

@@ -11,16 +11,15 @@ import trio.testing
 from trio.testing import MockClock
 
 from shared.access import Access, Rule, Secret, User
-from shared.net import logins
+from shared.net import strangers
 from shared.net.logins import (
     ANSWERS_AT_ONCE,
-    FAILURES_MAX,
-    FAILURES_SECONDS,
     SLOW_SECONDS,
     WAITING_ADDRESS_MAX,
     WAITING_SLOW_MAX,
     Logins,
 )
+from shared.net.strangers import FAILURES_MAX, FAILURES_SECONDS
 
 ANN = Secret(b"ann", b"right")
 
@@ -75,7 +74,7 @@ class Bench:
 async def bench(nursery: trio.Nursery) -> Bench:
     access = Access({"ann": User("ann", password=ANN), "cert": User("cert", certificate=True)})
     threads = Threads()
-    found = Bench(access, threads, Logins(access, threads))
+    found = Bench(access, threads, Logins(access, in_thread=threads))
     await nursery.start(found.logins.run)
     return found
 
@@ -155,7 +154,7 @@ async def test_addresses_take_turns(bench: Bench) -> None:
 async def test_a_login_of_very_many_connections_is_checked_once(bench: Bench) -> None:
     bench.threads.go = trio.Event()
     wrong = bench.ask("ann", b"guess")
-    found = [bench.ask("ann", b"right") for _ in range(10 * WAITING_ADDRESS_MAX)]
+    found = [bench.ask("ann", b"right") for _ in range(WAITING_ADDRESS_MAX + 1000)]
     bench.threads.go.set()
     while not all([wrong, *found]):
         await trio.lowlevel.checkpoint()
@@ -199,7 +198,7 @@ async def test_fewer_logins_wait_of_an_address_that_has_failed_often(
 async def test_addresses_whose_failures_are_kept_have_a_bound(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    monkeypatch.setattr(logins, "ADDRESSES_MAX", 2)
+    monkeypatch.setattr(strangers, "ADDRESSES_MAX", 2)
     for host in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
         for _ in range(FAILURES_MAX):
             await bench.answer("ann", b"wrong", host)

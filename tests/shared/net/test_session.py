@@ -243,7 +243,7 @@ def test_who_says_go_from_deep_within_has_input_go_on_a_turn_later() -> None:
 def test_what_is_behind_a_login_goes_on_in_a_turn_of_the_driver_which_commits_it() -> None:
     session, connection = opened()
     access, told = Access({}), list[bool]()
-    access.check_password = lambda guard, user, password, peer, done: checks.append(done)
+    access.check_password = lambda user, password, peer, done: checks.append(done)
     checks: list[Callable[[bool], None]] = []
     session.admit(access.guard("lines"))
     session.log_in("ann", b"right", told.append)
