@@ -1,20 +1,13 @@
 """DMS as the host sees it."""
 
 from dms.settings import DmsSettings
-from shared.plugin import Context, Plugin, Service
-
-
-async def open_service(context: Context, settings: DmsSettings) -> Service:
-    from dms import listener  # the commands load this module too, and have no use for a store
-
-    return await listener.open_service(context, settings)
-
+from shared.plugin import Plugin, opened_by
 
 plugin = Plugin(
     name="dms",
     summary="Work queues: each message goes to one consumer, and stays until it is acknowledged.",
     settings=DmsSettings,
-    open=open_service,
+    open=opened_by("dms.listener:open_service"),
     cli="dms.cli:app",
     bridges="dms.bridge:ENDS",
     tables="dms.tables:TABLES",

@@ -14,6 +14,10 @@ from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.tracing import Onlooker, Tap
 
 
+async def open_service(context: Context, settings: KqmsgqSettings) -> "KqmsgqService":
+    return KqmsgqService(context, settings)
+
+
 class KqmsgqService:
     """KqueueMsgQ on its one endpoint."""
 

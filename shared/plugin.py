@@ -7,6 +7,7 @@ name. Nothing in here is any one protocol's word.
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -159,6 +160,12 @@ class Plugin:
     command_variables: Sequence[str] = ()
     actions: Sequence[str] = ("read", "write", "manage")
     topics: bool = False
+
+
+def opened_by(where: str) -> Callable[[Context, Any], Awaitable[Service]]:
+    """`Plugin.open` as `"module:function"`, which is imported once a service is opened: commands load plugins
+    too, and have no use for a server."""
+    return lambda context, settings: resolve_name(where)(context, settings)
 
 
 @attrs.frozen

@@ -4,9 +4,9 @@ A `Plugin` names it lazily (`replays="logmq.replay:REPLAYS"`), so a replay finds
 knows none itself.
 """
 
-import importlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import attrs
@@ -95,8 +95,5 @@ class Replays:
 
 def replays_of(plugin: "Plugin") -> Replays | None:
     """How to reach such a server, and read its recordings; None where nothing can be replayed to one."""
-    if plugin.replays is None:
-        return None
-    module, _, attribute = plugin.replays.partition(":")
-    found: Replays = getattr(importlib.import_module(module), attribute)
+    found: Replays | None = None if plugin.replays is None else resolve_name(plugin.replays)
     return found

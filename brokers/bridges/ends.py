@@ -1,7 +1,7 @@
 """The ends that plugins name, imported where a bridge needs one."""
 
 from collections.abc import Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 
 from shared.bridging import BridgeEnds
 from shared.plugin import Plugin
@@ -15,8 +15,5 @@ class EndsOf:
 
     def __call__(self, protocol: str) -> BridgeEnds | None:
         named = self._named.get(protocol)
-        if named is None:
-            return None
-        module, _, attribute = named.partition(":")
-        found: BridgeEnds = getattr(import_module(module), attribute)
+        found: BridgeEnds | None = None if named is None else resolve_name(named)
         return found

@@ -28,8 +28,8 @@ Names that are no UTF-8 are shown with the bytes that are wrong as `\\xNN`.
 This module is part of what every command loads: `pyarrow` is imported where it is used.
 """
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -91,10 +91,7 @@ class TooMany(BrokerError):
 
 def tables_of(plugin: "Plugin") -> Sequence[LogTable]:
     """A protocol's tables, loaded now; none where it has none. Raises ImportError, AttributeError."""
-    if plugin.tables is None:
-        return ()
-    module, _, attribute = plugin.tables.partition(":")
-    found: Sequence[LogTable] = getattr(importlib.import_module(module), attribute)
+    found: Sequence[LogTable] = () if plugin.tables is None else resolve_name(plugin.tables)
     return found
 
 

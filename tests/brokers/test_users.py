@@ -124,6 +124,16 @@ def test_what_cannot_be_done_changes_nothing(
     assert (tmp_path / "data" / "users.toml").read_bytes() == before
 
 
+def test_a_users_file_of_another_machine_is_refused_by_the_name_of_its_variable(
+    user: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKERS_ACCESS_USERS_FILE", "s3://bucket/users.toml")
+    code, _, error = user("list")
+    assert code == ExitCode.CONFIGURATION
+    assert "not of this machine" in error
+    assert "(BROKERS_ACCESS_USERS_FILE)" in error
+
+
 def test_a_clear_password_in_the_file_is_refused_and_not_shown(user: Command, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "users.toml").write_text('[users.ann]\npassword = "hunter2"\n')
