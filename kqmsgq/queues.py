@@ -4,6 +4,7 @@ A message is found again by its first bytes as they stand in the input, up to an
 length (`shared.fanout.Routes.known`): they say at once that it is well-formed and where it goes.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from kqmsgq.wire import (
     message_end,
     name_end,
 )
-from shared.budget import Account, Caches, OverBudget, unbounded
+from shared.budget import Account, CacheBytes, Caches, OverBudget, unbounded
 from shared.errors import printable
 from shared.fanout import Route, Routes, limit_slow_receiver
 from shared.net.connection import Connection
@@ -80,13 +81,14 @@ class Queues:
         self.recorder = recorder
         self.counts = counts
         self.consumers: dict[Consumer, None] = {}
-        self.routes: Routes[Consumer] = Routes()
+        routes = Caches(budget.account("routes", budget.limit_bytes // 4))
+        self.routes: Routes[Consumer] = Routes(routes)
         self.trail: tuple[str, ...] = ()
         """The bridges that have carried what is being written to consumers just now."""
         self.subscriptions_bytes = 0
         """The memory that is charged for all subscriptions."""
         self._log = log
-        self._index: RoutingIndex[Consumer] = RoutingIndex(None)
+        self._index: RoutingIndex[Consumer] = RoutingIndex(None, cache_books=CacheBytes(routes, math.inf))
         self._counting: Repeats[None] = repeats_for_counting()
         # By identity, which it keeps; oldest first (a dict would look for that behind all that have left).
         self._counted: OrderedDict[int, tuple[bytes | memoryview, int]] = OrderedDict()

@@ -98,7 +98,7 @@ class Fanout:
         self._track = track
         self._sessions = sessions
         self._counts = sessions.counts
-        self.routes: Routes[ClientSession] = Routes()
+        self.routes: Routes[ClientSession] = Routes(sessions.routes)
         self._no_message: Route[ClientSession] = Route((), 0)
         self._writing: deque[_Sending] = deque()
         self._keeping: deque[_Sending] = deque()

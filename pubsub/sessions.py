@@ -11,6 +11,7 @@ A session without subscriptions ends with its connection, one with them when its
 `session_seconds`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault, WireError
 from shared.access import ANONYMOUS
-from shared.budget import Account, OverBudget, unbounded
+from shared.budget import Account, CacheBytes, Caches, OverBudget, unbounded
 from shared.errors import StoreError
 from shared.fanout import limit_slow_receiver
 from shared.net.connection import Connection
@@ -99,8 +100,13 @@ class Sessions:
         self.settings = settings
         self.counts = counts
         self.kept = Kept(settings, counts, budget.account("kept"))
-        self.live: RoutingIndex[ClientSession] = RoutingIndex(WILDCARDS)
-        self.away: RoutingIndex[ClientSession] = RoutingIndex(WILDCARDS)
+        self.routes = Caches(budget.account("routes", budget.limit_bytes // 4))
+        """Who gets which topic, as far as that is remembered."""
+
+        def index() -> RoutingIndex[ClientSession]:
+            return RoutingIndex(WILDCARDS, cache_books=CacheBytes(self.routes, math.inf))
+
+        self.live, self.away = index(), index()
         self.clients: dict[bytes, ClientSession] = {}
         self.absences = absences or Absences()
         self.subscriptions = 0

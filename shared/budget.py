@@ -20,7 +20,7 @@ from shared.metrics import Sample
 CACHE_BYTES_MAX = 4 << 20
 """Of one cache of a connection: a thousand of its usual entries have one."""
 CACHES_STEP_BYTES = 64 << 10
-"""The account of all caches is told in such steps."""
+"""The account of caches is told in such steps."""
 
 
 @attrs.define(eq=False)
@@ -131,7 +131,7 @@ class Account:
 
 @attrs.define(eq=False)
 class Caches:
-    """What all caches of connections hold together; charged to the account in steps."""
+    """What several caches hold together; charged to the account in steps."""
 
     _account: Account
     held_bytes: int = 0
@@ -159,10 +159,11 @@ class CacheBytes:
     entry of each always has room."""
 
     _all: Caches
+    bytes_max: float = CACHE_BYTES_MAX
     held_bytes: int = 0
 
     def fits(self, size: int) -> bool:
-        return self.held_bytes + size <= CACHE_BYTES_MAX and not self._all.full
+        return self.held_bytes + size <= self.bytes_max and not self._all.full
 
     def add(self, size: int) -> None:
         self.held_bytes += size

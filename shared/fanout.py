@@ -6,20 +6,24 @@ as slices of the input; at the end of the pass each is joined once and written t
 *Order.* So long as no receiver is in two sets, a bundle for each set keeps the order of messages at each
 receiver. As soon as one is, every receiver has a bundle of its own, and a message is put in several.
 
-*Memory.* Routes are remembered by set and by the first bytes of messages, up to a bound; above it all are
-learnt anew, as when a subscription changes.
+*Memory.* Routes are remembered by set and by the first bytes of messages, up to a bound, and while the budget
+has room; above that all are learnt anew, as when a subscription changes.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+from shared.budget import CacheBytes, Caches, unbounded
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
 
 ROUTES_MAX = 8192
 """Routes remembered by the first bytes of messages."""
 ROUTES_MEMBERS_MAX = 500_000
-"""Receivers in all routes remembered: each takes some 100 bytes."""
+"""Receivers in all routes remembered."""
+MEMBER_BYTES = 100
+"""What each takes of memory, and a route by itself at most as much as three."""
 
 M = TypeVar("M", bound=Hashable)
 
@@ -52,14 +56,24 @@ class Routes(Generic[M]):
     `remember`. `epoch` rises whenever routes that were given out are not to be used any more.
     """
 
-    __slots__ = ("_bundles", "_by_set", "_each_its_own", "_members", "_touched", "epoch", "known", "nowhere")
+    __slots__ = (
+        "_bundles",
+        "_by_set",
+        "_each_its_own",
+        "_memory",
+        "_touched",
+        "epoch",
+        "known",
+        "nowhere",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, caches: Caches | None = None) -> None:
+        """`caches` count what is remembered by set."""
         self.known: dict[bytes, Route[M]] = {}
         self.nowhere: Route[M] = Route((), 0)
         self.epoch = 0
         self._by_set: dict[tuple[frozenset[M], frozenset[M]], Route[M]] = {}
-        self._members = 0  # of all that is in there
+        self._memory = CacheBytes(caches or Caches(unbounded()), math.inf)
         self._bundles: dict[M, Bundle[M]] = {}
         self._each_its_own = False
         self._touched: list[Bundle[M]] = []
@@ -69,7 +83,7 @@ class Routes(Generic[M]):
         self.epoch += 1
         self.known.clear()
         self._by_set.clear()
-        self._members = 0
+        self._memory.cleared()
         self._bundles.clear()
         self._each_its_own = False
 
@@ -81,13 +95,14 @@ class Routes(Generic[M]):
         route = self._by_set.get(those)
         if route is not None:
             return route
-        if self._members > ROUTES_MEMBERS_MAX:
+        size = (len(members) + len(away) + 3) * MEMBER_BYTES
+        if self._memory.held_bytes > ROUTES_MEMBERS_MAX * MEMBER_BYTES or not self._memory.fits(size):
             self.forget()
         if not (self._each_its_own or self._bundles.keys().isdisjoint(those[0])):
             self.forget()
             self._each_its_own = True
         route = self._by_set[those] = Route(self._bundles_of(members), len(members), away)
-        self._members += len(members) + len(away)
+        self._memory.add(size)
         return route
 
     def _bundles_of(self, members: tuple[M, ...]) -> tuple[Bundle[M], ...]:
