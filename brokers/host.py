@@ -11,6 +11,7 @@ crashes is logged, counted and started again with back-off; the others go on. A 
 accepted, waits end, pending output is sent, then everything is synced.
 """
 
+import math
 import os
 import platform
 import socket
@@ -64,6 +65,8 @@ WARN_DAYS = 14
 """Before a certificate ends."""
 MEMORY_PERCENT = 75
 """The share of the memory for everything that clients make grow."""
+TELL_REFUSED_SECONDS = 60.0
+"""An account that has no room is logged so often, however many requests it refuses."""
 
 
 class Host:
@@ -103,6 +106,8 @@ class Host:
         self.page: str | None = None
         self.admin_token = ""
         self._budget = Account("process", memory_limit_bytes() * MEMORY_PERCENT // 100)
+        self._budget.on_refused = self._tell_refused
+        self._told_refused: dict[str, float] = {}
         found, denied = users.load(config, log.warning), partial(users.tell_denied, log)
         self._access = Access(found, audit=logs.audit, denied=denied)
         self._users = _UsersReload(self._access, log.warning)
@@ -407,6 +412,19 @@ class Host:
 
     def _objects(self) -> Iterator[tuple[SupervisedService, Objects]]:
         return ((service, each) for service in self._services for each in service.objects)
+
+    def _tell_refused(self, account: Account) -> None:
+        now = time.monotonic()
+        if now - self._told_refused.get(account.name, -math.inf) < TELL_REFUSED_SECONDS:
+            return
+        self._told_refused[account.name] = now
+        self._log.warning(
+            "the memory that clients may take is used up: requests that need more are refused until some is "
+            "given back; the metric budget_bytes tells who has it; end that, or give the server more memory",
+            account=account.name,
+            bytes=account.used_bytes,
+            bytes_max=account.limit_bytes,
+        )
 
     def overview(self) -> Mapping[str, Any]:
         found = dict(self.status())

@@ -10,7 +10,7 @@ itself, as outboxes do. The sizes are the callers' estimates, with the overhead 
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 
@@ -38,16 +38,18 @@ class OverBudget(BrokerError):
 class Account:
     """`used_bytes` of `limit_bytes`, of which those of the accounts in it are a part.
 
-    `refused`: how often it was this one that had no room.
+    `refused`: how often it was this one that had no room. `on_refused`: of the process's account, called with
+    the one that had none.
     """
 
-    __slots__ = ("_accounts", "_within", "limit_bytes", "name", "refused", "used_bytes")
+    __slots__ = ("_accounts", "_within", "limit_bytes", "name", "on_refused", "refused", "used_bytes")
 
     def __init__(self, name: str, limit_bytes: int, within: "Account | None" = None) -> None:
         self.name = name
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.refused = 0
+        self.on_refused: Callable[[Account], None] | None = None
         self._within = within
         self._accounts: dict[str, Account] = {}
 
@@ -118,6 +120,11 @@ class Account:
 
     def _refusal(self, size: int) -> OverBudget:
         self.refused += 1
+        process = self
+        while process._within is not None:
+            process = process._within
+        if process.on_refused is not None:
+            process.on_refused(self)
         return OverBudget(self.name, size, self.limit_bytes)
 
     def _full(self, size: int) -> "Account | None":

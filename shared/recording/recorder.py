@@ -222,7 +222,7 @@ class Recorder:
             if log is None:
                 return
         pending = log.end - log.visible
-        if pending and pending + len(frames) > self._pending_max:
+        if pending and (pending + len(frames) > self._pending_max or self._store.over_budget):
             self._pass_over("behind", messages, len(frames))
             return
         kept = log.end - log.first

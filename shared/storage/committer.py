@@ -167,6 +167,8 @@ class Committer:
     _sync_by: float = math.inf  # monotonic: when written batches must be synced
     _idle: list[Callable[[], None]] = attrs.Factory(list)
     _uncongested: list[Callable[[], None]] = attrs.Factory(list)
+    _charged: int = 0
+    """Of what waits for the disk: batches behind which others were begun. One alone costs no books."""
     direct: DirectWrites = attrs.field(init=False)
     tails: Tails = attrs.field(init=False)
 
@@ -307,6 +309,15 @@ class Committer:
     def pending_bytes(self) -> int:
         return sum(batch.bytes for batch in self._batches)
 
+    @property
+    def over_budget(self) -> bool:
+        """What waits for the disk, and all else, takes more memory than there is."""
+        return self.tails.account.over
+
+    def _charge(self, size: int) -> None:
+        self._charged += size
+        self.tails.account.charge(size)
+
     def _awaited_bytes(self) -> int:
         return sum(batch.awaited_bytes for batch in self._batches)
 
@@ -364,7 +375,8 @@ class Committer:
             if batches[-1].room >= need or self._together:
                 return batches[-1]
             batches[-1].seal()
-            if self._awaited_bytes() + need > self._settings.pending_bytes_max:
+            self._charge(batches[-1].bytes)
+            if self._awaited_bytes() + need > self._settings.pending_bytes_max or self.over_budget:
                 self.congested = True
         now = self._clock.monotonic()
         if not batches:
@@ -599,6 +611,8 @@ class Committer:
         self._filling_since = self._clock.monotonic()
         if self.committed is not None:
             self.committed()
+        if self._charged:
+            self._charge(sum(batch.bytes for batch in self._batches[:-1]) - self._charged)
         if self.congested and self._awaited_bytes() <= self._settings.pending_bytes_max // 2:
             self.congested = False
             callbacks, self._uncongested = self._uncongested, []

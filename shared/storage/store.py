@@ -230,7 +230,7 @@ class Store:
         return self._committer.together(size)
 
     def charge_to(self, account: Account) -> None:
-        """Charge to it the memory of records that wait for their logs' files."""
+        """Charge to it the memory of records that wait for the disk, or for their logs' files."""
         self._committer.tails.account = account
 
     def reserve_descriptors(self, connections: int) -> None:
@@ -256,6 +256,11 @@ class Store:
     def scarce(self) -> bool:
         """Space runs short: what nobody waits for should not be written, long before publishing stops."""
         return self._space.scarce
+
+    @property
+    def over_budget(self) -> bool:
+        """What nobody waits for should not be written: it would wait in memory, and there is none left."""
+        return self._committer.over_budget
 
     @property
     def congested(self) -> bool:

@@ -18,7 +18,7 @@ from brokers.config import Config, load
 from brokers.errors import ExitCode, Refusal
 from brokers.host import UNUSED_SEGMENT_BYTES, Host
 from brokers.settings import AdminSettings
-from shared.budget import Account
+from shared.budget import Account, OverBudget
 from shared.errors import CorruptRecord, StoreError, StoreFull, StoreReadOnly
 from shared.metrics import Histogram, Sample
 from shared.plugin import Context, Plugin, Service
@@ -152,6 +152,24 @@ async def test_a_usual_admin_port_that_is_taken_costs_a_warning(make_host: MakeH
             assert (it.unready(), it.page) == (None, None)
             it.stop()
     assert any("the admin port is taken" in line["event"] for line in told)
+
+
+async def test_an_account_that_has_no_room_is_logged_once_a_minute(
+    make_host: MakeHost, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def open_greedy(context: Context, _: Any) -> Service:
+        for account in (context.budget, context.budget.account("topics", 10), context.budget):
+            with pytest.raises(OverBudget):
+                account.take(1 << 60)
+        return Quiet(done)
+
+    with capture_logs() as told:
+        it = make_host(plugin("greedy", open=open_greedy), log=get_logger())
+        async with trio.open_nursery() as nursery:
+            await nursery.start(it.run)
+            it.stop()
+    full = [line["account"] for line in told if "memory" in line["event"]]
+    assert full == ["greedy", "greedy/topics"]
 
 
 @pytest.mark.parametrize(

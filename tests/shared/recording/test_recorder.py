@@ -13,6 +13,7 @@ import trio.testing
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from shared.budget import Account
 from shared.recording.blocks import Block, unpack
 from shared.recording.recorder import HELD_BYTES, HELD_SECONDS, SMALL_BYTES, WARN_SECONDS, Recorder, Recording
 from shared.recording.settings import RecordSettings
@@ -258,6 +259,22 @@ async def test_what_waits_for_the_disk_has_a_bound_beside_one_block() -> None:
     assert here.value("left_out_messages", reason="behind") == 2
     here.settle()
     track.record(1, b"x")
+    here.settle()
+    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
+
+
+async def test_nothing_more_waits_for_the_disk_where_the_budget_has_no_room() -> None:
+    here = await world()
+    budget = Account("process", 1000)
+    here.store.charge_to(budget)
+    track = here.recorder.track(1)
+    track.record(1, b"first")
+    here.recording.flush()
+    budget.charge(1001)
+    track.record(2, b"left out")
+    assert here.value("left_out_messages", reason="behind") == 2
+    here.settle()
+    track.record(1, b"nothing waits")
     here.settle()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
 

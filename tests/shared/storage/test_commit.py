@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
 from shared.storage.commit import Commit
 from shared.storage.log import Ticket
@@ -540,6 +541,23 @@ async def test_congestion_is_said_and_its_end_too() -> None:
     store.commit_pending()
     assert not store.congested
     assert told == ["at once", "later"]
+
+
+async def test_what_waits_for_the_disk_counts_in_the_budget_and_stops_sessions_when_it_is_full() -> (
+    None
+):
+    store = await open_store(FakeDisk())
+    budget = Account("process", 10 << 20)
+    store.charge_to(budget.account("storage"))
+    (log,) = await logs_of(store, ALWAYS)
+    while not store.congested:
+        log.append(records(bytes(3 << 20)), 1)
+    waits = store.statistics().pending_bytes
+    assert 10 << 20 < waits < 20 << 20
+    assert waits - (8 << 20) < budget.used_bytes <= waits
+    store.commit_pending()
+    assert not store.congested
+    assert budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
