@@ -543,9 +543,7 @@ async def test_congestion_is_said_and_its_end_too() -> None:
     assert told == ["at once", "later"]
 
 
-async def test_what_waits_for_the_disk_counts_in_the_budget_and_stops_sessions_when_it_is_full() -> (
-    None
-):
+async def test_what_waits_for_the_disk_counts_in_the_budget_and_stops_sessions_when_it_is_full() -> None:
     store = await open_store(FakeDisk())
     budget = Account("process", 10 << 20)
     store.charge_to(budget.account("storage"))
