@@ -138,7 +138,7 @@ class Commit:
 
     batches: list[CommitBatch]
     logs: dict[Log, LogCommit]
-    """All but those with light appends."""
+    """But for those with light appends."""
     journal: Journal
     disk: Disk
     files: OpenFiles
@@ -233,7 +233,12 @@ class Commit:
             pieces.append(pack_entry(change.kind, change.log.id, change.offset, len(change.body)))
             pieces.append(change.body)
             size += ENTRY_HEADER_BYTES + len(change.body)
-        entries = len(batch.changes)
+        entries = len(batch.changes) + len(batch.light)
+        for part in batch.light:
+            length = part.end - part.offset
+            pieces.append(pack_entry(_APPEND, part.log.id, part.offset, length, part.records))
+            pieces += part.chunks
+            size += ENTRY_HEADER_BYTES + length
         placed: list[tuple[LogAppend, int, int]] = []
         ahead: list[LogCommit] = []
         for part in batch.appends.values():
@@ -242,11 +247,6 @@ class Commit:
             entries += 1
             size += ENTRY_HEADER_BYTES
             length = part.end - part.offset
-            if part.light:
-                pieces.append(pack_entry(_APPEND, part.log.id, part.offset, length, part.records))
-                pieces += part.chunks
-                size += length
-                continue
             if part.by_reference and self._write_by_reference(part):
                 crc = crc_of(part.chunks)
                 pieces.append(pack_entry(_REFERENCE, part.log.id, part.offset, REFERENCE_BYTES, part.records))
@@ -355,8 +355,6 @@ class Commit:
                 if change.kind is EntryKind.DELETE:
                     self._remove(change.log)
             for part in batch.appends.values():
-                if part.light:
-                    continue
                 if part.journaled:
                     self._apply_journaled(part)
                 else:

@@ -48,7 +48,10 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 T = TypeVar("T")
 
 _INLINE_LOGS_MAX = 64
-"""A batch of more logs is committed by the thread: each costs some microseconds beside its bytes."""
+"""A batch of more logs whose files are looked at is committed by the thread: each costs some microseconds
+beside its bytes, and a read of its index after a start."""
+_INLINE_LIGHT_MAX = 1024
+"""The same of logs whose tails alone get their records: 1.6 us each."""
 _RECENT_BYTES_MAX = 1 << 20
 """What has just gone to a log's file is kept in memory for whoever watches the log, unless it is more."""
 _SYNCS_RECENT = 1000
@@ -214,6 +217,8 @@ class Committer:
             part = log.pending
             if part is None:
                 if log in appends or log.deleted or log.unawaited or log.mode.mode != "always":
+                    break
+                if log.entries_written == UNKNOWN:
                     break
                 log.pending = appends[log] = LogAppend(log, batch, ticket, True, offset, offset, [data], [1])
                 size += ENTRY_HEADER_BYTES
@@ -455,9 +460,15 @@ class Committer:
         return (
             (not batch.sync or settings.syncs_inline(self.counts.sync_seconds, filling))
             and size <= settings.inline_most(batch.unawaited)
-            and len(batch.appends) <= _INLINE_LOGS_MAX
+            and (len(batch.appends) <= _INLINE_LOGS_MAX or self._may_be_light(batch))
             and (self.journal.fits(size) or self.journal.spare is not None)
         )
+
+    def _may_be_light(self, batch: CommitBatch) -> bool:
+        """Whether `_take_light` will set nearly all of it apart, as far as can be told without a look:
+        few of its appends are large, since it has not many bytes."""
+        few = len(batch.appends) <= _INLINE_LIGHT_MAX and batch.with_files <= _INLINE_LOGS_MAX
+        return few and self._light_most > 0 and not batch.changes
 
     def _journal_is_full(self) -> bool:
         """Whether the next batch has no place until a checkpoint frees a segment."""
@@ -499,20 +510,12 @@ class Committer:
         direct_dirty = False
         synced = any(batch.sync for batch in batches)
         least = self._settings.reference_bytes
-        # A change of the catalog, and a second batch, may want more of a log than its tail.
-        light_most = self._light_most if len(batches) == 1 and not batches[0].changes else -1
         for batch in batches:
             batch.seal()
+        if len(batches) == 1 and not batches[0].changes:
+            self._take_light(batches[0])
+        for batch in batches:
             for log, part in batch.appends.items():
-                if (
-                    part.end - part.offset <= light_most
-                    and part.journaled
-                    and (log.tail or not log.direct)
-                    and not log.direct_dirty
-                    and log.entries_written != UNKNOWN
-                ):
-                    part.light = True
-                    continue
                 if log.tail or log in journaled:
                     # Bytes before it are in the journal, and the file may not have them: what goes around the
                     # journal would lie behind a hole.
@@ -550,6 +553,29 @@ class Committer:
             reference_bytes=least,
         )
 
+    def _take_light(self, batch: CommitBatch) -> None:
+        """Set apart the small appends, of which the log's tail gets the records, and nothing else is touched.
+
+        A log costs a commit 1.3 us so, and 7 us with a `LogCommit`. Only in a batch that is alone: the next
+        one, like a change of the catalog, may want more of the same log.
+        """
+        most = self._light_most
+        others: dict[Log, LogAppend] = {}
+        light = batch.light
+        for log, part in batch.appends.items():
+            if (
+                part.end - part.offset <= most
+                and part.journaled
+                and log.entries_written != UNKNOWN
+                and not log.direct_dirty
+                and (log.tail or not log.direct)
+                and not log.unawaited
+            ):
+                light.append(part)
+            else:
+                others[log] = part
+        batch.appends = others
+
     def _may_refer(self, log: Log) -> bool:
         """Whether its bytes may go to its file before the journal tells of them.
 
@@ -571,7 +597,7 @@ class Committer:
         except Exception as error:
             self._busy = False
             self.poison(commit.fail(error))
-            self._roll_back(log for batch in commit.batches for log in batch.appends)
+            self._roll_back(log for batch in commit.batches for log in batch.logs)
             for batch in commit.batches:
                 batch.resolve(self.read_only)
             self._rest()
@@ -608,6 +634,7 @@ class Committer:
             # Batches and their appends refer to each other. Else they would stay until the garbage collector
             # comes by, which for a few large objects is seldom.
             batch.appends.clear()
+            batch.light.clear()
         self._filling_since = self._clock.monotonic()
         if self.committed is not None:
             self.committed()
@@ -638,20 +665,22 @@ class Committer:
     def _advance(self, commit: Commit, good: list[CommitBatch], direct_failed: bool) -> dict[Log, None]:
         """Show what is durable now; returns the logs that have something new."""
         moved: dict[Log, None] = {}
-        light: list[LogAppend] = []
         now = self._clock.monotonic()
         for log in commit.direct_synced:
             log.direct_dirty = False
         for batch in good:
             records: dict[str, int] = {}
+            for part in batch.light:
+                namespace = part.log.namespace
+                records[namespace] = records.get(namespace, 0) + part.records
+            if batch.light:
+                self.tails.add_light(batch.light, commit.now_ms, now)
+                moved.update(dict.fromkeys([part.log for part in batch.light]))
             for log, part in batch.appends.items():
                 if not part.journaled and direct_failed:
                     continue
                 log.visible = part.end
                 records[log.namespace] = records.get(log.namespace, 0) + part.records
-                if part.light:
-                    light.append(part)
-                    continue
                 if not part.journaled:
                     self.direct.written(log, part.end - part.offset, now)
                 if log.watchers and part.end - part.offset <= _RECENT_BYTES_MAX and not commit.logs[log].late:
@@ -660,13 +689,10 @@ class Committer:
             for namespace, count in records.items():
                 self.counts.records += count
                 self.counts.ack_seconds[namespace].observe(now - batch.began, count)
-        for log in moved:
-            target = commit.logs[log]
-            target.publish(self.tails, now)
-            self.direct.bytes += target.referred_bytes
-        if light:
-            self.tails.add_light(light, commit.now_ms, now)
-            moved.update(dict.fromkeys([part.log for part in light]))
+        for log, target in commit.logs.items():
+            if log in moved:
+                target.publish(self.tails, now)
+                self.direct.bytes += target.referred_bytes
         self.unindexed |= moved
         self.dirty |= moved
         self.tails.charge()
@@ -705,7 +731,7 @@ class Committer:
         for batch in reversed(failed):
             for change in reversed(batch.changes):
                 self._registry.undone(change)
-        self._roll_back(dict.fromkeys(log for batch in failed for log in batch.appends))
+        self._roll_back(dict.fromkeys(log for batch in failed for log in batch.logs))
         for batch in failed:
             batch.resolve(error)
 

@@ -120,7 +120,6 @@ class LogAppend:
     chunks: list[bytes | memoryview] = attrs.Factory(list)
     counts: list[int] = attrs.Factory(list)
     records: int = 0  # in all of them, once the batch is sealed
-    light: bool = False  # the journal and the log's tail get them, and no file of the log is looked at
     by_reference: bool = False  # they are to be in the log's own file before the journal refers to them
     written: memoryview | None = None  # its records, as they stand in the journal's batch, if they do
 
@@ -160,10 +159,12 @@ class CommitBatch:
     began: float = 0.0  # monotonic
     room: int = attrs.field(init=False)
     appends: "dict[Log, LogAppend]" = attrs.Factory(dict)
+    light: "list[LogAppend]" = attrs.Factory(list)  # set apart from them: only their logs' tails get these
     changes: list[Change] = attrs.Factory(list)
     gathering: list[Callable[[], None]] = attrs.Factory(list)
     broken: Exception | None = None
     tickets: list[Ticket | None] = attrs.Factory(lambda: [None, None, None])
+    with_files: int = 0  # of the logs, those whose own files the commit must look at
     sync: bool = False
     sealed: bool = False
     unawaited: bool = False  # it holds what nobody waits for
@@ -189,6 +190,11 @@ class CommitBatch:
         idle = (part for log, part in self.appends.items() if log.unawaited)
         return self.bytes - sum((part.end if self.sealed else part.log.end) - part.offset for part in idle)
 
+    @property
+    def logs(self) -> "list[Log]":
+        """That it has appends to."""
+        return [*self.appends, *(part.log for part in self.light)]
+
     def ticket(self, mode: Mode) -> Ticket:
         ticket = self.tickets[mode]
         if ticket is None:
@@ -210,6 +216,8 @@ class CommitBatch:
                 log, self, self.ticket(mode), mode is not Mode.DIRECT, log.end, log.end
             )
             self.room -= ENTRY_HEADER_BYTES
+            if mode is Mode.DIRECT or log.entries_written == UNKNOWN:
+                self.with_files += 1
         else:
             part.ticket = self.ticket(mode)
         if log.unawaited:
@@ -370,15 +378,21 @@ class Log:
             return [entry for entry in closed if entry.end <= end]
         return closed[:]
 
-    def tail_grew(self, size: int, records: int, now_ms: int, now: float) -> None:
-        """So much was added to the tail. Its entry is made when somebody asks for entries: a sum over many
-        small commits costs a tenth of one for each. `now`: monotonic seconds."""
+    def took_light(self, part: LogAppend, now_ms: int, now: float) -> None:
+        """A light append is durable. `now`: monotonic seconds.
+
+        Its index entry is made when somebody asks for entries: a sum over many small commits costs a tenth of
+        one for each.
+        """
+        chunks = part.chunks
+        self.tail += chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        self.visible = part.end
         not_indexed = self._not_indexed
-        if self._open_entry is None and not not_indexed:
+        if not not_indexed and self._open_entry is None:
             self.open_since = now
         if now_ms > self.last_ms:
             self.last_ms = now_ms
-        not_indexed.append((self.last_ms, size, records))
+        not_indexed.append((self.last_ms, part.end - part.offset, part.records))
         if now - self.open_since >= ENTRY_COVERS_SECONDS:
             self.close_entry()
         elif len(not_indexed) >= _NOT_INDEXED_MAX:

@@ -53,20 +53,18 @@ class Tails:
             self._long[log] = None
 
     def add_light(self, parts: Sequence[LogAppend], now_ms: int, now: float) -> None:
-        """The same for what commits to many logs brought each of them."""
+        """The same for light appends, which are durable now."""
         since, log_bytes = self._since, self.log_bytes
+        size = 0
         for part in parts:
             log = part.log
-            tail, chunks = log.tail, part.chunks
-            if not tail:
+            if not log.tail:
                 since[log] = now
-            before = len(tail)
-            tail += chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            size = len(tail) - before
-            self.bytes += size
-            if before + size >= log_bytes and log not in self.failing:
+            log.took_light(part, now_ms, now)
+            size += part.end - part.offset
+            if len(log.tail) >= log_bytes and log not in self.failing:
                 self._long[log] = None
-            log.tail_grew(size, part.records, now_ms, now)
+        self.bytes += size
 
     def charge(self) -> None:
         """Bring the account up to date, and wake the writer if something is due."""

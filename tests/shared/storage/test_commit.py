@@ -18,6 +18,7 @@ from shared.errors import StoreFull, StoreReadOnly
 from shared.storage.commit import Commit
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store
+from shared.units import KIB
 from tests.support.commits import commits_behind, fail, log_write, logs_of, make_read_only, outcome, watch
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
@@ -127,6 +128,36 @@ async def test_the_loop_does_not_write_much_that_nobody_waits_for(
         assert ticket.done is bool(inline)
         await store.wait(ticket)
     assert await read_all(log) == [bytes(size)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "tail_log_bytes", "restarted", "inline"),
+    [
+        (ALWAYS, 256 * KIB, False, 1),
+        (ALWAYS, 0, False, 0),  # every commit writes each log's file
+        (ALWAYS, 256 * KIB, True, 0),  # each index is read first
+        (NONE, 256 * KIB, False, 0),
+    ],
+)
+async def test_the_loop_commits_to_many_logs_where_no_file_of_theirs_is_looked_at(
+    mode: Durability, tail_log_bytes: int, restarted: bool, inline: int
+) -> None:
+    disk, store = await fresh_store(attrs.evolve(SMALL, tail_log_bytes=tail_log_bytes))
+    logs = await logs_of(store, *[mode] * 70)
+    for log in logs:
+        ticket = log.append(records(b"before"), 1)[1]
+    await store.wait(ticket)
+    if restarted:
+        store, disk = await reopen(store, disk)
+        logs = list(store.namespace("logmq", ALWAYS).logs.values())
+    async with running(store):
+        before = store.statistics().inline_commits
+        for log in logs:
+            ticket = log.append(records(b"x"), 1)[1]
+        store.commit_pending()
+        assert store.statistics().inline_commits == before + inline
+        await store.wait(ticket)
+    assert await read_all(logs[-1]) == [b"before", b"x"]
 
 
 def sync_slowly(clock: HandClock, seconds: float, operation: Operation) -> None:

@@ -122,8 +122,8 @@ def show_before_sync() -> list[Change]:
     def show_then_sync(self: Commit) -> None:
         apply(self, self.batches[: self.good])
         for batch in self.batches[: self.good]:
-            for log, part in batch.appends.items():
-                target = self.logs.get(log)
+            for part in (*batch.appends.values(), *batch.light):
+                log, target = part.log, self.logs.get(part.log)
                 if target is None or not target.closed:
                     if target is not None:
                         log.open_entry = target.open_entry
