@@ -74,6 +74,8 @@ CREDIT_BYTES = 192
 """A CONSUME that came by itself and waits: id, list, `Credit`, and its places in two rows."""
 CREDITS_FREE, CREDITS_STEP = 16, 256
 """So many of a connection are not charged; more are in such steps, until it ends."""
+LINE_LEAST = 64
+"""So many credits of a queue may be in its line before those that have ended are looked for."""
 RETURNED_AT_ONCE = 500
 """Deliveries of a lost connection that go back before others have their turn: half a millisecond."""
 REDELIVERED_AT_ONCE = 500
@@ -235,6 +237,7 @@ class Queue:
         "held_bytes",
         "hot_bytes",
         "line",
+        "line_most",
         "log",
         "mark",
         "marked_at",
@@ -281,6 +284,7 @@ class Queue:
         back."""
         self.paused = False
         self.line: deque[Credit] = deque()
+        self.line_most = LINE_LEAST
         self.deadline = self.heaped = math.inf  # for the engine's timers
         self.mark, self.marked_at, self.tick = NONE, 0.0, 0  # for the engine's waits
 
@@ -398,6 +402,11 @@ class Queue:
         line = self.line
         while line and line[0].at == len(line[0].ids):  # they have ended
             line.popleft()
+        if len(line) >= self.line_most:  # others have, behind one that waits: each holds its session
+            waiting = [each for each in line if each.at < len(each.ids)]
+            line.clear()
+            line.extend(waiting)
+            self.line_most = max(LINE_LEAST, 2 * len(line))
         line.append(credit)
         if len(line) == 1:
             self.dispatch()
