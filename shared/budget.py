@@ -8,9 +8,9 @@ of them may refuse it.
 what is durable, which has to be there at the next start whatever else is, and for what gives memory back by
 itself, as outboxes do. The sizes are the callers' estimates, with the overhead of Python's objects.
 
-What has a small constant bound is not charged. The host keeps a quarter of the memory for it and for the code:
-heads of messages that routes are known by (2 MiB each for pub/sub and KqueueMsgQ), recordings that wait 50 ms
-(1 MiB a protocol), the batch that is being filled (4 MiB), logins that wait, the last log lines and rates.
+What has a small constant bound is not charged. The host keeps a quarter of the memory for it and for the
+code: heads of messages that routes are known by (2 MiB each for pub/sub and KqueueMsgQ), recordings that wait
+50 ms (1 MiB a protocol), the batch that is being filled (8 MiB), the last log lines and rates.
 """
 
 import sys
