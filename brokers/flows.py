@@ -48,7 +48,7 @@ class _Flow:
     """So many marks may be there before they are thinned."""
 
     def mark(self, now: float, came: int, left: int) -> None:
-        """So much has come by now, and left."""
+        """Note how many messages have come by now, and how many have left."""
         self.came = came
         self.marks.append((now, came))
         if len(self.marks) > self.room:

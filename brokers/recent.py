@@ -24,6 +24,6 @@ class Recent:
             self._rows.append((self.last, row))
 
     def after(self, number: int) -> list[tuple[int, Row]]:
-        """Those that are kept and come later."""
+        """The kept rows with greater numbers."""
         with self._lock:
             return [each for each in self._rows if each[0] > number]

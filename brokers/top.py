@@ -304,7 +304,7 @@ def with_rates(rows: Sequence[Row], found: Sight, before: Sight | None) -> list[
 
 
 def _share(parts: Sequence[list[Line]], room: int) -> list[Line]:
-    """As much of each part as fits into so many lines; what one does not need, longer ones get."""
+    """Cut parts so that all fit into `room` lines; what a short one does not need, longer ones get."""
     sizes: dict[int, int] = {}
     for left, number in zip(
         range(len(parts), 0, -1), sorted(range(len(parts)), key=lambda each: len(parts[each])), strict=True

@@ -68,7 +68,7 @@ def read(path: Path, tell: Tell = tell_terminal) -> dict[str, User] | None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Whoever else changes the file waits until the end of the block. Raises OSError."""
+    """Let nobody else change the file until the end of the block. Raises OSError."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

@@ -105,13 +105,13 @@ class Arriving:
         self._bodies.appended(len(part), self._ticket)
 
     def finish(self) -> bytes:
-        """It is all there: the reference, which is the publisher's until it lets go of it."""
+        """End a body that is all there. Returns its reference, which the publisher holds until it lets go."""
         assert self._log is not None
         self._bodies.begun_bytes -= self.length
         return self._bodies.add(Body(self._log, self.length, 1, self._ticket))
 
     def give_up(self) -> None:
-        """It will not be finished."""
+        """Drop a body that will not be finished."""
         self._bodies.given_up(self.length)
         if self._log is not None:
             self._bodies.remove(self._log)
@@ -156,12 +156,12 @@ class Bodies:
         return Arriving(self, length, persistent)
 
     def given_up(self, length: int) -> None:
-        """One that has begun will not be finished."""
+        """Give back the memory of a body that has begun and will not be finished."""
         self.begun_bytes -= length
         self._memory.give(BODY_BYTES)
 
     def appended(self, size: int, ticket: Ticket) -> None:
-        """So many bytes are in memory until the ticket is done."""
+        """Count bytes that stay in memory until the ticket is done."""
         self._unwritten_bytes += size
         ticket.when_done(partial(self._written, size))
 
@@ -174,7 +174,7 @@ class Bodies:
 
     @property
     def behind(self) -> bool:
-        """So much waits for the disk that publishers of large bodies should not be read."""
+        """Whether so much waits for the disk that publishers of large bodies should not be read."""
         return self._unwritten_bytes > UNWRITTEN_BYTES_MAX
 
     def when_caught_up(self, callback: Callable[[], None]) -> None:
@@ -197,7 +197,7 @@ class Bodies:
         return [(body.log, _end_record(BodyOp.WHOLE, body), 1) for body in bodies if not body.whole]
 
     def whole_appended(self, references: Iterable[bytes], ticket: Ticket) -> None:
-        """Those records went into their logs."""
+        """Note that a record says that these bodies are whole."""
         for reference in references:
             body = self[reference]
             if not body.whole:
@@ -214,7 +214,7 @@ class Bodies:
         self.refer(reference).held += 1
 
     def drop(self, reference: bytes) -> None:
-        """That message has left."""
+        """Let go of the body of a message that has left its queue."""
         body = self[reference]
         body.held -= 1
         if not body.held:
@@ -222,13 +222,13 @@ class Bodies:
         self.let_go(reference)
 
     def refer(self, reference: bytes) -> Body:
-        """One more refers to it."""
+        """Count one more reference."""
         body = self[reference]
         body.references += 1
         return body
 
     def let_go(self, reference: bytes) -> None:
-        """One less does."""
+        """Count one reference less."""
         body = self[reference]
         body.references -= 1
         if not body.references:  # somebody may still refer to it, until the next `flush`

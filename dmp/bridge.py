@@ -131,7 +131,7 @@ class _Taking:
 
 
 class DmpSource(_Taking):
-    """Of a queue."""
+    """Takes messages from a queue."""
 
     no_ack = False
     gives_back = True
@@ -178,7 +178,7 @@ class BindingSource(_Taking):
         return super().take(count)
 
     def confirm(self, run: MessageRun) -> None:
-        """Nobody asks."""
+        """Nothing to do: what was taken has left its queue."""
 
     def room(self) -> tuple[int, int]:
         return 1 << 30, 1 << 30  # the inbox counts what is lost
@@ -327,7 +327,7 @@ ENDS = DmpBridgeEnds()
 
 
 def _properties(head: Head) -> Mapping[str, Any]:
-    """As JSON has them: those that were set; what is no text is shown."""
+    """The properties that were set, as JSON has them."""
     found = {}
     with suppress(Refusal, StoreError, ValueError):
         for name, value in dict(unpack(head.properties)).items():

@@ -127,7 +127,7 @@ def _read_value(data: bytes, at: int) -> tuple[Any, int]:
 
 
 def _end_of_value(data: bytes, at: int) -> int:
-    """Of the one whose type stands at `at`."""
+    """Where the value ends whose type stands at `at`."""
     size = _FIXED.get(data[at])
     return at + 1 + (4 + int(_U32.unpack_from(data, at + 1)[0]) if size is None else size)
 

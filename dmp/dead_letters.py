@@ -39,7 +39,7 @@ _DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
 
 @attrs.define(eq=False)
 class DeadLetters:
-    """Those of one broker that wait for their slice. `deadline` and `heaped` are the timers'."""
+    """The dead letters of one broker that wait to be delivered. `deadline` and `heaped` are the timers'."""
 
     _broker: "Broker"
     deadline: float = math.inf
@@ -49,7 +49,7 @@ class DeadLetters:
     _busy: bool = False
 
     def add(self, queue: Queue, messages: Sequence[Message], reason: str) -> None:
-        """They have left `queue` by `reason`."""
+        """Deliver messages that have left `queue` for `reason`, in slices."""
         if not messages:
             return
         waited = bool(self._turns)
@@ -74,7 +74,7 @@ class DeadLetters:
         return True
 
     def origin(self, queue: Queue, message: Message) -> Queue | None:
-        """Where it has died last: another queue, which is there."""
+        """The other queue in which a message has died last; None where that is not there."""
         try:
             deaths = message.head.headers.get("x-death")
         except (ValueError, Refusal):

@@ -151,7 +151,7 @@ class Exchange:
             self._index.unsubscribe(destination, EVERY_NAME if self._everything else key)
 
     def forget_routes(self) -> None:
-        """It is deleted: nothing more is routed by it."""
+        """Drop the kept routes of a deleted exchange."""
         self._index.forget_matches()
 
     def wild_words(self, key: bytes) -> int:
@@ -160,11 +160,11 @@ class Exchange:
 
     @property
     def steps(self) -> int:
-        """Of all matches so far: places looked at in the index, bindings held against headers."""
+        """The work of all matches so far: places looked at in the index, bindings held against headers."""
         return self._index.visits + self._compared
 
     def match(self, head: Head) -> Iterable[Destination]:
-        """Those bound directly that want it. Raises Refusal where its headers cannot be decoded."""
+        """The destinations of its own bindings. Raises Refusal where headers cannot be decoded."""
         if self.kind.type != "headers":
             return self._match_each(head) if head.more_keys else self._index.match(head.key)
         if not self._headers:

@@ -130,7 +130,7 @@ class Feed:
         return len(data)
 
     def idle(self, now: float) -> None:
-        """Nothing was written for a while, perhaps."""
+        """Send a null message if nothing was written for a while."""
         idle_at = self._wrote + IDLE_SECONDS
         if now >= idle_at:
             if not self._connection.outbox.size:  # else it is not idle, but slow

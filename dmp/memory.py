@@ -69,13 +69,13 @@ class Memory:
         self._charge()
 
     def take(self, size: int) -> None:
-        """So many bytes more are held."""
+        """Charge for bytes that are held from now on."""
         self.held_bytes += size
         if self.held_bytes > self._take_at:
             self._charge()
 
     def give(self, size: int) -> None:
-        """So many bytes less are; those who wait go on where that is enough."""
+        """Give bytes back. Publishers who wait go on once that is enough."""
         self.held_bytes -= size
         if self.held_bytes < self._give_at:
             self._charge()
@@ -88,7 +88,7 @@ class Memory:
             callback()
 
     def forget(self, who: object) -> None:
-        """It does not wait any more: its connection has ended."""
+        """Drop the callback of one who does not wait any more."""
         self._waiting.pop(who, None)
 
     def expire(self, now: float) -> None:

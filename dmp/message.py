@@ -62,7 +62,7 @@ class Head:
         return f"Head({self.exchange!r}, {self.key!r}, {self.body_bytes} bytes)"
 
     def sent_to(self, exchange: bytes, key: bytes | None, properties: bytes) -> "Head":
-        """Of the same bodies, to another exchange; `key`: None: by the same."""
+        """A head for the same bodies and another exchange. `key`: None for the same key."""
         new_key = self.key if key is None else key
         sent = Head(exchange, new_key, self.body_bytes, properties, reference_bytes=self.reference_bytes)
         sent.trail = self.trail

@@ -71,7 +71,7 @@ class ServerFrames:
         self._data = bytearray()
 
     def feed(self, received: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """Of each frame that is whole: its kind, its channel, its payload. Raises RemoteProtocolError."""
+        """Yield the kind, channel and payload of each whole frame. Raises RemoteProtocolError."""
         data = self._data
         data += received
         at = 0
@@ -260,7 +260,7 @@ class Principal:
 
 
 async def greeted(address: Address, stream: trio.abc.Stream) -> Principal:
-    """One whose server speaks AMQP, not logged in yet. Raises Unreachable where it does not."""
+    """A principal that is not logged in yet. Raises Unreachable where the server does not speak AMQP."""
     principal = Principal(stream)
     try:
         await principal.greet()

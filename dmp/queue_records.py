@@ -71,7 +71,7 @@ def put(head: Head, messages: Sequence[Message]) -> bytes:
 
 
 def put_bytes(head: Head) -> int:
-    """What one of these takes."""
+    """The bytes of a record that puts one of these messages."""
     assert head.record is not None
     return _HEAD.size + len(head.record) + head.stored_bytes
 
@@ -90,7 +90,7 @@ def purged(first: int, end: int) -> bytes:
 
 
 def places(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Of each record: its op, where its payload begins, and where it ends."""
+    """Yield of each record its op, where its payload begins, and where it ends."""
     at = 0
     while at < len(data):
         start = at + LENGTH_BYTES
@@ -99,13 +99,13 @@ def places(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def number_in(data: bytes, start: int) -> int:
-    """Of a record that puts a message there."""
+    """The number of the message that a record puts."""
     number: int = _PLACE.unpack_from(data, start)[1]
     return number
 
 
 def numbers_in(data: bytes, start: int, end: int) -> tuple[int, ...]:
-    """Of a TAKEN record; of a PURGED one the first, and the end."""
+    """The messages' numbers in a TAKEN record; in a PURGED one the first number, and the end."""
     return struct.unpack_from(f">{(end - start - 1) // 8}Q", data, start + 1)
 
 

@@ -65,7 +65,7 @@ class Refusal(BrokerError):
 
     @property
     def reply_text(self) -> bytes:
-        """As a short string's bytes, cut where a character ends."""
+        """The text as the bytes of a short string, cut where a character ends."""
         return str(self).encode()[:TEXT_BYTES_MAX].decode(errors="ignore").encode()
 
 

@@ -16,7 +16,7 @@ LOCAL = "guest"  # whose password everybody knows at first. Comes from loopback 
 
 @attrs.frozen
 class Users:
-    """As text: `NAME:PASSWORD`, with commas between. Shown, it is the names."""
+    """Users, written `NAME:PASSWORD` with commas between. Only their names are ever shown."""
 
     secret: ClassVar[bool] = True  # what is wrong with such a setting is said without it
     _passwords: Mapping[str, str] = attrs.field(repr=False)

@@ -240,7 +240,7 @@ class Topology:
         return queue
 
     def _charge_queue(self, queue: Queue) -> None:
-        """It is there, or is otherwise than it was."""
+        """Charge for a queue that is new or has changed."""
         before, queue.memory_bytes = queue.memory_bytes, _queue_bytes(queue.name, queue.kind)
         self._memory.queues.charge(queue.memory_bytes - before)
 
@@ -307,7 +307,7 @@ class Topology:
             self.delete_unused(queue)
 
     def delete_unused(self, queue: Queue) -> None:
-        """As `delete_queue`, where nobody waits for an answer."""
+        """The same as `delete_queue`, but a failure is logged: nobody waits for an answer."""
         if queue.deleted:
             return
         try:
@@ -655,7 +655,7 @@ def _queue_bytes(name: bytes, kind: QueueKind) -> int:
 
 
 def _binding_bytes(exchange: Exchange, binding: Binding) -> int:
-    """Those of durable exchanges count as durable, whatever they lead to."""
+    """What a binding takes. A durable exchange's bindings count as durable, whatever they lead to."""
     key, arguments = len(binding.key), len(binding.arguments)
     size = BINDING_BYTES + key + arguments
     if exchange.kind.type == "topic":
@@ -678,7 +678,7 @@ def _log_name(queue: bytes) -> str:
 
 
 def _difference(*both: QueueArguments) -> list[str]:
-    """Of two that differ: what each says of what differs."""
+    """What each of two says where they differ."""
     said = [attrs.asdict(each) for each in both]
     differ = [name for name in said[0] if said[0][name] != said[1][name]]
     return [", ".join(f"{name}={each[name]}" for name in differ) for each in said]

@@ -109,7 +109,7 @@ class TopologyTable:
         return [self.table.delete_record(b"q" + name), *self._going(name, False, bound)]
 
     def bindings_gone(self, name: bytes, to_exchange: bool) -> Ticket:
-        """Those of a deleted exchange or queue."""
+        """Note that a deleted exchange or queue has no bindings left."""
         return self.table.delete(_going_key(name, to_exchange))
 
     def drop_bindings(self, bindings: Iterable[Binding]) -> Ticket:
@@ -119,7 +119,7 @@ class TopologyTable:
         return [self.table.put_record(_going_key(name, to_exchange), b"")] if bound else []
 
     def _append(self, rows: Sequence[Row]) -> Ticket:
-        """All of them, or none."""
+        """Append all rows, or none."""
         _, ticket = self.table.log.append(b"".join(record for _, record, _ in rows), len(rows), reserved=True)
         return ticket
 

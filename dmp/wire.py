@@ -59,7 +59,7 @@ class Reply(IntEnum):
 
 
 class MessageOptions(IntFlag):
-    """Of the later revision. What else may be set there is not looked at."""
+    """The options of the later revision; its other bits are ignored."""
 
     IMMEDIATE = 1
     MANDATORY = 2

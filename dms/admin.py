@@ -503,7 +503,7 @@ def _settings(queue: Queue) -> dict[str, Any]:
 
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:
-    """As of `Objects`: sequences number what comes."""
+    """A queue's totals, as `Objects` wants them. Sequences number what comes."""
     oldest = None
     if queue.end > queue.head < queue.released:
         oldest = queue.head

@@ -32,7 +32,7 @@ POSITION_BYTES = 64 << 10
 
 
 class ColdRow:
-    """Of one queue. One read is under way at most."""
+    """Reads one queue's row back from its log. One read is under way at most."""
 
     def __init__(self, queue: "Queue", log: "Log") -> None:
         self._queue = queue
@@ -154,7 +154,7 @@ class ColdRow:
     # -- damage
 
     def lose(self, lost: Sequence[Lost]) -> None:
-        """So much of the log cannot be read. Consumers in line are told, or else the next that asks."""
+        """Note damage of the log. Consumers in line are told, or else the next that asks."""
         queue, known = self._queue, self._lost
         new = [each for each in lost if not any(one.offset <= each.offset < one.end for one in known)]
         if not new:

@@ -41,7 +41,7 @@ DueBefore = tuple[int, int]
 
 
 class Expiry:
-    """Of one queue. Times are the engine's age in milliseconds (`dms.times`)."""
+    """The deadlines of one queue's messages, in milliseconds of the engine's age (`dms.times`)."""
 
     def __init__(self, queue: "Queue") -> None:
         self.queue = queue
@@ -363,7 +363,7 @@ class Expiry:
 
 
 def due_at(now: int, after_ms: int) -> int:
-    """One millisecond more than asked: ages are rounded down, and nothing may happen too early."""
+    """When `after_ms` have surely passed: one more is added, for ages are rounded down."""
     return now + after_ms + 1
 
 

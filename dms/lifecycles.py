@@ -122,7 +122,7 @@ def lifecycles(events: "DataFrame") -> "DataFrame":
 
 
 def _queues(events: "DataFrame") -> "DataFrame":
-    """Of each queue where its row begins, behind all that was delivered or has gone; its first snapshot."""
+    """For each queue where its row begins, behind all that was delivered or has gone; its first snapshot."""
     from pyspark.sql import functions as fn
 
     passed = fn.col("event").isin(DELIVERED, ACKNOWLEDGED, RETURNED, GONE, MOVED, SNAPSHOT)
@@ -267,7 +267,7 @@ class _Lifecycles:
         np.add.at(self.columns[name], at[mask], 1)
 
     def _text(self, rows: pa.RecordBatch, name: str) -> "Numbers":
-        """As numbers in the texts' order: a new text may move those that are there."""
+        """A column's texts as numbers in the texts' order. A new text may change numbers that are there."""
         column = rows.column(name)
         known = self.texts[name]
         if new := set(column.drop_null().unique().to_pylist()) - set(known):

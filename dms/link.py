@@ -64,7 +64,7 @@ class Answer:
 
 
 class DeliveryTaker(Protocol):
-    """Who sent the CONSUMEs."""
+    """Gets what the CONSUMEs that it sent are answered."""
 
     def delivered(self, link: "Link", delivery_id: int, body: bytes) -> None: ...
 
@@ -98,7 +98,7 @@ class Link(PipelinedConnection[Answer]):
 
     @property
     def consuming(self) -> int:
-        """CONSUMEs that wait."""
+        """How many CONSUMEs wait for an answer."""
         return len(self._consuming)
 
     def lose(self, error: Disconnected) -> None:

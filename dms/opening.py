@@ -103,7 +103,7 @@ class LogReplay:
                 raise NotOurs(f"a record of kind {record.kind}")
 
     def _begin(self, seq: int) -> None:
-        """This is the first sequence that a beheaded log tells of."""
+        """Begin at the first sequence that a beheaded log tells of."""
         if self._beheaded:
             self._beheaded = False
             self.head = self.tail = seq
@@ -217,7 +217,7 @@ async def _replay(log: Log, start: int) -> tuple[LogReplay, list[Lost]]:
 
 
 async def _find_bodies(replay: LogReplay, log: Log, offset: int) -> list[Lost]:
-    """Those of what was delivered and is not gone, and which no snapshot has kept; what could not be read."""
+    """Read the bodies of messages that are out and in no snapshot. Returns what could not be read."""
     missing = replay.out.keys() - replay.bodies.keys()
     reader = WholeRecords(log, offset, READ_BYTES)
     while missing and (data := await reader.read()):

@@ -115,7 +115,7 @@ def pack(
 def pack_head(
     kind: RecordKind, count: int, seq: int, age_ms: int, time_ms: int, size: int, reason: int = 0
 ) -> bytes:
-    """Of a record whose body has `size` bytes."""
+    """The head of a record whose body has `size` bytes."""
     length = HEAD.size - _LENGTH_BYTES + size
     return HEAD.pack(length, kind, VERSION, reason, count, age_ms, time_ms, seq)
 
@@ -174,7 +174,7 @@ def split_bodies(data: bytes, at: int, count: int) -> list[bytes]:
 
 
 def pack_letters(letters: Iterable[DeadLetter]) -> bytes:
-    """Of a LETTERS record: for each what is known of it as JSON, then its body, both behind their lengths."""
+    """The body of a LETTERS record: each letter's JSON, then its body, both behind their lengths."""
     parts: list[bytes] = []
     for letter in letters:
         parts += (json.dumps(letter.about).encode(), letter)
@@ -200,7 +200,7 @@ def pack_runs(those: Iterable[Iterable[int]]) -> bytes:
 
 
 def runs_in(data: bytes, record: Record) -> list[Run]:
-    """Of a DELIVERED, ACKED, GONE or MOVED record."""
+    """The runs in a DELIVERED, ACKED, GONE or MOVED record."""
     end = record.body + _RUN.size * record.entries
     return [Run(*run) for run in _RUN.iter_unpack(data[record.body : end])]
 
@@ -222,7 +222,7 @@ def to_runs(seqs: Sequence[int]) -> list[Run]:
 
 
 def pack_returned(those: Iterable[tuple[int, int, int]]) -> bytes:
-    """Of a RETURNED record: sequence, deliveries, due."""
+    """The body of a RETURNED record, of (sequence, deliveries, due)."""
     return b"".join(_RETURNED.pack(*entry) for entry in those)
 
 
@@ -254,6 +254,6 @@ def kept_in(data: bytes, record: Record) -> Iterator[KeptMessage]:
 
 
 def object_in(data: bytes, record: Record) -> Mapping[str, Any]:
-    """Of a SNAPSHOT or IMPORTED record."""
+    """The JSON object in a SNAPSHOT or IMPORTED record."""
     found: Mapping[str, Any] = json.loads(data[record.body : record.end])
     return found

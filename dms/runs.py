@@ -47,7 +47,7 @@ _DELIVER_WORD = word(Type.DELIVER)
 
 @lru_cache(maxsize=128)
 def _columns(count: int, *widths: int) -> struct.Struct:
-    """So many times so many columns of bytes, side by side."""
+    """Columns of these widths in bytes, side by side, `count` times."""
     return struct.Struct("".join(f"{width}s" for width in widths) * count)
 
 
@@ -100,7 +100,7 @@ def by_turns(data: bytes, at: int, name: bytes) -> tuple[tuple[bytes, ...], tupl
 
 
 def counted(first: int, count: int) -> tuple[bytes, ...]:
-    """So many ids, counted up from `first`."""
+    """`count` ids, counted up from `first`."""
     packed = _numbers(count).pack(*range(first, first + count))
     return _columns(count, _ID_BYTES).unpack(packed)
 

@@ -61,7 +61,7 @@ class Unacked(Generic[Q]):
         return chain(self.single, *(run.ids for run in self._runs.values()))
 
     def pieces(self) -> list[Sequence[Delivery[Q]]]:
-        """All of them as they are now, whatever happens here later."""
+        """A copy of all deliveries as they are now."""
         return [tuple(self.single.values()), *self._runs.values()]
 
     def add(self, run: DeliveredRun[Q]) -> None:

@@ -190,7 +190,7 @@ class Answer:
         raise NotImplementedError
 
     def fail(self, error: BrokerError) -> None:
-        """It will not come."""
+        """End the wait for an answer that will not come."""
         self.error = error
         self._finish()
 

@@ -227,7 +227,7 @@ class Tail(_Reader):
         owner.counts.tails += 1
 
     def start(self, slot: ReplySlot) -> None:
-        """All earlier requests are answered."""
+        """Begin, once all earlier requests are answered."""
         self._slot = slot
         if self.ended:
             slot.resolve(b"OK %d\n" % self.next)

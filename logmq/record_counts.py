@@ -30,7 +30,7 @@ class OutOfTime(Exception):
 
 @attrs.define(eq=False)
 class _Counted:
-    """So many records stand between the first of `offsets` and each of them."""
+    """How many records stand between the first of `offsets` and each of them."""
 
     offsets: list[int]
     counts: list[int]
@@ -43,7 +43,7 @@ class _Counted:
 
 @attrs.define(eq=False)
 class _Time:
-    """Of the processor, that a question may take; the turns of others in between do not count."""
+    """The processor time that one question may take, without the turns of others in between."""
 
     left: float
     _began: float = attrs.Factory(lambda: thread_time())
@@ -73,7 +73,7 @@ class RecordCounts:
             return None
 
     async def back_from_end(self, log: Log, count: int) -> int:
-        """Where the last so many records begin, or the first that is kept. Raises StoreError."""
+        """Where the last `count` records begin, or the first kept one. Raises StoreError."""
         first, end, time = log.first, log.visible, _Time(float("inf"))
         skip = await self._between(log, first, end, time) - count
         if skip <= 0:
@@ -172,7 +172,7 @@ async def _count(log: Log, start: int, end: int) -> int:
 
 
 async def _behind(log: Log, start: int, count: int) -> int:
-    """Where the record stands that has so many others between `start` and itself. Raises StoreError."""
+    """The offset of the record `count` records behind `start`. Raises StoreError."""
     while count:
         data = await read_records(log, start, STEP_BYTES)
         if not data:

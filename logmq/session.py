@@ -209,7 +209,7 @@ class Session(SessionBase):
         self.deadline(_SOON, self.connection.now)
 
     def reader_ended(self, reader: Tail | Fetch) -> None:
-        """It has answered, of its own accord."""
+        """Drop a reader that has given its answer by itself."""
         if isinstance(reader, Fetch):
             if self._fetches is not None:
                 self._fetches.pop(reader, None)

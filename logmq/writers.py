@@ -92,7 +92,7 @@ class Writers:
         return sum(logs(int.from_bytes(owner[:_PREFIX_BYTES], "big")) is None for owner in self._slots)
 
     def _touch(self, owner: bytes) -> None:
-        """It is the last to be forgotten from now on."""
+        """Make this owner the last to be forgotten."""
         self._slots[owner] = self._slots.pop(owner, set())
 
     def _remember(self, owner: bytes, key: bytes) -> None:

@@ -28,7 +28,7 @@ class Absences:
         self._unnoted: dict[bytes, None] = {}
 
     def load(self, client_ids: Collection[bytes], now: float) -> None:
-        """All of these are away: since when the table says, else from now on."""
+        """Count these as away: since when the table says, else from now on."""
         saved = self._table.items() if self._table is not None else ()
         rows = {key: int.from_bytes(value, "big") / 1000 for key, value in saved}
         age = max(rows.values(), default=0.0)
@@ -42,7 +42,7 @@ class Absences:
         self._unnoted[client_id] = None
 
     def over(self, client_id: bytes) -> None:
-        """It is back, or has ended."""
+        """End the absence of a client that is back, or whose session has ended."""
         if self._since.pop(client_id, None) is not None:
             self._unnoted[client_id] = None
 

@@ -124,5 +124,5 @@ class Kept:
             at = end
 
     def clients(self) -> Iterable[bytes]:
-        """Those that something is kept for."""
+        """The ids of clients that something is kept for."""
         return list(self._frames)

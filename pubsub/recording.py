@@ -33,7 +33,7 @@ class FrameTrack:
         self._cuts: dict[tuple[int, int], Struct] = {}
 
     def record(self, frames: bytes, lengths: Sequence[int], messages: int) -> None:
-        """Of these frames, whose datagrams are long enough, `messages` are messages."""
+        """Record frames, of which `messages` are messages. Their datagrams are long enough."""
         if messages < len(lengths):
             frames, lengths = _messages(frames, lengths)
         if messages:

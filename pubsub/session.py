@@ -154,7 +154,7 @@ class Session(SessionBase):
             self._client = None
 
     def _finish(self, event: Event) -> None:
-        """Nothing is sent any more beside what is in the outbox."""
+        """Send what is in the outbox, and then close."""
         self.state = TRANSITIONS[self.state][event]
         self.end()
         self.connection.finish()

@@ -283,7 +283,7 @@ class Sessions:
             self._save(Changed(client.id, topic, keeps, user))
 
     def end_subscription(self, client: ClientSession, topic: bytes) -> None:
-        """It is not allowed any more. What was kept for who is away goes, too: it may be of that topic."""
+        """End a subscription that is not allowed any more. What is kept for an absent client goes, too."""
         if client.connection is None:
             self.away.unsubscribe(client, topic)
             self.kept.forget(client.id)

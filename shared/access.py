@@ -255,7 +255,7 @@ class _Globs:
         return bool(state & self._all)
 
     def _close(self, state: int) -> int:
-        """With what is behind a `*`."""
+        """Add the states behind each `*` that is reached: it matches nothing, too."""
         return state | (state & self._stars) << 1
 
 
@@ -292,7 +292,7 @@ class Secret:
         return f"scrypt${SCRYPT_N}${SCRYPT_R}${SCRYPT_P}${salt}${key}"
 
     def fits(self, password: bytes) -> bool:
-        """As `make` takes it. May be called in a thread."""
+        """Whether a password is this one. Takes as long as `make`; may be called in a thread."""
         return hmac.compare_digest(_scrypt(password, self.salt), self.key)
 
 

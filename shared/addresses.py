@@ -48,7 +48,7 @@ def unescaped(name: str) -> bytes:
 
 
 def exchange_and_key(rest: str) -> tuple[bytes, str] | None:
-    """Of `<exchange>/<key>` the exchange's name, and the key as it stands; None: it names a queue."""
+    """Split `<exchange>/<key>`: the exchange's name, and the key as it stands. None: it names a queue."""
     exchange, slash, key = rest.partition("/")
     return (unescaped(exchange), key) if slash else None
 

@@ -58,7 +58,7 @@ class MessageRun:
         return len(self.bodies)
 
     def part(self, start: int, stop: int) -> "MessageRun":
-        """Those messages of it."""
+        """The messages `[start, stop)` of the run."""
         if start == 0 and stop >= len(self.bodies):
             return self
         return attrs.evolve(
@@ -130,7 +130,7 @@ class Inbox:
         return run
 
     def release(self, size: int) -> None:
-        """So much of what was taken out is settled."""
+        """Give back the bytes of messages that were taken out and are settled."""
         self.bytes -= size
         self._account.give(size)
 
@@ -152,7 +152,7 @@ class Positions(Protocol):
     """Nothing is known: `start` says where to begin."""
 
     def started(self) -> None:
-        """It is known where to begin. Raises StoreError."""
+        """Note that positions are known from now on. Raises StoreError."""
 
     def get(self, name: bytes) -> bytes | None: ...
 

@@ -30,7 +30,7 @@ class Conflict(BrokerError):
 
 
 class LeftOut(BrokerError):
-    """It cannot be here, and nothing is wrong with that; the text says why."""
+    """A row that this server cannot have, which is no fault of it; the text says why."""
 
 
 @attrs.frozen

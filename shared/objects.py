@@ -356,7 +356,7 @@ class MessageRows:
         return 0 if self._bytes >= ANSWER_BYTES_MAX else self._limit - len(self.items)
 
     def add(self, position: int, body: bytes, time_ms: float | None = None, **more: Any) -> None:
-        """One more (`message_row`)."""
+        """Add a message's row (`message_row`)."""
         self._bytes += min(len(body), SHOWN_BYTES_MAX)
         self.items.append(message_row(position, body, time_ms, **more))
 

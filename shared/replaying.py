@@ -72,7 +72,7 @@ def one_name(address: str) -> Callable[[MessageOrigin], Place]:
 
 
 def same_name(message: PastMessage, name: bytes) -> Place:
-    """Where a message was, under this name."""
+    """The place that a message had, under this name."""
     return name
 
 

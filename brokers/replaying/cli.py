@@ -231,7 +231,7 @@ def renaming(text: str | None) -> Callable[[bytes], bytes]:
 
 
 def notes_file(name: str) -> Path:
-    """Where it is noted how far a replay is."""
+    """The file that notes how far a replay is. Raises UsageError, Refusal."""
     if not _RESUME.fullmatch(name):
         raise UsageError("--resume", "a name is 1 to 100 of A-Z a-z 0-9 . _ - and does not start with a dot")
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")

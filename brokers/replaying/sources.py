@@ -56,7 +56,7 @@ class Chosen:
 
     @property
     def _glob(self) -> str:
-        """As the names are compared: byte by byte."""
+        """The glob of names in Latin-1: names are compared byte by byte."""
         return (self.names or "*").encode().decode("latin-1")
 
 

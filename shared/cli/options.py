@@ -179,11 +179,11 @@ class Server(Place):
         return tls_context(True, self.ca, self.certificate, self.key)
 
     def login(self) -> Login:
-        """Who asks, by the flags and the variables. Raises UsageError."""
+        """The login that flags and variables say. Raises UsageError."""
         return login_of_flags(self.user, self.password_file, self.certificate)
 
     def given(self) -> dict[str, Any]:
-        """All of it, as every protocol's client takes it. Raises UsageError."""
+        """The arguments for any protocol's client. Raises UsageError."""
         login = self.login()
         return {
             "host": self.host,

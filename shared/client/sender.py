@@ -88,7 +88,7 @@ class Sender:
             await self.send(b"".join(piece))
 
     async def finish(self) -> None:
-        """All is sent: wait until the server has read it and closed. Raises as `send` does."""
+        """End what is sent, and wait until the server has read it and closed. Raises as `send` does."""
         async with self._sending:
             if self._lost is not None:
                 return

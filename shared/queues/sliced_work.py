@@ -18,7 +18,7 @@ STEPS_PER_TURN = 4
 
 @attrs.define(eq=False)
 class SlicedWork:
-    """One piece of work after the other, as they were added. `deadline` and `heaped` are the timers'."""
+    """Does long work in slices, one piece after the other. `deadline` and `heaped` are the timers'."""
 
     _timers: Timers
     _on_crash: Callable[[Exception], None]
@@ -29,7 +29,7 @@ class SlicedWork:
 
     @property
     def busy(self) -> bool:
-        """Something is not done yet."""
+        """Whether something is not done yet."""
         return bool(self._left)
 
     def add(self, steps: Iterator[None]) -> None:

@@ -100,7 +100,7 @@ class Recording:
             namespace.retention = settings.retention
 
     def of(self, protocol: str) -> "Recorder | None":
-        """Where to put what passes through; None: it is not recorded."""
+        """The recorder of a protocol; None: it is not recorded."""
         return self._recorders.get(protocol)
 
     async def run(self) -> None:
@@ -303,7 +303,7 @@ class Recorder:
             self._unwarned = 0
 
     def _append(self, log: Log, head: bytes, frames: Buffer, count: int, messages: int, size: int) -> None:
-        """So many records: whole in `head`, or one that ends with `frames`."""
+        """Append `count` records that are whole in `head`, or one that begins there and ends in `frames`."""
         try:
             if self._gap_messages:
                 self._mark_gap(log)

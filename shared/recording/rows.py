@@ -210,7 +210,7 @@ class Rows:
         return self._spread(self._gathered("payload"))
 
     def bytes(self) -> pa.Array:
-        """Of payloads; of a gap all that was left out, and null for other faults."""
+        """Sizes of payloads; for a gap all that was left out, for other faults null."""
         return self._numbers(self.places["payload"][1], [fault.bytes for fault in self._faults])
 
     def messages(self) -> pa.Array:
@@ -230,7 +230,7 @@ class Rows:
     # -- how columns are made
 
     def _field(self, field: str, of_block: Callable[[Block], Raw | None]) -> pa.Array:
-        """Where frames have it, from there, else from the head of their block."""
+        """A field's column: from the frames where they have it, else from the head of their block."""
         heads = [None if head is None else of_block(head) for head in self._heads]
         named = texts(pa.array(heads, pa.binary())).take(pa.array(self._message_record))
         _, size = self.places[field]

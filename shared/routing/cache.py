@@ -17,7 +17,7 @@ class Books(Protocol):
         """Whether so much more may be kept; else all is forgotten first."""
 
     def add(self, size: int) -> None:
-        """So many bytes more, or fewer, are kept."""
+        """Count `size` bytes more; negative: fewer."""
 
 
 class MatchCache(Generic[S]):

@@ -17,7 +17,7 @@ SPARSE_BYTES_MIN = 1024
 
 
 def each(few: Few[T] | None) -> Iterable[T]:
-    """All of them, each once."""
+    """Iterate over the members."""
     if few is None:
         return ()
     return few if isinstance(few, dict) else (few,)

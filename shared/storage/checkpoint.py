@@ -247,7 +247,7 @@ class Checkpointer:
     # -- in a thread
 
     def _start_some(self, left: deque[int]) -> bool:
-        """Those that can be begun in a short while; False where the system cannot do that."""
+        """Begin writes for a short while, and take them out of `left`. False: the system cannot do that."""
         began = self._clock.monotonic()
         try:
             while left and self._clock.monotonic() - began < _TOGETHER_SECONDS:

@@ -323,7 +323,7 @@ def mend(disk: Disk, files: OpenFiles, log: Log, number: int, offset: int, count
 
 
 def _gaps(disk: Disk, fd: int, log: Log, number: int, count: int, end: int) -> Iterator[_Gap]:
-    """Where the index is not good, from entry `number` on, without what retention has dropped."""
+    """Yield where the index is not good from entry `number` on, without what retention has dropped."""
     before: IndexEntry | None = None
     low = number
     while low:

@@ -308,7 +308,7 @@ class _LogRecovery:
             self.kept_bytes = size - start
 
     def _write_again(self, entry: IndexEntry) -> None:
-        """It may be in the page cache only, left clean by a sync that failed."""
+        """Write an entry again: after a failed sync it may be in the page cache alone, marked clean."""
         start = max(entry.offset, self.position, self._rewrite)
         if start < entry.end:
             write_all(self._disk, self._fd, self._disk.read(self._fd, entry.end - start, start), start)
@@ -406,7 +406,7 @@ class _LogRecovery:
         return changed
 
     def _copy_rest(self) -> None:
-        """It may have been acknowledged, though nothing says so: it goes to a file of its own."""
+        """Copy what is cut off to a file of its own: it may have been acknowledged all the same."""
         path = f"{self._line.namespace}/{self._line.file}.log"
         self.quarantined = f"{path}.cut-{self.position}"
         try:

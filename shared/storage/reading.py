@@ -315,7 +315,7 @@ class Reader:
         return data[position:end] if isinstance(data, bytes) else bytes(memoryview(data)[position:end])
 
     def _tail(self, request: _Request) -> bytes:
-        """Of records that the log's file does not have yet."""
+        """Answer from memory: the log's file does not have these records yet."""
         log, offset = request.log, request.offset
         start = log.tail_start
         if offset != start and (log.id, offset) not in self._starts:
@@ -340,7 +340,7 @@ class Reader:
     # -- single records: an entry's bytes, kept in memory
 
     def _serve_block(self, request: _Request, number: int, entry: IndexEntry) -> Any:
-        """Of the entry that covers the offset: all its bytes are read, checked, and kept for the next."""
+        """Answer from the entry that covers the offset: all of it is read, checked, and kept for the next."""
         log = request.log
         if entry.end > log.tail_start:
             # The entry's newest bytes are in memory only; those in the file were written by this process.
@@ -394,9 +394,10 @@ class Reader:
         return spans
 
     def _serve_spans(self, request: _Request, spans: list[tuple[int, IndexEntry]]) -> Any:
-        """These entries from the request's offset on. For a range, what was checked before is not read again.
+        """Answer with these entries from the request's offset on.
 
-        Where a later entry is damaged the answer ends before it; where the first is, CorruptRecord is raised.
+        For a range, what was checked before is not read again. Where a later entry is damaged the answer ends
+        before it; where the first is, CorruptRecord is raised.
         """
         log, offset = request.log, request.offset
         first = spans[0][1]

@@ -135,7 +135,7 @@ def _owner(data: bytes) -> int | None:
 
 
 def _first(disk: Disk, path: str, entries: list[IndexEntry]) -> int:
-    """Where the bytes begin that retention has not punched out: those read as zeros, and match no CRC."""
+    """Where the bytes begin that retention has kept: punched ones read as zeros, and match no CRC."""
     with opened(disk, path) as fd:
         for entry in entries:
             head = disk.read(fd, format.LENGTH_BYTES, entry.offset)

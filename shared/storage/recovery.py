@@ -234,7 +234,7 @@ def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
 
 
 def _quarantined(path: str, names: Container[str]) -> str:
-    """Where a damaged file goes; `names`: those that there are."""
+    """A free name for a damaged file; `names`: those that are taken."""
     number = 1
     while f"{path}.damaged-{number}" in names:
         number += 1

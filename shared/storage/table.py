@@ -171,7 +171,7 @@ class Table:
             self._tidy()
 
     def _apply(self, records: bytes, at: int, offset: int, *, undoable: bool) -> int:
-        """Those from `at` on of whole records that stand at `offset`. Returns where they end."""
+        """Apply whole records from `at` on; `records` stands at `offset` in the log. Returns their end."""
         while at < len(records):
             end = at + LENGTH_BYTES + length_at(records, at)[0]
             start = at + _HEAD.size

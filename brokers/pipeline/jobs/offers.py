@@ -49,7 +49,7 @@ def offered(name: str | None = None, protocol: str | None = None) -> Sequence[Of
 
 
 def offered_if_any(name: str | None = None, protocol: str | None = None) -> Sequence[Offered]:
-    """As `offered`, but without an error if there is none."""
+    """The same as `offered`, but empty instead of an error where there is none."""
     try:
         return offered(name, protocol)
     except NoTable:

@@ -173,7 +173,7 @@ class Folder:
         return LogSpot(self.source, line.name, log_id, first, end, line.file)
 
     def _kept_first(self, log_id: int, file: str, end: int) -> int | None:
-        """As `first_kept`, but the journal is read once for all logs, and again if it has changed."""
+        """The same as `first_kept`, but the journal is read once for all logs, and again once it changes."""
         log = self._journal.get(log_id)
         if log is None or (log.first < end and self._is_hole(file, log.first)):
             self._journal = look(self.disk, live=True).logs

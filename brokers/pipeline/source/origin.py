@@ -68,7 +68,7 @@ class Origin(Protocol):
         """
 
     def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
-        """As `chunks`, but without bytes where the index entries tell enough. Damage is not looked for."""
+        """The same as `chunks`, but without bytes where entries tell enough. Damage is not looked for."""
 
 
 def rules(options: Options) -> LossPolicy:

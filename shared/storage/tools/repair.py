@@ -123,7 +123,7 @@ class _Mender:
     # -- nothing is thrown away
 
     def _quarantined(self, path: str) -> str:
-        """Where something goes; its folder is made."""
+        """The path in the quarantine for `path`; its folder is made."""
         folder = ""
         for part in (*self._quarantine.split("/"), *path.split("/")[:-1]):
             folder = f"{folder}/{part}" if folder else part
