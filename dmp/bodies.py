@@ -299,7 +299,8 @@ class Bodies:
         self.unclaimed = len(unclaimed)
         if unclaimed:
             self._log.error(
-                "bodies of messages that no queue has: a queue's log may have lost these; they are kept",
+                "large bodies belong to no queue: a queue's log may have lost their messages; they are kept, "
+                "and a backup may have what is missing",
                 bodies=len(unclaimed),
                 bytes=sum(log.visible for log in unclaimed),
                 path=unclaimed[0].file.path,

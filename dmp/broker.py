@@ -268,7 +268,8 @@ class Broker:
                 # Once: the store says more itself. What is not written comes back at a restart.
                 self._disk_failed = True
                 self.log.error(
-                    "acknowledgements cannot be written: what they are of comes again after a restart",
+                    "acknowledgements cannot be written: their messages come again after a restart; look at "
+                    "the disk",
                     reason=str(error),
                 )
 
@@ -283,14 +284,14 @@ class Broker:
 
     def queue_damaged(self, name: bytes, error: StoreError) -> None:
         self.log.error(
-            "a queue cannot be read any further: what it has on disk alone waits for a restart",
+            "a queue cannot be read on: messages that are only on disk wait; look at the disk, then restart",
             queue=shown(name),
             reason=str(error),
         )
 
     def queue_lost(self, name: bytes, lost: Lost) -> None:
         self.log.error(
-            "a queue's log is damaged: the messages there are lost, the others are served",
+            "a queue's log is damaged: the messages there are lost, the others are served; look at the disk",
             queue=shown(name),
             offset=lost.offset,
             bytes=lost.length,
@@ -302,7 +303,7 @@ class Broker:
         if not body.damaged:
             body.damaged = True
             self.log.error(
-                "the body of a message is damaged: it is not given out any more, and not deleted",
+                "the body of a message is damaged: it is not given out any more, and kept; look at the disk",
                 path=body.log.file.path,
                 reason=str(error or "it is too short"),
             )
@@ -310,7 +311,7 @@ class Broker:
     def queue_above_warning(self, queue: Queue) -> None:
         self.counts.warned += 1
         self.log.warning(
-            "a queue is above queue_warn_messages: are its consumers there?",
+            "a queue is above queue_warn_messages: its consumers are too slow, or away; start more",
             queue=shown(queue.name),
             ready=queue.depth,
             consumers=len(queue.consumers),

@@ -313,7 +313,11 @@ class Topology:
         try:
             self.delete_queue(queue)
         except StoreError as error:
-            self._broker.log.error("a queue cannot be deleted", queue=shown(queue.name), reason=str(error))
+            self._broker.log.error(
+                "a queue that nobody uses any more cannot be deleted: it stays; look at the disk",
+                queue=shown(queue.name),
+                reason=str(error),
+            )
 
     def _allow(self, queue: Queue, owner: Owner | None) -> None:
         if queue.owner is not None and queue.owner is not owner:
@@ -493,7 +497,10 @@ class Topology:
         broker = self._broker
         await broker.bodies.restore()
         for key in saved.unreadable:
-            broker.log.error("a definition cannot be read; it is left alone", row=shown(key))
+            broker.log.error(
+                "a definition cannot be read: it is kept, but does not count; declare it again",
+                row=shown(key),
+            )
         for name, exchange_kind in saved.exchanges:
             self._new_exchange(name, exchange_kind)
         for queue in saved.queues:
@@ -554,7 +561,7 @@ class Topology:
         if loaded.lost:
             broker.log.error(
                 "a queue's log is damaged: messages there are lost, or come again that had been taken; the "
-                "others are served",
+                "others are served; look at the disk",
                 queue=shown(queue.name),
                 path=log.file.path,
                 **describe_lost(loaded.lost),

@@ -162,7 +162,7 @@ class ColdRow:
         known += new
         logger.error(
             "a queue's log is damaged: messages there are lost, or come again that had gone; the others are "
-            "served",
+            "served; look at the disk",
             queue=queue.text,
             path=self.log.file.path,
             **describe_lost(new),

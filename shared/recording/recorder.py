@@ -295,7 +295,7 @@ class Recorder:
         if self._warned_at is None or now - self._warned_at >= WARN_SECONDS:
             self._warned_at = now
             self._report.warning(
-                "what passes through is not all recorded",
+                "messages pass unrecorded: the recording has a gap there; the reason says what it lacks",
                 reason=reason,
                 messages=self._unwarned,
                 **({"error": why} if why else {}),

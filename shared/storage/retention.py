@@ -81,7 +81,8 @@ class RetentionKeeper:
             except (StoreError, OSError, FileGone) as error:
                 if not log.deleted:
                     logger.warning(
-                        "retention failed for a log: it keeps its old records, and is tried again",
+                        "retention failed for a log: it keeps its old records, and is tried again; look at "
+                        "the disk",
                         log=log.name,
                         reason=describe(error),
                     )
