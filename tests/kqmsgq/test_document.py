@@ -32,8 +32,7 @@ def spelled(text: str) -> bytes:
     return message(name, body.encode())
 
 
-def test_the_session_in_the_document_goes_as_it_says() -> None:
-    world = World()
+def test_the_session_in_the_document_goes_as_it_says(world: World) -> None:
     peers = {"producer": world.connect(), "consumer": world.connect()}
     delivered = 0
     for line in SESSION:
@@ -65,8 +64,7 @@ def golden(path: Path) -> Iterator[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_golden_sessions_byte_for_byte(path: Path, one_by_one: bool) -> None:
-    world = World()
+def test_golden_sessions_byte_for_byte(world: World, path: Path, one_by_one: bool) -> None:
     peers = {"P": world.connect(), "C": world.connect()}
     got = b""
     for who, data in golden(path):

@@ -16,11 +16,10 @@ from kqmsgq.states import State
 from kqmsgq.wire import Fault, Message, WireError, message, subscribe, unsubscribe
 from shared import fanout
 from shared.budget import Account
-from tests.kqmsgq.world import World
+from tests.kqmsgq.world import Peer, World
 
 
-def test_a_message_reaches_everyone_subscribed_to_its_queue_with_its_own_bytes() -> None:
-    world = World()
+def test_a_message_reaches_everyone_subscribed_to_its_queue_with_its_own_bytes(world: World) -> None:
     one, two, other = (world.consumer(subscribe(name)) for name in (b"a", b"a", b"b"))
     sent = message(b"a", b"hello") + message(b"b", b"") + message(b"a", bytes(range(256)))
     world.producer(sent)
@@ -28,16 +27,14 @@ def test_a_message_reaches_everyone_subscribed_to_its_queue_with_its_own_bytes()
     assert other.taken() == message(b"b", b"")
 
 
-def test_an_all_subscription_covers_queues_that_do_not_exist_yet() -> None:
-    world = World()
+def test_an_all_subscription_covers_queues_that_do_not_exist_yet(world: World) -> None:
     everything = world.consumer(subscribe())
     sent = message(b"new", b"1") + message(b"", b"2") + message(b"\xff\x00", b"3")
     world.producer(sent)
     assert everything.taken() == sent
 
 
-def test_a_message_comes_once_however_often_its_queue_is_subscribed_to() -> None:
-    world = World()
+def test_a_message_comes_once_however_often_its_queue_is_subscribed_to(world: World) -> None:
     consumer = world.consumer(subscribe(b"a") + subscribe() + subscribe(b"a") + subscribe())
     producer = world.producer(message(b"a", b"1"))
     assert consumer.bodies() == [b"1"]
@@ -46,8 +43,7 @@ def test_a_message_comes_once_however_often_its_queue_is_subscribed_to() -> None
     assert consumer.bodies() == [b"2"], "one `/` ends the subscription by name and leaves the other"
 
 
-def test_unsubscribing_from_a_name_leaves_an_all_subscription_alone() -> None:
-    world = World()
+def test_unsubscribing_from_a_name_leaves_an_all_subscription_alone(world: World) -> None:
     consumer = world.consumer(subscribe() + subscribe(b"a") + unsubscribe(b"a") + unsubscribe(b"b"))
     producer = world.producer(message(b"a", b"1"))
     assert consumer.bodies() == [b"1"]
@@ -56,8 +52,7 @@ def test_unsubscribing_from_a_name_leaves_an_all_subscription_alone() -> None:
     assert consumer.bodies() == []
 
 
-def test_unsubscribing_without_a_name_ends_every_subscription() -> None:
-    world = World()
+def test_unsubscribing_without_a_name_ends_every_subscription(world: World) -> None:
     consumer = world.consumer(subscribe(b"a") + subscribe(b"b") + subscribe() + unsubscribe())
     producer = world.producer(message(b"a", b"1") + message(b"c", b"2"))
     consumer.send(subscribe(b"b"))
@@ -65,16 +60,14 @@ def test_unsubscribing_without_a_name_ends_every_subscription() -> None:
     assert consumer.bodies() == [b"4"]
 
 
-def test_a_message_without_a_name_goes_to_the_all_subscribers_alone() -> None:
-    world = World()
+def test_a_message_without_a_name_goes_to_the_all_subscribers_alone(world: World) -> None:
     named, everything = world.consumer(subscribe(b"a")), world.consumer(subscribe())
     world.producer(message(b"", b"x"))
     assert named.messages() == []
     assert everything.messages() == [Message(b"", b"x")]
 
 
-def test_what_nobody_is_subscribed_to_is_dropped_and_counted() -> None:
-    world = World()
+def test_what_nobody_is_subscribed_to_is_dropped_and_counted(world: World) -> None:
     producer = world.producer(message(b"a", b"1"))
     late = world.consumer(subscribe(b"a"))
     producer.send(message(b"a", b"2"))
@@ -105,9 +98,8 @@ BAD = [(b"produce", *each) for each in BAD_PRODUCERS] + [(b"consume", *each) for
 @pytest.mark.parametrize("one_by_one", [True, False])
 @pytest.mark.parametrize(("role", "bad", "fault"), BAD)
 def test_what_breaks_the_protocol_is_counted_and_closes_that_connection(
-    role: bytes, bad: bytes, fault: Fault, one_by_one: bool
+    world: World, role: bytes, bad: bytes, fault: Fault, one_by_one: bool
 ) -> None:
-    world = World()
     witness = world.consumer(subscribe())
     good = message(b"a", b"before") if role == b"produce" else subscribe(b"a")
     data = role + good + bad + b"*\0\0\0\1a\0\0\0\1x"
@@ -126,8 +118,9 @@ def test_what_breaks_the_protocol_is_counted_and_closes_that_connection(
 
 @pytest.mark.parametrize("first", [b"GET / H", b"Produce", b"consumr", b"produc\n", b"p\0", b"x"])
 @pytest.mark.parametrize("one_by_one", [True, False])
-def test_wrong_first_bytes_are_refused_at_the_first_that_is_wrong(first: bytes, one_by_one: bool) -> None:
-    peer = World().connect()
+def test_wrong_first_bytes_are_refused_at_the_first_that_is_wrong(
+    peer: Peer, first: bytes, one_by_one: bool
+) -> None:
     peer.send(*([first[at : at + 1] for at in range(len(first))] if one_by_one else [first]))
     assert peer.fault is not None
     assert peer.closed
@@ -143,8 +136,7 @@ def test_the_largest_name_and_the_largest_message_pass() -> None:
     assert consumer.taken() == sent
 
 
-def test_a_message_that_did_not_end_is_not_delivered() -> None:
-    world = World()
+def test_a_message_that_did_not_end_is_not_delivered(world: World) -> None:
     consumer = world.consumer(subscribe())
     producer = world.producer(message(b"a", b"1") + message(b"a", b"x" * 300_000)[:-1])
     producer.close_input()
@@ -155,8 +147,7 @@ def test_a_message_that_did_not_end_is_not_delivered() -> None:
     assert world.counts.producers == 0
 
 
-def test_what_has_come_of_an_unfinished_message_counts_against_the_bound_of_all() -> None:
-    world = World()
+def test_what_has_come_of_an_unfinished_message_counts_against_the_bound_of_all(world: World) -> None:
     for size in (30_000, 300_000):  # the one is gathered as it is, the other in place
         whole = message(b"a", b"x" * size)
         producer = world.producer(message(b"a", b"1") + whole[:20_000])
@@ -167,8 +158,7 @@ def test_what_has_come_of_an_unfinished_message_counts_against_the_bound_of_all(
         assert producer.connection.held_bytes == 0
 
 
-def test_the_end_of_a_consumers_input_ends_it_once_all_is_written() -> None:
-    world = World()
+def test_the_end_of_a_consumers_input_ends_it_once_all_is_written(world: World) -> None:
     consumer = world.consumer(subscribe(b"a"))
     producer = world.producer(message(b"a", b"1"))
     consumer.close_input()
@@ -179,8 +169,7 @@ def test_the_end_of_a_consumers_input_ends_it_once_all_is_written() -> None:
     assert world.counts.consumers == 0
 
 
-def test_an_event_must_be_whole_in_time_and_silence_between_is_free() -> None:
-    world = World()
+def test_an_event_must_be_whole_in_time_and_silence_between_is_free(world: World) -> None:
     consumer = world.consumer(subscribe())
     producer = world.producer()
     producer.advance(100_000)
@@ -203,8 +192,7 @@ def test_an_event_must_be_whole_in_time_and_silence_between_is_free() -> None:
 
 
 @pytest.mark.parametrize("role", [b"produce", b"consume"])
-def test_the_first_request_is_the_whole_role(role: bytes) -> None:
-    peer = World().connect()
+def test_the_first_request_is_the_whole_role(peer: Peer, role: bytes) -> None:
     peer.send(role[:-1])
     assert peer.connection.awaits_first is not None
     peer.send(role[-1:])
@@ -234,8 +222,7 @@ def test_what_begins_behind_a_large_message_has_the_whole_time_too() -> None:
     assert producer.closed
 
 
-def test_an_end_comes_behind_what_was_put_off() -> None:
-    world = World()
+def test_an_end_comes_behind_what_was_put_off(world: World) -> None:
     consumer = world.consumer()
     consumer.send(b"".join(subscribe(b"%05d" % number) for number in range(2 * EVENTS_PER_TURN)))
     consumer.close_input()
@@ -257,8 +244,7 @@ def test_a_message_that_is_too_large_is_refused_also_where_its_queue_is_known(by
     assert [len(body) for body in consumer.bodies()] == [5, 5, 5, bytes_max, 5]
 
 
-def test_what_comes_round_again_is_counted_as_what_comes_once() -> None:
-    world = World()
+def test_what_comes_round_again_is_counted_as_what_comes_once(world: World) -> None:
     consumer = world.consumer(subscribe(b"a"))
     world.producer((message(b"a", b"1") + message(b"b", b"2")) * 500)
     assert len(consumer.bodies()) == 500
@@ -357,8 +343,7 @@ def test_only_subscriptions_that_last_count_against_the_bound() -> None:
     assert consumer.fault is not None
 
 
-def test_events_in_great_number_are_taken_in_turns() -> None:
-    world = World()
+def test_events_in_great_number_are_taken_in_turns(world: World) -> None:
     consumer = world.consumer()
     names = [b"%05d" % number for number in range(3 * EVENTS_PER_TURN)]
     consumer.send(b"".join(map(subscribe, names)) + b">\0\0")
@@ -375,8 +360,7 @@ def test_events_in_great_number_are_taken_in_turns() -> None:
     assert consumer.closed, "what has begun is timed as ever"
 
 
-def test_messages_for_very_many_are_handed_on_in_turns_and_in_order() -> None:
-    world = World()
+def test_messages_for_very_many_are_handed_on_in_turns_and_in_order(world: World) -> None:
     readers = [world.consumer(subscribe(b"a") + subscribe(b"%d" % number)) for number in range(100)]
     reader = readers[7]
     world.producer(b"".join(message(b"%d" % number, b"") for number in range(100)))  # all are in two sets
@@ -397,8 +381,7 @@ def test_messages_for_very_many_are_handed_on_in_turns_and_in_order() -> None:
     assert world.counts.messages_in == 100 + len(sent) + 1
 
 
-def test_messages_that_nobody_has_seen_the_like_of_are_handed_on_in_turns() -> None:
-    world = World()
+def test_messages_that_nobody_has_seen_the_like_of_are_handed_on_in_turns(world: World) -> None:
     everything = world.consumer(subscribe())
     producer = world.producer()
     names = [b"%06d" % number for number in range(2 * PIECES_PER_TURN // PIECES_PER_LOOK)]
@@ -409,8 +392,7 @@ def test_messages_that_nobody_has_seen_the_like_of_are_handed_on_in_turns() -> N
     assert [each.queue for each in (*first, *everything.messages())] == names
 
 
-def test_names_that_nobody_has_seen_are_found_for_many_consumers_in_turns() -> None:
-    world = World()
+def test_names_that_nobody_has_seen_are_found_for_many_consumers_in_turns(world: World) -> None:
     readers = [world.consumer(subscribe()) for _ in range(100)]
     producer = world.producer()
     names = [b"%06d" % number for number in range(2000)]

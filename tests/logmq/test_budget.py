@@ -9,7 +9,7 @@ from logmq.topics import TOPIC_BYTES
 from logmq.writers import SLOT_BYTES
 from shared.budget import Account
 from tests.logmq.test_writers import batch
-from tests.logmq.world import World
+from tests.logmq.world import Peer, World
 
 
 def test_commits_end_in_a_refusal_and_go_with_their_topic() -> None:
@@ -43,9 +43,9 @@ def test_slots_of_writers_end_in_a_refusal_and_who_is_silent_longest_makes_room(
 
 
 @pytest.mark.parametrize("budget", [None, Account("process", 10)])
-def test_a_start_serves_all_that_is_durable_under_smaller_limits(budget: Account | None) -> None:
-    world = World()
-    peer = world.connect()
+def test_a_start_serves_all_that_is_durable_under_smaller_limits(
+    world: World, peer: Peer, budget: Account | None
+) -> None:
     for topic in (b"t", b"u", b"v"):
         peer.ask(batch(1, topic=topic))
         peer.ask(b"COMMIT g %b 7\nCOMMIT h %b 7\n" % (topic, topic))
@@ -63,10 +63,8 @@ def test_a_start_serves_all_that_is_durable_under_smaller_limits(budget: Account
     assert peer.ask(b"COMMIT h t 0\n") == b"OK 0\n"
 
 
-def test_answers_behind_one_that_waits_count_with_backlogs() -> None:
+def test_answers_behind_one_that_waits_count_with_backlogs(peer: Peer) -> None:
     """They count where large input does: above the bound of all, who has the most of it is closed."""
-    world = World()
-    peer = world.connect()
     peer.ask(b"PRODUCE t one\nCOMMIT g t 0\n")
     peer.send(b"FETCH missing 0 100 60000\n")
     peer.send(b"COMMITTED g t\n" * 1000)
@@ -108,9 +106,8 @@ def test_topics_end_in_a_refusal_and_are_all_there_after_a_restart() -> None:
     assert world.budget.used_bytes == 3 * TOPIC_BYTES
 
 
-def test_a_listing_that_nobody_reads_holds_no_list_of_names() -> None:
+def test_a_listing_that_nobody_reads_holds_no_list_of_names(world: World) -> None:
     """It goes on behind the last name that it has said, whatever came and went meanwhile."""
-    world = World()
     peer, other = world.connect(bound=1000), world.connect()
     for at in range(0, 2000, 100):
         other.ask(b"".join(b"PRODUCE t%04d x\n" % number for number in range(at, at + 100)))

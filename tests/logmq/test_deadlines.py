@@ -6,7 +6,7 @@ import pytest
 
 from logmq.settings import LogmqSettings
 from shared.access import Access, User
-from tests.logmq.world import TIGHT, World
+from tests.logmq.world import TIGHT, Peer, World
 
 
 def test_a_line_that_does_not_end_within_five_minutes_closes_the_connection() -> None:
@@ -23,8 +23,7 @@ def test_a_line_that_does_not_end_within_five_minutes_closes_the_connection() ->
 
 
 @pytest.mark.parametrize("line", [b"PING\n", b"\n", b"nonsense\r\n", b"APPEND t 5\n"])
-def test_the_first_request_is_the_first_line_whatever_it_is(line: bytes) -> None:
-    peer = World().connect()
+def test_the_first_request_is_the_first_line_whatever_it_is(peer: Peer, line: bytes) -> None:
     peer.send(line[:-1])
     assert (peer.connection.awaits_first or b"").startswith(b"ERR SYNTAX ")
     peer.send(line[-1:])
@@ -50,8 +49,7 @@ def test_where_a_login_is_asked_for_the_first_request_is_one_that_fits() -> None
         assert peer.connection.awaits_first == (None if fits else first)
 
 
-def test_lines_in_time_begin_the_five_minutes_anew_and_idleness_is_free() -> None:
-    peer = World().connect()
+def test_lines_in_time_begin_the_five_minutes_anew_and_idleness_is_free(peer: Peer) -> None:
     for _ in range(10):
         assert peer.ask(b"G\nPIN")[:3] in (b"ERR", b"PON")
         peer.advance(200)
@@ -64,8 +62,7 @@ def test_lines_in_time_begin_the_five_minutes_anew_and_idleness_is_free() -> Non
     "begun",
     [b"APPEND t 5\nhel", b"APPEND t 5\n", b"BATCH t w 1 9\nabc", b"APPEND .t 5\nhel", b"APPEND t 5000000\n"],
 )
-def test_a_body_that_is_not_there_within_30_s_closes_the_connection(begun: bytes) -> None:
-    peer = World().connect()
+def test_a_body_that_is_not_there_within_30_s_closes_the_connection(peer: Peer, begun: bytes) -> None:
     peer.send(begun)
     peer.advance(29)
     assert not peer.connection.finished

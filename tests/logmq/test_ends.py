@@ -1,10 +1,9 @@
 """How a connection ends: half closed, lost, or with the server."""
 
-from tests.logmq.world import TIGHT, World, record, slow_reads
+from tests.logmq.world import TIGHT, Peer, World, record, slow_reads
 
 
-def test_a_half_closed_client_gets_everything_it_is_owed() -> None:
-    peer = World().connect()
+def test_a_half_closed_client_gets_everything_it_is_owed(peer: Peer) -> None:
     peer.send(b"PRODUCE t one\nCONSUME t 0\nTOPICS\nPRODUCE t unfinished")
     peer.close_input()
     assert not peer.connection.finished
@@ -14,8 +13,7 @@ def test_a_half_closed_client_gets_everything_it_is_owed() -> None:
     assert peer.world.log("t").end == 7
 
 
-def test_a_half_closed_clients_waiting_fetch_is_answered() -> None:
-    world = World()
+def test_a_half_closed_clients_waiting_fetch_is_answered(world: World) -> None:
     peer, writer = world.connect(), world.connect()
     peer.send(b"FETCH t 0 100 5000\nPING\n")
     peer.close_input()
@@ -25,8 +23,7 @@ def test_a_half_closed_clients_waiting_fetch_is_answered() -> None:
     assert peer.take() == b"CHUNK 0 7 7\n" + record(b"one") + b"PONG\n"
 
 
-def test_a_body_that_is_not_whole_is_not_executed() -> None:
-    peer = World().connect()
+def test_a_body_that_is_not_whole_is_not_executed(peer: Peer) -> None:
     peer.send(b"APPEND t 5\nhell")
     peer.close_input()
     peer.settle()
@@ -35,8 +32,7 @@ def test_a_body_that_is_not_whole_is_not_executed() -> None:
     assert peer.world.broker.topics.names() == []
 
 
-def test_a_lost_connection_leaves_nothing_behind() -> None:
-    world = World()
+def test_a_lost_connection_leaves_nothing_behind(world: World) -> None:
     peers = [world.connect() for _ in range(5)]
     peers[0].ask(b"PRODUCE t one\n")
     log = world.log("t")
@@ -59,8 +55,7 @@ def test_a_lost_connection_leaves_nothing_behind() -> None:
     assert len(world.broker.windows) == 0
 
 
-def test_a_drain_answers_what_is_owed_ends_waits_and_closes() -> None:
-    world = World()
+def test_a_drain_answers_what_is_owed_ends_waits_and_closes(world: World) -> None:
     writer, tail, fetch, idle, begun = (world.connect() for _ in range(5))
     writer.ask(b"PRODUCE t one\n")
     tail.send(b"TAIL t 0\n")

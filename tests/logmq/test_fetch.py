@@ -1,11 +1,9 @@
 """A FETCH that waits: for a record, for its topic, for its time."""
 
-from tests.logmq.world import World, record, slow_reads
+from tests.logmq.world import Peer, World, record, slow_reads
 
 
-def test_a_fetch_waits_for_the_next_record() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_fetch_waits_for_the_next_record(world: World, writer: Peer, reader: Peer) -> None:
     writer.ask(b"PRODUCE t one\n")
     reader.send(b"FETCH t 7 100 5000\n")
     assert reader.take() == b""
@@ -16,16 +14,13 @@ def test_a_fetch_waits_for_the_next_record() -> None:
     assert world.log("t").watchers == set()
 
 
-def test_a_fetch_waits_for_its_topic_too() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_fetch_waits_for_its_topic_too(writer: Peer, reader: Peer) -> None:
     reader.send(b"FETCH t 0 100 5000\n")
     writer.ask(b"PRODUCE t one\n")
     assert reader.take() == b"CHUNK 0 7 7\n" + record(b"one")
 
 
-def test_a_fetch_that_has_waited_in_vain_is_at_the_end() -> None:
-    world = World()
+def test_a_fetch_that_has_waited_in_vain_is_at_the_end(world: World) -> None:
     reader = world.connect(now=50.0)
     reader.send(b"FETCH t 0 100 5000\nPING\n")
     reader.advance(4.9)
@@ -35,8 +30,9 @@ def test_a_fetch_that_has_waited_in_vain_is_at_the_end() -> None:
     assert world.broker.counts.fetches_waiting == 0
 
 
-def test_a_fetch_sees_what_its_connection_wrote_before_it_also_where_the_disk_takes_longer() -> None:
-    world = World()
+def test_a_fetch_sees_what_its_connection_wrote_before_it_also_where_the_disk_takes_longer(
+    world: World,
+) -> None:
     peer, other = world.connect(now=50.0), world.connect(now=50.0)
     peer.send(b"PRODUCE t one\nFETCH t 0 100 10\nFETCH t 7 100 10\n")
     other.send(b"FETCH t 0 100 10\n")
@@ -49,8 +45,7 @@ def test_a_fetch_sees_what_its_connection_wrote_before_it_also_where_the_disk_ta
     assert world.log("t").watchers == set()
 
 
-def test_a_fetch_behind_a_write_that_fails_is_at_the_end() -> None:
-    world = World()
+def test_a_fetch_behind_a_write_that_fails_is_at_the_end(world: World) -> None:
     peer = world.connect(now=50.0)
     peer.send(b"PRODUCE t one\nFETCH t 0 100 10\n")
     peer.advance(0.02)
@@ -60,8 +55,7 @@ def test_a_fetch_behind_a_write_that_fails_is_at_the_end() -> None:
     assert world.broker.counts.fetches_waiting == 0
 
 
-def test_a_fetch_waits_60_s_at_most() -> None:
-    reader = World().connect()
+def test_a_fetch_waits_60_s_at_most(reader: Peer) -> None:
     reader.send(b"FETCH t 0 100 99999999\n")
     reader.advance(59.9)
     assert reader.take() == b""
@@ -69,8 +63,7 @@ def test_a_fetch_waits_60_s_at_most() -> None:
     assert reader.take() == b"EOF\n"
 
 
-def test_several_fetches_wait_each_for_its_own_time_and_answer_in_order() -> None:
-    reader = World().connect()
+def test_several_fetches_wait_each_for_its_own_time_and_answer_in_order(reader: Peer) -> None:
     reader.send(b"FETCH t 0 100 3000\nFETCH u 0 100 1000\nPING\n")
     reader.advance(2)
     assert reader.take() == b""
@@ -78,15 +71,13 @@ def test_several_fetches_wait_each_for_its_own_time_and_answer_in_order() -> Non
     assert reader.take() == b"EOF\nEOF\nPONG\n"
 
 
-def test_what_follows_a_waiting_fetch_is_executed_and_may_end_its_wait() -> None:
-    peer = World().connect()
+def test_what_follows_a_waiting_fetch_is_executed_and_may_end_its_wait(peer: Peer) -> None:
     peer.send(b"FETCH t 0 100 5000\nPRODUCE t one\n")
     peer.settle()
     assert peer.take() == b"CHUNK 0 7 7\n" + record(b"one") + b"OK 0\n"
 
 
-def test_a_fetch_beyond_the_end_waits_until_the_log_gets_there() -> None:
-    world = World()
+def test_a_fetch_beyond_the_end_waits_until_the_log_gets_there(world: World) -> None:
     writer, reader, lost = world.connect(), world.connect(), world.connect()
     reader.send(b"FETCH t 7 100 5000\n")
     lost.send(b"FETCH t 9 100 5000\n")
@@ -97,18 +88,16 @@ def test_a_fetch_beyond_the_end_waits_until_the_log_gets_there() -> None:
     assert lost.take() == b"ERR BAD_OFFSET not the start of a record; the nearest below is 7\n"
 
 
-def test_a_deleted_topic_ends_a_fetch_that_waits_and_its_successor_does_not_serve_it() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_deleted_topic_ends_a_fetch_that_waits_and_its_successor_does_not_serve_it(
+    writer: Peer, reader: Peer
+) -> None:
     writer.ask(b"PRODUCE t one\n")
     reader.send(b"FETCH t 7 100 5000\n")
     writer.ask(b"DELETE t\nPRODUCE t new\nPRODUCE t newer\n")
     assert reader.take() == b"ERR NO_TOPIC the topic was deleted\n"
 
 
-def test_a_fetch_that_waits_is_read_from_the_disk_where_it_must() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_fetch_that_waits_is_read_from_the_disk_where_it_must(writer: Peer, reader: Peer) -> None:
     reader.send(b"FETCH t 0 100 1000\n")
     writer.send(b"PRODUCE t one\n")
     with slow_reads("t") as disk:
@@ -120,9 +109,9 @@ def test_a_fetch_that_waits_is_read_from_the_disk_where_it_must() -> None:
     assert disk.open == 0
 
 
-def test_a_fetch_whose_connection_is_lost_while_it_reads_lets_go_of_what_was_read() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_fetch_whose_connection_is_lost_while_it_reads_lets_go_of_what_was_read(
+    writer: Peer, reader: Peer
+) -> None:
     writer.ask(b"PRODUCE t one\n")
     reader.send(b"FETCH t 7 100 60000\n")
     with slow_reads("t") as disk:

@@ -96,8 +96,7 @@ def test_a_target_that_does_not_end_is_no_way_around() -> None:
     assert world.connect().ask(b"TOPICS\n") == b"TOPIC orders 0 7\nEND\n"
 
 
-def test_messages_may_be_lines_of_http() -> None:
-    peer = World().connect()
+def test_messages_may_be_lines_of_http(peer: Peer) -> None:
     lines = [b"GET / HTTP/1.1", b"HTTP/1.1", b"Host: example.org", b" HTTP/1.0"]
     for place, line in enumerate(lines):
         topic = b"t%d" % place

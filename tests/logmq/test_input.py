@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from logmq.settings import LogmqSettings
 from tests.logmq import model
-from tests.logmq.world import World, slow_reads
+from tests.logmq.world import Peer, World, slow_reads
 
 
 def conversation() -> tuple[bytes, bytes]:
@@ -40,8 +40,7 @@ SENT, ANSWERED = conversation()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
-def test_input_in_pieces_of_any_size_is_answered_alike(size: int) -> None:
-    peer = World().connect()
+def test_input_in_pieces_of_any_size_is_answered_alike(peer: Peer, size: int) -> None:
     answers = b""
     for at in range(0, len(SENT), size):
         answers += peer.ask(SENT[at : at + size])
@@ -49,8 +48,7 @@ def test_input_in_pieces_of_any_size_is_answered_alike(size: int) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, len(SENT)))
-def test_input_cut_anywhere_is_answered_alike(cut: int) -> None:
-    peer = World().connect()
+def test_input_cut_anywhere_is_answered_alike(peer: Peer, cut: int) -> None:
     peer.send(SENT[:cut])
     peer.send(SENT[cut:])
     peer.settle()
@@ -140,9 +138,7 @@ def test_a_hundred_thousand_requests_in_one_stream() -> None:
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_pipelined_consumes_read_the_log_once_for_many(mixed: bool) -> None:
-    world = World()
-    peer = world.connect()
+def test_pipelined_consumes_read_the_log_once_for_many(peer: Peer, mixed: bool) -> None:
     payloads = [b"m%04d" % number + b"x" * (number % 7 if mixed else 0) for number in range(3000)]
     peer.ask(b"APPEND t 0\n" + b"".join(b"PRODUCE t %b\n" % payload for payload in payloads))
     at, lines, expected = 4, [], []
@@ -155,9 +151,7 @@ def test_pipelined_consumes_read_the_log_once_for_many(mixed: bool) -> None:
     assert disk.reads < 5
 
 
-def test_consumes_in_any_order_are_answered_alike() -> None:
-    world = World()
-    peer = world.connect()
+def test_consumes_in_any_order_are_answered_alike(peer: Peer) -> None:
     peer.ask(b"".join(b"PRODUCE t %03d\n" % number for number in range(100)))
     order = random.Random(2).choices(range(110), k=500)
     lines = b"".join(b"CONSUME t %d\n" % (7 * number) for number in order)
@@ -167,8 +161,7 @@ def test_consumes_in_any_order_are_answered_alike() -> None:
     assert peer.ask(lines) == expected
 
 
-def test_what_has_come_of_an_unfinished_body_counts_against_the_bound_of_all() -> None:
-    peer = World().connect()
+def test_what_has_come_of_an_unfinished_body_counts_against_the_bound_of_all(peer: Peer) -> None:
     peer.send(b"APPEND t 9000\n" + b"x" * 5000)
     assert peer.connection.held_bytes == 5000
     peer.send(b"x" * 3000)
@@ -177,8 +170,7 @@ def test_what_has_come_of_an_unfinished_body_counts_against_the_bound_of_all() -
     assert peer.connection.held_bytes == 0
 
 
-def test_the_rest_of_a_line_and_a_body_that_was_announced_are_awaited() -> None:
-    peer = World().connect()
+def test_the_rest_of_a_line_and_a_body_that_was_announced_are_awaited(peer: Peer) -> None:
     awaited = []
     for piece in (b"PRODUCE t", b" x\nPING\n", b"PING\nPI", b"NG\n", b"APPEND t 3\n", b"abc", b"PING\n"):
         peer.send(piece)

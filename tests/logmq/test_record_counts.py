@@ -61,9 +61,8 @@ def test_any_part_is_counted_and_found_from_its_end_before_and_after_a_trim_and_
 
 
 def test_where_time_is_too_short_the_count_goes_on_with_the_next_question(
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World()
     log, starts = written(world, 60, random.Random(1))
     counts = RecordCounts(world.broker.topics)
     now = 0.0

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from logmq.settings import LogmqSettings
-from tests.logmq.world import World, record
+from tests.logmq.world import Peer, World, record
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,7 @@ from tests.logmq.world import World, record
         (b"QUIT now", "SYNTAX"),
     ],
 )
-def test_every_refusal_is_one_line_and_the_connection_goes_on(line: bytes, code: str) -> None:
-    peer = World().connect()
+def test_every_refusal_is_one_line_and_the_connection_goes_on(peer: Peer, line: bytes, code: str) -> None:
     peer.ask(b"PRODUCE t one\n")
     answer = peer.ask(line + b"\n" + b"PING\n")
     assert answer.startswith(b"ERR %b " % code.encode())
@@ -77,8 +76,7 @@ def test_every_refusal_is_one_line_and_the_connection_goes_on(line: bytes, code:
     assert peer.world.broker.counts.refusals == {code: 1}
 
 
-def test_the_longest_names_and_numbers_are_good() -> None:
-    peer = World().connect()
+def test_the_longest_names_and_numbers_are_good(peer: Peer) -> None:
     name = b"n" * 200
     assert peer.ask(b"PRODUCE %b x\nCONSUME %b 9223372036854775807\n" % (name, name)) == b"OK 0\nEOF\n"
     assert peer.ask(b"CONSUME %b %b\n" % (name, b"0" * 50)) == b"MESSAGE 0 1 x\n"
@@ -87,8 +85,7 @@ def test_the_longest_names_and_numbers_are_good() -> None:
 @pytest.mark.parametrize(
     "request_", [b"CONSUME t %d\n", b"FETCH t %d 100\n", b"COMMIT g t %d\n", b"TAIL t %d\n"]
 )
-def test_an_offset_below_the_first_kept_is_out_of_range(request_: bytes) -> None:
-    peer = World().connect()
+def test_an_offset_below_the_first_kept_is_out_of_range(peer: Peer, request_: bytes) -> None:
     peer.ask(b"PRODUCE t one\nPRODUCE t two\nPRODUCE t three\n")
     peer.ask(b"CONSUME t 0\n")
     peer.world.log("t").drop_below(7)
@@ -97,8 +94,7 @@ def test_an_offset_below_the_first_kept_is_out_of_range(request_: bytes) -> None
     assert not peer.ask(request_ % 7).startswith(b"ERR")
 
 
-def test_what_was_read_ahead_is_not_served_once_it_is_dropped() -> None:
-    peer = World().connect()
+def test_what_was_read_ahead_is_not_served_once_it_is_dropped(peer: Peer) -> None:
     peer.ask(b"PRODUCE t one\nPRODUCE t two\nPRODUCE t three\n")
     assert peer.ask(b"CONSUME t 0\n") == b"MESSAGE 0 3 one\n"
     peer.world.log("t").drop_below(14)
@@ -122,8 +118,7 @@ def test_too_large_is_refused_before_it_is_kept() -> None:
     assert world.broker.topics.names() == ["b", "t"]
 
 
-def test_a_refused_body_is_thrown_away() -> None:
-    peer = World().connect()
+def test_a_refused_body_is_thrown_away(peer: Peer) -> None:
     assert peer.ask(b"APPEND .bad 5\nPING\nPING\n").endswith(b"start with a dot\nPONG\n")
     assert peer.ask(b"BATCH t w x 5\nPING\nPING\n").endswith(b"PONG\n")
     assert peer.ask(b"BATCH t .w 1 5\nPING\nPING\n").count(b"\n") == 2
@@ -134,14 +129,12 @@ def test_a_refused_body_is_thrown_away() -> None:
     assert answer.count(b"\n") == 2
 
 
-def test_a_body_above_64_mib_closes_the_connection() -> None:
-    peer = World().connect()
+def test_a_body_above_64_mib_closes_the_connection(peer: Peer) -> None:
     assert peer.ask(b"APPEND t 67108865\nPING\n").startswith(b"ERR TOO_LARGE ")
     assert peer.connection.finished
 
 
-def test_a_batch_of_broken_records_is_refused_whole() -> None:
-    peer = World().connect()
+def test_a_batch_of_broken_records_is_refused_whole(peer: Peer) -> None:
     for body in (b"\0\0\0\x05hell", record(b"one") + b"\0", b"\xff\xff\xff\xff", b"abc"):
         assert peer.ask(b"BATCH t w 1 %d\n%bPING\n" % (len(body), body)).startswith(b"ERR SYNTAX a batch ")
     assert peer.world.broker.topics.names() == []
@@ -160,8 +153,7 @@ def test_a_topic_or_commit_above_the_limit_is_refused_and_names_it() -> None:
     assert peer.ask(b"COMMIT h a 5\n") == b"ERR LIMIT there are commits_max = 1 commits already\n"
 
 
-def test_a_failed_commit_is_told_to_everyone_who_wrote_and_to_nobody_else() -> None:
-    peer = World().connect()
+def test_a_failed_commit_is_told_to_everyone_who_wrote_and_to_nobody_else(peer: Peer) -> None:
     peer.ask(b"PRODUCE t one\n")
     peer.send(b"PRODUCE t two\nPING\nPRODUCE t three\nCONSUME t 7\nPRODUCE u x\n")
     peer.world.fail_disk()
@@ -174,8 +166,7 @@ def test_a_failed_commit_is_told_to_everyone_who_wrote_and_to_nobody_else() -> N
     assert peer.ask(b"PRODUCE new x\nBATCH t w 1 5\n\0\0\0\1x") == refused * 2
 
 
-def test_damage_is_told_as_such() -> None:
-    world = World()
+def test_damage_is_told_as_such(world: World) -> None:
     world.connect().ask(b"PRODUCE t one\n")
     world.damage("t")
     peer = world.connect()
@@ -183,9 +174,7 @@ def test_damage_is_told_as_such() -> None:
         assert peer.ask(request_) == b"ERR STORAGE damaged bytes at offset 0; see brokers fsck\n"
 
 
-def test_a_store_that_is_full_still_serves_readers() -> None:
-    world = World()
-    peer = world.connect()
+def test_a_store_that_is_full_still_serves_readers(world: World, peer: Peer) -> None:
     peer.ask(b"PRODUCE t one\n")
     world.fail_disk(errno.ENOSPC, times=1)
     refused, message, _ = peer.ask(b"PRODUCE t two\nCONSUME t 0\n").split(b"\n")

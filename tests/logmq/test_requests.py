@@ -15,9 +15,8 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "logmq"
 
 
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.hex")), ids=lambda file: file.stem)
-def test_a_golden_conversation_is_answered_byte_for_byte(file: Path) -> None:
+def test_a_golden_conversation_is_answered_byte_for_byte(peer: Peer, file: Path) -> None:
     """Each file is a connection to an empty server: `C` bytes are sent, `S` bytes are what must come back."""
-    peer = World().connect()
     said = 0
     for line in file.read_text().splitlines():
         side, _, text = line.partition("#")[0].partition(" ")
@@ -32,8 +31,7 @@ def test_a_golden_conversation_is_answered_byte_for_byte(file: Path) -> None:
     assert said
 
 
-def test_the_example_of_the_specification_is_answered_as_it_says() -> None:
-    peer = World().connect()
+def test_the_example_of_the_specification_is_answered_as_it_says(peer: Peer) -> None:
     assert peer.ask(b"PRODUCE orders item-1\n") == b"OK 0\n"
     assert peer.ask(b"CONSUME orders 0\n") == b"MESSAGE 0 6 item-1\n"
     assert peer.ask(b"CONSUME orders 10\n") == b"EOF\n"
@@ -51,21 +49,18 @@ def test_the_example_of_the_specification_is_answered_as_it_says() -> None:
         (b"\xff\x00\t", b"\n"),
     ],
 )
-def test_a_message_is_everything_behind_the_topics_space(message: bytes, line_end: bytes) -> None:
-    peer = World().connect()
+def test_a_message_is_everything_behind_the_topics_space(peer: Peer, message: bytes, line_end: bytes) -> None:
     expected = message if line_end == b"\r\n" or not message.endswith(b"\r") else message[:-1]
     assert peer.ask(b"PRODUCE t " + message + line_end) == b"OK 0\n"
     assert peer.ask(b"CONSUME t 0" + line_end) == b"MESSAGE 0 %d %b\n" % (len(expected), expected)
 
 
-def test_a_topic_that_does_not_exist_is_at_its_end() -> None:
-    peer = World().connect()
+def test_a_topic_that_does_not_exist_is_at_its_end(peer: Peer) -> None:
     assert peer.ask(b"CONSUME nix 0\nCONSUME nix 77\nFETCH nix 0 100\n") == b"EOF\nEOF\nEOF\n"
     assert peer.world.broker.topics.names() == []
 
 
-def test_a_consume_sees_what_the_same_connection_wrote_just_before() -> None:
-    peer = World().connect()
+def test_a_consume_sees_what_the_same_connection_wrote_just_before(peer: Peer) -> None:
     peer.send(b"PRODUCE t one\nCONSUME t 0\nPRODUCE t two\nCONSUME t 7\nCONSUME t 14\nFETCH t 7 99\n")
     assert peer.take() == b""
     peer.settle()
@@ -74,26 +69,21 @@ def test_a_consume_sees_what_the_same_connection_wrote_just_before() -> None:
     )
 
 
-def test_a_consume_at_the_end_does_not_see_what_is_written_after_it() -> None:
-    peer = World().connect()
+def test_a_consume_at_the_end_does_not_see_what_is_written_after_it(peer: Peer) -> None:
     assert peer.ask(b"CONSUME t 0\nPRODUCE t one\n") == b"EOF\nOK 0\n"
 
 
-def test_a_fetch_does_not_see_what_is_written_after_it() -> None:
-    peer = World().connect()
+def test_a_fetch_does_not_see_what_is_written_after_it(peer: Peer) -> None:
     sent = b"PRODUCE t one\nFETCH t 0 100\nPRODUCE t two\n"
     assert peer.ask(sent) == b"OK 0\nCHUNK 0 7 7\n" + record(b"one") + b"OK 7\n"
 
 
-def test_a_delete_waits_for_what_was_asked_before_it() -> None:
-    peer = World().connect()
+def test_a_delete_waits_for_what_was_asked_before_it(peer: Peer) -> None:
     sent = b"PRODUCE t one\nCONSUME t 0\nDELETE t\nCONSUME t 0\n"
     assert peer.ask(sent) == b"OK 0\nMESSAGE 0 3 one\nOK\nEOF\n"
 
 
-def test_nobody_sees_what_the_disk_has_not_confirmed() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_nobody_sees_what_the_disk_has_not_confirmed(writer: Peer, reader: Peer) -> None:
     writer.send(b"PRODUCE t one\n")
     reader.send(b"CONSUME t 0\nFETCH t 0 100\nOFFSETS t\n")
     assert reader.take() == b"EOF\nEOF\nOFFSETS 0 0\n"
@@ -102,9 +92,9 @@ def test_nobody_sees_what_the_disk_has_not_confirmed() -> None:
     assert reader.take() == b"MESSAGE 0 3 one\n"
 
 
-def test_a_reader_sees_a_record_before_its_producer_is_answered() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_reader_sees_a_record_before_its_producer_is_answered(
+    world: World, writer: Peer, reader: Peer
+) -> None:
     reader.send(b"TAIL t 0\n")
     seen: list[bytes] = []
     writer.send(b"PRODUCE t one\n")
@@ -113,16 +103,14 @@ def test_a_reader_sees_a_record_before_its_producer_is_answered() -> None:
     assert seen == [b"MESSAGE 0 3 one\n"]
 
 
-def test_append_takes_any_bytes() -> None:
-    peer = World().connect()
+def test_append_takes_any_bytes(peer: Peer) -> None:
     body = bytes(range(256)) + b"\n\r\nPRODUCE t x\n"
     assert peer.ask(b"APPEND t %d\n%bPING\n" % (len(body), body)) == b"OK 0\nPONG\n"
     assert peer.ask(b"CONSUME t 0\n") == b"MESSAGE 0 %d %b\n" % (len(body), body)
     assert peer.ask(b"APPEND t 0\n") == b"OK %d\n" % (4 + len(body))
 
 
-def test_fetch_gives_whole_records_and_at_least_one() -> None:
-    peer = World().connect()
+def test_fetch_gives_whole_records_and_at_least_one(peer: Peer) -> None:
     peer.ask(b"PRODUCE t one\nPRODUCE t three\nPRODUCE t x\n")
     with slow_reads() as disk:
         assert peer.ask(b"FETCH t 0 1\n") == b"CHUNK 0 7 7\n" + record(b"one")
@@ -162,8 +150,7 @@ def test_seek_finds_the_first_record_at_or_after_a_time() -> None:
     assert peer.ask(lines) == b"OK 0\nOK 68\nOK 136\nOK 204\n"
 
 
-def test_topics_are_listed_in_order_however_many() -> None:
-    peer = World().connect()
+def test_topics_are_listed_in_order_however_many(peer: Peer) -> None:
     names = sorted(b"t%d" % number for number in range(2000))
     peer.ask(b"".join(b"PRODUCE %b x\n" % name for name in names))
     expected = b"".join(b"TOPIC %b 0 5\n" % name for name in names) + b"END\n"
@@ -174,8 +161,7 @@ def test_topics_of_an_empty_server() -> None:
     assert World().connect().ask(b"TOPICS\n") == b"END\n"
 
 
-def test_a_listing_goes_on_as_its_peer_takes_it() -> None:
-    world = World()
+def test_a_listing_goes_on_as_its_peer_takes_it(world: World) -> None:
     world.connect().ask(b"".join(b"PRODUCE t%d x\n" % number for number in range(3000)))
     peer = world.connect(bound=4096)
     peer.send(b"TOPICS\nPING\n")
@@ -186,8 +172,7 @@ def test_a_listing_goes_on_as_its_peer_takes_it() -> None:
     assert listed.endswith(b"END\nPONG\n")
 
 
-def test_groups_commit_and_are_told_what_they_committed() -> None:
-    peer = World().connect()
+def test_groups_commit_and_are_told_what_they_committed(peer: Peer) -> None:
     peer.ask(b"PRODUCE t one\nPRODUCE t two\n")
     assert peer.ask(b"COMMITTED g t\n") == b"ERR NO_COMMIT group g has committed nothing of t\n"
     assert (
@@ -202,13 +187,11 @@ def test_groups_commit_and_are_told_what_they_committed() -> None:
     assert peer.ask(b"COMMITTED g t\n") == b"OK 14\n"
 
 
-def test_a_commit_may_follow_its_record_in_one_go() -> None:
-    peer = World().connect()
+def test_a_commit_may_follow_its_record_in_one_go(peer: Peer) -> None:
     assert peer.ask(b"PRODUCE t one\nCOMMIT g t 7\nCOMMITTED g t\n") == b"OK 0\nOK 7\nOK 7\n"
 
 
-def test_a_commit_is_not_told_to_others_before_it_is_durable() -> None:
-    world = World()
+def test_a_commit_is_not_told_to_others_before_it_is_durable(world: World) -> None:
     peer, other = world.connect(), world.connect()
     peer.ask(b"PRODUCE t one\n")
     peer.send(b"COMMIT g t 7\n")
@@ -218,8 +201,7 @@ def test_a_commit_is_not_told_to_others_before_it_is_durable() -> None:
     assert (peer.take(), other.take()) == (b"OK 7\n", b"OK 7\n")
 
 
-def test_delete_ends_a_topic_and_all_that_hangs_on_it() -> None:
-    peer = World().connect()
+def test_delete_ends_a_topic_and_all_that_hangs_on_it(peer: Peer) -> None:
     blob = record(b"one")
     peer.ask(b"BATCH t w 1 7\n" + blob + b"PRODUCE t two\nCOMMIT g t 7\n")
     assert peer.ask(b"DELETE t\nCONSUME t 0\nOFFSETS t\n").startswith(b"OK\nEOF\nERR NO_TOPIC t ")
@@ -228,15 +210,13 @@ def test_delete_ends_a_topic_and_all_that_hangs_on_it() -> None:
     assert peer.ask(b"BATCH t w 1 7\n" + blob) == b"OK 7\n"
 
 
-def test_a_write_behind_a_delete_makes_the_topic_anew() -> None:
-    peer = World().connect()
+def test_a_write_behind_a_delete_makes_the_topic_anew(peer: Peer) -> None:
     peer.ask(b"PRODUCE t old\n")
     answers = peer.ask(b"PRODUCE t older\nDELETE t\nPRODUCE t a\nAPPEND t 1\nbCONSUME t 0\n")
     assert answers == b"OK 7\nOK\nOK 0\nOK 5\nMESSAGE 0 1 a\n"
 
 
-def test_another_connection_goes_on_in_the_new_topic() -> None:
-    world = World()
+def test_another_connection_goes_on_in_the_new_topic(world: World) -> None:
     writer, other = world.connect(), world.connect()
     writer.ask(b"PRODUCE t 1\nPRODUCE t 2\n")
     other.ask(b"DELETE t\n")
@@ -252,8 +232,7 @@ def test_help_lists_every_request_in_one_line() -> None:
     assert all(word in answer.split() for word in REQUESTS)
 
 
-def test_quit_answers_what_came_before_and_takes_nothing_after() -> None:
-    peer = World().connect()
+def test_quit_answers_what_came_before_and_takes_nothing_after(peer: Peer) -> None:
     peer.send(b"PRODUCE t one\nQUIT\nPRODUCE t two\n")
     assert not peer.connection.finished
     peer.settle()

@@ -15,9 +15,7 @@ def tails(world: World, count: int, topic: bytes = b"t", offset: int = 0) -> lis
     return peers
 
 
-def test_a_tail_gets_what_is_there_and_what_comes() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_tail_gets_what_is_there_and_what_comes(writer: Peer, reader: Peer) -> None:
     writer.ask(b"PRODUCE t one\nPRODUCE t two\n")
     reader.send(b"TAIL t 7\n")
     assert reader.take() == b"MESSAGE 7 3 two\n"
@@ -27,18 +25,14 @@ def test_a_tail_gets_what_is_there_and_what_comes() -> None:
     assert reader.take() == b"MESSAGE 14 5 three\nMESSAGE 23 4 four\n"
 
 
-def test_a_tail_waits_for_its_topic() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_tail_waits_for_its_topic(writer: Peer, reader: Peer) -> None:
     reader.send(b"TAIL t 0\n")
     writer.ask(b"PRODUCE t one\n")
     writer.ask(b"PRODUCE t two\n")
     assert reader.take() == b"MESSAGE 0 3 one\nMESSAGE 7 3 two\n"
 
 
-def test_any_line_ends_a_tail_and_is_not_executed() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_any_line_ends_a_tail_and_is_not_executed(world: World, writer: Peer, reader: Peer) -> None:
     writer.ask(b"PRODUCE t one\n")
     for line in (b"QUIT\n", b"\n", b"PRODUCE t x\r\n", b"x" * 5000 + b"\n"):
         reader.send(b"TAIL t 0\n")
@@ -49,9 +43,7 @@ def test_any_line_ends_a_tail_and_is_not_executed() -> None:
     assert world.log("t").watchers == set()
 
 
-def test_the_line_that_ends_a_tail_may_come_in_pieces() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_the_line_that_ends_a_tail_may_come_in_pieces(writer: Peer, reader: Peer) -> None:
     reader.send(b"TAIL t 0\nst")
     writer.ask(b"PRODUCE t one\n")
     reader.send(b"op")
@@ -60,9 +52,9 @@ def test_the_line_that_ends_a_tail_may_come_in_pieces() -> None:
     assert reader.take() == b"OK 7\nPONG\n"
 
 
-def test_a_line_that_a_tails_refusal_overtakes_is_still_not_a_request() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_line_that_a_tails_refusal_overtakes_is_still_not_a_request(
+    world: World, writer: Peer, reader: Peer
+) -> None:
     writer.ask(b"PRODUCE t one\n")
     reader.send(b"TAIL t 7\nPRODUCE t ")
     writer.ask(b"DELETE t\n")
@@ -71,25 +63,20 @@ def test_a_line_that_a_tails_refusal_overtakes_is_still_not_a_request() -> None:
     assert world.broker.topics.names() == []
 
 
-def test_a_tail_begins_when_what_was_asked_before_is_answered() -> None:
-    world = World()
-    reader = world.connect()
+def test_a_tail_begins_when_what_was_asked_before_is_answered(reader: Peer) -> None:
     reader.send(b"PRODUCE t one\nTAIL t 0\n")
     assert reader.take() == b""
     reader.settle()
     assert reader.take() == b"OK 0\nMESSAGE 0 3 one\n"
 
 
-def test_a_tail_that_ends_before_its_turn_says_so_in_turn() -> None:
-    reader = World().connect()
+def test_a_tail_that_ends_before_its_turn_says_so_in_turn(reader: Peer) -> None:
     reader.send(b"PRODUCE t one\nTAIL t 0\nenough\nPING\n")
     reader.settle()
     assert reader.take() == b"OK 0\nOK 0\nPONG\n"
 
 
-def test_a_half_close_ends_a_tail() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_half_close_ends_a_tail(writer: Peer, reader: Peer) -> None:
     writer.ask(b"PRODUCE t one\n")
     reader.send(b"TAIL t 0\n")
     reader.close_input()
@@ -99,9 +86,7 @@ def test_a_half_close_ends_a_tail() -> None:
     assert reader.take() == b""
 
 
-def test_a_deleted_topic_ends_its_tails() -> None:
-    world = World()
-    writer = world.connect()
+def test_a_deleted_topic_ends_its_tails(world: World, writer: Peer) -> None:
     writer.ask(b"PRODUCE t one\n")
     readers = tails(world, 3)
     writer.ask(b"DELETE t\nPRODUCE t new\n")
@@ -110,9 +95,9 @@ def test_a_deleted_topic_ends_its_tails() -> None:
         assert reader.ask(b"CONSUME t 0\n") == b"MESSAGE 0 3 new\n"
 
 
-def test_a_tail_that_has_all_and_yet_to_take_it_hears_of_its_topics_end() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_tail_that_has_all_and_yet_to_take_it_hears_of_its_topics_end(
+    world: World, writer: Peer, reader: Peer
+) -> None:
     writer.ask(b"PRODUCE t one\n")
     reader.connection.outbox.bound = 3
     reader.send(b"TAIL t 0\n")
@@ -122,8 +107,7 @@ def test_a_tail_that_has_all_and_yet_to_take_it_hears_of_its_topics_end() -> Non
     assert world.broker.counts.tails == 0
 
 
-def test_a_tail_from_amid_a_record_is_refused() -> None:
-    world = World()
+def test_a_tail_from_amid_a_record_is_refused(world: World) -> None:
     writer, reader, early = world.connect(), world.connect(), world.connect()
     early.send(b"TAIL t 9\n")
     writer.ask(b"PRODUCE t one\nPRODUCE t two\n")
@@ -133,8 +117,7 @@ def test_a_tail_from_amid_a_record_is_refused() -> None:
     assert early.take() == refused
 
 
-def test_a_tail_beyond_the_end_begins_there() -> None:
-    world = World()
+def test_a_tail_beyond_the_end_begins_there(world: World) -> None:
     writer, reader, beside = world.connect(), world.connect(), world.connect()
     writer.ask(b"PRODUCE t one\n")
     beside.send(b"TAIL t 7\n")
@@ -145,9 +128,7 @@ def test_a_tail_beyond_the_end_begins_there() -> None:
     assert beside.take() == b"MESSAGE 7 3 two\nMESSAGE 14 5 three\n"
 
 
-def test_a_hundred_tails_share_one_read_and_one_encoding() -> None:
-    world = World()
-    writer = world.connect()
+def test_a_hundred_tails_share_one_read_and_one_encoding(world: World, writer: Peer) -> None:
     writer.ask(b"PRODUCE t one\n")
     readers = tails(world, 100, offset=7)
     with slow_reads() as disk:
@@ -160,9 +141,7 @@ def test_a_hundred_tails_share_one_read_and_one_encoding() -> None:
     assert answers.pop().count(b"\n") == 50
 
 
-def test_a_slow_tail_falls_behind_alone_and_catches_up_without_a_gap() -> None:
-    world = World()
-    writer = world.connect()
+def test_a_slow_tail_falls_behind_alone_and_catches_up_without_a_gap(world: World, writer: Peer) -> None:
     writer.ask(b"PRODUCE t 0\n")
     quick, slow = world.connect(), world.connect(bound=20_000)
     for peer in (quick, slow):
@@ -182,8 +161,7 @@ def test_a_slow_tail_falls_behind_alone_and_catches_up_without_a_gap() -> None:
     assert quick.take() == slow.take() != b""
 
 
-def test_a_tail_of_a_long_log_gives_others_their_turn() -> None:
-    world = World()
+def test_a_tail_of_a_long_log_gives_others_their_turn(world: World) -> None:
     writer, reader = world.connect(), world.connect(bound=1 << 30)
     writer.ask(b"APPEND t 900000\n" + b"x" * 900_000)
     writer.ask(b"APPEND t 900000\n" + b"y" * 900_000)
@@ -193,9 +171,7 @@ def test_a_tail_of_a_long_log_gives_others_their_turn() -> None:
     assert reader.connection.outbox.size > 1_800_000
 
 
-def test_the_tail_whose_turn_it_was_may_leave_and_the_others_go_on() -> None:
-    world = World()
-    writer = world.connect()
+def test_the_tail_whose_turn_it_was_may_leave_and_the_others_go_on(world: World, writer: Peer) -> None:
     writer.ask(b"PRODUCE t 0\n")
     readers = tails(world, 3, offset=5)
     writer.send(b"APPEND t 300000\n" + b"x" * 300_000 + b"APPEND t 300000\n" + b"y" * 300_000)
@@ -206,8 +182,7 @@ def test_the_tail_whose_turn_it_was_may_leave_and_the_others_go_on() -> None:
         assert len(reader.take()) > 600_000
 
 
-def test_a_tail_reads_from_the_disk_where_it_must() -> None:
-    world = World()
+def test_a_tail_reads_from_the_disk_where_it_must(world: World) -> None:
     writer, early = world.connect(), world.connect()
     writer.ask(b"PRODUCE t one\n")
     early.send(b"TAIL t 0\n")
@@ -226,9 +201,7 @@ def test_a_tail_reads_from_the_disk_where_it_must() -> None:
     assert late.take() == b"MESSAGE 0 3 one\nMESSAGE 7 3 two\nMESSAGE 14 5 three\n"
 
 
-def test_a_tail_that_ends_while_it_reads_sends_nothing_more() -> None:
-    world = World()
-    writer, reader = world.connect(), world.connect()
+def test_a_tail_that_ends_while_it_reads_sends_nothing_more(writer: Peer, reader: Peer) -> None:
     writer.ask(b"PRODUCE t one\n")
     with slow_reads("t") as disk:
         reader.send(b"TAIL t 0\n")

@@ -7,7 +7,7 @@ import pytest
 from logmq.settings import LogmqSettings
 from logmq.wire import Refusal
 from logmq.writers import WINDOW
-from tests.logmq.world import World, record
+from tests.logmq.world import Peer, World, record
 from tests.support.stores import ALWAYS
 
 
@@ -16,21 +16,18 @@ def batch(seq: int, payload: bytes = b"one", topic: bytes = b"t", writer: bytes 
     return b"BATCH %b %b %d %d\n%b" % (topic, writer, seq, len(blob), blob)
 
 
-def test_a_repeated_batch_gets_the_same_answer_and_writes_nothing() -> None:
-    peer = World().connect()
+def test_a_repeated_batch_gets_the_same_answer_and_writes_nothing(peer: Peer) -> None:
     assert peer.ask(batch(1) + batch(2) + batch(1) + batch(2)) == b"OK 0\nOK 7\nOK 0\nOK 7\n"
     assert peer.world.log("t").end == 14
     assert peer.world.broker.counts.batches_repeated == 2
 
 
-def test_writers_and_topics_are_apart() -> None:
-    peer = World().connect()
+def test_writers_and_topics_are_apart(peer: Peer) -> None:
     sent = batch(1) + batch(1, writer=b"v") + batch(1, topic=b"u")
     assert peer.ask(sent + sent) == b"OK 0\nOK 7\nOK 0\n" * 2
 
 
-def test_a_repetition_is_answered_only_once_the_first_is_durable() -> None:
-    world = World()
+def test_a_repetition_is_answered_only_once_the_first_is_durable(world: World) -> None:
     peer, again = world.connect(), world.connect()
     peer.send(batch(1))
     again.send(batch(1))
@@ -39,8 +36,7 @@ def test_a_repetition_is_answered_only_once_the_first_is_durable() -> None:
     assert (peer.take(), again.take()) == (b"OK 0\n", b"OK 0\n")
 
 
-def test_repetitions_are_known_after_a_restart() -> None:
-    peer = World().connect()
+def test_repetitions_are_known_after_a_restart(peer: Peer) -> None:
     peer.ask(batch(1) + batch(2))
     peer.world.restart()
     peer = peer.world.connect()
@@ -48,8 +44,7 @@ def test_repetitions_are_known_after_a_restart() -> None:
     assert peer.world.broker.counts.batches_repeated == 2
 
 
-def test_the_newest_batches_are_remembered_and_older_ones_refused() -> None:
-    peer = World().connect()
+def test_the_newest_batches_are_remembered_and_older_ones_refused(peer: Peer) -> None:
     peer.ask(b"".join(batch(seq) for seq in range(WINDOW + 10)))
     end = peer.world.log("t").end
     assert peer.ask(batch(10) + batch(WINDOW + 9)) == b"OK 70\nOK %d\n" % (7 * (WINDOW + 9))
@@ -58,9 +53,8 @@ def test_the_newest_batches_are_remembered_and_older_ones_refused() -> None:
     assert peer.world.log("t").end == end
 
 
-def test_numbers_may_be_left_out() -> None:
+def test_numbers_may_be_left_out(peer: Peer) -> None:
     """What was written is answered or refused, whatever lies between; only the same slot forgets."""
-    peer = World().connect()
     seqs = [3, 40, 41, 500, 10 * WINDOW + 7, 1 << 60]
     assert len({seq % WINDOW for seq in seqs}) == len(seqs)
     answers = peer.ask(b"".join(batch(seq) for seq in seqs))
@@ -86,8 +80,7 @@ def test_the_longest_silent_writer_is_forgotten_for_a_new_one() -> None:
     assert len(world.broker.writers) == 3
 
 
-def test_writers_of_a_topic_that_is_not_there_stay_until_its_end_is_on_record() -> None:
-    peer = World().connect()
+def test_writers_of_a_topic_that_is_not_there_stay_until_its_end_is_on_record(peer: Peer) -> None:
     peer.ask(batch(1) + batch(1, topic=b"u"))
     world, log_id = peer.world, peer.world.log("u").id
     world.store.namespace("logmq", ALWAYS).delete("u")  # nothing says that LogMQ did it
@@ -101,16 +94,14 @@ def test_writers_of_a_topic_that_is_not_there_stay_until_its_end_is_on_record() 
     assert len(world.broker.writers) == 1
 
 
-def test_a_batch_that_could_not_be_written_is_not_remembered() -> None:
-    peer = World().connect()
+def test_a_batch_that_could_not_be_written_is_not_remembered(peer: Peer) -> None:
     peer.ask(batch(1))
     peer.world.fail_disk(errno.ENOSPC, times=1)
     assert peer.ask(batch(2)).startswith(b"ERR STORAGE ")
     assert peer.ask(batch(2) + batch(2)) == b"OK 7\nOK 7\n"
 
 
-def test_a_refusal_of_a_seq_names_what_is_remembered() -> None:
-    peer = World().connect()
+def test_a_refusal_of_a_seq_names_what_is_remembered(peer: Peer) -> None:
     peer.ask(batch(WINDOW * 2))
     with pytest.raises(Refusal, match=f"{WINDOW * 2} was, and the newest {WINDOW}"):
         peer.world.broker.writers.write(peer.world.log("t"), "w", WINDOW, record(b"x"), 1)

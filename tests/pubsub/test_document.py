@@ -8,7 +8,7 @@ import pytest
 
 from pubsub.settings import PubsubSettings
 from pubsub.states import TRANSITIONS, State
-from tests.pubsub.world import World
+from tests.pubsub.world import Peer, World
 from tests.support.diagrams import diagram
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,9 +26,7 @@ def golden(path: Path) -> Iterator[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_golden_sessions_byte_for_byte(path: Path, one_by_one: bool) -> None:
-    world = World()
-    peer = world.connect()
+def test_golden_sessions_byte_for_byte(world: World, peer: Peer, path: Path, one_by_one: bool) -> None:
     got = b""
     for who, data in golden(path):
         if who == "D":

@@ -15,8 +15,7 @@ from tests.support.stores import ALWAYS, open_store, records
 SUBSCRIBE, UNSUBSCRIBE, KEEP = Command.SUBSCRIBE, Command.UNSUBSCRIBE, Command.KEEP
 
 
-def test_what_a_client_keeps_is_sent_on_return_before_anything_newer() -> None:
-    world = World()
+def test_what_a_client_keeps_is_sent_on_return_before_anything_newer(world: World) -> None:
     peer = world.subscriber(b"A", b"kept/*", keep=True)
     peer.send(encode_command(SUBSCRIBE, b"plain"))
     peer.lose()
@@ -30,16 +29,14 @@ def test_what_a_client_keeps_is_sent_on_return_before_anything_newer() -> None:
     assert world.connect(encode_id(b"A")).topics() == [], "each is sent once"
 
 
-def test_a_kept_frame_is_the_frame_that_would_have_come() -> None:
-    world = World()
+def test_a_kept_frame_is_the_frame_that_would_have_come(world: World) -> None:
     world.subscriber(b"A", b"*", keep=True).lose()
     live = world.subscriber(b"B", b"*")
     world.receive([datagram(b"t", Kind.STRING, b"ends in NULs\0\0"), datagram(b"", Kind.INT, bytes(5))])
     assert world.connect(encode_id(b"A")).connection.taken() == live.connection.taken()
 
 
-def test_type_0_after_3_ends_the_keeping() -> None:
-    world = World()
+def test_type_0_after_3_ends_the_keeping(world: World) -> None:
     peer = world.subscriber(b"A", b"a", keep=True)
     peer.send(encode_command(SUBSCRIBE, b"a"))
     peer.lose()
@@ -132,8 +129,7 @@ def test_a_bound_of_all_that_is_less_than_a_message_keeps_none() -> None:
     assert world.connect(encode_id(b"A")).topics() == []
 
 
-def test_what_many_keep_is_in_memory_once() -> None:
-    world = World()
+def test_what_many_keep_is_in_memory_once(world: World) -> None:
     for number in range(100):
         world.subscriber(b"%d" % number, b"*", keep=True).lose()
     world.publish(b"first")

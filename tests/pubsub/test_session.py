@@ -26,7 +26,7 @@ from shared.budget import CACHES_STEP_BYTES, Account
 from shared.errors import StoreError
 from shared.routing.trie import STEP_NODES
 from shared.storage.table import Table
-from tests.pubsub.world import World, framed
+from tests.pubsub.world import Peer, World, framed
 from tests.support.commits import make_read_only
 from tests.support.connections import MemoryConnection
 from tests.support.stores import NONE, fresh_store
@@ -34,8 +34,7 @@ from tests.support.stores import NONE, fresh_store
 SUBSCRIBE, UNSUBSCRIBE, KEEP = Command.SUBSCRIBE, Command.UNSUBSCRIBE, Command.KEEP
 
 
-def test_a_message_comes_as_one_frame_with_its_senders_address() -> None:
-    world = World()
+def test_a_message_comes_as_one_frame_with_its_senders_address(world: World) -> None:
     peer = world.subscriber(b"A", b"hall/+")
     world.receive([datagram(b"hall/3", Kind.INT, b"\1\0\0\0\5")], sender=b"127.0.0.1:51234")
     data = peer.connection.taken()
@@ -43,8 +42,7 @@ def test_a_message_comes_as_one_frame_with_its_senders_address() -> None:
     assert len(data) == 1603
 
 
-def test_the_rest_of_an_id_and_of_a_command_is_awaited() -> None:
-    peer = World().connect()
+def test_the_rest_of_an_id_and_of_a_command_is_awaited(peer: Peer) -> None:
     command = encode_command(SUBSCRIBE, b"a")
     awaited = []
     for piece in (b"A", encode_id(b"A")[1:] + command[:1], command[1:] + command[:1], command[1:]):
@@ -53,8 +51,7 @@ def test_the_rest_of_an_id_and_of_a_command_is_awaited() -> None:
     assert awaited == [1, 2, 3, 3]
 
 
-def test_a_client_gets_a_message_once_however_many_subscriptions_match() -> None:
-    world = World()
+def test_a_client_gets_a_message_once_however_many_subscriptions_match(world: World) -> None:
     peer = world.subscriber(b"A", b"*", b"a/+", b"a/b", b"a/*")
     world.publish(b"a/b")
     assert peer.topics() == [b"a/b"]
@@ -72,15 +69,15 @@ def test_a_client_gets_a_message_once_however_many_subscriptions_match() -> None
         (b"", [b""], [b"a", b"/"]),
     ],
 )
-def test_wildcards_stand_for_whole_levels(pattern: bytes, matching: list[bytes], other: list[bytes]) -> None:
-    world = World()
+def test_wildcards_stand_for_whole_levels(
+    world: World, pattern: bytes, matching: list[bytes], other: list[bytes]
+) -> None:
     peer = world.subscriber(b"A", pattern)
     world.publish(*matching, *other)
     assert peer.topics() == matching
 
 
-def test_subscriptions_outlive_a_disconnect_and_a_duplicate_is_turned_away_at_once() -> None:
-    world = World()
+def test_subscriptions_outlive_a_disconnect_and_a_duplicate_is_turned_away_at_once(world: World) -> None:
     first = world.subscriber(b"A", b"a")
     second = world.connect(encode_id(b"A"))
     assert second.closed
@@ -100,16 +97,14 @@ def test_subscriptions_outlive_a_disconnect_and_a_duplicate_is_turned_away_at_on
     assert world.counts.faults == {"already_connected": 1}
 
 
-def test_a_disconnect_needs_no_topic() -> None:
-    world = World()
+def test_a_disconnect_needs_no_topic(world: World) -> None:
     peer = world.subscriber(b"A")
     peer.send(bytes([Command.DISCONNECT]) + b"x" * 51)
     assert peer.closed
     assert world.counts.faults == {}
 
 
-def test_unsubscribing_ends_just_that_pattern() -> None:
-    world = World()
+def test_unsubscribing_ends_just_that_pattern(world: World) -> None:
     peer = world.subscriber(b"A", b"a/+", b"a/b")
     peer.send(encode_command(UNSUBSCRIBE, b"a/+") + encode_command(UNSUBSCRIBE, b"never"))
     world.publish(b"a/b", b"a/c")
@@ -249,9 +244,8 @@ BAD = [
 @pytest.mark.parametrize(("data", "fault"), BAD)
 @pytest.mark.parametrize("bytewise", [False, True])
 def test_what_breaks_the_protocol_closes_that_connection_alone(
-    data: bytes, fault: Fault, bytewise: bool
+    world: World, data: bytes, fault: Fault, bytewise: bool
 ) -> None:
-    world = World()
     neighbour = world.subscriber(b"N", b"*")
     peer = world.connect()
     peer.send(*([bytes([byte]) for byte in data] if bytewise else [data]))
@@ -264,8 +258,7 @@ def test_what_breaks_the_protocol_closes_that_connection_alone(
     assert neighbour.topics() == [b"a"]
 
 
-def test_bytes_behind_the_first_nul_of_an_id_or_topic_are_ignored() -> None:
-    world = World()
+def test_bytes_behind_the_first_nul_of_an_id_or_topic_are_ignored(world: World) -> None:
     peer = world.connect(b"A\0garbage\xff\xff" + b"\0a/b\0".ljust(52, b"?"))
     world.publish(b"a/b")
     assert peer.topics() == [b"a/b"]
@@ -285,8 +278,7 @@ def test_limits_are_kept_and_what_stood_before_them_stays() -> None:
     assert world.sessions.subscriptions == 3
 
 
-def test_an_id_or_a_command_that_does_not_end_closes_the_connection() -> None:
-    world = World()
+def test_an_id_or_a_command_that_does_not_end_closes_the_connection(world: World) -> None:
     half = world.subscriber(b"A")
     half.advance(1000)
     assert not half.closed, "between commands a subscriber may be silent for ever"
@@ -299,8 +291,7 @@ def test_an_id_or_a_command_that_does_not_end_closes_the_connection() -> None:
     assert world.counts.faults == {"too_late": 1}
 
 
-def test_the_first_request_is_the_whole_id() -> None:
-    peer = World().connect()
+def test_the_first_request_is_the_whole_id(peer: Peer) -> None:
     peer.send(encode_id(b"A")[:-1])
     assert peer.connection.awaits_first is not None
     peer.send(b"\0")
@@ -318,8 +309,7 @@ def test_a_slow_subscriber_loses_its_oldest_whole_frames() -> None:
     assert world.counts.subscribers_dropped_from == 1
 
 
-def test_a_session_without_subscriptions_ends_with_its_connection() -> None:
-    world = World()
+def test_a_session_without_subscriptions_ends_with_its_connection(world: World) -> None:
     peer = world.subscriber(b"A", b"a")
     peer.send(encode_command(UNSUBSCRIBE, b"a"))
     peer.close_input()
@@ -327,16 +317,14 @@ def test_a_session_without_subscriptions_ends_with_its_connection() -> None:
     assert world.counts.connected == 0
 
 
-def test_each_change_is_saved_once() -> None:
-    world = World()
+def test_each_change_is_saved_once(world: World) -> None:
     world.subscriber(b"A", b"a", b"a").send(
         encode_command(KEEP, b"a"), encode_command(UNSUBSCRIBE, b"a"), encode_command(UNSUBSCRIBE, b"a")
     )
     assert [(each.topic, each.keeps) for each in world.changes] == [(b"a", False), (b"a", True), (b"a", None)]
 
 
-def test_who_has_unsubscribed_gets_nothing_more_of_what_was_sent_before() -> None:
-    world = World()
+def test_who_has_unsubscribed_gets_nothing_more_of_what_was_sent_before(world: World) -> None:
     one, two = world.subscriber(b"A", b"a"), world.subscriber(b"B", b"a")
     world.publish(b"a")
     one.send(encode_command(Command.UNSUBSCRIBE, b"a"))
@@ -345,8 +333,7 @@ def test_who_has_unsubscribed_gets_nothing_more_of_what_was_sent_before() -> Non
     assert world.counts.messages_delivered == 3
 
 
-def test_what_is_taken_back_at_a_start_was_counted_when_it_came() -> None:
-    world = World()
+def test_what_is_taken_back_at_a_start_was_counted_when_it_came(world: World) -> None:
     peer = world.subscriber(b"A", b"a", keep=True)
     peer.lose()
     world.publish(b"a", b"a")
@@ -359,8 +346,7 @@ def test_what_is_taken_back_at_a_start_was_counted_when_it_came() -> None:
     assert (again.held(b"A")[0], len(again), world.counts.messages_kept) == (2, 1, 2)
 
 
-def test_a_start_takes_back_all_subscriptions_under_smaller_limits_and_keeps_what_fits() -> None:
-    world = World()
+def test_a_start_takes_back_all_subscriptions_under_smaller_limits_and_keeps_what_fits(world: World) -> None:
     for name in (b"A", b"B", b"C"):
         world.subscriber(name, name, b"+/" + name, b"all", keep=True).lose()
     world.publish(*[b"all"] * 10)
@@ -397,9 +383,8 @@ def test_no_more_topics_are_remembered_than_that(monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_is_closed_while_a_batch_goes_out_costs_the_others_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World()
     one, two, three = (world.subscriber(name, b"a") for name in (b"A", b"B", b"C"))
     sound = MemoryConnection.write
     left = [one, two]
@@ -477,15 +462,13 @@ def test_an_end_ends_what_had_begun_and_comes_behind_what_was_put_off() -> None:
     assert many.closed
 
 
-def test_who_is_away_gets_nothing_and_counts_for_nothing() -> None:
-    world = World()
+def test_who_is_away_gets_nothing_and_counts_for_nothing(world: World) -> None:
     world.subscriber(b"A", b"a").lose()
     world.publish(b"a")
     assert (world.counts.messages_delivered, world.counts.messages_unmatched) == (0, 1)
 
 
-def test_a_forgotten_session_is_as_one_that_never_was() -> None:
-    world = World()
+def test_a_forgotten_session_is_as_one_that_never_was(world: World) -> None:
     world.subscriber(b"A", b"a", keep=True).lose()
     world.publish(b"a")
     world.changes.clear()
@@ -496,8 +479,7 @@ def test_a_forgotten_session_is_as_one_that_never_was() -> None:
     assert world.connect(encode_id(b"A")).topics() == []
 
 
-def test_what_was_saved_is_taken_back_and_only_what_keeps_is_kept() -> None:
-    world = World()
+def test_what_was_saved_is_taken_back_and_only_what_keeps_is_kept(world: World) -> None:
     for topic, keeps in ((b"kept", True), (b"plain", False)):
         world.sessions.restore(b"A", topic, keeps)
     world.publish(b"kept", b"plain")
@@ -524,8 +506,7 @@ async def test_what_the_table_does_not_take_is_counted_and_what_is_no_subscripti
     assert (world.counts.unpersisted, len(told)) == (1, 1)
 
 
-def test_commands_in_great_number_are_taken_in_turns() -> None:
-    world = World()
+def test_commands_in_great_number_are_taken_in_turns(world: World) -> None:
     topics = [b"t/%d" % number for number in range(3 * COMMANDS_PER_TURN)]
     peer = world.subscriber(b"A", *topics)
     assert len(world.changes) == COMMANDS_PER_TURN

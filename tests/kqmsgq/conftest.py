@@ -1,0 +1,15 @@
+"""A KqueueMsgQ without sockets, and a connection to it."""
+
+import pytest
+
+from tests.kqmsgq.world import Peer, World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def peer(world: World) -> Peer:
+    return world.connect()
