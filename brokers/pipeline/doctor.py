@@ -112,7 +112,7 @@ def packages(version: Callable[[str], str | None] | None = None) -> Iterator[Fin
     for name, wanted in (extra() | dict.fromkeys(_NOT_IN_EXTRA, SpecifierSet())).items():
         found = version(name)
         if found is None:
-            advice = f"{GET_EXTRA} brings it" if name not in ("crc32c", "attrs") else f"pip install {name}"
+            advice = f"{GET_EXTRA} brings it" if name not in _NOT_IN_EXTRA else f"pip install {name}"
             yield Finding(name, Verdict.MISSING, "not installed", advice)
         elif found != _UNKNOWN and not wanted.contains(found, prereleases=True):
             advice = f"this release needs another: pip install '{name}{wanted}'"

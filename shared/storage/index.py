@@ -5,6 +5,7 @@ with the tools that work on files. The store looks entries up with `index_reader
 `log_writer.py`.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -61,15 +62,15 @@ class IndexFile:
         return next((entry.end for entry in reversed(self.entries) if entry is not None), None)
 
 
-def read_index(disk: Disk, fd: int, number: int = 0) -> IndexFile | None:
-    """Read an index from its entry `number` on; None where its header is not good."""
+def read_index(disk: Disk, fd: int) -> IndexFile | None:
+    """Read a whole index; None where its header is not good."""
     header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
     if header is None:
         return None
     log_id, created_ms = header
     entries: list[IndexEntry | None] = []
     dropped = 0
-    for block in _blocks(disk, fd, entry_position(number)):
+    for block in _blocks(disk, fd, entry_position(0)):  # once: a running server may drop more meanwhile
         for at in range(0, len(block) - INDEX_ENTRY_BYTES + 1, INDEX_ENTRY_BYTES):
             if not entries and not any(block[at : at + INDEX_ENTRY_BYTES]):
                 dropped += 1
@@ -117,11 +118,7 @@ def belongs_to(disk: Disk, fd: int, log_id: int) -> bool:
     header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
     if header is not None:
         return header[0] == log_id
-    return any(
-        format.unpack_index_entry(block, log_id, at) is not None
-        for block in _blocks(disk, fd, entry_position(0))
-        for at in range(0, len(block) - INDEX_ENTRY_BYTES + 1, INDEX_ENTRY_BYTES)
-    )
+    return any(entry is not None for entry in stored_entries(disk, fd, log_id))
 
 
 def dropped_entries(disk: Disk, fd: int) -> int:
@@ -135,7 +132,9 @@ def dropped_entries(disk: Disk, fd: int) -> int:
     return dropped
 
 
-def stored_entries(disk: Disk, fd: int, log_id: int, number: int, count: int) -> Iterator[IndexEntry | None]:
+def stored_entries(
+    disk: Disk, fd: int, log_id: int, number: int = 0, count: int = sys.maxsize
+) -> Iterator[IndexEntry | None]:
     """The entries from `number` up to `count`; None for one that is not good."""
     for block in _blocks(disk, fd, entry_position(number)):
         stop = min(len(block), (count - number) * INDEX_ENTRY_BYTES)

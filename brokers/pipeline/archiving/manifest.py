@@ -211,7 +211,7 @@ class Manifest:
         lines += [{"hot": attrs.asdict(part, recurse=False)} for part in self.hot]
         lines += [{"retired": attrs.asdict(each, recurse=False)} for each in self.retired]
         lines += [{"move": attrs.asdict(part, recurse=False)} for part in self.moves]
-        return format.seal_lines(map(format.pack_line, lines))
+        return format.pack_lines(lines)
 
 
 def was_whole(data: bytes) -> bool:
