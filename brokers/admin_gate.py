@@ -14,6 +14,7 @@ In this order, each before anything of the request's body is read:
 5. The user has `admin:read` for what only looks, `admin:manage` for all else (403). The token may do both.
 
 Those who have not logged in share `STRANGER_SECONDS`: so seldom one of their requests is answered.
+Who asks whether the server is alive or ready waits for none of the others.
 Answers carry a policy by which a page loads and asks nothing but this server.
 """
 
@@ -158,7 +159,7 @@ class Gate:
         self.take_settings(names, secure=secure)
         self._cookie = f"brokers_{port}"  # cookies know no ports: two servers on a machine need two names
         self._sessions: dict[str, _Login] = {}  # those used last at the end
-        self._strangers = TurnPace(STRANGER_SECONDS, STRANGERS_AT_ONCE)
+        self._strangers, self._probes = (TurnPace(STRANGER_SECONDS, STRANGERS_AT_ONCE) for _ in range(2))
         # Beyond loopback, or not: nobody is let in here who has not logged in.
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
 
@@ -201,7 +202,7 @@ class Gate:
                 scope["brokers.allowed"] = partial(self._may, found, _action(scope))
                 scope["brokers.manages"] = self._may(found, MANAGE)
         if not caller.trusted:
-            await self._strangers.turn()
+            await (self._probes if scope["path"] in HEALTH else self._strangers).turn()
         await (refusal or self._app)(scope, receive, answer)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:

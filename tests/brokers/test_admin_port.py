@@ -12,8 +12,9 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 
-from brokers import admin, admin_port
+from brokers import admin, admin_gate, admin_port
 from brokers.admin_gate import HEADERS, TOKEN_USER, Gate, token_of
 from brokers.admin_port import AdminPort, listen
 from brokers.page import files
@@ -415,6 +416,21 @@ def test_listening_sockets_are_of_every_address() -> None:
     for sock in sockets:
         assert sock.family in (socket.AF_INET, socket.AF_INET6)
         sock.close()
+
+
+async def test_who_asks_whether_the_server_is_alive_waits_for_no_other_stranger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_gate, "STRANGERS_AT_ONCE", 2)
+    monkeypatch.setattr(admin_gate, "STRANGER_SECONDS", 1000.0)
+    async with admin_port_at() as port, trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(port.ask, "/status")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        for path in ("/livez", "/readyz"):
+            with trio.fail_after(5):
+                assert (await port.ask(path)).status == 200
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_flood_of_requests_without_a_login_is_answered_slowly_and_one_with_a_login_at_once() -> None:
