@@ -200,12 +200,15 @@ class Acceptor:
     async def run(self) -> None:
         """Accept until cancelled; the listening socket is closed then."""
         try:
+            more = False
             while True:
-                await trio.lowlevel.wait_readable(self.listening)
+                if not more:
+                    await trio.lowlevel.wait_readable(self.listening)
+                more = False
                 try:
                     if self._strangers is not None and self._asks_login():
                         async with self._strangers:
-                            self.accept_many(self._strangers)
+                            more = self.accept_many(self._strangers)
                     else:
                         self.accept_many()
                 except OSError as error:
@@ -223,15 +226,15 @@ class Acceptor:
             os.close(self._spare_fd)
             self._spare_fd = None
 
-    def accept_many(self, strangers: Strangers | None = None) -> None:
-        """`strangers`: they come in a piece of theirs."""
+    def accept_many(self, strangers: Strangers | None = None) -> bool:
+        """`strangers`: they come in a piece of theirs. False: nobody waits any more."""
         behind = self._is_behind is not None and self._is_behind()
         ends = perf_counter() + ACCEPT_SECONDS
         for _ in range(ACCEPTS_BEHIND if behind else ACCEPTS_MAX):
             try:
                 sock, address = self.listening.accept()
             except BlockingIOError:
-                return
+                return False
             except OSError as error:
                 if error.errno in (*OUT_OF_DESCRIPTORS, errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
@@ -242,7 +245,7 @@ class Acceptor:
                 strangers.gave_up()
                 self._refuse("address_fails_often", host)
                 if strangers.is_over():
-                    return
+                    return True
                 continue
             if (cap := self._admission.admit(host)) is not None:
                 sock.close()
@@ -260,7 +263,8 @@ class Acceptor:
                 continue
             self._admitted(sock, format_address(host, port), host)
             if perf_counter() > ends or (strangers is not None and strangers.is_over()):
-                return
+                return True
+        return True
 
     def _turn_away(self, error: OSError) -> None:
         self._counters.emfile += 1

@@ -477,13 +477,17 @@ class PollDriver:
     async def serve_strangers(self) -> None:
         """Serve those who have not logged in, in their pace, until cancelled."""
         loop, strangers = self.loop, self.loop.strangers
+        events: list[tuple[int, int]] = []
         while True:
-            await trio.lowlevel.wait_readable(self._door)
+            if not events:  # it has been seen that nobody is ready
+                await trio.lowlevel.wait_readable(self._door)
             async with strangers:
                 loop.begin()
-                while not strangers.is_over() and (events := self._door.poll(0, 1)):
+                while events := self._door.poll(0, 1):
                     if (found := self._by_fd.get(events[0][0])) is not None:
                         found.attend(events[0][1])
+                    if strangers.is_over():
+                        break
                 loop.end()
 
     def _look(self) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ ALONE_PIECE_SECONDS = 1e-3
 """The same while nobody else is served."""
 ALONE_SECONDS = 1.0
 """Nobody has been served for so long: strangers are alone."""
-TURN_SECONDS = 40e-6
+TURN_SECONDS = 20e-6
 """What it costs to come to a piece: the loop's round, and waking a task."""
 SHARE, FLOOD_SHARE = 0.5, 0.06
 """Of the loop. Clients that come back all at once, as after a restart, have the first."""
@@ -38,7 +38,7 @@ FAILURES_SECONDS = 60.0
 """So many failures within that time, and an address is slow."""
 ADDRESSES_MAX = 10_000
 """Of which failures are kept; then those that failed longest ago are forgotten."""
-SLOW_MAX = 64
+SLOW_MAX = 8
 """Connections of a slow address that are not logged in."""
 
 
