@@ -602,11 +602,14 @@ def _offsets(records: bytes, offset: int) -> list[int]:
 
 
 def _write_requests(topic: bytes, messages: Iterable[bytes]) -> Iterable[tuple[bytes, int]]:
-    """PRODUCE lines, and APPEND for what no line can hold, in pieces; each with its number of requests."""
+    """PRODUCE lines, and APPEND for what no line can hold, in pieces; each with its number of requests.
+
+    A line that ends as HTTP's does would be taken for HTTP where it is a connection's first.
+    """
     requests: list[bytes] = []
     size = 0
     for message in messages:
-        if b"\n" in message or message[-1:] == b"\r":
+        if b"\n" in message or message[-1:] == b"\r" or b"HTTP/" in message[-16:]:
             request = b"APPEND %b %d\n%b" % (topic, len(message), message)
         else:
             request = b"PRODUCE %b %b\n" % (topic, message)

@@ -33,7 +33,6 @@ from logmq.wire import (
     TLS_BEGINS,
     Code,
     Refusal,
-    begins_http,
     check_memory,
     chunk_line,
     looks_like_http,
@@ -274,7 +273,7 @@ class Session(SessionBase):
         end = data.find(b"\n", at)
         if data.startswith(TLS_BEGINS, at):
             self._end_tls()
-        elif end >= 0 and begins_http(line := _without_cr(data[at:end])):
+        elif end >= 0 and looks_like_http(line := _without_cr(data[at:end])):
             self._end_http(line)
         elif end >= 0 or len(data) - at > self._line_max:
             if self.user:  # else what is waited for is a login

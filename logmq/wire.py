@@ -125,22 +125,11 @@ def split_request(line: bytes) -> tuple[bytes, list[bytes]]:
     return word, fields
 
 
-def begins_http(line: bytes) -> bool:
-    """Whether the first line of a connection is one of HTTP.
-
-    DELETE is a word of both protocols, so the word does not decide. A message may be any text, so PRODUCE to
-    a valid topic is LogMQ's: HTTP's second field is never a valid topic.
-    """
-    if not looks_like_http(line):
-        return False
-    word, _, rest = line.partition(b" ")
-    return word != b"PRODUCE" or _NAME.fullmatch(rest.partition(b" ")[0]) is None
-
-
 def looks_like_http(line: bytes) -> bool:
     """Whether a line, without its end, is the first of an HTTP request, or its Host field.
 
-    Every browser sends both before the body, which a web page may choose.
+    Every browser sends both before the body, which a web page may choose. The word says nothing: a page may
+    choose that, too.
     """
     return _HTTP.search(line, max(0, len(line) - 16)) is not None or line[:5].lower() == b"host:"
 

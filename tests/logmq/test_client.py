@@ -263,6 +263,13 @@ async def send_for_ever(client: Client, message: bytes) -> None:
             await client.ping()
 
 
+@pytest.mark.parametrize("message", [b"GET / HTTP/1.1", b"HTTP/1.0", b"x HTTP/2  "])
+async def test_a_first_message_that_ends_as_http_does_is_a_message(tmp_path: Path, message: bytes) -> None:
+    async with served(tmp_path) as server, connect(port=server.port) as client:
+        assert await client.produce("t", message) == 0
+        assert await client.produce("t", message) == 4 + len(message)
+
+
 async def test_a_producers_refusal_comes_out_where_it_is_used(tmp_path: Path) -> None:
     async with served(tmp_path) as server, connect(port=server.port) as client:
         with pytest.raises(LogmqError, match="TOO_LARGE"):

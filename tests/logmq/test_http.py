@@ -42,6 +42,8 @@ def test_a_browsers_post_is_closed_and_nothing_of_its_body_is_executed(size: int
         b"PRI * HTTP/2.0",
         b"DELETE /orders HTTP/1.1",
         b"PRODUCE / HTTP/1.1",
+        b"PRODUCE orders HTTP/1.1",
+        b"PRODUCE orders from a page HTTP/1.0",
         b"PRODUCE http://127.0.0.1:8080/orders HTTP/1.1",
         b"OPTIONS * HTTP/1.1",
         b"POST /" + b"x" * 2_000_000 + b" HTTP/1.1",
@@ -97,6 +99,8 @@ def test_a_target_that_does_not_end_is_no_way_around() -> None:
 
 
 def test_messages_may_be_lines_of_http(peer: Peer) -> None:
+    """But for a connection's first line, so a client sends such a message by APPEND."""
+    assert peer.ask(b"PING\n") == b"PONG\n"
     lines = [b"GET / HTTP/1.1", b"HTTP/1.1", b"Host: example.org", b" HTTP/1.0"]
     for place, line in enumerate(lines):
         topic = b"t%d" % place
@@ -104,4 +108,4 @@ def test_messages_may_be_lines_of_http(peer: Peer) -> None:
         assert peer.ask(b"CONSUME %b 0\n" % topic) == b"MESSAGE 0 %d %b\n" % (len(line), line)
         assert peer.ask(b"APPEND %b %d\n%b" % (topic, len(line), line)) == b"OK %d\n" % (4 + len(line))
     first = World().connect()
-    assert first.ask(b"PRODUCE log GET / HTTP/1.1\nPRODUCE log GET / HTTP/1.1\n") == b"OK 0\nOK 18\n"
+    assert first.ask(b"APPEND log 14\nGET / HTTP/1.1PRODUCE log GET / HTTP/1.1\n") == b"OK 0\nOK 18\n"
