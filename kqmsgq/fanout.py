@@ -10,6 +10,8 @@ Elsewhere a message costs one lookup of its first bytes (`Routes.known`). What i
 """
 
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from kqmsgq.queues import KNOWN_BYTES, Consumer, Queues, no_message
@@ -68,6 +70,7 @@ class Producer:
         "_track",
         "_unrouted",
         "_user",
+        "messages",
         "more",
     )
 
@@ -78,6 +81,8 @@ class Producer:
         self._known_cached = CacheBytes(queues.caches)
         self._epoch = queues.routes.epoch
         self._looked = 0  # pieces that looking for the newest pattern was worth
+        self.messages = 0
+        """Handed on so far."""
         self._messages = self._delivered = self._unrouted = self._pieces = 0  # of this pass
         self.more = False
         self._guard: Guard | None = None
@@ -226,7 +231,7 @@ class Producer:
             return
         self._delivered += messages * route.fan
         self._pieces += len(route.bundles)
-        self._queues.routes.put(route, piece)
+        self._queues.routes.put(route, piece, messages)
 
     def _add_pattern(self, pattern: Pattern[Route[Consumer]], count: int, data: bytes, at: int) -> int:
         """A pattern stands at `at` so many times; returns where those end that this turn has room for."""
@@ -242,7 +247,7 @@ class Producer:
         self._unrouted += count * plan.unrouted
         size = pattern.size
         end = at + count * size
-        for bundle, spans in plan.parts:
+        for bundle, spans, messages in plan.parts:
             begins, ends = spans[0]
             if ends - begins == size:
                 found = [data[at:end]]
@@ -250,14 +255,16 @@ class Producer:
                 found = [data[begin : begin + ends - begins] for begin in range(at + begins, end, size)]
             else:
                 found = [data[base + b : base + e] for base in range(at, end, size) for b, e in spans]
-            self._queues.routes.put_all(bundle, found)
+            self._queues.routes.put_all(bundle, found, count * messages)
         return end
 
     def _deliver(self, taken_bytes: int) -> None:
         """One write for each consumer."""
-        for consumers, joined in self._queues.routes.gathered():
+        for consumers, joined, messages in self._queues.routes.gathered():
             for consumer in consumers:
+                consumer.messages += messages
                 consumer.write(joined)
+        self.messages += self._messages
         counts = self._queues.counts
         counts.messages_in += self._messages
         counts.bytes_in += taken_bytes
@@ -295,7 +302,8 @@ class Producer:
 
 
 class _Plan:
-    """What to do with a pattern: for each bundle the places of what it gets, neighbours as one.
+    """What to do with a pattern: for each bundle the places of what it gets, neighbours as one, and how many
+    messages those are.
 
     `pieces`: how many those are. A bundle that gets all of it counts for none: that is one piece in any case.
     """
@@ -305,15 +313,22 @@ class _Plan:
     def __init__(self, pattern: Pattern[Route[Consumer]]) -> None:
         self.delivered = self.unrouted = 0
         places: dict[int, tuple[Bundle[Consumer], list[tuple[int, int]]]] = {}
-        for route, begins, ends in pattern.spans:
-            self.delivered += route.fan
-            self.unrouted += not route.fan
+        messages: dict[int, int] = {}
+        for route, run in groupby(pattern.spans, itemgetter(0)):
+            those = [*run]
+            begins, ends = those[0][1], those[-1][2]
+            self.delivered += len(those) * route.fan
+            self.unrouted += 0 if route.fan else len(those)
             for bundle in route.bundles:
-                _, spans = places.setdefault(id(bundle), (bundle, []))
+                key = id(bundle)
+                messages[key] = messages.get(key, 0) + len(those)
+                _, spans = places.setdefault(key, (bundle, []))
                 if spans and spans[-1][1] == begins:
                     spans[-1] = spans[-1][0], ends
                 else:
                     spans.append((begins, ends))
-        self.parts = list(places.values())
-        self.memory_bytes = sum(PART_BYTES + SPAN_BYTES * len(spans) for _, spans in self.parts)
-        self.pieces = sum(len(spans) for _, spans in self.parts if spans[0][1] - spans[0][0] != pattern.size)
+        self.parts = [(*part, messages[key]) for key, part in places.items()]
+        self.memory_bytes = sum(PART_BYTES + SPAN_BYTES * len(spans) for _, spans, _ in self.parts)
+        self.pieces = sum(
+            len(spans) for _, spans, _ in self.parts if spans[0][1] - spans[0][0] != pattern.size
+        )

@@ -47,17 +47,17 @@ SUBSCRIPTION_BYTES = 128
 
 
 class Consumer:
-    """Someone who subscribes. `dropped`: messages lost because it did not read.
+    """Someone who subscribes. `messages`: written to it; `dropped`: of those, lost because it did not read.
 
     `subscriptions`, `subscriptions_bytes`: how many it has, and the memory that is charged for them.
     """
 
-    __slots__ = ("connection", "dropped", "subscriptions", "subscriptions_bytes", "write")
+    __slots__ = ("connection", "dropped", "messages", "subscriptions", "subscriptions_bytes", "write")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.write = connection.write
-        self.dropped = 0
+        self.messages = self.dropped = 0
         self.subscriptions = 0
         self.subscriptions_bytes = 0
 

@@ -4,6 +4,8 @@ Source: PROTOCOL.md, "Connections". There are no replies: what is wrong is count
 connection.
 """
 
+from collections.abc import Mapping
+
 from kqmsgq.fanout import Producer
 from kqmsgq.queues import Consumer, Queues
 from kqmsgq.states import TRANSITIONS, Event, State
@@ -160,6 +162,14 @@ class Session(SessionBase):
                 queues.unsubscribe(consumer, name)
             at = end
         return at
+
+    @property
+    def traffic(self) -> Mapping[str, int]:
+        producer, consumer = self._producer, self._consumer
+        return {
+            "messages_in": 0 if producer is None else producer.messages,
+            "messages_out": 0 if consumer is None else consumer.messages - consumer.dropped,
+        }
 
     def input_ended(self) -> None:
         self.state = TRANSITIONS[self.state][Event.INPUT_ENDS]

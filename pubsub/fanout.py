@@ -198,7 +198,7 @@ class Fanout:
             counts.messages_unmatched += count
             return
         counts.messages_delivered += count * route.fan
-        self.routes.put(route, frames)
+        self.routes.put(route, frames, count)
         if route.away:
             for at in range(0, len(frames), FRAME_BYTES):
                 self._keeping.append(_Sending(frames[at : at + FRAME_BYTES], route.away, self.trail))
@@ -206,7 +206,7 @@ class Fanout:
     def _deliver(self) -> int:
         """Write the bundles now, or in later turns. Returns the room for writes that is left."""
         room = WRITES_MAX
-        for clients, frames in self.routes.gathered():
+        for clients, frames, messages in self.routes.gathered():
             cost = _write_cost(frames) * len(clients)
             if self._writing or cost > room:
                 self._writing.append(_Sending(frames, clients, self.trail))
@@ -214,6 +214,7 @@ class Fanout:
                 room -= cost
                 for client in clients:
                     if client.connection is not None:  # a write may have closed another's connection
+                        client.written += messages
                         client.connection.write(frames)
         return room
 
@@ -223,10 +224,12 @@ class Fanout:
         while writing and room > 0:
             sending = writing[0]
             cost = _write_cost(sending.frames)
+            messages = len(sending.frames) // FRAME_BYTES
             self.trail = sending.trail
             for client in sending.next(max(1, room // cost)):
                 room -= cost
                 if client.connection is not None:
+                    client.written += messages
                     client.connection.write(sending.frames)
             if sending.over:
                 writing.popleft()

@@ -4,6 +4,8 @@ Source: PROTOCOL.md, "Subscribers". There are no replies: what is wrong is count
 connection.
 """
 
+from collections.abc import Mapping
+
 from pubsub.sessions import ClientSession, Sessions
 from pubsub.states import TRANSITIONS, Event, State
 from pubsub.wire import (
@@ -136,6 +138,11 @@ class Session(SessionBase):
             for topic in tuple(client.topics):
                 if not self._may_subscribe(topic):
                     self._sessions.end_subscription(client, topic)
+
+    @property
+    def traffic(self) -> Mapping[str, int]:
+        client = self._client
+        return {"messages_in": 0, "messages_out": 0 if client is None else client.written - client.dropped}
 
     def input_ended(self) -> None:
         self._finish(Event.INPUT_ENDS)

@@ -52,7 +52,7 @@ class ClientSession:
     `wild`: how many of the patterns are (`shared.routing.syntax`).
     """
 
-    __slots__ = ("connection", "dropped", "id", "name", "owner", "topics", "wild")
+    __slots__ = ("connection", "dropped", "id", "name", "owner", "topics", "wild", "written")
 
     def __init__(self, client_id: bytes) -> None:
         self.id = client_id
@@ -62,8 +62,8 @@ class ClientSession:
         self.topics: dict[bytes, bool] = {}
         self.wild = 0
         self.connection: Connection | None = None
-        self.dropped = 0
-        """Frames that its connection lost because the client did not read."""
+        self.written = self.dropped = 0
+        """Frames for its connection; and of those, lost because the client did not read."""
 
 
 @attrs.frozen
@@ -174,7 +174,7 @@ class Sessions:
             raise WireError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
         client.connection = connection
         self.absences.over(client_id)
-        client.dropped = 0
+        client.written = client.dropped = 0
         limit_slow_receiver(
             connection,
             self.settings.subscriber_bytes_max,
@@ -187,7 +187,8 @@ class Sessions:
         if client_id in self.kept:
             frames = self.kept.take(client_id)
             connection.write(frames)
-            self.counts.messages_delivered += len(frames) // FRAME_BYTES
+            client.written = len(frames) // FRAME_BYTES
+            self.counts.messages_delivered += client.written
         for topic in client.topics:
             self.live.subscribe(client, topic)
         if client.topics:
@@ -228,6 +229,7 @@ class Sessions:
         away = []
         for client in clients:
             if client.connection is not None:
+                client.written += 1
                 client.connection.write(frame)
                 self.counts.messages_delivered += 1
             elif self.clients.get(client.id) is client:  # it has not been forgotten

@@ -29,13 +29,14 @@ M = TypeVar("M", bound=Hashable)
 
 
 class Bundle(list[bytes], Generic[M]):
-    """Slices of the input, in order; all are for each of `members`."""
+    """Slices of the input, in order; all are for each of `members`. `messages`: how many those are."""
 
-    __slots__ = ("members",)
+    __slots__ = ("members", "messages")
 
     def __init__(self, members: tuple[M, ...]) -> None:
         super().__init__()
         self.members = members
+        self.messages = 0
 
 
 class Route(Generic[M]):
@@ -122,26 +123,30 @@ class Routes(Generic[M]):
             self.known.clear()
         self.known[head] = route
 
-    def put(self, route: Route[M], piece: bytes) -> None:
-        """Have all of `route` get `piece`."""
+    def put(self, route: Route[M], piece: bytes, messages: int) -> None:
+        """Have all of `route` get `piece`, which is so many messages."""
         for bundle in route.bundles:
             if not bundle:
                 self._touched.append(bundle)
             bundle.append(piece)
+            bundle.messages += messages
 
-    def put_all(self, bundle: Bundle[M], pieces: Iterable[bytes]) -> None:
-        """Have all members of a bundle get these."""
+    def put_all(self, bundle: Bundle[M], pieces: Iterable[bytes], messages: int) -> None:
+        """Have all members of a bundle get these, so many messages."""
         if not bundle:
             self._touched.append(bundle)
         bundle += pieces
+        bundle.messages += messages
 
-    def gathered(self) -> Iterator[tuple[tuple[M, ...], bytes]]:
-        """What the pass has found: for whom, and all of it in one piece. The bundles are empty afterwards."""
+    def gathered(self) -> Iterator[tuple[tuple[M, ...], bytes, int]]:
+        """What the pass has found: for whom, all of it in one piece, and how many messages those are. The
+        bundles are empty afterwards."""
         touched, self._touched = self._touched, []
         for bundle in touched:
             joined = bundle[0] if len(bundle) == 1 else b"".join(bundle)
+            messages, bundle.messages = bundle.messages, 0
             bundle.clear()
-            yield bundle.members, joined
+            yield bundle.members, joined, messages
 
 
 def limit_slow_receiver(

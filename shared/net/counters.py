@@ -13,7 +13,9 @@ class NetCounters:
     """The counters of one group of listeners (one protocol). Reasons are a few fixed words."""
 
     accepted: int = counter("accepted_total", "Connections accepted.")
-    bytes_in: int = counter("bytes_in_total", "Bytes read from connections.")
+    bytes_in: int = counter(
+        "bytes_in_total", "Bytes read from connections, and of datagrams that are allowed."
+    )
     bytes_out: int = counter("bytes_out_total", "Bytes the system took from outboxes.")
     crashes: int = counter(
         "crashes_total", "Sessions that failed with a bug; each closed its connection only."

@@ -150,6 +150,7 @@ class DatagramEndpoint:
             counters.datagrams_filtered += len(received) - len(allowed)
             received = allowed
         if received:
+            counters.bytes_in += sum(len(data) for data, _ in received)
             assert not isinstance(self._sink, SlotSink)
             self._deliver(self._sink.receive_many, received)
         return True
@@ -174,6 +175,7 @@ class DatagramEndpoint:
             return True
         counters = self._loop.counters
         counters.datagrams_in += count
+        counters.bytes_in += sum(lengths)
         counters.datagrams_filtered += count - len(lengths)
         if lengths:
             self._left = self._deliver(self._sink.receive_frames, frames, lengths)

@@ -89,9 +89,11 @@ def test_every_consumer_gets_what_the_model_says_in_each_producers_order(
             consumers[who].send((subscribe if what == "subscribe" else unsubscribe)(argument))
             getattr(model, what)(who, argument)
     for number, consumer in enumerate(consumers):
-        assert consumer.taken() == b"".join(model.owed.get(number, []))
+        owed = model.owed.get(number, [])
+        assert consumer.taken() == b"".join(owed)
+        assert consumer.session.traffic == {"messages_in": 0, "messages_out": len(owed)}
     counts = world.counts
-    assert counts.messages_in == serial
+    assert counts.messages_in == serial == sum(each.session.traffic["messages_in"] for each in producers)
     assert counts.messages_delivered == sum(map(len, model.owed.values()))
     assert counts.faults == {}
 

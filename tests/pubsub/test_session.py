@@ -432,6 +432,7 @@ def test_what_a_connection_loses_is_counted_from_its_beginning() -> None:
             world.publish(b"a")
         client = world.sessions.clients[b"A"]
         assert client.dropped == 6
+        assert peer.session.traffic == {"messages_in": 0, "messages_out": 4}
         assert world.counts.subscribers_dropped_from == losses
         peer.lose()
     assert world.counts.frames_dropped == 12
@@ -445,6 +446,7 @@ def test_messages_that_go_out_and_are_lost_together_are_counted_one_by_one() -> 
     assert world.counts.messages_delivered == 10
     assert world.counts.frames_dropped == world.sessions.clients[b"A"].dropped == 6
     assert slow.topics() == [b"a", b"b"] * 2
+    assert slow.session.traffic["messages_out"] == 4
 
 
 def test_an_end_ends_what_had_begun_and_comes_behind_what_was_put_off() -> None:

@@ -31,12 +31,13 @@ def test_each_gets_its_own_in_order_however_the_sets_overlap(
                 assert (route.fan, route is routes.nowhere) == (len(members), not members)
                 number += 1
                 piece = b"%d," % number
-                routes.put(route, piece)
+                routes.put(route, piece, 1)
                 for bundle in route.bundles:
-                    routes.put_all(bundle, (piece, piece))
+                    routes.put_all(bundle, (piece, piece), 2)
                 for member in members:
                     due[member] += piece * 3
-            for receivers, joined in routes.gathered():
+            for receivers, joined, messages in routes.gathered():
+                assert messages == joined.count(b",")
                 for member in receivers:
                     got[member] += joined
             assert not list(routes.gathered())

@@ -81,6 +81,7 @@ async def test_datagrams_come_in_order_with_their_sender() -> None:
         assert sink.payloads == texts
         assert {sender for batch in sink.batches for _, sender in batch} == {endpoint.sender.getsockname()}
         assert endpoint.group.counters.datagrams_in == len(texts)
+        assert endpoint.group.counters.bytes_in == sum(map(len, texts))
 
 
 async def test_a_flood_comes_in_batches_that_are_bounded_and_others_get_their_turn(
@@ -125,6 +126,7 @@ async def test_what_a_sink_puts_off_comes_next_and_others_have_their_turn_before
         assert sink.frames == texts
         assert turns >= len(texts) / 2  # twice is possible: trio shuffles who goes first in a turn
         assert endpoint.group.counters.datagrams_in == len(texts)
+        assert endpoint.group.counters.bytes_in == sum(map(len, texts))
 
 
 async def test_what_the_system_drops_is_counted() -> None:
