@@ -300,19 +300,15 @@ def _value(value: Any) -> Any:
 
 
 def _remember(_: Any, __: str, event: Event) -> Event:
-    fields = dict(event)
-    row = {name: fields.pop(name, None) for name in ("time", "level", "protocol", "event")}
+    row = {name: event.get(name) for name in ("time", "level", "protocol", "event")}
+    fields = {name: value for name, value in event.items() if name not in ("time", "level", "event")}
     RECENT.add({**row, "fields": fields})
     return event
 
 
 def line_of(row: Mapping[str, Any]) -> str:
     """The text that standard error has of a row of `RECENT`."""
-    whose = {} if row.get("protocol") is None else {"protocol": row["protocol"]}
-    fields: dict[str, Any] = row["fields"]
-    if row["level"] == "audit":
-        whose = {name: fields.get(name) for name in ("user", "peer")} | whose
-    return _text(None, "", {name: row[name] for name in ("time", "level", "event")} | whose | fields)
+    return _text(None, "", {name: row[name] for name in ("time", "level", "event")} | row["fields"])
 
 
 def _json(_: Any, __: str, event: Event) -> str:

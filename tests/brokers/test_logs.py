@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers.escape import escape, escape_name
-from brokers.logs import LINES_PER_SECOND, MATTERS_MAX, configure, tell_left_out, unfiltered
+from brokers.logs import (
+    LINES_PER_SECOND,
+    MATTERS_MAX,
+    RECENT,
+    audit,
+    configure,
+    line_of,
+    tell_left_out,
+    unfiltered,
+)
 
 
 def lines(form: str, *events: tuple[str, dict[str, object]], level: str = "info") -> list[str]:
@@ -249,3 +258,15 @@ def test_a_line_that_was_cut_by_a_full_pipe_does_not_run_into_the_next() -> None
         log.error("read again")
         last = (cut + reader.read1()).splitlines()[-1]
         assert re.fullmatch(rb"\S+ error +read again +left_out=\d+", last)
+
+
+def test_a_line_that_is_kept_is_shown_as_it_was_written() -> None:
+    stream = io.StringIO()
+    log = configure("info", "text", stream)
+    before = RECENT.last
+    log.bind(protocol="dms").warning("it waits", queue="a b", count=2)
+    log.info("nothing more")
+    audit(user="ann", peer="1.2.3.4:5", protocol="dms", action="kick", name="dms-1", result="done")
+    log.error("a bug", exc_info=ValueError("no"))
+    shown = [line_of(row) for _, row in RECENT.after(before)]
+    assert "\n".join(shown) + "\n" == stream.getvalue()

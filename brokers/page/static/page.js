@@ -465,8 +465,8 @@ const clock = (text) => {
 };
 const written = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
-function logRow({id, time, level = "", event = "", protocol, fields = {}}) {
-  const details = Object.entries({...(protocol ? {protocol} : {}), ...fields}).map(([name, value]) => `${name}=${written(value)}`).join("  ");
+function logRow({id, time, level = "", event = "", fields = {}}) {
+  const details = Object.entries(fields).map(([name, value]) => `${name}=${written(value)}`).join("  ");
   return rowOf([clock(time), level, event, details], `level-${String(level).replace(/[^a-z]/g, "")}`);
 }
 
