@@ -168,9 +168,12 @@ def check(
     if "*" in (asked.protocol, asked.action):
         raise UsageError("RULE", "name one protocol and one action")
     file = _File(data_dir, config)
-    file.user(name)
     access = Access(file.users)
-    if asked.protocol == ADMIN:
+    if name not in file.users and name not in PSEUDO_USERS:
+        raise Refusal(f"denied: there is no user {name}{did_you_mean(name, file.users)}")
+    if name not in file.users:  # without an entry they may do all that they can
+        allowed = asked.protocol != ADMIN
+    elif asked.protocol == ADMIN:
         allowed = access.may_admin(name, asked.action)
     else:
         guard = access.guard(asked.protocol)

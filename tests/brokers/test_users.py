@@ -97,12 +97,19 @@ def test_check_says_by_its_exit_code_whether_something_is_allowed(
     assert user("check", "ann", rule)[0] == code
 
 
+def test_without_an_entry_who_did_not_log_in_may_do_everything_but_administrate(user: Command) -> None:
+    assert user("check", "anonymous", "logmq:manage:orders")[0] == 0
+    assert user("check", "anonymous", "admin:read")[0] == 1
+    user("add", "anonymous", "--allow", "logmq:read:*")
+    assert user("check", "anonymous", "logmq:manage:orders")[0] == 1
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
         (("rm", "bob"), ExitCode.MISSING),
         (("passwd", "bob"), ExitCode.MISSING),
-        (("check", "bob", "logmq:read:x"), ExitCode.MISSING),
+        (("check", "bob", "logmq:read:x"), ExitCode.FAILED),
         (("deny", "ann", "logmq:read:x"), ExitCode.MISSING),
         (("allow", "ann"), ExitCode.USAGE),
         (("allow", "ann", "logmg:read:x"), ExitCode.USAGE),
