@@ -10,7 +10,7 @@
 | GET /<kind>/<name> | one; its columns are those of the list |
 | GET /<kind>/<name>/<action> | where it changes nothing: arguments are parameters of the query |
 | POST /<kind>/<name>/<action>?dry_run= | does it; arguments and answer are JSON objects |
-| DELETE /<kind>/<name>?dry_run= | the action `delete`, or `close` |
+| DELETE /<kind>/<name>?dry_run= | the action `delete`, or `kick` |
 | what `Operation`s say | beside the lists: logs, backup ... |
 | GET /openapi.json | all of this, for programs |
 
@@ -171,7 +171,7 @@ async def _one(
     if rest:
         action = actions.get(rest[0])
     else:
-        action = (actions.get("delete") or actions.get("close")) if request.method == "DELETE" else None
+        action = (actions.get("delete") or actions.get("kick")) if request.method == "DELETE" else None
     if action is None or (request.method == "DELETE" and rest):
         can = ", ".join(sorted(actions)) or "nothing"
         if rest and rest[0] not in actions:
@@ -358,7 +358,7 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
         answers = tuple(dict.fromkeys((*same.answers, *action.answers)))
         actions[action.name] = attrs.evolve(same, takes={**same.takes, **action.takes}, answers=answers)
     for name, action in actions.items():
-        if name in ("delete", "close"):
+        if name in ("delete", "kick"):
             operations["delete"] = _acting(action, named)
         elif action.looks:
             query = [_parameter(argument, "query", text) for argument, text in action.takes.items()]

@@ -52,7 +52,7 @@ RELATED = {
 }
 """What is shown below an object: lists, narrowed by its name."""
 
-DANGEROUS = frozenset({"purge", "trim", "delete", "close", "reset"})
+DANGEROUS = frozenset({"purge", "trim", "delete", "kick", "reset"})
 """Actions that take something away from somebody."""
 LABELS = {"messages": "Publish"}
 """Of actions whose name is no verb."""
@@ -388,7 +388,7 @@ async def _one(kind: ObjectKind, of: Callable[[ObjectKind], Those], request: Req
 
 def _doing(action: Action, path: str, row: Row, kind: ObjectKind) -> Doing:
     subject = " ".join(str(row[part]) for part in kind.parts)
-    if action.name in ("delete", "close"):
+    if action.name in ("delete", "kick"):
         return Doing(action, f"/api/v1{path}", "DELETE", subject, leaves=f"/{kind.name}")
     idle = {"pause": True, "resume": False}.get(action.name)
     possible = idle is None or row.get("paused", row.get("state") == "paused") is not idle

@@ -244,8 +244,8 @@ class Group:
 
     def objects(self) -> Objects:
         """Its connections, to list and to close."""
-        close = Action(
-            "close", "Close it; what it holds goes back.", self._kick, dry_runs=True, answers=("closed",)
+        kick = Action(
+            "kick", "Close it; what it holds goes back.", self._kick, dry_runs=True, answers=("closed",)
         )
         return Objects(
             CONNECTIONS,
@@ -253,7 +253,7 @@ class Group:
             self._name,
             self._find_connection,
             self._describe,
-            (close,),
+            (kick,),
             values=self._values,
         )
 

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from brokers import listing
 from shared.objects import KINDS, QUEUES, Objects, key_of
-from tests.support.server import Server, run, speak
+from tests.support.server import Server, run, speak, until
 
 
 @attrs.frozen
@@ -315,6 +315,10 @@ def test_a_dry_run_refuses_what_would_be_refused(served: Api, path: str, body: A
     assert served.ask(f"{path}?dry_run=1", body, method) == refused
 
 
+def audited(api: Api) -> list[str]:
+    return [line for line in api.server.said.splitlines() if " audit " in line]
+
+
 def test_a_connection_is_listed_and_closed(served: Api) -> None:
     import socket
 
@@ -330,6 +334,7 @@ def test_a_connection_is_listed_and_closed(served: Api) -> None:
         assert served.delete(f"connections/{row['id']}") == {"closed": 1}
         assert ours.recv(100) == b""
         assert served.ask(f"connections/{row['id']}")[0] == 404
+    until(lambda: any(f"action=kick name={row['id']}" in line for line in audited(served)))
 
 
 @pytest.mark.parametrize("target", ["/tmp/away", "../away", "", ".", "a/../../away", "link/away", "a\0b"])
@@ -358,9 +363,9 @@ def test_a_backup_over_tcp_is_found_among_the_backups_and_in_the_audit_log(serve
     assert not (target.with_name("tomorrow") / "backups").exists(), "no backup holds another"
     exported = served.post("/dms/export", {"queue": "kept", "target": "kept.dmsq"})
     assert exported["target"] == str(target.with_name("kept.dmsq"))
-    lines = [line for line in served.server.said.splitlines() if "audit" in line]
-    assert any("backup" in line and str(target) in line and "(token)" in line for line in lines)
-    assert any("export" in line and "kept.dmsq" in line for line in lines)
+    until(lambda: any("kept.dmsq" in line for line in audited(served)))
+    assert any("backup" in line and str(target) in line and "(token)" in line for line in audited(served))
+    assert any("export" in line and "kept.dmsq" in line for line in audited(served))
     done = run("fsck", "--data-dir", str(target))
     assert done.returncode == 0, done.stdout + done.stderr
 
