@@ -38,7 +38,14 @@ class Admin:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._counts = RecordCounts(broker.topics)
-        page = {"from": "the offset of the first; else the first that is kept", "limit": "so many; 100"}
+        time_help = "RFC 3339: before the first record from then on, by up to 64 KiB"
+        back_help = "so many records before the end"
+        page = {
+            "from": "the offset of the first; else the first that is kept",
+            "limit": "so many; 100",
+            "time": f"in place of from, {time_help}",
+            "records_back": f"the same, {back_help}",
+        }
         records = Action("records", "Records, by offset.", self._records, page, looks=True, answers=MESSAGES)
         trim = Action(
             "trim",
@@ -54,8 +61,8 @@ class Admin:
             self._reset,
             {
                 "offset": "a record's start or the end",
-                "time": "RFC 3339: before the first record from then on, by up to 64 KiB",
-                "records_back": "so many records before the end",
+                "time": time_help,
+                "records_back": back_help,
             },
             dry_runs=True,
             answers=("reset", "before", "offset"),
@@ -117,7 +124,9 @@ class Admin:
         }
 
     async def _records(self, log: Log, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
-        offset = a_count(arguments, "from", log.first, 0, OFFSET_MAX)
+        offset = None if "from" in arguments else await self._place(log, arguments)
+        if offset is None:
+            offset = a_count(arguments, "from", log.first, 0, OFFSET_MAX)
         limit = a_count(arguments, "limit", 100, 1, RECORDS_MAX)
         rows = MessageRows(limit)
         while rows.left:
@@ -185,12 +194,8 @@ class Admin:
         row = self._there(found)
         if len(arguments) != 1:
             raise BadArgument("give offset, time or records_back")
-        if "time" in arguments:
-            offset = log.seek(round(_moment(arguments) * 1000))
-        elif "records_back" in arguments:
-            back = a_count(arguments, "records_back", 0, 0, OFFSET_MAX)
-            offset = await self._counts.back_from_end(log, back)
-        else:
+        offset = await self._place(log, arguments)
+        if offset is None:
             offset = await self._boundary(log, arguments)
         if not dry_run:
             self._there(found)
@@ -211,6 +216,15 @@ class Admin:
         if row is None:
             raise ObjectMissing(f"{group_of(key)} has committed nothing in {log.name}, or that was deleted")
         return row
+
+    async def _place(self, log: Log, arguments: Mapping[str, Any]) -> int | None:
+        """The offset at a time, or so many records before the end. Raises BadArgument and StoreError."""
+        if "time" in arguments:
+            return log.seek(round(_moment(arguments) * 1000))
+        if "records_back" in arguments:
+            back = a_count(arguments, "records_back", 0, 0, OFFSET_MAX)
+            return await self._counts.back_from_end(log, back)
+        return None
 
     async def _boundary(self, log: Log, arguments: Mapping[str, Any]) -> int:
         """An offset between two records. Raises BadArgument and StoreError."""

@@ -3,9 +3,11 @@
 import os
 import sys
 import time
+from base64 import b64decode
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import trio
@@ -17,7 +19,7 @@ from shared.cli.commands import Remaining, bodies_shown, line_runs, lost_is_refu
 from shared.cli.options import DataDir, Json, Max, Messages, Server, Words, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
-from shared.errors import UsageError
+from shared.errors import BrokerError, UsageError
 from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
 from shared.units import moment_ms
 
@@ -48,6 +50,14 @@ BACK_BYTES = 256 * 1024
 """Read behind the end first, to find the last messages; then four times as much, and so on."""
 ANSWER_SECONDS = 10.0
 """For the first answer; as long as a connection may take."""
+
+
+API_RECORDS = 100
+"""Asked for at once."""
+
+
+class CutShort(BrokerError):
+    """The API shows only the beginning of a message."""
 
 
 @asynccontextmanager
@@ -119,6 +129,7 @@ async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
     "consume orders --from 128 --max 10 --offsets",
     "consume orders --from last:10",
     "consume orders --group billing --commit --follow",
+    "consume orders --from 1h --url https://broker.example.net:15800 --user ann",
 )
 async def consume(
     topic: Topic,
@@ -129,9 +140,9 @@ async def consume(
     commit: Annotated[bool, flag("Commit the group's offset once shown.")] = False,
     follow: Annotated[bool, flag("Wait for more at the end.")] = False,
     offsets: Offsets = False,
-    server: Server,
+    server: Server | None,
     json: Json = False,
-) -> AsyncIterable[Any]:
+) -> AsyncIterable[Any] | ApiRequest:
     """Show a topic's messages, one a line, to its end.
 
     Begins at the first kept message, unless --from or --group says otherwise. With
@@ -140,6 +151,12 @@ async def consume(
     reader = OutputReader()
     if commit and group is None:
         raise UsageError("--commit", "needs a --group whose offset it is")
+    if server is None:
+        if commit or follow:
+            raise UsageError(
+                "--commit" if commit else "--follow", "is for LogMQ's own port, and not for the API"
+            )
+        return _through_api(topic, from_, group, Remaining(max_), json=json, offsets=offsets)
 
     async def shown() -> AsyncIterator[Any]:
         left = Remaining(max_)
@@ -406,6 +423,39 @@ async def _start(
             return missing
         raise
     return found.end if said == "end" else found.first
+
+
+def _through_api(
+    topic: str, said: str | None, group: str | None, left: Remaining, *, json: bool, offsets: bool
+) -> ApiRequest:
+    """Show messages that the API has. Raises UsageError."""
+    place = _offset_said("--from", said or "first")
+    shown = partial(_shown, json=json, offsets=offsets)
+
+    def rows(api: AdminApi) -> Iterator[Any]:
+        found = api.get("topics", topic)
+        begin = {"offset": found[place]} if isinstance(place, str) else place
+        if said is None and group is not None:
+            committed = [row["offset"] for row in api.rows("groups", group=group, topic=topic)]
+            begin = {"offset": max([found["first"], *committed])}
+        query = {"from" if name == "offset" else name: value for name, value in begin.items()}
+        while left and query.get("from", 0) is not None:
+            page = api.get("topics", topic, "records", limit=API_RECORDS, **query)
+            yield from shown(left.of([_record(row) for row in page["items"]]))
+            query = {"from": page["next"]}
+
+    return ApiRequest(rows)
+
+
+def _record(row: Mapping[str, Any]) -> Record:
+    """What the API shows. Raises CutShort."""
+    if row.get("truncated"):
+        raise CutShort(
+            f"the message at {row['position']} has {row['bytes']:,} bytes, more than the API shows: "
+            "ask LogMQ's own port"
+        )
+    body = row["text"].encode() if "text" in row else b64decode(row["base64"])
+    return Record(row["position"], body)
 
 
 def _shown(records: Sequence[Record], *, json: bool, offsets: bool) -> Sequence[Any]:

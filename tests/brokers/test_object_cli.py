@@ -119,3 +119,29 @@ def test_a_connection_is_kicked_and_others_that_are_not_there_are_told(
         assert told == [{"connection": "nix-1", "closed": 0}, {"connection": name, "closed": 1}]
         assert client.recv(100) == b""
     until(lambda: all(row["id"] != name for row in rows("connections")))
+
+
+def test_messages_are_read_through_the_api_where_only_that_is_reached(
+    command: Run, shared_server: Server
+) -> None:
+    big = b"x" * 300_000
+    speak(shared_server.address("logmq"), b"PRODUCE far one\nAPPEND far 3\n\xff\n2PRODUCE far three\n")
+    speak(shared_server.address("logmq"), b"COMMIT g far 14\nPRODUCE huge " + big + b"\n")
+
+    def consumed(*words: str) -> tuple[int, str, str]:
+        return command("logmq", "consume", *words, "--data-dir", str(shared_server.data))
+
+    assert consumed("far", "--offsets", "--max", "1") == (0, "0  one\n", "")
+    assert [json.loads(line)["offset"] for line in consumed("far", "--json")[1].splitlines()] == [0, 7, 14]
+    for said in (["--from", "last:1"], ["--from", "14"], ["--group", "g"]):
+        assert consumed("far", *said)[1] == "three\n"
+    assert consumed("far", "--from", "end")[1] == ""
+    assert consumed("far", "--from", "1h", "--max", "1")[1] == "one\n"
+    for words, code, why in (
+        (["nix"], ExitCode.MISSING, "nix"),
+        (["huge"], ExitCode.FAILED, "more than the API shows"),
+        (["far", "--follow"], ExitCode.USAGE, "LogMQ's own port"),
+    ):
+        got, _, line = consumed(*words)
+        assert got == code
+        assert why in line
