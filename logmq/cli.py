@@ -129,7 +129,7 @@ async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
     "consume orders --from 128 --max 10 --offsets",
     "consume orders --from last:10",
     "consume orders --group billing --commit --follow",
-    "consume orders --from 1h --url https://broker.example.net:15800 --user ann",
+    "consume orders --from 1h --url https://broker:15800",
 )
 async def consume(
     topic: Topic,
