@@ -15,7 +15,7 @@ from brokers.config import Config
 from brokers.plugins import check_rule
 from shared.access import Access, User, UsersError, parse_users, written_users
 from shared.errors import ConfigError
-from shared.local_path import replace_file
+from shared.local_path import replace_file, sync_folder
 
 Tell = Callable[[str], object]
 """Gets what the operator is to know of a file that can be used all the same."""
@@ -84,8 +84,9 @@ def add(path: Path, user: User) -> None:
 
 
 def replace(path: Path, users: Mapping[str, User]) -> None:
-    """Put these users in place of those of the file, whole or not at all; 0600. Raises OSError."""
+    """Put these users in place of the file's, whole or not at all, and durably; 0600. Raises OSError."""
     replace_file(path, written_users(users).encode(), 0o600)
+    sync_folder(path.parent)
 
 
 def tell_denied(log: structlog.stdlib.BoundLogger, *, user: str, peer: str, protocol: str, rule: str) -> None:

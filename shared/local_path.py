@@ -36,7 +36,7 @@ def sync_folder(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Put `data` in place of a file, durably, whole or not at all; `mode`: a new file's. Raises OSError."""
+    """Put `data` in place of a file, whole or not at all; `mode`: a new file's. Raises OSError."""
     near = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(near, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:
@@ -48,7 +48,6 @@ def replace_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     except BaseException:
         near.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
 
 
 def check_replaceable(path: Path) -> None:
