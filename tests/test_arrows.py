@@ -398,9 +398,7 @@ json.dump(found, sys.stdout)
 """
 
 
-def unimportable(
-    paths: Sequence[str], blocked: Sequence[str] = ("trio", "socket", "os", "time")
-) -> list[str]:
+def unimportable(paths: Sequence[str], blocked: Sequence[str] = BLOCKED) -> list[str]:
     """Those of `paths` that, or that through another file of ours, import one of `blocked`; and who does."""
     names = [path.removesuffix(".py").replace("/", ".") for path in paths]
     done = subprocess.run(

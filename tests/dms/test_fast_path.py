@@ -99,12 +99,7 @@ def test_what_a_closed_loop_sends_takes_the_fast_path(monkeypatch: pytest.Monkey
     exchange(consumer, turn(first_id(3), 2, made=produce(4)), acked, made, came)
 
 
-PERSIST = pytest.mark.parametrize("persist", [False, True], ids=["memory", "disk"])
-
-
-@PERSIST
-def test_what_came_back_goes_before_what_nobody_had(persist: bool) -> None:
-    world = World(DmsSettings(persist=persist))
+def test_what_came_back_goes_before_what_nobody_had(world: World) -> None:
     peer = world.connect()
     peer.create("q")
     peer.produce("q", b"a", b"b", b"c")
@@ -115,9 +110,7 @@ def test_what_came_back_goes_before_what_nobody_had(persist: bool) -> None:
     assert world.engine.counts.redelivered == 1
 
 
-@PERSIST
-def test_what_is_delayed_is_not_delivered_before_its_time(persist: bool) -> None:
-    world = World(DmsSettings(persist=persist))
+def test_what_is_delayed_is_not_delivered_before_its_time(world: World) -> None:
     peer = world.connect()
     peer.create("q", b'{"delay_ms":5000}')
     peer.produce("q", b"a")
@@ -143,9 +136,7 @@ def test_a_delivery_on_the_fast_path_counts_over_a_restart() -> None:
     assert world.depths() == {"q": 0}
 
 
-@PERSIST
-def test_an_ack_of_another_queues_message_is_that_queues(persist: bool) -> None:
-    world = World(DmsSettings(persist=persist))
+def test_an_ack_of_another_queues_message_is_that_queues(world: World) -> None:
     peer = world.connect()
     for name in "qr":
         peer.create(name)
@@ -157,9 +148,7 @@ def test_an_ack_of_another_queues_message_is_that_queues(persist: bool) -> None:
     assert world.depths() == {"q": 2, "r": 1}
 
 
-@PERSIST
-def test_a_turn_with_a_queue_that_is_gone_is_refused(persist: bool) -> None:
-    world = World(DmsSettings(persist=persist))
+def test_a_turn_with_a_queue_that_is_gone_is_refused(world: World) -> None:
     peer = world.connect()
     peer.create("q")
     peer.produce("q", b"a", b"b")
@@ -169,9 +158,7 @@ def test_a_turn_with_a_queue_that_is_gone_is_refused(persist: bool) -> None:
     assert statuses(peer.take()) == [Status.QUEUE_NOT_FOUND] * 2
 
 
-@PERSIST
-def test_an_ack_before_a_produce_that_is_refused_counts_once(persist: bool) -> None:
-    world = World(DmsSettings(persist=persist))
+def test_an_ack_before_a_produce_that_is_refused_counts_once(world: World) -> None:
     peer = world.connect()
     peer.create("q")
     peer.produce("q", b"a", b"b")

@@ -1,32 +1,31 @@
 """Committed offsets: kept apart by group and by a topic's life."""
 
+import pytest
 import trio
 import trio.testing
 
 from logmq.groups import Committed
 from logmq.listener import LAGS_SHOWN, LogmqService
 from shared.storage.store import Ticket
-from tests.logmq.world import World, record
+from tests.logmq.world import Peer, World, record
 from tests.support.stores import ALWAYS
 
 
-def world_with_commits() -> World:
+@pytest.fixture
+def world() -> World:
     world = World()
     peer = world.connect()
     peer.ask(b"PRODUCE t one\nPRODUCE t two\nPRODUCE u one\nCOMMIT g t 7\nCOMMIT h t 14\nCOMMIT g u 0\n")
     return world
 
 
-def test_all_commits_are_listed_by_topic_and_group() -> None:
-    world = world_with_commits()
+def test_all_commits_are_listed_by_topic_and_group(world: World) -> None:
     rows = list(world.broker.groups.all(world.broker.topics.by_id().get))
     assert rows == [Committed("g", "t", 7, 14), Committed("h", "t", 14, 14), Committed("g", "u", 0, 7)]
     assert [row.behind_bytes for row in rows] == [7, 0, 7]
 
 
-def test_the_groups_that_are_farthest_behind_are_metrics() -> None:
-    world = world_with_commits()
-    peer = world.connect()
+def test_the_groups_that_are_farthest_behind_are_metrics(world: World, peer: Peer) -> None:
     for number in range(LAGS_SHOWN):
         peer.ask(f"COMMIT g{number} t 7\n".encode())
     service = LogmqService(world.broker)
@@ -44,23 +43,20 @@ def test_the_groups_that_are_farthest_behind_are_metrics() -> None:
     assert all(dict(sample.labels).keys() == {"group", "topic"} for sample in lags)
 
 
-def test_commits_are_there_after_a_restart() -> None:
-    world = world_with_commits()
+def test_commits_are_there_after_a_restart(world: World) -> None:
     world.restart()
     assert len(world.broker.groups) == 3
     assert world.broker.groups.committed("h", world.log("t")) == (14, None)
 
 
-def test_a_start_keeps_commits_of_a_topic_that_is_not_there_and_was_not_deleted() -> None:
-    world = world_with_commits()
+def test_a_start_keeps_commits_of_a_topic_that_is_not_there_and_was_not_deleted(world: World) -> None:
     world.store.namespace("logmq", ALWAYS).delete("t")  # nothing says that LogMQ did it
     world.commit()
     world.restart()
     assert len(world.broker.groups) == 3
 
 
-def test_a_start_drops_commits_of_a_topic_whose_deletion_a_crash_cut_short() -> None:
-    world = world_with_commits()
+def test_a_start_drops_commits_of_a_topic_whose_deletion_a_crash_cut_short(world: World) -> None:
     log, groups = world.log("t"), world.broker.groups
     world.broker.topics.delete(log, groups.grave(log.id))
     world.commit()
@@ -71,8 +67,7 @@ def test_a_start_drops_commits_of_a_topic_whose_deletion_a_crash_cut_short() -> 
         world.restart()
 
 
-def test_a_start_brings_back_commits_past_the_end_of_a_log_that_lost_a_suffix() -> None:
-    world = world_with_commits()
+def test_a_start_brings_back_commits_past_the_end_of_a_log_that_lost_a_suffix(world: World) -> None:
     world.broker.groups.commit("h", world.log("t"), 21)
     world.commit()
     for _ in range(2):
@@ -81,8 +76,7 @@ def test_a_start_brings_back_commits_past_the_end_of_a_log_that_lost_a_suffix() 
         assert world.broker.groups.committed("g", world.log("t")) == (7, None)
 
 
-def test_a_newer_commit_is_not_durable_because_an_older_one_is() -> None:
-    world = world_with_commits()
+def test_a_newer_commit_is_not_durable_because_an_older_one_is(world: World) -> None:
     log, groups = world.log("t"), world.broker.groups
     newer: list[Ticket] = []
     _, ticket = log.append(record(b"three"), 1)

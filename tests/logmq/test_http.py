@@ -9,7 +9,8 @@ from tests.support.browsers import post
 BODY = b"DELETE orders\r\nPRODUCE orders from a page\nPING\n"
 
 
-def world_with_orders() -> World:
+@pytest.fixture
+def world() -> World:
     world = World()
     assert world.connect().ask(b"PRODUCE orders one\n") == b"OK 0\n"
     return world
@@ -20,9 +21,9 @@ def is_closed(peer: Peer) -> bool:
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 10_000])
-def test_a_browsers_post_is_closed_and_nothing_of_its_body_is_executed(size: int) -> None:
-    world = world_with_orders()
-    peer = world.connect()
+def test_a_browsers_post_is_closed_and_nothing_of_its_body_is_executed(
+    world: World, peer: Peer, size: int
+) -> None:
     request = post(BODY)
     for start in range(0, len(request), size):
         peer.send(request[start : start + size])
@@ -53,9 +54,7 @@ def test_a_browsers_post_is_closed_and_nothing_of_its_body_is_executed(size: int
     ],
 )
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_http_in_the_first_line_closes(line: bytes, end: bytes) -> None:
-    world = world_with_orders()
-    peer = world.connect()
+def test_http_in_the_first_line_closes(world: World, peer: Peer, line: bytes, end: bytes) -> None:
     peer.send(line + end + BODY)
     peer.settle()
     assert is_closed(peer)
@@ -63,9 +62,7 @@ def test_http_in_the_first_line_closes(line: bytes, end: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
-def test_lines_that_a_tls_handshake_holds_are_none(size: int) -> None:
-    world = world_with_orders()
-    peer = world.connect()
+def test_lines_that_a_tls_handshake_holds_are_none(world: World, peer: Peer, size: int) -> None:
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n" + BODY  # where a ticket stands
     for start in range(0, len(hello), size):
         peer.send(hello[start : start + size])
@@ -77,9 +74,9 @@ def test_lines_that_a_tls_handshake_holds_are_none(size: int) -> None:
 
 
 @pytest.mark.parametrize("line", [b"POST / HTTP/1.1", b"Host: 127.0.0.1", b"hOsT: x", b"x HTTP/1.0"])
-def test_http_in_a_later_line_closes_once_what_came_before_is_answered(line: bytes) -> None:
-    world = world_with_orders()
-    peer = world.connect()
+def test_http_in_a_later_line_closes_once_what_came_before_is_answered(
+    world: World, peer: Peer, line: bytes
+) -> None:
     answer = peer.ask(b"PRODUCE orders two\nnonsense\n" + line + b"\r\n\r\n" + BODY)
     assert answer.startswith(b"OK 7\nERR UNKNOWN_COMMAND ")
     assert answer.endswith(b"\nERR SYNTAX this is LogMQ, HTTP is not spoken here; closing\n")
@@ -87,9 +84,7 @@ def test_http_in_a_later_line_closes_once_what_came_before_is_answered(line: byt
     assert world.connect().ask(b"TOPICS\n") == b"TOPIC orders 0 14\nEND\n"
 
 
-def test_a_target_that_does_not_end_is_no_way_around() -> None:
-    world = world_with_orders()
-    peer = world.connect()
+def test_a_target_that_does_not_end_is_no_way_around(world: World, peer: Peer) -> None:
     request = post(BODY, path=b"/" + b"x" * 2_000_000)
     peer.send(request[:1_500_000])
     peer.send(request[1_500_000:])

@@ -17,7 +17,6 @@ from brokers.pipeline.archiving.parquet import Work, write
 
 NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) * 1_000_000
 DAY = 86_400_000_000
-WORK = Work("orders#1", "orders", ByteRange(0, 0), "a-1")
 
 
 def batch(records: Sequence[tuple[int, int, bytes]]) -> pa.RecordBatch:

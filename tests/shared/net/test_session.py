@@ -16,7 +16,6 @@ from tests.support.connections import MemoryConnection
 
 SECONDS = 30.0
 OWN = Stop.FIRST_OWN
-ALARM = 1
 
 
 class Lines(SessionBase):
@@ -380,26 +379,15 @@ def test_what_is_thrown_away_as_it_comes_must_come_in_time_too() -> None:
     assert session.told == []
 
 
-def test_time_does_not_run_while_input_is_held_back() -> None:
+@pytest.mark.parametrize("begun", [b"a", b"skip 5\n"], ids=["kept", "thrown away as it comes"])
+def test_time_does_not_run_while_input_is_held_back(begun: bytes) -> None:
     session, connection = opened()
-    session.receive(b"a")
+    session.receive(begun)
     session.stop(OWN)
     connection.advance(1000)
     session.receive(b"b")
     connection.advance(1000)
     assert session.told == []
-    session.go(OWN)
-    connection.advance(SECONDS - 1)
-    assert session.told == []
-    with pytest.raises(RemoteProtocolError):
-        connection.advance(1)
-
-
-def test_time_runs_again_after_a_pause_for_a_request_of_which_nothing_is_kept() -> None:
-    session, connection = opened()
-    session.receive(b"skip 5\n")
-    session.stop(OWN)
-    connection.advance(1000)
     session.go(OWN)
     connection.advance(SECONDS - 1)
     assert session.told == []
