@@ -49,7 +49,7 @@ class Feed:
     _exchange: bytes = attrs.field(default=b"", init=False)  # of what was pushed last
     _sinks: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
     """Of what was pushed before that: where it ends, and its exchange."""
-    _unsent: tuple[Sequence["Chunk"], bool] = attrs.field(default=((), False), init=False)
+    _unsent: tuple[Sequence["Chunk"], "Chunk | None"] = attrs.field(default=((), None), init=False)
     _wrote: float = attrs.field(init=False)
     no_ack: bool = attrs.field(default=True, init=False)
     priority: int = attrs.field(default=0, init=False)
@@ -89,7 +89,7 @@ class Feed:
     def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
         self._push(_envelope(head).join((b"", *bodies)), head.exchange)
 
-    def deliver_whole(self, data: bytes, exchange: bytes) -> None:
+    def deliver_whole(self, data: bytes | memoryview, exchange: bytes) -> None:
         self._push(data, exchange)
 
     def cancelled(self) -> None:
@@ -101,7 +101,7 @@ class Feed:
     def fail(self, error: Exception) -> None:
         self._connection.fail(error)
 
-    def _push(self, data: bytes, exchange: bytes) -> None:
+    def _push(self, data: bytes | memoryview, exchange: bytes) -> None:
         connection = self._connection
         if exchange != self._exchange:
             sinks, waiting = self._sinks, connection.outbox.size
@@ -163,19 +163,20 @@ class Feed:
 
     # What goes back.
 
-    def _left(self, chunks: "Sequence[Chunk]", begun: bool) -> None:
+    def _left(self, chunks: "Sequence[Chunk]", begun: "Chunk | None") -> None:
         """The connection has closed, maybe from within a call of the queue's: look at it later."""
         self._unsent = chunks, begun
 
     def _not_begun(self) -> list[tuple[bytes, bytes]]:
         """Whole messages that nothing was written of, with the exchange they came from, in order."""
-        (chunks, begun), self._unsent = self._unsent, ((), False)
+        (chunks, begun), self._unsent = self._unsent, ((), None)
         data = b"".join(chunk for chunk in chunks if not isinstance(chunk, FileRange))
         skip = max(0, len(data) - self._pushed)  # the answer to the lease is not even out
-        if begun and not skip:
+        if begun is not None and not skip:
             first = chunks[0]
+            assert not isinstance(begun, FileRange)
             assert not isinstance(first, FileRange)
-            skip = _next_message(first)
+            skip = _next_message(begun, len(begun) - len(first))
         found: list[tuple[bytes, bytes]] = []
         start = self._pushed - len(data)  # where the data stands in all that was pushed
         for end, exchange in (*self._sinks, (self._pushed, self._exchange)):
@@ -195,13 +196,10 @@ class Feed:
         return found
 
 
-def _next_message(first: bytes | memoryview) -> int:
-    """How many bytes of a chunk that has begun belong to a message that has begun too."""
-    if not isinstance(first, memoryview):
-        return len(first)  # how far it came is not known: all of it may be out
-    whole = first.obj
-    assert isinstance(whole, bytes)
-    written = len(whole) - len(first)
+def _next_message(whole: bytes | memoryview, written: int) -> int:
+    """How many bytes of a chunk, behind those that are written, belong to a message that has begun too."""
+    if not written:
+        return len(whole)  # how far it came is not known: all of it may be out
     at = 0
     while at < written:
         at += wire.SIZE_BYTES + wire.read_u32(whole, at)[0]

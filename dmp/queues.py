@@ -260,12 +260,15 @@ class Queue:
                     taker.fail(error)
         self._enqueue(self.number(head, bodies), None)
 
-    def publish_whole(self, feed: FeedTaker, data: bytes, count: int, exchange: bytes) -> None:
+    def publish_whole(
+        self, feed: FeedTaker, chunks: Sequence[bytes | memoryview], count: int, exchange: bytes
+    ) -> None:
         """Messages as they stand in DMP's envelopes, for the feed that `takes_whole` has found."""
         self._next += count
         self._context.counts.delivered += count
         try:
-            feed.deliver_whole(data, exchange)
+            for chunk in chunks:
+                feed.deliver_whole(chunk, exchange)
         except Exception as error:
             feed.fail(error)
 

@@ -87,6 +87,9 @@ class Session(SessionBase):
                 return at
         return role.apply(data, at)
 
+    def take_first(self, request: bytes) -> bool:
+        return isinstance(self._role, Sink) and self._role.take_first(request)
+
     @property
     def traffic(self) -> Mapping[str, Any]:
         return {"messages_in": self._role.sunk} if isinstance(self._role, Sink) else {}

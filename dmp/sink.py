@@ -56,6 +56,7 @@ from dmp.wire import (
 )
 from shared.budget import CacheBytes
 from shared.errors import StoreError
+from shared.fanout import chunks_of, piece_of
 from shared.net.session import SessionBase
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Lane:
     """Messages for the same queues, of the stretch under way. `slow`: how many of these take no slices."""
 
     queues: Sequence[Queue]
-    pieces: list[bytes] = attrs.Factory(list)
+    pieces: list[bytes | memoryview] = attrs.Factory(list)
     count: int = 0
     slow: int = 0
 
@@ -139,6 +140,26 @@ class Sink:
 
     # A stretch of input.
 
+    def take_first(self, message: bytes) -> bool:
+        """A whole message, where its route is known; `apply` hands it on, with what follows."""
+        if self._broker.generation != self._generation:
+            return False
+        try:
+            key_at = 6 + message[4]
+            length_at = key_at + 2 + message[key_at - 1]
+            route = self._routes.get(message[4:length_at])
+            (length,) = read_u32(message, length_at)
+        except (IndexError, struct.error):
+            return False
+        if route is None or length != len(message) - length_at - LENGTH_BYTES:
+            return False
+        self._touch(route)
+        self._add(route.lanes, message, 1, route.envelope_bytes)
+        self.sunk += 1
+        if self._track is not None:
+            self._track.record(1, message)
+        return True
+
     def apply(self, data: bytes, at: int) -> int:
         """Apply everything whole. Raises WireError; messages before what is wrong stand."""
         broker, session = self._broker, self._session
@@ -164,7 +185,7 @@ class Sink:
         session.stop_if_congested(broker.store)
         if at < len(data) and not session.stopped:
             end = end_of(data, at, self._size_max)
-            session.need(SIZE_BYTES if end is None else end - at)
+            session.need(SIZE_BYTES if end is None else end - at, whole=end is not None)
         return at
 
     def _scan(self, data: bytes, at: int) -> int:
@@ -191,7 +212,7 @@ class Sink:
                 odd, route = True, None
             if odd or route is None or route.lanes is not lanes:
                 if lanes is not None:
-                    self._add(lanes, data[start:at], count, overhead)
+                    self._add(lanes, piece_of(data, start, at), count, overhead)
                     lanes, count, overhead = None, 0, 0
                 if self._work > WORK_PER_STRETCH:
                     return at
@@ -214,10 +235,10 @@ class Sink:
             last = route
             at = after
             if count >= most:
-                self._add(route.lanes, data[start:at], count, overhead)
+                self._add(route.lanes, piece_of(data, start, at), count, overhead)
                 lanes, count, overhead = None, 0, 0
         if lanes is not None:
-            self._add(lanes, data[start:at], count, overhead)
+            self._add(lanes, piece_of(data, start, at), count, overhead)
         return at
 
     def _touch(self, route: SinkRoute) -> int:
@@ -229,10 +250,10 @@ class Sink:
             slow += lane.slow
         return (WORK_PER_STRETCH - self._work) // slow + 1 if slow else _NO_LIMIT
 
-    def _add(self, lanes: Sequence[Lane], piece: bytes, count: int, overhead: int) -> None:
+    def _add(self, lanes: Sequence[Lane], piece: bytes | memoryview, count: int, overhead: int) -> None:
         """So many messages, of which so many bytes are envelopes."""
         if self._broker.onlookers:
-            self._show(lanes, piece)
+            self._show(lanes, bytes(piece))
         counts = self._broker.counts
         counts.published += count
         counts.published_bytes += len(piece) - overhead
@@ -273,7 +294,7 @@ class Sink:
             bodies = [data[end - stride + len(before) : end] for end in range(after, stop + 1, stride)]
             self._publish_optional(route, before, parts, bodies)
         else:
-            self._add(route.lanes, data[at:stop], count, count * route.envelope_bytes)
+            self._add(route.lanes, piece_of(data, at, stop), count, count * route.envelope_bytes)
         return stop
 
     def _deliver(self) -> None:
@@ -284,17 +305,17 @@ class Sink:
         for lane in touched:
             pieces, lane.pieces = lane.pieces, []
             count, lane.count = lane.count, 0
-            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            chunks = chunks_of(pieces, len(lane.queues))
             rest: list[Queue] = []
             for queue in lane.queues:
                 feed = queue.takes_whole
                 if feed is None:
                     rest.append(queue)
                 else:
-                    queue.publish_whole(feed, data, count, name)
+                    queue.publish_whole(feed, chunks, count, name)
             if rest:
                 try:
-                    for before, bodies in runs(data):
+                    for before, bodies in runs(b"".join(pieces)):
                         self._broker.publish(self._head(before), rest, bodies)
                 except StoreError as error:
                     failed = error

@@ -48,7 +48,7 @@ class Taker(Protocol):
 class FeedTaker(Taker, Protocol):
     """The reading end of a DMP connection; `no_ack`."""
 
-    def deliver_whole(self, data: bytes, exchange: bytes) -> None:
+    def deliver_whole(self, data: bytes | memoryview, exchange: bytes) -> None:
         """Messages that came by a sink, as they stand there; `exchange`: what the sink is."""
 
 

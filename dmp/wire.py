@@ -227,13 +227,21 @@ def size_max_of(body_bytes_max: int) -> int:
 
 
 FEW = 8  # fewer messages with one envelope are not worth a run
+LARGE_BYTES = 2048
 
 
 def uniform(data: bytes, at: int, stride: int, head_bytes: int) -> int:
     """How many whole messages from `at` on have the same envelope as the one there, and so its size `stride`.
 
-    Lengths stand in the last columns: where messages differ they show it first.
+    Lengths stand in the last columns: where messages differ they show it first. Of large messages there are
+    too few for columns.
     """
+    if stride >= LARGE_BYTES:
+        head = data[at : at + head_bytes]
+        after, last = at + stride, len(data) - stride
+        while after <= last and data.startswith(head, after):
+            after += stride
+        return (after - at) // stride
     return equal_rows(data, at, stride, range(head_bytes - 1, -1, -1), (len(data) - at) // stride)
 
 

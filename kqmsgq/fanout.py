@@ -1,8 +1,8 @@
 """From a producer's input to consumers: whole messages go on as they are, in slices of what was read.
 
 Nothing is taken apart or written anew. One pass over a read finds where messages end and whom each is for; a
-run of messages for the same consumers is one slice. At the end each consumer gets one write, joined once for
-all who get the same (`shared.fanout`).
+run of messages for the same consumers is one slice. At the end each consumer gets one write, or a few large
+ones, joined once for all who get the same (`shared.fanout`).
 
 The pass is cheap in two ways. Where headers repeat it steps over many messages at once (`kqmsgq.repeats`).
 Elsewhere a message costs one lookup of its first bytes (`Routes.known`). What is new is read with care, by
@@ -19,7 +19,7 @@ from kqmsgq.repeats import ONE_BY_ONE, Pattern, Repeat, Repeats
 from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT, WireError
 from shared.access import WRITE
 from shared.budget import CacheBytes
-from shared.fanout import ROUTES_MAX, Bundle, Route
+from shared.fanout import ROUTES_MAX, Bundle, Route, piece_of
 
 if TYPE_CHECKING:
     from shared.access import Guard
@@ -116,6 +116,18 @@ class Producer:
         self.more = True
         return at
 
+    def publish_first(self, message: bytes) -> bool:
+        """A whole message, where its route is known; the `publish` that follows hands it on."""
+        route = self._known_routes().get(message[: message[4] + NAME_AT + KNOWN_BYTES])
+        if route is None:
+            return False
+        self._messages = self._delivered = self._unrouted = 0
+        self._add(route, message, 1)
+        self._count(len(message))
+        if self._track is not None:
+            self._track.record(1, message)
+        return True
+
     def _known_routes(self) -> dict[bytes, Route[Consumer]]:
         """What is known of messages' first bytes, to this producer."""
         routes = self._queues.routes
@@ -176,7 +188,7 @@ class Producer:
                 found = self._pattern(data, at)
                 if found is not None:
                     if run:
-                        self._add(last, data[start:at], run)
+                        self._add(last, piece_of(data, start, at), run)
                         run = 0
                     at = self._add_pattern(*found, data, at)
                     one_by_one = 0
@@ -205,7 +217,7 @@ class Producer:
                 break
             if route is not last:
                 if run:
-                    self._add(last, data[start:at], run)
+                    self._add(last, piece_of(data, start, at), run)
                 last, start, run = route, at, 0
             elif not run:
                 start = at
@@ -215,7 +227,7 @@ class Producer:
             if at < size and data[at] != MESSAGE:  # too short for a message, but wrong already
                 error = no_message(data, at)
         if run:
-            self._add(last, data[start:at], run)
+            self._add(last, piece_of(data, start, at), run)
         self._deliver(at - first)
         if self._track is not None and at > first:
             self._track.record(self._messages, memoryview(data)[first:at])
@@ -223,7 +235,7 @@ class Producer:
             raise error
         return at
 
-    def _add(self, route: Route[Consumer], piece: bytes, messages: int) -> None:
+    def _add(self, route: Route[Consumer], piece: bytes | memoryview, messages: int) -> None:
         """A run of messages for one route."""
         self._messages += messages
         if not route.fan:
@@ -250,7 +262,7 @@ class Producer:
         for bundle, spans, messages in plan.parts:
             begins, ends = spans[0]
             if ends - begins == size:
-                found = [data[at:end]]
+                found = [piece_of(data, at, end)]
             elif len(spans) == 1:
                 found = [data[begin : begin + ends - begins] for begin in range(at + begins, end, size)]
             else:
@@ -259,11 +271,14 @@ class Producer:
         return end
 
     def _deliver(self, taken_bytes: int) -> None:
-        """One write for each consumer."""
-        for consumers, joined, messages in self._queues.routes.gathered():
+        """To each consumer what is its."""
+        for consumers, chunk, messages in self._queues.routes.gathered():
             for consumer in consumers:
                 consumer.messages += messages
-                consumer.write(joined)
+                consumer.write(chunk)
+        self._count(taken_bytes)
+
+    def _count(self, taken_bytes: int) -> None:
         self.messages += self._messages
         counts = self._queues.counts
         counts.messages_in += self._messages

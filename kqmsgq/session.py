@@ -121,6 +121,9 @@ class Session(SessionBase):
     def _may_read(self, guard: Guard, name: bytes) -> bool:
         return guard.may(self.user, READ, name) if name else guard.may_all(self.user, READ)
 
+    def take_first(self, request: bytes) -> bool:
+        return self._producer is not None and self._producer.publish_first(request)
+
     def _publish(self, producer: Producer, data: bytes, at: int) -> int:
         """A producer's messages."""
         at = producer.publish(data, at)
@@ -128,10 +131,12 @@ class Session(SessionBase):
             self.let_others()
         elif at < len(data):
             settings = self._queues.settings
-            end = name_end(data, at, settings.name_bytes_max)
-            if end is not None:
-                end = message_end(data, end, settings.message_bytes_max) or end + LENGTH_BYTES
-            self.need((end or at + NAME_AT) - at)
+            named = name_end(data, at, settings.name_bytes_max)
+            end = None if named is None else message_end(data, named, settings.message_bytes_max)
+            if named is None or end is None:
+                self.need((at + NAME_AT if named is None else named + LENGTH_BYTES) - at)
+            else:
+                self.need(end - at, whole=True)
         return at
 
     def _subscribe(self, consumer: Consumer, data: bytes, at: int) -> int:

@@ -206,7 +206,8 @@ class Fanout:
     def _deliver(self) -> int:
         """Write the bundles now, or in later turns. Returns the room for writes that is left."""
         room = WRITES_MAX
-        for clients, frames, messages in self.routes.gathered():
+        for clients, gathered, messages in self.routes.gathered():
+            frames = bytes(gathered)  # as it is: none of the pieces above is a view
             cost = _write_cost(frames) * len(clients)
             if self._writing or cost > room:
                 self._writing.append(_Sending(frames, clients, self.trail))

@@ -1,7 +1,8 @@
 """Fan-out: who gets a message, found once, and what one pass over the input has for each set of receivers.
 
 A *route* says where messages go: into bundles. A *bundle* gathers what a pass finds for the same receivers,
-as slices of the input; at the end of the pass each is joined once and written to all of its members.
+as slices of the input; at the end of the pass these are written to all of its members, joined once where they
+are small.
 
 *Order.* So long as no receiver is in two sets, a bundle for each set keeps the order of messages at each
 receiver. As soon as one is, every receiver has a bundle of its own, and a message is put in several.
@@ -11,7 +12,7 @@ has room; above that all are learnt anew, as when a subscription changes.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from shared.budget import CacheBytes, Caches, unbounded
@@ -20,6 +21,10 @@ from shared.net.outbox import Policy
 
 ROUTES_MAX = 8192
 """Routes remembered by the first bytes of messages."""
+WRITTEN_BYTES = 2 * 1024
+"""To copy so much costs about what it costs to write a piece to one more receiver."""
+VIEWED_BYTES = 4 * 1024
+"""A smaller piece is copied in less time than a view of it takes."""
 ROUTES_MEMBERS_MAX = 500_000
 """Receivers in all routes remembered."""
 MEMBER_BYTES = 100
@@ -28,7 +33,7 @@ MEMBER_BYTES = 100
 M = TypeVar("M", bound=Hashable)
 
 
-class Bundle(list[bytes], Generic[M]):
+class Bundle(list[bytes | memoryview], Generic[M]):
     """Slices of the input, in order; all are for each of `members`. `messages`: how many those are."""
 
     __slots__ = ("members", "messages")
@@ -123,7 +128,7 @@ class Routes(Generic[M]):
             self.known.clear()
         self.known[head] = route
 
-    def put(self, route: Route[M], piece: bytes, messages: int) -> None:
+    def put(self, route: Route[M], piece: bytes | memoryview, messages: int) -> None:
         """Have all of `route` get `piece`, which is so many messages."""
         for bundle in route.bundles:
             if not bundle:
@@ -131,22 +136,44 @@ class Routes(Generic[M]):
             bundle.append(piece)
             bundle.messages += messages
 
-    def put_all(self, bundle: Bundle[M], pieces: Iterable[bytes], messages: int) -> None:
+    def put_all(self, bundle: Bundle[M], pieces: Iterable[bytes | memoryview], messages: int) -> None:
         """Have all members of a bundle get these, so many messages."""
         if not bundle:
             self._touched.append(bundle)
         bundle += pieces
         bundle.messages += messages
 
-    def gathered(self) -> Iterator[tuple[tuple[M, ...], bytes, int]]:
-        """What the pass has found: for whom, all of it in one piece, and how many messages those are. The
-        bundles are empty afterwards."""
+    def gathered(self) -> Iterator[tuple[tuple[M, ...], bytes | memoryview, int]]:
+        """What the pass has found: for whom, all of it or the first part, and how many messages it is.
+
+        What follows a first part is said to be none more. The bundles are empty afterwards.
+        """
         touched, self._touched = self._touched, []
         for bundle in touched:
-            joined = bundle[0] if len(bundle) == 1 else b"".join(bundle)
-            messages, bundle.messages = bundle.messages, 0
+            pieces = bundle.copy()
             bundle.clear()
-            yield bundle.members, joined, messages
+            messages, bundle.messages = bundle.messages, 0
+            for chunk in chunks_of(pieces, len(bundle.members)):
+                yield bundle.members, chunk, messages
+                messages = 0
+
+
+def piece_of(data: bytes, start: int, end: int) -> bytes | memoryview:
+    """`data[start:end]`, for receivers. Where that is large, and most of `data`, it is a view.
+
+    A receiver that does not read keeps all of `data` in memory with it.
+    """
+    if end - start >= VIEWED_BYTES and (end - start) * 2 >= len(data):
+        return memoryview(data)[start:end]
+    return data[start:end]
+
+
+def chunks_of(pieces: Sequence[bytes | memoryview], receivers: int) -> Sequence[bytes | memoryview]:
+    """What to write to each of so many receivers: these pieces, joined where they are small."""
+    count = len(pieces)
+    if count == 1 or sum(map(len, pieces)) >= WRITTEN_BYTES * count * receivers:
+        return pieces
+    return (b"".join(pieces),)
 
 
 def limit_slow_receiver(

@@ -90,5 +90,5 @@ class Onlooker(Connection):
         super().__init__("trace", Outbox(0))
         self._take = take
 
-    def write(self, data: bytes) -> None:
-        self._take(data)
+    def write(self, data: bytes | memoryview) -> None:
+        self._take(bytes(data))

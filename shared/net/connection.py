@@ -83,7 +83,7 @@ class Connection:
         """Monotonic seconds (trio's clock): inside a turn the time at which that began."""
         raise NotImplementedError
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Append to the outbox.
 
         It is sent at one of three moments. On the connection that is being served: when the session's

@@ -42,8 +42,9 @@ class Outbox:
     """A queue of chunks. The deque is made at the first write, so that an idle connection costs little.
 
     `size`: bytes not yet taken by the transport, file ranges included. `bound`: bytes; being above it invokes
-    `policy`. `begun`: part of the first chunk is out already, so it may not be dropped. A session may set
-    `bound`, `policy`, `on_drop`, which is called with each chunk of bytes that is dropped, and `on_clear`.
+    `policy`. `begun`: the first chunk as it was written, where part of it may be out already: then it may not
+    be dropped. A session may set `bound`, `policy`, `on_drop`, which is called with each chunk of bytes that
+    is dropped, and `on_clear`.
     """
 
     __slots__ = (
@@ -66,17 +67,17 @@ class Outbox:
         self.file_bytes = 0
         self.bound = bound
         self.policy = policy
-        self.begun = False
+        self.begun: Chunk | None = None
         self.on_drop: Callable[[bytes | memoryview], None] | None = None
-        self.on_clear: Callable[[Sequence[Chunk], bool], None] | None = None
-        """Told what is left when the connection goes, and whether the first of it has begun: where the
-        transport says how far it came, that is a view of what was not taken of a chunk (`obj`)."""
+        self.on_clear: Callable[[Sequence[Chunk], Chunk | None], None] | None = None
+        """Told what is left when the connection goes, and `begun`: where the transport says how far it came,
+        that is longer than the first chunk that is left."""
         self.dropped_chunks = 0
         self.dropped_bytes = 0
         self.pack_at = PACK_CHUNKS
         """How many chunks there are when the newest are next looked at by `pack`."""
 
-    def push(self, data: bytes) -> int:
+    def push(self, data: bytes | memoryview) -> int:
         """Append a chunk, not empty; returns the new size."""
         chunks = self.chunks
         if chunks is None:
@@ -98,26 +99,23 @@ class Outbox:
     def waiting_bytes(self) -> int:
         """What waits behind a first chunk that is being sent; all of it while none is."""
         chunks = self.chunks
-        if not self.begun or not chunks:
+        if self.begun is None or not chunks:
             return self.size
         first = chunks[0]
         return self.size - (first.length if isinstance(first, FileRange) else len(first))
 
     @property
     def waiting_chunks(self) -> int:
-        return len(self.chunks or ()) - self.begun
+        return len(self.chunks or ()) - (self.begun is not None)
 
     @property
     def memory_bytes(self) -> int:
         """About what the queue holds in memory; a file range holds none."""
         return self.size - self.file_bytes + CHUNK_OVERHEAD_BYTES * len(self.chunks or ())
 
-    def gather(self) -> list[bytes | memoryview]:
-        """The chunks in front that are in memory, up to `JOIN_BYTES` and `GATHER_CHUNKS`, at least one;
-        they stay.
-
-        Empty where a file range is in front. Source of both limits: copying small chunks into one is cheaper
-        than an iovec for each, up to what a socket takes at once; IOV_MAX is 1024.
+    def gather(self, bytes_max: int = JOIN_BYTES) -> list[bytes | memoryview]:
+        """The chunks in front that are in memory, up to `bytes_max` and `GATHER_CHUNKS` (IOV_MAX is 1024), at
+        least one; they stay. Empty where a file range is in front.
         """
         gathered: list[bytes | memoryview] = []
         total = 0
@@ -125,7 +123,7 @@ class Outbox:
             if isinstance(chunk, FileRange):
                 break
             total += len(chunk)
-            if total > JOIN_BYTES and gathered:
+            if total > bytes_max and gathered:
                 break
             gathered.append(chunk)
         return gathered
@@ -163,15 +161,14 @@ class Outbox:
         """
         chunks = self.chunks
         assert chunks
-        self.begun = True
-        first = chunks[0]
+        self.begun = first = chunks[0]
         if isinstance(first, FileRange):
             return first.read(JOIN_BYTES)
         gathered = self.gather()
         if len(gathered) > 1:
             for _ in gathered:
                 chunks.popleft()
-            first = b"".join(gathered)
+            self.begun = first = b"".join(gathered)
             chunks.appendleft(first)
         return first
 
@@ -181,7 +178,7 @@ class Outbox:
         assert chunks is not None
         self.size -= count
         if not self.size:
-            self.begun = False
+            self.begun = None
             if not self.file_bytes:
                 chunks.clear()
                 return
@@ -193,18 +190,19 @@ class Outbox:
                 first.length -= taken
                 self.file_bytes -= taken
                 if first.length:
-                    self.begun = True
+                    self.begun = first
                     return
                 chunks.popleft()
                 first.release()
             else:
                 taken = len(first)
                 if count < taken:
+                    if self.begun is None:
+                        self.begun = first
                     chunks[0] = memoryview(first)[count:]
-                    self.begun = True
                     return
                 chunks.popleft()
-            self.begun = False
+            self.begun = None
             count -= taken
 
     def drop_oldest(self, size: int) -> int:
@@ -217,7 +215,7 @@ class Outbox:
         if chunks is None:
             return 0
         size += self.size - self.waiting_bytes
-        begun = chunks.popleft() if self.begun and chunks else None
+        begun = chunks.popleft() if self.begun is not None and chunks else None
         before = self.size
         while self.size > size and len(chunks) > 1:
             chunk = chunks.popleft()
@@ -239,7 +237,7 @@ class Outbox:
     def clear(self) -> None:
         """Forget everything and let go of the files: the connection is gone."""
         chunks, self.chunks = self.chunks, None
-        begun, self.begun = self.begun, False
+        begun, self.begun = self.begun, None
         self.size = self.file_bytes = 0
         if chunks and self.on_clear is not None:
             self.on_clear(tuple(chunks), begun)

@@ -4,7 +4,8 @@ A subclass says in `apply` how input is parsed and what it does. The rest is her
 
 *Partial input.* What is left of a read, the beginning of a request, is kept and joined with what follows; it
 counts with the process's backlogs. `need` says how much must come before another look is worth it, so that a
-large request is gathered in place and not joined anew with every read.
+large request is gathered in place and not joined anew with every read. Where that is the request's whole
+length, only its rest may be joined with it (`take_first`): most of a large read is not copied.
 
 *Time.* What has begun must be whole within `input_seconds`. That time does not run while we hold input back:
 then it is not the peer that is late.
@@ -60,6 +61,8 @@ STOP_WORDS = {
     Stop.LOGIN: "its login",
 }
 
+COPIED_BYTES_MAX = 16 * 1024
+"""So much behind a request that had begun is copied to it."""
 LOGIN_SECONDS = 10.0
 """For the first whole request where a login is required: strangers hold no connection for longer."""
 _IDLE, _APPLYING, _RELEASED = range(3)
@@ -84,6 +87,7 @@ class SessionBase:
         "_gate",
         "_input_due",
         "_needed",
+        "_needed_is_whole",
         "_phase",
         "_released",
         "_wake",
@@ -111,6 +115,7 @@ class SessionBase:
         self.lost = False
         self.gathered_bytes = 0
         self._at = 0  # how far `kept` has been applied
+        self._needed_is_whole = False  # that is the length of what has begun
         self._needed = 0  # so much must be kept before it is looked at again,
         self._delimiter = b""  # or this must have come
         self._phase = _IDLE
@@ -127,6 +132,13 @@ class SessionBase:
 
     def apply(self, data: bytes, at: int) -> int:
         """Apply all that is whole in `data` from `at` on, until `stopped`; returns where that ended."""
+        raise NotImplementedError
+
+    def take_first(self, request: bytes) -> bool:
+        """One whole request, whose length was said by `need`: `apply` comes next, with what follows it.
+
+        False: it is not what nearly all are, and `apply` gets both in one piece. For those who say `whole`.
+        """
         raise NotImplementedError
 
     def input_ended(self) -> None:
@@ -160,12 +172,20 @@ class SessionBase:
         """
         if self.ended:
             return
+        at = 0
         if self.kept or self.stopped:
-            joined = self._joined(data)
-            if joined is None:
-                return
-            data = joined
-        self._run(data, 0)
+            if self._needed_is_whole and not self.stopped:
+                at = self._needed - len(self.kept)
+            if 0 < at <= len(data) - COPIED_BYTES_MAX and self.take_first(
+                b"".join((self.kept, memoryview(data)[:at]))
+            ):
+                self.kept = b""
+            else:
+                joined = self._joined(data)
+                if joined is None:
+                    return
+                data, at = joined, 0
+        self._run(data, at)
 
     def receive_eof(self) -> None:
         self._eof = True
@@ -214,11 +234,12 @@ class SessionBase:
 
     # Input.
 
-    def need(self, length: int, delimiter: bytes = b"") -> None:
+    def need(self, length: int, delimiter: bytes = b"", *, whole: bool = False) -> None:
         """What is left where `apply` ends is worth another look once so many bytes are there, or `delimiter`
-        has come. Said in `apply`, for its end.
+        has come. Said in `apply`, for its end. `whole`: the request that has begun is so long, and may be
+        given to `take_first`.
         """
-        self._needed, self._delimiter = length, delimiter
+        self._needed, self._delimiter, self._needed_is_whole = length, delimiter, whole
 
     def begin_input(self, seconds: float) -> None:
         """What comes next is something new: it has so many seconds from now on, or from its first byte."""
@@ -421,6 +442,7 @@ class SessionBase:
         """Apply what can be, and keep the rest."""
         start = at
         self._needed = self._at = 0
+        self._needed_is_whole = False
         self._delimiter = b""
         self._phase = _APPLYING
         try:

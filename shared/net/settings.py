@@ -44,7 +44,7 @@ class NetSettings:
     """From one peer address; loopback is exempt."""
     backlog: int = limit(4096, 1, 1_000_000, restart=True)
     """Connections the kernel holds for us while we are busy; it caps this at net.core.somaxconn."""
-    read_bytes_max: int = limit(256 * KIB, 1, GIB, restart=True)
+    read_bytes_max: int = limit(512 * KIB, 1, GIB, restart=True)
     """Bytes of one read, and so of one batch."""
     outbox_bytes_max: int = attrs.field(default=1 * MIB, validator=validators.ge(1))
     """Unsent bytes of one connection above which its input waits; pushing protocols set their own."""

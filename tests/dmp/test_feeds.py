@@ -151,6 +151,20 @@ async def test_a_message_is_gone_when_its_first_byte_is_written_and_no_earlier(
     again.close()
 
 
+@pytest.mark.parametrize("cut", [0, 1, 5000, 5013, 5014, 20_000, 44_999])
+async def test_what_is_left_of_a_large_read_goes_back_though_it_was_no_piece_of_its_own(
+    world: World, app: Application, cut: int
+) -> None:
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    given = [b"%d" % number * 5000 for number in range(9)]
+    data = packed(*given)
+    app.sink(b"quotes").say(data + data[:700])
+    sent(feed, cut)
+    feed.close()
+    assert [message.body for message in queue.ready] == given[-(-cut // len(packed(given[0]))) :]
+
+
 async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not(
     world: World, app: Application
 ) -> None:

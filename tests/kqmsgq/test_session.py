@@ -27,6 +27,23 @@ def test_a_message_reaches_everyone_subscribed_to_its_queue_with_its_own_bytes(w
     assert other.taken() == message(b"b", b"")
 
 
+@pytest.mark.parametrize("cut", [0, 1, 3, 9, 1000, 5000, 20_000])
+def test_a_message_in_two_large_reads_is_one_and_keeps_its_place(world: World, cut: int) -> None:
+    one, other, everything = (world.consumer(subscribe(name)) for name in (b"a", b"b", b""))
+    sent = [message(name, b"%d" % number * 5000) for number, name in enumerate([b"a", b"a", b"b", b"c"] * 3)]
+    data = b"".join(sent)
+    producer = world.producer(data)
+    at = len(data) - cut
+    producer.send((data + data)[:at])
+    producer.send((data + data)[at:])
+    assert everything.taken() == data * 3
+    assert one.taken() == b"".join(each for number, each in enumerate(sent) if number % 4 < 2) * 3
+    assert other.taken() == b"".join(sent[2::4]) * 3
+    counts = world.counts
+    assert (counts.messages_in, counts.bytes_in) == (36, len(data) * 3)
+    assert (counts.messages_delivered, counts.messages_unrouted) == (36 + 27, 0)
+
+
 def test_an_all_subscription_covers_queues_that_do_not_exist_yet(world: World) -> None:
     everything = world.consumer(subscribe())
     sent = message(b"new", b"1") + message(b"", b"2") + message(b"\xff\x00", b"3")
