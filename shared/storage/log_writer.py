@@ -153,8 +153,12 @@ class LogWriter:
             if log.gone:
                 continue
             offset = log.tail_start
-            data = log.tail[: _STEP_BYTES - size]
-            cut = len(data) < len(log.tail)
+            end = self._cut(log, _STEP_BYTES - size)
+            if end == offset < log.visible and step:
+                left.appendleft(log)
+                break
+            cut = end < log.visible
+            data = log.tail[: end - offset]
             if data and not cut:
                 log.close_entry()
             size += len(data)
@@ -172,6 +176,17 @@ class LogWriter:
                 )
             )
         return step
+
+    def _cut(self, log: Log, room: int) -> int:
+        """Where the part of its tail ends that a step with so much room takes: where an entry does, for readers
+        are given whole records, of the file or of memory. An entry above a step's size goes alone."""
+        offset = log.tail_start
+        if len(log.tail) <= room:
+            return log.visible
+        ends = [entry.end for entry in log.closed_entries if entry.end > offset]
+        if room == _STEP_BYTES and (not ends or ends[0] - offset > room):
+            return ends[0] if ends else log.visible
+        return max((end for end in ends if end - offset <= room), default=offset)
 
     def _finish(self, writing: _Writing) -> None:
         """In the trio thread: what came of it."""

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from shared.budget import Account
 from shared.errors import NotARecord, StoreFull
-from shared.storage import index
+from shared.storage import index, log_writer
 from shared.storage.log import Log
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
@@ -236,6 +236,36 @@ async def test_a_long_tail_that_its_file_does_not_take_is_tried_once_and_keeps_n
     assert await store.checkpoint()
     assert file_size(disk, "logmq/t0.log") == log.end
     assert await read_all(log) == bodies
+
+
+@pytest.mark.parametrize("size", [300, 3000])
+async def test_readers_are_given_whole_records_while_a_part_of_a_long_tail_is_written(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "_STEP_BYTES", 1000)
+    disk, store = await fresh_store(ROOMY)
+    other, log = await logs_of(store, ALWAYS, ALWAYS)
+    bodies = [b"%d" % n + bytes(size + n) for n in range(99)]
+    await append(store, other, b"takes a part of the first step")
+    for body in bodies:
+        await append(store, log, body)
+    fail(
+        disk,
+        errno.EFBIG,
+        lambda operation: log_write(operation) and operation.offset + operation.length > 100_000,
+    )
+    assert await store.flush() == (log.end < 100_000)
+    assert file_size(disk, "logmq/t1.log") > 20_000
+    for max_bytes in (1, 5000, 1 << 20):
+        offset, found = log.first, []
+        while offset < log.end:
+            data = await ask(log.read, offset, max_bytes)
+            found += payloads(data)
+            offset += len(data)
+        assert found == bodies
+    disk.before = None
+    assert await store.flush()
+    assert file_size(disk, "logmq/t1.log") == log.end
 
 
 @pytest.mark.parametrize("written", [False, True])
