@@ -25,7 +25,7 @@ from shared.storage.log import UNKNOWN, Log, opaque
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 _STEP_LOGS = 256
-_STEP_BYTES = 4 << 20
+STEP_BYTES = 4 << 20
 """One step writes about so much. It is copied in the trio thread first, which takes less than 1 ms."""
 
 _LOOKED_AT_ONCE = 1024
@@ -148,12 +148,12 @@ class LogWriter:
         """Take the next step's logs; between two commits, so that no commit under way has their entries."""
         step: list[_Writing] = []
         size = 0
-        while left and len(step) < _STEP_LOGS and size < _STEP_BYTES:
+        while left and len(step) < _STEP_LOGS and size < STEP_BYTES:
             log = left.popleft()
             if log.gone:
                 continue
             offset = log.tail_start
-            end = self._cut(log, _STEP_BYTES - size)
+            end = self._cut(log, STEP_BYTES - size)
             if end == offset < log.visible and step:
                 left.appendleft(log)
                 break
@@ -178,13 +178,13 @@ class LogWriter:
         return step
 
     def _cut(self, log: Log, room: int) -> int:
-        """Where the part of its tail ends that a step with so much room takes: where an entry does, for readers
-        are given whole records, of the file or of memory. An entry above a step's size goes alone."""
+        """Where the part of its tail ends that a step with so much room takes: an entry's end, since readers
+        get whole records, of the file or of memory. An entry above a step's size goes alone."""
         offset = log.tail_start
         if len(log.tail) <= room:
             return log.visible
         ends = [entry.end for entry in log.closed_entries if entry.end > offset]
-        if room == _STEP_BYTES and (not ends or ends[0] - offset > room):
+        if room == STEP_BYTES and (not ends or ends[0] - offset > room):
             return ends[0] if ends else log.visible
         return max((end for end in ends if end - offset <= room), default=offset)
 

@@ -14,7 +14,9 @@ from typing import Any, ClassVar, Protocol
 
 import attrs
 
+from shared.storage.recovery import MISSING
 from tests.support.server import NotReadyError
+from tests.trials.peers import PeersLoad
 from tests.trials.serving import TrialServer
 from tests.trials.tally import Tally, Verdict
 
@@ -22,6 +24,10 @@ MODES = ("always", "interval", "none")
 SEGMENTS = ("64KiB", "256KiB", "1MiB", "8MiB")
 """Journal segments from a checkpoint every few milliseconds under load to one in seconds."""
 _LEAST_SECONDS = 30.0
+_LIMITED = 0.2
+"""The share of loads in which log files come to take nothing more."""
+_ANSWER_SECONDS = 15.0
+"""Somebody is answered within it, whatever log files take."""
 
 
 class BrokenPromiseError(Exception):
@@ -48,7 +54,7 @@ def storage_settings(source: random.Random) -> list[str]:
         f"sync_all_logs = {source.choice((0, 64))}",  # 0: checkpoints by syncfs alone
         f"open_files_max = {source.choice((0, 4))}",
         f"reference_bytes = {source.choice((5000, 50_000, 256 << 10))}",  # of a log in a batch
-        f"tail_log_bytes = {source.choice((0, 20_000, 256 << 10))}",
+        f"tail_log_bytes = {source.choice((0, 20_000, 256 << 10, 8 << 20))}",  # the last: by age alone
     ]
 
 
@@ -147,6 +153,8 @@ class Folder:
     tally: Tally
     least: int = attrs.field(default=0, kw_only=True)
     """A kill waits until so many records are acknowledged, however slow the machine."""
+    _ended_in_start: bool = attrs.field(init=False, default=False)
+    _limited_at: float = attrs.field(init=False, default=math.inf)
 
     @property
     def server(self) -> TrialServer:
@@ -167,6 +175,7 @@ class Folder:
         self.tally.repeated += done.repeated
         faults, done.verdict.faults = done.verdict.faults, []
         faults += self._alarms()
+        self._ended_in_start = False
         self.tally.verdict.add(done.verdict)
         self.tally.lost += Counter({mode: one.lost for mode, one in done.verdicts.items()})
         if faults:
@@ -198,9 +207,19 @@ class Folder:
         self.tally.cuts += 1
         self._end(load, cut)
 
+    def kill_in_start(
+        self, seconds: float, *, after_lock: bool = True, before_kill: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start, and SIGKILL so many seconds later (`TrialServer.begin_and_kill`)."""
+        early = self.server.begin_and_kill(seconds, after_lock=after_lock, before_kill=before_kill)
+        self.tally.cuts_in_recovery += early
+        self.tally.cuts += 1
+        self._ended_in_start = early
+
     def stop_under_load(self) -> None:
         """Load, and SIGTERM: whatever was answered by the end is there. Raises BrokenPromiseError."""
         load = self._loaded()
+        self.server.limit_files(None)
         cut = time.monotonic()
         self.stop(lambda: self._end(load, cut))
 
@@ -216,10 +235,33 @@ class Folder:
         """A load that has run for a while."""
         load = self.adapter.load()
         load.run(self.adapter.load_seconds(intervals=intervals))
+        self._limited_at = math.inf
+        if isinstance(load, PeersLoad) and self.source.random() < _LIMITED:
+            self._limit_files(load)
         return load
 
+    def _limit_files(self, load: PeersLoad) -> None:
+        """Log files take no more than the largest file has: the rest stands in the journal alone.
+
+        Answers must go on; they may be refusals once the journal is full. Now and then the limit is lifted.
+        """
+        self._limited_at = time.monotonic()
+        sizes = [file.stat().st_size for file in self.server.data.rglob("*.*") if file.is_file()]
+        self.server.limit_files(max(sizes))
+        self.tally.limited += 1
+        load.run(self.adapter.load_seconds(intervals=False))
+        answered, give_up = load.received_bytes, time.monotonic() + _ANSWER_SECONDS
+        while load.received_bytes == answered:
+            if time.monotonic() > give_up:
+                text = f"log files took nothing, and nobody was answered for {_ANSWER_SECONDS:g} s"
+                raise BrokenPromiseError([text, *self._said()])
+            load.run(0.02)
+        if self.source.random() < 0.3:
+            self.server.limit_files(None)
+            load.run(self.adapter.load_seconds(intervals=False))
+
     def _end(self, load: Load, cut: float) -> None:
-        faults = load.drain(cut)
+        faults = load.drain(min(cut, self._limited_at))
         if faults:
             raise BrokenPromiseError([*faults, *self._said()])
 
@@ -227,7 +269,10 @@ class Folder:
         """What a start after a crash had to say of damage: bytes that are found again may hide a loss."""
         levels = ("error", "critical")
         lines = self.server.said.splitlines()
-        return [f"the server said at its start: {line}" for line in lines if _level(line) in levels]
+        told = [line for line in lines if _level(line) in levels]
+        if self._ended_in_start:  # maybe between its catalog and its journal's first segment
+            told = [line for line in told if MISSING not in line]
+        return [f"the server said at its start: {line}" for line in told]
 
     def _said(self) -> list[str]:
         """What the server had to say, and how it ended if it did."""

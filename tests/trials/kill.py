@@ -87,8 +87,7 @@ def _kill_and_recover(folder: Folder, until: int, keep: bool, progress: Callable
             keep_as_it_was(server.data, server.folder / "before")
         while tally.cuts < until and source.random() < 0.3:
             seconds = source.uniform(0, _RECOVERY_SECONDS)
-            tally.cuts_in_recovery += server.begin_and_kill(seconds, after_lock=source.random() < 0.9)
-            tally.cuts += 1
+            folder.kill_in_start(seconds, after_lock=source.random() < 0.9)
         snapshot = folder.recover().snapshot
         if tally.cuts < until and source.random() < 0.1:
             server.kill()

@@ -45,6 +45,7 @@ class RawPeer:
         self.faults: list[str] = []
         self.refusals: list[tuple[float, str]] = []
         self.gone = False
+        self.received_bytes = 0
         self._out = bytearray()
         self._in = bytearray()
         self.socket = socket.create_connection(address)
@@ -84,6 +85,7 @@ class RawPeer:
                 self.gone = True
                 return
             self._in += data
+            self.received_bytes += len(data)
             self.account(time.monotonic())
 
 
@@ -96,6 +98,10 @@ class PeersLoad:
     def run(self, seconds: float) -> None:
         """Keep it up for so long. What is answered is accounted for as it comes."""
         self._run(time.monotonic() + seconds, fill=True)
+
+    @property
+    def received_bytes(self) -> int:
+        return sum(peer.received_bytes for peer in self._peers)
 
     def drain(self, cut: float, seconds: float = 5.0) -> list[str]:
         """The server is gone: read what it had still said, close, and return what was wrong all along.

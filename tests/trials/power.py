@@ -149,7 +149,7 @@ def run_lane(plan: Plan, progress: Callable[[Tally], None] = lambda tally: None)
 
 
 def _cut_and_recover(folder: PowerFolder, until: int, progress: Callable[[Tally], None]) -> None:
-    source, tally, server = folder.source, folder.tally, folder.server
+    source, tally = folder.source, folder.tally
     folder.recover()
     while tally.cuts < until:
         if source.random() < 0.15:
@@ -159,10 +159,7 @@ def _cut_and_recover(folder: PowerFolder, until: int, progress: Callable[[Tally]
             folder.recover()
         cut = folder.cut_under_load()
         while tally.cuts < until and source.random() < 0.2:
-            tally.cuts_in_recovery += server.begin_and_kill(
-                source.uniform(0, _RECOVERY_SECONDS), after_lock=True, before_kill=folder.volume.cut
-            )
-            tally.cuts += 1
+            folder.kill_in_start(source.uniform(0, _RECOVERY_SECONDS), before_kill=folder.volume.cut)
             folder.remount()
         folder.recover_from(cut)
         progress(tally)

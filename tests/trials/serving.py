@@ -1,5 +1,6 @@
 """The server under trial, as a process: the real one, with a planted bug or without."""
 
+import resource
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -64,6 +65,11 @@ class TrialServer(Server):
             killer.join()
         self.wait()
         return early
+
+    def limit_files(self, size: int | None) -> None:
+        """From now on none of its files grows beyond that (EFBIG), as under `ulimit -f`; None: no limit."""
+        _, most = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (most if size is None else size, most))
 
     @property
     def alive(self) -> bool:

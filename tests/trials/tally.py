@@ -53,6 +53,8 @@ class Tally:
     recoveries_again: int = 0
     """Starts on what a recovery had left, which must change nothing."""
     clean_stops: int = 0
+    limited: int = 0
+    """Loads amid which log files came to take nothing more."""
     repeated: int = 0
     """BATCHes sent again after a recovery."""
     verdict: Verdict = attrs.field(factory=Verdict)
@@ -83,7 +85,8 @@ class Tally:
             )
         return [
             f"{self.cuts:,} {cut}, {self.cuts_in_recovery:,} of them during a start; "
-            f"{self.clean_stops:,} clean stops; {time.monotonic() - started:.0f} s",
+            f"{self.clean_stops:,} clean stops, {self.limited:,} loads on files that took no more; "
+            f"{time.monotonic() - started:.0f} s",
             f"{self.recoveries:,} recoveries compared in full, "
             f"{self.recoveries_again:,} repeated with the same result",
             f"{verdict.kept:,} acknowledged records found as they were acknowledged; {lost}",

@@ -7,7 +7,7 @@ from tests.trials.sim.run import play
 
 FAULT_PROFILES = (
     *("queues", "queues that answer", "queues that are read", "queues with snapshots"),
-    *("queues that need no sync", "one worker", "queues of mortals", "bridges"),
+    *("queues that need no sync", "one worker", "queues of mortals", "bridges", "limited files"),
 )
 
 
@@ -28,6 +28,7 @@ def test_a_seed_settles_everything() -> None:
         *("dms-produce-before-sync", "dms-snapshot-forgets-older", "dms-nack-loses-place"),
         *("dms-dead-left-behind", "dms-times-run-on", "dms-nack-costs-no-time", "dms-tries-never-end"),
         *("bridge-position-is-late", "bridge-does-not-ask-the-disk"),
+        *("refused-tail-forgotten", "tail-cut-within-a-record"),
     ],
 )
 def test_a_planted_bug_is_found(bug: str) -> None:

@@ -242,7 +242,7 @@ async def test_a_long_tail_that_its_file_does_not_take_is_tried_once_and_keeps_n
 async def test_readers_are_given_whole_records_while_a_part_of_a_long_tail_is_written(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_writer, "_STEP_BYTES", 1000)
+    monkeypatch.setattr(log_writer, "STEP_BYTES", 1000)
     disk, store = await fresh_store(ROOMY)
     other, log = await logs_of(store, ALWAYS, ALWAYS)
     bodies = [b"%d" % n + bytes(size + n) for n in range(99)]

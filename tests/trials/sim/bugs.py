@@ -27,6 +27,7 @@ from shared.storage.commit import Commit
 from shared.storage.committer import Committer
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log, Ticket
+from shared.storage.log_writer import LogWriter
 from shared.storage.store import Store
 from tests.trials.sim.disk import FaultyDisk
 from tests.trials.sim.run import Verdict, play
@@ -311,6 +312,28 @@ def stock_amid_deletion() -> list[Change]:
 
 
 # -- failing writes, weaker modes
+
+
+@bug("limited files")
+def refused_tail_forgotten() -> list[Change]:
+    """What a log's file does not take counts as written, so a checkpoint frees the only copy."""
+    write_tail = LogWriter._write_tail
+
+    def written_anyway(self: LogWriter, writing: Any) -> None:
+        write_tail(self, writing)
+        writing.tail_written, writing.tail_error = True, None
+
+    return [(LogWriter, "_write_tail", written_anyway)]
+
+
+@bug("limited files")
+def tail_cut_within_a_record() -> list[Change]:
+    """A part of a tail that is written ends anywhere, and readers are given the file up to there."""
+
+    def cut(self: LogWriter, log: Log, room: int) -> int:
+        return min(log.visible, log.tail_start + room)
+
+    return [(LogWriter, "_cut", cut)]
 
 
 @bug("full disks")

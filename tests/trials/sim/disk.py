@@ -45,6 +45,10 @@ class FaultPlan:
     full_from: int | None = None
     full_until: int = 0
     """Between these operations what needs space gets ENOSPC."""
+    limited_from: int | None = None
+    limited_until: int = 0
+    file_bytes_max: int = 0
+    """Between these operations no file but the journal's grows beyond that (EFBIG), as under `ulimit -f`."""
     cold: float = 0.0
     """The chance that bytes to be read are not in memory."""
     sync_seconds: float = 0.0
@@ -202,6 +206,8 @@ class Faults:
         elif kind in CHANGES:
             if self._is_full(operation):
                 self._fail(errno.ENOSPC, operation)
+            if self._is_too_long(operation):
+                self._fail(errno.EFBIG, operation)
             if plan.errors and chance.random() < plan.errors:
                 self._fail(errno.EIO, operation)
             if kind == "write" and plan.short_writes and chance.random() < plan.short_writes:
@@ -217,6 +223,16 @@ class Faults:
         if kind == "write":  # into blocks that are there: no space needed
             return operation.offset + operation.length > self._disk.size_of(operation.path)
         return kind in NEEDS_SPACE
+
+    def _is_too_long(self, operation: Operation) -> bool:
+        plan = self._plan
+        return (
+            plan.limited_from is not None
+            and plan.limited_from <= self._count < plan.limited_until
+            and operation.kind == "write"
+            and not operation.path.startswith("journal/")
+            and operation.offset + operation.length > plan.file_bytes_max
+        )
 
     def _fail_sync(self, operation: Operation) -> None:
         """As Linux has it: the error is told once, the pages count as clean, their bytes may be gone."""

@@ -56,13 +56,15 @@ class FaultProfile:
         "unlink",
         "create",
     )
-    faults: tuple[str, ...] = ("", "", "", "", "", "sync", "sync", "errors", "full", "read")
+    faults: tuple[str, ...] = ("", "", "", "", "", "sync", "sync", "errors", "full", "limit", "read")
     sync_seconds: tuple[float, ...] = (0.0, 0.0, 0.0002, 0.002, 0.02)
     stall_seconds: tuple[float, ...] = (0.0, 0.0, 0.5, 2.0)
     journal_stalls: float = 0.1
     inline_sync_seconds: tuple[float, ...] = (0.0, 300e-6, 1.0)
     interleaved: tuple[float, ...] = (0.0, 0.5, 1.0)
     segment_bytes: tuple[int, ...] = (4096, 16384, 65536)
+    step_bytes: tuple[int, ...] = (300, 4 << 20)
+    """Of a log's tail that are written to its file at once."""
     storage: Mapping[str, int] = MappingProxyType({})
     """More settings of the store."""
     bridged: bool = False
@@ -119,6 +121,19 @@ FAULT_PROFILES = MappingProxyType(
             episodes=_only(produce=6, batches=1, walk=1, group=1),
         ),
         "full disks": FaultProfile(endings=(1, 1, 0), faults=("full", "full", "errors")),
+        # Logs' files take nothing more, while commits and checkpoints go on: the journal is the only copy.
+        "limited files": FaultProfile(
+            protocols=("logmq", "logmq", "dms"),
+            topics=("a", "ab", "abcdefgh"),
+            endings=(2, 2, 1),
+            lives=(2, 3),
+            faults=("limit",),
+            sync_seconds=(0.0, 0.0002),
+            segment_bytes=(4096, 16384),
+            step_bytes=(150,),
+            storage=MappingProxyType({"tail_log_bytes": 2000}),
+            episodes=_only(produce=8, batches=2, walk=2, fetch=4, tail=1),
+        ),
         "checkpoints": FaultProfile(
             topics=("ab", "abcdefgh"),
             endings=(1, 1, 0),

@@ -100,6 +100,13 @@ def _faults(chance: random.Random, profile: FaultProfile, timing: FaultPlan) -> 
             faults = attrs.evolve(faults, errors=chance.choice((0.01, 0.1)))
         case "full":
             faults = attrs.evolve(faults, full_from=at, full_until=at + chance.randint(1, 100))
+        case "limit":
+            faults = attrs.evolve(
+                faults,
+                limited_from=at,
+                limited_until=at + chance.randint(20, 2 * OPERATIONS),
+                file_bytes_max=chance.choice((0, 500, 5000)),
+            )
         case "read":
             faults = attrs.evolve(faults, read_errors=0.05)
     if chance.random() < 0.3:

@@ -21,7 +21,7 @@ from tests.trials.sim.model import Model
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.plans import Life, lives, storage_settings
 from tests.trials.sim.probe_client import ProbeClient
-from tests.trials.sim.served import INTERVAL, served, small_queues
+from tests.trials.sim.served import INTERVAL, served, small_queues, small_steps
 from tests.trials.sim.threads import Threads
 from tests.trials.sim.verify import Verifier
 from tests.trials.sim.world import World
@@ -62,6 +62,7 @@ class Simulation:
         self._protocols = chance.choice(chosen.protocols).split()
         self._queues = list(chance.choice(chosen.queues))
         self._snapshot_bytes = chance.choice(chosen.snapshot_bytes)
+        self._step_bytes = chance.choice(chosen.step_bytes)
         services = served(chance, chosen, self._protocols)
         self._dms_model = DmsModel(world, self._queues)
         carried = self._topics if chosen.bridged else ()
@@ -77,7 +78,7 @@ class Simulation:
         collecting = gc.isenabled()
         gc.disable()  # it would run finalizers at times that no seed settles
         try:
-            with small_queues(self._snapshot_bytes):
+            with small_queues(self._snapshot_bytes), small_steps(self._step_bytes):
                 self.world.run(self._main)
         except BaseException as error:
             broken = _in_words(error)

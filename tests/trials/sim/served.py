@@ -15,6 +15,7 @@ from dms.settings import DmsSettings, QueueSettings
 from logmq.plugin import plugin as logmq_plugin
 from logmq.settings import LogmqSettings, TopicSettings
 from shared.plugin import Plugin
+from shared.storage import log_writer
 from shared.storage.settings import Durability
 from tests.trials.sim.dms_model import SET
 from tests.trials.sim.fault_profiles import FaultProfile
@@ -45,6 +46,13 @@ def served(chance: random.Random, profile: FaultProfile, protocols: Sequence[str
         ),
     }
     return [every[name] for name in protocols]
+
+
+@contextmanager
+def small_steps(step_bytes: int) -> Iterator[None]:
+    """Within it tails are written to logs' files in pieces of that size; really they are of 4 MiB."""
+    with patch.multiple(log_writer, STEP_BYTES=step_bytes):
+        yield
 
 
 @contextmanager
