@@ -2,9 +2,11 @@
 
 A full collection walks all live objects, 0.3 us each: 80 ms with 20,000 topics. Nobody is served meanwhile.
 So after a long collection all objects are set apart (`gc.freeze`), and the next one walks only newer ones.
-Objects that are set apart are still freed by their count of references; only garbage in cycles stays. So
-everything is walked again once twice as many objects are set apart as were alive at the last full walk.
-That is looked at seldom: to count what is set apart walks it, too.
+Objects that are set apart are still freed by their count of references; only garbage in cycles stays. There is
+next to none: 94 objects of 10,000 connections that came, had 5,000,000 answers and went. So everything is
+walked again once twice as many objects are set apart as were alive at the last full walk, and at most once a
+day. That walk holds the loop 0.05 s in an empty server, 0.4 s with 50,000 queues and 0.5 s with 10,000
+connections more. To count what is set apart walks it, too, so that is as rare.
 
 Full collections come after 15,000 new objects, not after Python's 77,000. Each object is walked once in both
 cases, and one collection takes a fifth of the time.
@@ -21,7 +23,7 @@ from typing import Any
 
 LONG_SECONDS = 0.003
 """A full collection that takes longer sets apart what it has walked."""
-WHOLE_SECONDS = 600.0
+WHOLE_SECONDS = 86_400.0
 """The least time between two looks at how much is set apart, and so between two walks of everything."""
 OLD_MOST = 1
 """After so many collections of the middle generation, each of 7,700 new objects, the next is a full one."""
