@@ -5,7 +5,7 @@ So after a long collection all objects are set apart (`gc.freeze`), and the next
 Objects that are set apart are still freed by their count of references; only garbage in cycles stays. That
 is next to none: 94 objects of 10,000 connections that came, had 5,000,000 answers and went. So everything is
 walked again once twice as many objects are set apart as were alive at the last full walk, and at most once a
-day. It holds the loop 0.05 s in an empty server, 0.4 s with 50,000 queues, 0.5 s with 10,000 connections more.
+day. It holds the loop 0.05 s in an empty server, 0.4 s with 50,000 queues, 0.5 s with 10,000 clients more.
 To count what is set apart walks it, too, so that is as rare.
 
 Full collections come after 15,000 new objects, not after Python's 77,000. Each object is walked once in both
