@@ -20,6 +20,7 @@ from tests.support.stores import (
     INTERVAL,
     NONE,
     SMALL,
+    HandClock,
     ask,
     fresh_store,
     open_store,
@@ -269,6 +270,33 @@ async def test_none_loses_a_suffix_and_never_serves_what_does_not_match() -> Non
         assert len(found) >= 4, "the checkpoint synced these"
         lengths.add(len(found))
     assert len(lengths) > 2
+
+
+@pytest.mark.parametrize("there", [".log", ".idx"])
+async def test_a_log_that_only_the_journal_has_gets_the_files_that_a_look_at_old_ones_gives(
+    there: str,
+) -> None:
+    """Empty files of its names have recovery look at what is in them."""
+    found = []
+    for made in ("", there):
+        disk, store = await fresh_store(ROOMY, HandClock())
+        for name, size in (("new", 100), ("long", 10 * KIB), ("empty", None)):
+            log, ticket = store.namespace("logmq", ALWAYS).create(name)
+            for n in range(9 if size is not None else 0):
+                ticket = log.append(records(b"%d" % n, bytes(size or 0)), 2)[1]
+                store.commit_pending()
+            await store.wait(ticket)
+        store.abandon()
+        disk = disk.kill()
+        for name in ("new", "long", "empty") if made else ():
+            disk.close(disk.open(f"logmq/{name}{made}", create=True))
+        store = await open_store(disk, ROOMY)
+        names = sorted(disk.names("logmq"))
+        logs = store.namespace("logmq", ALWAYS).logs
+        kept = {name: await read_all(log) for name, log in logs.items()}
+        found.append((kept, [(name, disk.read(disk.open(f"logmq/{name}"), 1 << 20, 0)) for name in names]))
+    assert found[0] == found[1]
+    assert [len(kept) for kept in found[0][0].values()] == [18, 18, 0]
 
 
 async def test_starting_twice_is_starting_once() -> None:
