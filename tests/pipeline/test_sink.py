@@ -104,10 +104,22 @@ def test_an_epoch_that_is_run_again_writes_nothing_twice(
         (["'x' AS value"], "a column topic, or the option topic, is needed"),
         (["'x' AS value", "1 AS topic"], "the column topic is int"),
         (["'x' AS value", "'t' AS topic", "1 AS more"], "no place for the column more"),
+    ],
+)
+def test_rows_that_are_no_records_are_refused(spark: "SparkSession", columns: list[str], text: str) -> None:
+    schema = spark.range(1).selectExpr(*columns).schema
+    with pytest.raises(sink.WrongSchema, match=text):
+        sink.checked({"servers": "a"}, schema, overwrite=False, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (["id AS offset"], "needs a column value, .* the columns are: offset"),
         (["cast(null AS string) AS value", "'t' AS topic"], "a row's value is null"),
     ],
 )
-def test_rows_that_are_no_records_are_refused(
+def test_who_writes_is_told_why_it_is_refused(
     spark: "SparkSession", server: Server, columns: list[str], text: str
 ) -> None:
     with pytest.raises(Exception, match=text):
