@@ -30,6 +30,9 @@ one is refused unlooked at, a second later. In all, above the bound: at once. Cl
 back all at once, each with a password of its own, wait for each other."""
 REMEMBERED_MAX = 10_000
 """Logins that are known again. Then all are forgotten: each costs one check more."""
+SLOW_RESTS = 7
+"""Logins of addresses that fail often have one part in eight of a processor while others are served. On a
+machine of two a flood of them would else take one for good."""
 ANSWERS_AT_ONCE = 50
 """Of the same login, in one step: each has its session go on."""
 USER_NAME_MAX = 65
@@ -48,6 +51,14 @@ class _Login:
     """Of user and password, keyed."""
 
 
+@attrs.define(eq=False)
+class _Line:
+    """Those that wait to be checked, by address: addresses take turns."""
+
+    waiting: OrderedDict[str, deque[_Login]] = attrs.field(factory=OrderedDict)
+    more: trio.Event = attrs.field(factory=trio.Event)
+
+
 class Logins:
     """Checks passwords for an `Access`, while `run` runs."""
 
@@ -62,12 +73,11 @@ class Logins:
         self._key = secrets.token_bytes(32)
         self._known: set[bytes] = set()
         self._known_for = access.users
-        self._waiting: OrderedDict[str, deque[_Login]] = OrderedDict()  # by address; they take turns
+        self._line, self._slow_line = _Line(), _Line()
         self._held: Counter[str] = Counter()  # by address, different ones that wait or are looked at
         self._held_total = 0
         # By address and digest: those that wait, of which the first is the one to be checked.
         self._same: dict[tuple[str, bytes], list[_Login]] = {}
-        self._more = trio.Event()
         # Until when, and whether it is looked at then.
         self._late: deque[tuple[float, _Login, bool]] = deque()
         self._more_late = trio.Event()
@@ -83,7 +93,8 @@ class Logins:
             self._runs = True
             try:
                 for _ in range(int(self._limiter.total_tokens)):
-                    nursery.start_soon(self._work)
+                    nursery.start_soon(self._work, self._line, 0)
+                nursery.start_soon(self._work, self._slow_line, SLOW_RESTS)
                 nursery.start_soon(self._answer_late)
                 task_status.started()
                 await trio.sleep_forever()
@@ -139,8 +150,9 @@ class Logins:
         else:
             self._same[key] = [login]
             self._hold(login.address, 1)
-            self._waiting.setdefault(login.address, deque()).append(login)
-            self._more.set()
+            line = self._slow_line if self._strangers.is_slow(login.address) else self._line
+            line.waiting.setdefault(login.address, deque()).append(login)
+            line.more.set()
 
     async def _answer_late(self) -> None:
         while True:
@@ -164,16 +176,18 @@ class Logins:
         if not self._held[address]:
             del self._held[address]
 
-    async def _work(self) -> None:
+    async def _work(self, line: _Line, rests: int) -> None:
+        """Check what waits in line, and rest so many times as long while others are served."""
         while True:
-            if not self._waiting:
-                self._more = trio.Event()
-                await self._more.wait()
+            if not line.waiting:
+                if line.more.is_set():
+                    line.more = trio.Event()
+                await line.more.wait()
                 continue
-            address, logins = self._waiting.popitem(last=False)
+            address, logins = line.waiting.popitem(last=False)
             login = logins.popleft()
             if logins:
-                self._waiting[address] = logins  # behind all others
+                line.waiting[address] = logins  # behind all others
             if len(logins) >= WAITING_SLOW_MAX and self._strangers.is_slow(address):
                 for each in self._same.pop((address, login.digest)):
                     self._put_off(each, looked_at=False)
@@ -182,7 +196,9 @@ class Logins:
                 continue
             user = self._user(login)
             secret = NOBODYS if user is None or user.password is None else user.password
+            began = trio.current_time()
             fits = await self._in_thread(secret.fits, login.password, limiter=self._limiter)
+            seconds = trio.current_time() - began
             same = self._same.pop((address, login.digest))
             self._hold(address, -1)
             self._held_total -= len(same)
@@ -192,6 +208,8 @@ class Logins:
                 # The users may have changed meanwhile: only a password that is valid now is a login.
                 now = self._user(each)
                 self._answer(each, fits and now is not None and now.password == secret)
+            if rests and not self._strangers.are_alone():
+                await trio.sleep(rests * seconds)
 
     def _answer(self, login: _Login, fits: bool) -> None:
         if fits:

@@ -69,7 +69,7 @@ class Strangers:
             self._lock.release()
             raise
         self._began = thread_time()
-        self._ends = self._began + (ALONE_PIECE_SECONDS if self._are_alone() else PIECE_SECONDS)
+        self._ends = self._began + (ALONE_PIECE_SECONDS if self.are_alone() else PIECE_SECONDS)
 
     async def __aexit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
@@ -86,7 +86,8 @@ class Strangers:
         async with self:
             self._credit -= seconds
 
-    def _are_alone(self) -> bool:
+    def are_alone(self) -> bool:
+        """Nobody else is served."""
         return trio.current_time() > self.served_at + ALONE_SECONDS
 
     def _seconds_short(self) -> float:
@@ -96,7 +97,7 @@ class Strangers:
         self._credit = min(CREDIT_SECONDS, self._credit + (now - self._credit_at) * share)
         self._credit_at = now
         short = PIECE_SECONDS - self._credit
-        return 0.0 if short < 1e-9 or self._are_alone() else short / share
+        return 0.0 if short < 1e-9 or self.are_alone() else short / share
 
     def _is_flood(self, now: float) -> bool:
         return len(self._failed) == FLOOD_FAILURES and now < self._failed[0] + FLOOD_SECONDS

@@ -1,5 +1,6 @@
 """Passwords are checked beside the loop, in turns by address, and slowly after failures."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from shared.net.logins import (
     WAITING_SLOW_MAX,
     Logins,
 )
-from shared.net.strangers import FAILURES_MAX, FAILURES_SECONDS
+from shared.net.strangers import FAILURES_MAX, FAILURES_SECONDS, Strangers
 
 ANN = Secret(b"ann", b"right")
 
@@ -30,8 +31,11 @@ class Threads:
 
     checked: list[bytes] = attrs.field(factory=list)
     go: trio.Event | None = None
+    seconds: float = 0
 
     async def __call__(self, work: Callable[[bytes], bool], password: bytes, limiter: Any) -> bool:
+        if self.seconds:
+            await trio.sleep(self.seconds)
         if self.go is not None:
             await self.go.wait()
         await trio.lowlevel.checkpoint()
@@ -49,6 +53,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Bench:
     access: Access
     threads: Threads
+    strangers: Strangers
     logins: Logins
 
     def ask(self, user: str, password: bytes, host: str = "192.0.2.1") -> list[bool]:
@@ -74,7 +79,8 @@ class Bench:
 async def bench(nursery: trio.Nursery) -> Bench:
     access = Access({"ann": User("ann", password=ANN), "cert": User("cert", certificate=True)})
     threads = Threads()
-    found = Bench(access, threads, Logins(access, in_thread=threads))
+    pace = Strangers()
+    found = Bench(access, threads, pace, Logins(access, pace, threads))
     await nursery.start(found.logins.run)
     return found
 
@@ -193,6 +199,24 @@ async def test_fewer_logins_wait_of_an_address_that_has_failed_often(
     await trio.sleep(1.5 * SLOW_SECONDS)
     assert found == [False]
     assert b"right" not in bench.threads.checked
+
+
+@pytest.mark.parametrize(("served_at", "least", "most"), [(math.inf, 8, 13), (-math.inf, 60, 100)])
+async def test_addresses_that_fail_often_have_little_of_a_processor_while_others_are_served(
+    bench: Bench, autojump_clock: MockClock, served_at: float, least: int, most: int
+) -> None:
+    for n in range(FAILURES_MAX):
+        await bench.answer("ann", b"guess %d" % n)
+    bench.threads.seconds, bench.strangers.served_at = 0.05, served_at
+    before = len(bench.threads.checked)
+    for n in range(WAITING_SLOW_MAX):
+        bench.ask("ann", b"another %d" % n)
+    await trio.sleep(SLOW_SECONDS)
+    began = trio.current_time()
+    assert await bench.answer("ann", b"right", "192.0.2.2")
+    assert trio.current_time() - began < 0.11
+    await trio.sleep(4)
+    assert least <= len(bench.threads.checked) - before <= most
 
 
 async def test_addresses_whose_failures_are_kept_have_a_bound(
