@@ -14,8 +14,8 @@
 | what `Operation`s say | beside the lists: logs, backup ... |
 | GET /openapi.json | all of this, for programs |
 
-Kinds, columns and actions are described once, in `shared.objects` and by the protocols. Parts of names are
-percent-encoded. What is done, but for what only looks, is a line of the audit log.
+`shared.objects` and the protocols describe kinds, columns and actions. Parts of names are percent-encoded.
+Each action that changes something is a line of the audit log.
 """
 
 import json
@@ -46,9 +46,9 @@ All = Callable[[], Sequence[tuple[str, Objects]]]
 
 @attrs.frozen
 class Operation:
-    """What can be asked beside the lists, at `ROOT` and `path`; it is in the OpenAPI document.
+    """A request beside the lists, at `ROOT` and `path`. The OpenAPI document has it.
 
-    `query`: its parameters; `takes`: what its body has; both with what each is.
+    `query`: its parameters, `takes`: the members of its body; each with a description.
     """
 
     path: str
@@ -91,7 +91,7 @@ def routes(
 
 
 def _strict(operation: Operation) -> Endpoint:
-    """It takes the parameters that it says, and no others: who asks for a dry run gets one, or nothing."""
+    """The endpoint, which refuses parameters that it does not know: a dry run is never done in earnest."""
 
     async def endpoint(request: Request) -> Response:
         check_known(operation.path, request.query_params, operation.query)
@@ -122,7 +122,7 @@ async def body_of(request: Request, bytes_max: int) -> bytes:
 
 
 def is_dry_run(request: Request) -> bool:
-    """Raises HTTPException where nobody knows what was meant."""
+    """Raises HTTPException (400) for other values than 0, 1, false and true."""
     said = request.query_params.get("dry_run", "0").lower()
     if said not in ("0", "false", "1", "true"):
         raise HTTPException(400, "dry_run is 1 (true) or 0 (false)")
@@ -130,7 +130,7 @@ def is_dry_run(request: Request) -> bool:
 
 
 async def arguments_of(request: Request) -> Mapping[str, Any]:
-    """The body of a request: a JSON object; none is an empty one."""
+    """The body of a request, a JSON object. A missing body is an empty one."""
     body = await body_of(request, BODY_BYTES_MAX)
     try:
         arguments = json.loads(body or b"{}")

@@ -1,7 +1,7 @@
 """Lists of objects: pages by name, and the first ones by a column, made in turns.
 
-50,000 objects do not hold the loop. A page costs a look at every name, or at
-that column of every object; rows are made for what is shown.
+50,000 objects do not hold the loop. A page reads every name, or one column of every object. Rows are made for
+what is shown alone.
 """
 
 import re
@@ -27,7 +27,7 @@ ROWS_AT_ONCE = 100
 """Rows that are made in one turn."""
 MATCH_MAX = 256
 LOOK_SECONDS, LOOK_AT_ONE_SECONDS = 0.002, 2.0
-"""Of the processor, for the further columns of one row in a list, and of one that is asked for alone."""
+"""Of the processor, for looked-up columns: of one row in a list, and of a row that is asked for alone."""
 
 Row = Mapping[str, Any]
 Those = Sequence[tuple[str, Objects]]
@@ -112,7 +112,7 @@ async def selected(kind: ObjectKind, those: Those, wanted: ListQuery, skip: int,
 
 
 def reader(protocol: str, objects: Objects, column: str) -> Callable[[Any], Any]:
-    """What reads a column of an object; of one that is gone that is anything."""
+    """A function that reads a column of an object. Of an object that is gone it returns anything."""
     if column == "protocol":
         return lambda _: protocol
     if column in objects.values:
@@ -185,7 +185,7 @@ async def _first(
 async def _wanted(
     kind: ObjectKind, those: Those, wanted: ListQuery, after: str
 ) -> AsyncGenerator[list[Ranked], None]:
-    """All that fits, in any order, a turn for each part."""
+    """Yield all that fits, in any order, each part in a turn of its own."""
     fits = _pattern(wanted.match)
     for protocol, objects in those:
         if wanted.filters.get("protocol", protocol) != protocol:

@@ -8,7 +8,7 @@ characters, `?` one). What one of a user's rules allows is allowed; nothing else
 users file there is nothing to ask: a session then has no guard at all. Decisions are kept by (user, action,
 name), and thrown away when the users change.
 
-No I/O, no clock, no chance: those who call bring time, random bytes and the file's text.
+There is no I/O, clock or randomness in here: callers bring the time, random bytes and the file's text.
 """
 
 import fnmatch
@@ -32,26 +32,26 @@ ADMIN = "admin"
 ADMIN_ACTIONS = (READ, MANAGE)
 
 ANONYMOUS = "anonymous"
-"""Who did not log in, where no login is asked for."""
+"""The user of a client that has not logged in, where no login is asked for."""
 UDP = "udp"
-"""Who sends datagrams, which cannot log in."""
+"""The user of all datagrams, whose senders cannot log in."""
 PSEUDO_USERS = (ANONYMOUS, UDP)
 
 CLIENTS_AT_ONCE = 50
-"""That look at what they may do by now in one step; 25 us each, with five subscriptions."""
+"""Clients whose rights are checked again in one step after a change; 25 us each, with 5 subscriptions."""
 DECISIONS_MAX = 16 * 1024
-"""Of one protocol, with names of at most `DECIDED_NAME_MAX`: some 8 MiB. Then all are forgotten."""
+"""Decisions kept for one protocol: some 8 MiB. With one more all are forgotten. Longer names are not kept."""
 DECIDED_NAME_MAX = 256
 TOLD_MAX = 1024
-"""Denials of one protocol that were told, so that the next of the same kind are counted alone."""
+"""Denials of one protocol that were logged. More of the same user, action and name are only counted."""
 TOPIC_BYTES_MAX = 50
-"""Of a pub/sub topic: a topic outside the rules that is longer than this does not exist."""
+"""Of a pub/sub topic. No longer one exists, so none is looked for that a rule leaves out."""
 STEPS_MAX = 4_000
-"""Of deciding on one subscription, some 4 ms; a subscription that needs more is refused in doubt."""
+"""Steps of deciding on one subscription, some 4 ms. One that needs more is refused, as in doubt."""
 
 USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 BRIDGE_USER = re.compile(r"bridge/[A-Za-z0-9._-]{1,64}")
-"""As whom a bridge acts, which cannot log in; without an entry it may what its ends need."""
+"""The user that a bridge acts as. Nobody logs in as it. Without an entry it may do what its ends need."""
 _WORD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
@@ -104,10 +104,10 @@ class Rule:
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Whether one of the globs matches a whole name: truthy where one does.
+    """A function of a name that is truthy where one of the globs matches all of it.
 
-    The expression does not backtrack over more than one `*` (`fnmatch`), so a long name costs no more than
-    its length for each.
+    `fnmatch` makes expressions that do not backtrack over more than one `*`. So a name costs its length for
+    each glob, and no more.
     """
     parts = [fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns]
     if not parts:
@@ -132,7 +132,7 @@ def _shown(text: str) -> str:
 
 
 def topic_globs(globs: Iterable[str]) -> list[str]:
-    """`home/*` allows `home`, too, as a subscription to `home/*` matches it."""
+    """The globs, and `home` for each `home/*`: a subscription to `home/*` matches `home`, too."""
     found: dict[str, None] = {}
     for glob in globs:
         found[glob] = None
@@ -146,11 +146,11 @@ def covers_subscription(
 ) -> bool | None:
     """Whether every topic that the subscription `pattern` can match is matched by one of `globs`.
 
-    None: in doubt, for the answer would take more than `steps_max` steps. `pattern` has levels split at `/`;
+    None: in doubt, because the answer takes more than `steps_max` steps. `pattern` has levels split at `/`;
     `*` as a level is zero or more of them, `+` exactly one.
 
-    Both sides are automata over a topic with a `/` behind it. Pairs of their states are gone through,
-    shortest topics first, until one is found in which the subscription matches and no glob does.
+    Both sides are automata over a topic with a `/` behind it. The search goes through pairs of their states,
+    shortest topics first. It ends at a pair where the subscription matches and no glob does.
     """
     wanted, allowed = _Levels(pattern), _Globs(globs)
     letters = {*pattern, *"".join(globs), "/"}
@@ -297,7 +297,7 @@ class Secret:
 
 
 NOBODYS = Secret(bytes(SALT_BYTES), bytes(_KEY_BYTES))
-"""What a password of an unknown user is held against, so that it costs what a wrong one costs. No password
+"""The password of an unknown user is compared with this, which takes as long as for a known one. No password
 has this key."""
 
 
@@ -388,7 +388,7 @@ def written_users(users: Mapping[str, User]) -> str:
 
 
 Required = Literal["beyond-loopback", "always", "never"]
-"""Where clients have to log in."""
+"""On which listeners clients have to log in."""
 
 
 class Client(Protocol):
@@ -397,14 +397,14 @@ class Client(Protocol):
     user: str
 
     def access_changed(self) -> None:
-        """The users are others now: what is no longer allowed ends."""
+        """The users have changed: end what is no longer allowed."""
 
     def close_for(self, reason: str) -> None:
-        """Its user is gone, or has another password: the connection is closed."""
+        """Close the connection: its user is gone, or has another password."""
 
 
 CheckPassword = Callable[[str, bytes, str, Callable[[bool], None]], None]
-"""User, password, the client's `peer`, and what is told whether they fit, now or later."""
+"""Gets user, password, the client's `peer`, and what to call with whether they fit, at once or later."""
 
 
 def _no_logins(user: str, password: bytes, peer: str, done: Callable[[bool], None]) -> None:
@@ -418,8 +418,8 @@ def _nobody_listens(**audit: str) -> None:
 class Access:
     """The users of a process, and the guards of its protocols. `users` is None where there is no file.
 
-    `audit` gets what the audit log says; `denied` the same of a request without the right, once for each
-    user, action and name. `check_password` is set by who has threads (`shared.net.logins`).
+    `audit` is called for each line of the audit log, `denied` for each request that no rule allows, once for
+    each user, action and name. `shared.net.logins`, which has threads, sets `check_password`.
     """
 
     def __init__(
@@ -454,8 +454,8 @@ class Access:
     def replacing(self, users: Mapping[str, User] | None) -> Iterator[None]:
         """Take other users: every decision after the first step is made by them.
 
-        Connections of those who are gone, or log in in another way, are closed; the others stand, and what
-        they may no longer do ends. That is done in steps of a millisecond or two; with the last all is done.
+        Connections of users who are gone, or whose password or certificate has changed, are closed. The
+        others stay, and what they may no longer do ends. Each step takes a millisecond or two.
         """
         before, after = self.users or {}, users or {}
         gone = {
@@ -467,7 +467,7 @@ class Access:
         self.users = users
         for guard in self.guards.values():
             guard.forget()
-        # Now: who logs in between two steps has the new password.
+        # Chosen before the first step: who logs in between two steps has the new password.
         gone -= set(PSEUDO_USERS)
         clients = [
             (guard, client, client.user in gone) for guard in self.guards.values() for client in guard.clients
@@ -520,14 +520,14 @@ class Guard:
 
     @property
     def asks_login(self) -> bool:
-        """Clients have to log in. Beyond loopback nobody is asked to who could not: there is no user."""
+        """Clients have to log in. With `beyond-loopback` they do not where there is no users file."""
         if self.required == "beyond-loopback":
             return self.exposed and self.access.users is not None
         return self.required == "always"
 
     @property
     def opens(self) -> bool:
-        """Whoever has not logged in may do everything: nobody is asked to, and no entry says less."""
+        """Clients that have not logged in may do everything: none has to, and no entry says less."""
         if self.asks_login:
             return False
         return self.access.users is None or ANONYMOUS not in self.access.users
@@ -545,9 +545,9 @@ class Guard:
         done: Callable[[bool], None],
         in_turn: Callable[[Callable[[bool], None]], Callable[[bool], None]] = lambda answer: answer,
     ) -> None:
-        """Tell `done` whether they fit: now, or once that is found out. A failure is counted and audited.
+        """Call `done` with whether they fit: now, or when that is known. A failure is counted and audited.
 
-        `in_turn`: makes of the answer one that comes when its connection has its turn.
+        `in_turn` wraps the answer, so that it comes when its connection has its turn.
         """
 
         def answer(fits: bool) -> None:
@@ -590,7 +590,7 @@ class Guard:
         return self._decide(user, action, name) if found is None else found
 
     def may_all(self, user: str, action: str) -> bool:
-        """Whether the user may with every name that there is or will be: a rule has `*` for it."""
+        """Whether the user may do it with every name that there is or will be: a rule's pattern is `*`."""
         return any(not pattern.strip("*") for pattern in self._patterns(user, action))
 
     def may_see(self, user: str, name: str | bytes) -> bool:

@@ -10,7 +10,8 @@ itself, as outboxes do. The sizes are the callers' estimates, with the overhead 
 
 What has a small constant bound is not charged. The host keeps a quarter of the memory for it and for the
 code: heads of messages that routes are known by (2 MiB each for pub/sub and KqueueMsgQ), recordings that wait
-50 ms (1 MiB a protocol), the batch that is being filled (8 MiB), the last log lines and rates.
+50 ms (1 MiB a protocol), the batch that is being filled (8 MiB), what users may do (8 MiB a protocol), the
+last log lines and rates.
 """
 
 import sys

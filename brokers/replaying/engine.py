@@ -168,7 +168,7 @@ class Progress:
         return place
 
     def save(self, place: ReplayBatch) -> None:
-        """Replace the file. It is durable when this returns."""
+        """Replace the file. It is durable when this returns. Raises OSError."""
         new = self._file.with_name(self._file.name + ".new")
         with new.open("w") as file:
             json.dump(attrs.asdict(place), file)
@@ -272,7 +272,7 @@ def begun_batch(
     """Return the records of the batch that was begun, and all others. Raises OtherRecords."""
     left = {log: count for log, (count, _) in place.batch.items()}
     batch: list[SourcedRecord] = []
-    others: list[SourcedRecord] = []  # come first if a server's crash changed its newest entries' times
+    others: list[SourcedRecord] = []  # they may come first: a server's crash can change its newest times
     while any(left.values()):
         record = next(records, None)
         if record is None:

@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TOPICS = "logmq"
-"""The namespace of topics, and the protocol whose they are."""
+"""The namespace of topics, and the name of their protocol."""
 INDEX_BITS = 32
-"""A recorded block holds many messages: one's place is the block's offset, and in these bits its number."""
+"""A message's place in a recording: its block's offset, and in these low bits its number there."""
 
 Frames = Callable[[Block, bytes], Iterator[PastMessage]]
 Told = Callable[[str], None]
-"""Is told of what cannot be read; the rest goes on."""
+"""Called with what cannot be read. The rest is read on."""
 
 
 @attrs.frozen
 class Chosen:
-    """Which messages: by a glob of their names, and by time (Unix seconds; `until` itself is not)."""
+    """Which messages: by a glob of their names, and by Unix seconds, from `since` to before `until`."""
 
     names: str | None = None
     since: float = float("-inf")
@@ -65,7 +65,7 @@ class Traffic(Protocol):
 
     @property
     def protocol(self) -> str:
-        """Whose its messages are."""
+        """The protocol of its messages."""
 
     def extents(self) -> Extents:
         """Return the logs as they are now. Raises Refusal where there is none."""
