@@ -7,7 +7,14 @@ from tests.trials.sim.run import play
 
 FAULT_PROFILES = (
     *("queues", "queues that answer", "queues that are read", "queues with snapshots"),
-    *("queues that need no sync", "one worker", "queues of mortals", "bridges", "limited files"),
+    *(
+        "queues that need no sync",
+        "one worker",
+        "queues of mortals",
+        "bridges",
+        "bridges by AMQP",
+        "limited files",
+    ),
 )
 
 

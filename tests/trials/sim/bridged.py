@@ -1,10 +1,11 @@
-"""Bridges in the simulation: each topic of the clients is carried into a queue of DMS, and back into a log.
+"""Bridges in the simulation: each topic of the clients is carried into a queue, and back into a log.
 
 Both ways are exactly once, so after each start the log is what its topic was up to some record: all of it in
 order, nothing twice. Given time, it is all of the topic.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -13,7 +14,10 @@ import trio
 
 from brokers.bridges.bridges import Bridges
 from brokers.bridges.settings import BridgeSettings
+from dmp.broker import Broker
+from dmp.declarations import QueueKind
 from shared.bridging import BridgeEnds
+from shared.errors import StoreError
 from shared.storage.store import Store
 from tests.trials.sim import dms_dialog as dms
 from tests.trials.sim.dialog import Dialog, Refused
@@ -25,10 +29,11 @@ CARRIED_SECONDS = 30.0
 """Virtual: a bridge that waited for its target tries again within a second."""
 
 
-def bridges_of(topics: Sequence[str]) -> Iterator[BridgeSettings]:
+def bridges_of(topics: Sequence[str], by: str) -> Iterator[BridgeSettings]:
+    """By queues of that protocol."""
     for topic in topics:
-        yield BridgeSettings(f"to-{topic}", f"logmq:{topic}", f"dms:by-{topic}", start="first")
-        yield BridgeSettings(f"back-{topic}", f"dms:by-{topic}", f"logmq:copy-{topic}")
+        yield BridgeSettings(f"to-{topic}", f"logmq:{topic}", f"{by}:by-{topic}", start="first")
+        yield BridgeSettings(f"back-{topic}", f"{by}:by-{topic}", f"logmq:copy-{topic}")
 
 
 def ends(protocol: str) -> BridgeEnds | None:
@@ -41,14 +46,28 @@ async def opened(world: World, store: Store, services: Mapping[str, Any], topics
     log = structlog.stdlib.get_logger("simulated")
     wall: Callable[[], float] = lambda: world.wall_ms() / 1000  # noqa: E731
     found = Bridges(store, log, services.get, ends, clock=world.now, wall=wall)
-    await found.change(list(bridges_of(topics)))
+    by = "dms" if "dms" in services else "dmp"
+    await found.change(list(bridges_of(topics, by)))
+    if topics and by == "dmp":
+        declare_queues(services["dmp"].broker, topics)
     return found
+
+
+def declare_queues(broker: Broker, topics: Sequence[str]) -> None:
+    """As an AMQP client would; the verifier makes those of DMS over a connection."""
+    for topic in topics:
+        with suppress(StoreError):  # with cause: its bridges wait
+            broker.topology.declare_queue(
+                f"by-{topic}".encode(), QueueKind(durable=True), broker.new_owner("")
+            )
+    broker.store.commit_pending()
 
 
 class BridgeVerifier:
     """Compares logs with the topics that they come from, over connections with no fault on the way."""
 
-    def __init__(self, world: World, network: Network, topics: Sequence[str]) -> None:
+    def __init__(self, world: World, network: Network, topics: Sequence[str], by: str) -> None:
+        self._by = by
         self._world = world
         self._network = network
         self._topics = topics
@@ -57,7 +76,8 @@ class BridgeVerifier:
 
     async def verify(self, accept: Callable[[Wire], None], *, over: bool) -> None:
         """`over`: nobody writes any more, and all has to arrive."""
-        await self._make_queues(accept)
+        if self._by == "dms":
+            await self._make_queues(accept)
         wire = self._network.wire_to(accept, "logmq", faulty=False)
         dialog = Dialog(self._world, wire, "bridge verifier")
         for topic in self._topics:

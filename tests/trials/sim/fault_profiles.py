@@ -228,6 +228,16 @@ FAULT_PROFILES = MappingProxyType(
             dms_episodes=MappingProxyType({"produce": 1, "consume": 1, "delete": 0, "inquire": 0}),
             bridged=True,
         ),
+        "bridges by AMQP": FaultProfile(
+            protocols=("logmq dmp",),
+            topics=("a", "ab"),
+            clients=(1, 2),
+            lives=(2, 3),
+            faults=("", "", "", "sync", "errors", "full", "full", "read"),
+            sync_seconds=(0.0, 0.0002, 0.002),
+            episodes=_only(produce=8, batches=3, fetch=1),
+            bridged=True,
+        ),
         "queues": FaultProfile(protocols=("dms",)),
         "queues that answer": FaultProfile(
             protocols=("dms",),

@@ -67,7 +67,9 @@ class Simulation:
         self._dms_model = DmsModel(world, self._queues)
         carried = self._topics if chosen.bridged else ()
         self._machine = Machine(world, self._network, self._threads, settings, services, carried)
-        self._bridge_verifier = BridgeVerifier(world, self._network, carried)
+        self._bridge_verifier = BridgeVerifier(
+            world, self._network, carried, "dms" if "dms" in self._protocols else "dmp"
+        )
         self._verifier = Verifier(world, self._network, self._model, self._topics)
         self._dms_verifier = DmsVerifier(world, self._network, self._dms_model, self._queues)
         self._lived = 0

@@ -10,6 +10,8 @@ import dms.cold
 import dms.engine
 import dms.expiry
 import dms.queue_log
+from dmp.plugin import plugin as dmp_plugin
+from dmp.settings import DmpSettings
 from dms.plugin import plugin as dms_plugin
 from dms.settings import DmsSettings, QueueSettings
 from logmq.plugin import plugin as logmq_plugin
@@ -45,6 +47,8 @@ def served(chance: random.Random, profile: FaultProfile, protocols: Sequence[str
             ),
         ),
     }
+    if "dmp" in protocols:
+        every["dmp"] = dmp_plugin, DmpSettings(hot_bytes=chance.choice(profile.hot_bytes))
     return [every[name] for name in protocols]
 
 
