@@ -580,6 +580,13 @@ def logmq_50000_batches_that_are_repeated(served: Served) -> None:
         peer.until(lambda data: data.count(b"\n") >= 50_000)
 
 
+def logmq_400000_messages_of_a_byte(served: Served) -> None:
+    with _topics(served, 1) as peer:
+        served.begin()
+        peer.socket.sendall(b"PRODUCE topic-0 x\n" * 400_000)
+        peer.until(lambda data: data.count(b"\n") >= 400_000)
+
+
 def logmq_50000_commits_of_one_group(served: Served) -> None:
     with _topics(served, 1) as peer:
         served.begin()
