@@ -374,7 +374,11 @@ async def _one(kind: ObjectKind, of: Callable[[ObjectKind], Those], request: Req
         "template": "one.html",
         "title": ", ".join(shown.text(row[part.name]) for part in names),
         "kind": kind,
-        "facts": [each for each in _row(kind, row, kind.columns) if each[0].name not in kind.parts],
+        "facts": [
+            each
+            for each in _row(kind, row, kind.columns)
+            if each[0].name not in kind.parts or (kind.name, each[0].name) in LINKS
+        ],
         "actions": [_doing(action, path, row, kind) for action in objects.actions if not action.looks],
         "looks": [action for action in objects.actions if action.looks],
         "seen": await _seen(objects, found, request),

@@ -274,6 +274,7 @@ def test_a_message_is_published_from_a_form(served: Api, visits: Callable[..., V
 def test_a_group_is_reset_after_it_is_said_where_to(served: Api, visits: Callable[..., Visit]) -> None:
     visit = visits()
     visit.go("/groups/billing/orders")
+    expect(visit.page.locator("dl a[href='/topics/orders']")).to_be_visible()
     end = served.get("topics/orders")["end"]
     visit.page.get_by_role("button", name="Reset").click()
     dialog = visit.page.get_by_role("dialog")
@@ -305,6 +306,7 @@ def test_axe_finds_nothing_serious_and_no_view_is_wider_than_the_window(
         serious = [each for each in found if each["impact"] in ("serious", "critical")]
         assert not serious, f"{path}: {json.dumps(serious, indent=1)[:3000]}"
         assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        expect(visit.page.locator("nav [aria-current]")).to_be_in_viewport(ratio=1)
 
 
 @needs_browser

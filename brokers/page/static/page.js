@@ -480,6 +480,10 @@ function traceRow({id, time, protocol = "", name = "", text, base64, ...rest}) {
 if ("login" in document.body.dataset) logIn();
 else {
   $(".top").addEventListener("click", onTop);
+  // Where the menu is one line that is wider than the window, the view that is shown stands in it.
+  // (scrollIntoView would have the Tab key go on from there.)
+  const here = $("nav [aria-current]");
+  if (here) $("nav").scrollLeft = here.offsetLeft - ($("nav").clientWidth - here.offsetWidth) / 2;
   tell(take("told"));
   listenToActions();
   charts.listen();
