@@ -36,8 +36,8 @@ Mode = Literal["memory", "synced", "queues"]
 MODES: tuple[Mode, ...] = ("memory", "synced", "queues")
 QUEUE = "bench"
 SIZE_MAX = 4000
-MANY = {"BROKERS_DMS_CLIENTS_MAX": "10000"}
-"""The largest sweep has more clients than there may be unless that is set."""
+MANY = {"BROKERS_DMS_CLIENTS_MAX": "10000", "BROKERS_DMS_QUEUES_MAX": "10000"}
+"""The largest sweep has more clients and queues than there may be unless that is set."""
 OPTIONS = b'{"depth":1000000}'
 """What is under way when a round ends stays, as it does with the others."""
 
