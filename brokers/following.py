@@ -13,7 +13,7 @@ import trio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from brokers.api import as_json
 from brokers.recent import KEPT, Recent, Row
@@ -22,6 +22,8 @@ from brokers.render import json_value
 LOOK_SECONDS = 0.25
 BEAT_SECONDS = 15.0
 """After so long without a row a comment is sent, which finds out who has gone."""
+END_SECONDS = 5.0
+"""For the last piece of an answer to be taken."""
 FOLLOWERS_MAX = 32
 """Of all there is to follow: each holds a connection of the admin port's 128."""
 PARAMETERS = {
@@ -39,8 +41,16 @@ class Stream(StreamingResponse):
     body_iterator: AsyncGenerator[bytes, None]
 
     async def stream_response(self, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message.get("more_body", True):
+                await send(message)
+                return
+            # The end counts as a disconnect, which would cancel this before the connection is closed.
+            with trio.move_on_after(END_SECONDS, shield=True):
+                await send(message)
+
         async with aclosing(self.body_iterator):
-            await super().stream_response(send)
+            await super().stream_response(sending)
 
 
 class Followers:
