@@ -394,7 +394,10 @@ class Consumer:
         self.received += count
         if not count:
             return 0, 0
-        return int(data[end - fan.stamp_at : end - fan.stamp_at + STAMP_BYTES]), count
+        try:
+            return int(data[end - fan.stamp_at : end - fan.stamp_at + STAMP_BYTES]), count
+        except ValueError:  # it began within a message: what came before was silent for SILENCE_SECONDS
+            raise Refusal("the machine is too busy: a round began before the last was over") from None
 
 
 class Producer:

@@ -384,6 +384,15 @@ def test_a_sweep_has_a_row_for_every_point_and_peer(protocol: str) -> None:
         assert (row.ratio is None) == (row.baseline == "-")
 
 
+def test_a_round_that_begins_within_a_message_is_refused_and_not_a_crash() -> None:
+    ours, theirs = socket.socketpair()
+    fan = load.FanOut(message=lambda queue, stamp: stamp, delivered_bytes=100, stamp_at=100)
+    with ours, theirs:
+        theirs.sendall(b"x" * 100)
+        with pytest.raises(Refusal, match="too busy"):
+            load.Consumer(ours, fan).read()
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_sweep_without_a_point_is_refused(protocol: str) -> None:
     with pytest.raises(Refusal, match="no point"):
