@@ -11,7 +11,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from brokers.bench.ground import cpu_seconds
+from brokers.bench.ground import cpu_by_process
 from brokers.bench.servers import server_process, serving
 from brokers.errors import Refusal
 
@@ -119,7 +119,7 @@ def _followed(
     with opened(folder, feed.origin) as place:
         archiver = Archiver(ground.spark, feed, place, folder)
         writer.start()
-        begun = _cpu(server)
+        begun = cpu_by_process(os.getpid())
         commits: list[tuple[float, int]] = []
         sent: list[tuple[float, int]] = []
         waiting = threading.Thread(target=_collect, args=(ours, sent, archiver))
@@ -130,8 +130,7 @@ def _followed(
                 commits.append((time.time(), log.end))
         waiting.join()
         writer.join()
-        of_server, others = (after - before for after, before in zip(_cpu(server), begun, strict=True))
-        spent = [of_server, others - ours.recv()]
+        spent = [_cpu_since(begun, server), _cpu_since(begun, os.getpid(), but=server) - ours.recv()]
     return _row(sent, commits, spent)
 
 
@@ -192,7 +191,9 @@ def _write(address: tuple[str, int], outcome: Connection, rate: int, seconds: fl
     outcome.send(time.process_time())
 
 
-def _cpu(server: int) -> tuple[float, float]:
-    """Seconds of processor time so far: the server's, and that of everything else here."""
-    of_server = cpu_seconds(server)
-    return of_server, cpu_seconds(os.getpid()) - of_server
+def _cpu_since(begun: Mapping[int, float], root: int, but: int | None = None) -> float:
+    """Seconds of processor time since `begun` of a process and all below it, those of `but` left out."""
+    left_out = () if but is None else cpu_by_process(but)
+    # By process: one that ends meanwhile takes its earlier time with it.
+    now = cpu_by_process(root).items()
+    return sum(seconds - begun.get(pid, 0) for pid, seconds in now if pid not in left_out)

@@ -124,13 +124,19 @@ class Ground:
 
 def cpu_seconds(root: int) -> float:
     """What a process and all below it have used, those that have ended too; 0 where there is no /proc."""
-    ticks = 0
+    return sum(cpu_by_process(root).values())
+
+
+def cpu_by_process(root: int) -> dict[int, float]:
+    """The same for each of them. One that has ended is in its parent's, if that waited for it."""
+    seconds = {}
     for pid in processes_of(root):
         try:
-            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-        except OSError:  # it has just ended: its parent's count has it
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
             continue
-    return ticks / os.sysconf("SC_CLK_TCK")
+        seconds[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 @contextmanager

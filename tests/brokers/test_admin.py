@@ -171,7 +171,7 @@ async def test_a_backup_needs_a_place_and_room(tmp_path: Path) -> None:
         assert host.backed_up == Path("/b")
         with pytest.raises(Refusal, match="absolute"):
             await ask(tmp_path, "POST", "/backup", {"target": "b"})
-        with pytest.raises(Refusal, match=r"^backup /full: No space left on device$"):
+        with pytest.raises(Refusal, match=r"^backup /full: No space left on device: free some"):
             await ask(tmp_path, "POST", "/backup", {"target": "/full"})
 
 

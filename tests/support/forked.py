@@ -243,6 +243,9 @@ def _forked(begun: Mapping[str, Any], stdin: int, stdout: int, stderr: int, stat
     for number, each in enumerate((stdin, stdout, stderr)):
         os.dup2(each, number)
         os.close(each)
+    # Those of the process that forks are made for what its own descriptors were: a file that can seek, say.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(begun["env"])
     os.chdir(begun["cwd"])

@@ -289,7 +289,15 @@ def _send_again(dialog: Dialog, book: Book, again: Mapping[str, list[Write]], re
             elif write.stands is None:
                 now = time.monotonic()
                 ledger.operations.append(
-                    attrs.evolve(write, queued=now, answered=now, offset=int(value), batch=None, stands=None)
+                    attrs.evolve(
+                        write,
+                        queued=now,
+                        answered=now,
+                        refused="",  # by the server that was cut off
+                        offset=int(value),
+                        batch=None,
+                        stands=None,
+                    )
                 )
             elif int(value) != write.stands:
                 verdict.faults.append(

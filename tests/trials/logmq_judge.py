@@ -77,7 +77,7 @@ def _lives(ledger: Ledger) -> list[_Life]:
     first = ledger.first
     writes: list[Write] = []
     begun: Delete | None = None
-    for operation in ledger.operations:
+    for operation in ledger.effective():
         if isinstance(operation, Delete):
             lives.append(_Life(before, first, writes, begun))
             before, first, writes, begun = None, 0, [], operation
@@ -90,7 +90,7 @@ def _lives(ledger: Ledger) -> list[_Life]:
 def _life_promised(ledger: Ledger, until: float) -> int:
     """The earliest life that the topic may be in: that of the last operation on it that was promised."""
     promised = life = 0
-    for operation in ledger.operations:
+    for operation in ledger.effective():
         life += isinstance(operation, Delete)
         if not isinstance(operation, Commit) and operation.promised(until):
             promised = life
@@ -265,7 +265,7 @@ def _judge_commits(ledger: Ledger, found: Found | None, until: float, verdict: V
     for group in sorted(ledger.groups):
         history: list[int | None] = [ledger.commits.get(group)]
         kept = [0]  # positions in `history` that were promised
-        for operation in ledger.operations:
+        for operation in ledger.effective():
             if isinstance(operation, Delete):
                 history.append(None)
             elif isinstance(operation, Commit) and operation.group == group:

@@ -27,7 +27,8 @@ class Write(Asked):
 
 @attrs.define(eq=False)
 class Repeat(Asked):
-    """A BATCH sent again: it writes nothing and gets the answer that `of` got."""
+    """A BATCH sent again: it writes nothing and gets the answer that `of` got, unless `of` was refused. Then
+    it may write what that did not."""
 
     of: Write = attrs.field(kw_only=True)
 
@@ -60,7 +61,7 @@ class Ledger:
     settled: bytes = b""
     commits: dict[str, int] = attrs.field(factory=dict)
     operations: list[Asked] = attrs.field(factory=list)
-    """Since the last verification, in the order of queuing; without repeats."""
+    """Since the last verification, in the order of queuing."""
     read: bytearray = attrs.field(factory=bytearray)
     """What a reader was given past `settled` since the last verification."""
     groups: set[str] = attrs.field(factory=set)
@@ -73,10 +74,33 @@ class Ledger:
         """Where `settled` ends."""
         return self.first + len(self.settled)
 
+    def effective(self) -> list[Asked]:
+        """`operations` in the order in which they may have had an effect: a BATCH that was refused stands
+        where it was sent again, and a DELETE that was refused is left out. A failed one is taken back."""
+        again: dict[Asked, Repeat] = {}
+        for operation in self.operations:
+            if isinstance(operation, Repeat) and operation.of.refused and not operation.refused:
+                again.setdefault(operation.of, operation)
+        effective: list[Asked] = []
+        for operation in self.operations:
+            if isinstance(operation, Repeat):
+                if again.get(operation.of) is operation:
+                    effective.append(operation.of)
+            elif operation not in again and not (isinstance(operation, Delete) and operation.refused):
+                effective.append(operation)
+        return effective
+
+    def written_again(self, repeat: Repeat, offset: int) -> None:
+        """A BATCH that was refused is acknowledged where it was sent again."""
+        write = repeat.of
+        write.refused, write.answered, write.offset = "", repeat.answered, offset
+        self.operations.remove(write)
+        self.operations[self.operations.index(repeat)] = write
+
     @property
     def standing(self) -> bool:
         """Whether the topic will be there once all that is queued has been done."""
-        for operation in reversed(self.operations):
+        for operation in reversed(self.effective()):
             if isinstance(operation, Delete):
                 return False
             if isinstance(operation, Write):

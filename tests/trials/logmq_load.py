@@ -101,7 +101,9 @@ class Peer(RawPeer):
                 if life == self._lives.get(ledger.name, 0):
                     self._known.setdefault(ledger.name, []).append(operation.offset)
             case Repeat(of=first):
-                if not first.refused and first.offset != int(value):
+                if first.refused:
+                    ledger.written_again(operation, int(value))
+                elif first.offset != int(value):
                     self.faults.append(
                         f"{ledger.name}: batch {first.batch} at {first.offset}, sent again at {value!r}"
                     )
@@ -114,9 +116,8 @@ class Peer(RawPeer):
 
     # What may be sent.
 
-    def _ask(self, ledger: Ledger, operation: Asked, request: bytes, *, keep: bool = True) -> None:
-        if keep:
-            ledger.operations.append(operation)
+    def _ask(self, ledger: Ledger, operation: Asked, request: bytes) -> None:
+        ledger.operations.append(operation)
         self._waiting.append((ledger, operation, self._lives.get(ledger.name, 0)))
         self._out += request
 
@@ -153,7 +154,7 @@ class Peer(RawPeer):
                 return
             if isinstance(operation, Write) and operation.batch and operation.writer == self.name:
                 request = batch_request(ledger.name, operation)
-                self._ask(ledger, Repeat(now, of=operation), request, keep=False)
+                self._ask(ledger, Repeat(now, of=operation), request)
                 return
 
     def _commit(self, now: float) -> None:

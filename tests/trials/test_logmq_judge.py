@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trials.logmq_judge import Found, judge, settle
-from tests.trials.logmq_ledger import Commit, Delete, Ledger, Write, record
+from tests.trials.logmq_ledger import Commit, Delete, Ledger, Repeat, Write, record
 from tests.trials.peers import Asked
 from tests.trials.tally import Verdict
 
@@ -77,6 +77,27 @@ def test_an_unanswered_write_is_there_or_not() -> None:
 def test_whatever_else_is_there_is_found(there: Found, what: str) -> None:
     page = ledger(write(ONE, 0), write(TWO), write(THREE))
     assert what in faults(judge(page, there))
+
+
+def test_a_refused_batch_may_stand_where_it_was_sent_again() -> None:
+    refused = write(ONE)
+    refused.answered, refused.refused = AT_ONCE, "ERR STORAGE"
+    again = Repeat(AT_ONCE, of=refused)
+    page = ledger(refused, write(TWO, 0), again, write(THREE))
+    for order in ((TWO,), (TWO, ONE), (TWO, ONE, THREE)):
+        assert not judge(page, found(*order)).faults
+    assert "a hole" in faults(judge(page, found(ONE, TWO)))
+    again.answered = AT_ONCE
+    page.written_again(again, len(TWO))
+    assert "1 acknowledged records lost" in faults(judge(page, found(TWO)))
+    assert not judge(page, found(TWO, ONE, THREE)).faults
+
+
+def test_a_refused_delete_ends_nothing() -> None:
+    page = ledger(write(ONE, 0), Delete(AT_ONCE, AT_ONCE, "ERR STORAGE"), write(TWO, len(ONE)))
+    assert not judge(page, found(ONE, TWO)).faults
+    assert judge(page, found(TWO)).faults
+    assert page.standing
 
 
 def test_half_a_batch_is_no_batch() -> None:
