@@ -367,6 +367,8 @@ class Commit:
                 self.direct_error = error
             else:
                 self._write_direct_entries()
+            if self.direct_error is not None:
+                self._take_back_direct(direct)
 
     def _remove(self, log: Log) -> None:
         for file in (log.index_file, log.file):
@@ -450,6 +452,20 @@ class Commit:
                 finally:
                     if not target.kept:
                         self._let_go(target)
+
+    def _take_back_direct(self, direct: Sequence[LogAppend]) -> None:
+        """Else refused bytes stay behind a log's end, and after a stop the catalog looks too old."""
+        firsts = {part.log: part.offset for part in reversed(direct)}
+        for log, offset in firsts.items():
+            target = self.logs[log]
+            try:
+                self._open(target)
+                self.disk.truncate(target.fd, offset)
+            except (OSError, FileGone):
+                pass  # a later append writes over them
+            finally:
+                if not target.kept:
+                    self._let_go(target)
 
     def _take_back_direct_entries(self) -> None:
         """Else entries of refused bytes stay, and do not match what is written there next."""

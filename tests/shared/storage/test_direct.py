@@ -11,6 +11,8 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from shared.errors import StoreError
+from shared.storage.disk import size_of
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from tests.support.commits import fail, logs_of, outcome, watch
@@ -232,3 +234,35 @@ async def test_behind_bytes_that_the_file_would_not_take_nothing_goes_around_the
     store, disk = await reopen(store, disk)
     log = store.namespace("logmq", ALWAYS, plain_names=True).logs["direct"]
     assert await read_all(log) == [b"journaled", b"later"]
+
+
+@pytest.mark.parametrize("refused", ["log", "idx"])
+async def test_what_a_file_took_of_a_refused_record_is_gone_after_a_stop(refused: str) -> None:
+    disk, store = await fresh_store()
+    (log,) = await logs_of(store, UNJOURNALED)
+    await store.wait(log.append(records(b"good"), 1)[1])
+    calls = 0
+
+    def before(operation: Operation) -> int | None:
+        nonlocal calls
+        if operation.kind != "write" or not operation.path.endswith(refused):
+            return None
+        calls += 1
+        if calls == 2:
+            raise OSError(errno.EFBIG, "injected")
+        return operation.length // 2 if calls == 1 else None
+
+    disk.before = before
+    _, ticket = log.append(records(b"refused" * 10), 1)
+    store.commit_pending()
+    assert isinstance(outcome(ticket)[0], StoreError)
+    disk.before = None
+    async with running(store):
+        pass
+    await store.close()
+    assert size_of(disk, log.file.path) == log.end
+    with capture_logs() as said:
+        after = await open_store(disk)
+    assert [line for line in said if line["log_level"] in ("warning", "error")] == []
+    assert await read_all(after.namespace("logmq", INTERVAL).logs["t0"]) == [b"good"]
+    after.abandon()
