@@ -194,7 +194,10 @@ def kqmsgq(way: Way, login: Login, certificate: str | None, request: str, name: 
                 messages = kqmsgq_wire.message(name.encode(), b"asked") * 3
                 producer.sendall(account + kqmsgq_wire.PRODUCE + messages)
                 with contextlib.suppress(OSError):
-                    producer.shutdown(socket.SHUT_WR)
+                    if isinstance(producer, ssl.SSLSocket):
+                        producer.unwrap()  # under TLS, to end without a word is to be cut off
+                    else:
+                        producer.shutdown(socket.SHUT_WR)
                 _all(producer)
             if _refused_logins(way) > refused:
                 return REFUSED
