@@ -134,6 +134,10 @@ class TurnPace:
         self._last = max(self._last + self._seconds, trio.current_time() - self._slack)
         await trio.sleep_until(self._last)
 
+    def give_back(self) -> None:
+        """A turn has cost nothing."""
+        self._last -= self._seconds
+
 
 class Gate:
     """Lets requests on the admin port through to `app`, or answers them itself."""

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from brokers import admin, admin_gate, admin_port
-from brokers.admin_gate import HEADERS, TOKEN_USER, Gate, token_of
+from brokers.admin_gate import HEADERS, TOKEN_USER, Gate, TurnPace, token_of
 from brokers.admin_port import AdminPort, listen
 from brokers.page import files
 from shared.access import Access, Rule, Secret, User
@@ -368,6 +368,25 @@ async def test_who_has_logged_in_is_served_while_others_hold_every_place(
         assert (await port.ask("/status", BEARER)).status == 200
         for stream in idle:
             await stream.aclose()
+
+
+async def test_turns_are_apart_but_for_those_given_back(autojump_clock: trio.testing.MockClock) -> None:
+    pace = TurnPace(0.05, 16)
+    for _ in range(100):
+        await pace.turn()
+        pace.give_back()
+    assert trio.current_time() == 0
+    for _ in range(36):
+        await pace.turn()
+    assert trio.current_time() == pytest.approx(0.95)
+
+
+async def test_connections_that_log_in_are_accepted_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_port, "PACE_SECONDS", 1000)
+    async with admin_port_at() as port:
+        with trio.fail_after(30):
+            for _ in range(3 * admin_port.FEW):
+                assert (await port.ask("/status", {"Connection": "close", **BEARER})).status == 200
 
 
 async def test_nobody_without_a_login_has_a_body_read() -> None:
