@@ -46,7 +46,21 @@ def judge(ledger: Ledger, found: Found | None, promised_until: float = math.inf)
 
     What was acknowledged by `promised_until` must be there; what was acknowledged later may be missing, the
     newest first (a suffix). If that is -inf nothing was ever promised, not even what was verified before.
+
+    A DELETE that was refused took place or it did not. Where the server went on after it, it did not, and is
+    struck out of the ledger.
     """
+    verdict = _judge(ledger, found, promised_until)
+    kept = [one for one in ledger.operations if not (isinstance(one, Delete) and one.refused)]
+    if verdict.faults and len(kept) < len(ledger.operations):
+        without = _judge(attrs.evolve(ledger, operations=kept), found, promised_until)
+        if not without.faults:
+            ledger.operations[:] = kept
+            return without
+    return verdict
+
+
+def _judge(ledger: Ledger, found: Found | None, promised_until: float) -> Verdict:
     lives = _lives(ledger)
     least = _life_promised(ledger, promised_until)
     verdict = _judge_lives(ledger, lives, least, found, promised_until)

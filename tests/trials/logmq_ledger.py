@@ -76,7 +76,7 @@ class Ledger:
 
     def effective(self) -> list[Asked]:
         """`operations` in the order in which they may have had an effect: a BATCH that was refused stands
-        where it was sent again, and a DELETE that was refused is left out. A failed one is taken back."""
+        where it was sent again."""
         again: dict[Asked, Repeat] = {}
         for operation in self.operations:
             if isinstance(operation, Repeat) and operation.of.refused and not operation.refused:
@@ -86,7 +86,7 @@ class Ledger:
             if isinstance(operation, Repeat):
                 if again.get(operation.of) is operation:
                     effective.append(operation.of)
-            elif operation not in again and not (isinstance(operation, Delete) and operation.refused):
+            elif operation not in again:
                 effective.append(operation)
         return effective
 

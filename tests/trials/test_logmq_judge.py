@@ -93,11 +93,16 @@ def test_a_refused_batch_may_stand_where_it_was_sent_again() -> None:
     assert not judge(page, found(TWO, ONE, THREE)).faults
 
 
-def test_a_refused_delete_ends_nothing() -> None:
-    page = ledger(write(ONE, 0), Delete(AT_ONCE, AT_ONCE, "ERR STORAGE"), write(TWO, len(ONE)))
-    assert not judge(page, found(ONE, TWO)).faults
+def test_a_refused_delete_took_place_or_it_did_not() -> None:
+    def refused() -> Delete:
+        return Delete(AT_ONCE, AT_ONCE, "ERR STORAGE")
+
+    for there in (found(ONE), None):
+        assert not judge(ledger(write(ONE, 0), refused()), there).faults
+    page = ledger(write(ONE, 0), refused(), write(TWO, len(ONE)))
     assert judge(page, found(TWO)).faults
-    assert page.standing
+    assert not judge(page, found(ONE, TWO)).faults
+    assert not judge(ledger(write(ONE, 0), refused(), write(TWO, 0)), found(TWO)).faults
 
 
 def test_half_a_batch_is_no_batch() -> None:
