@@ -622,10 +622,13 @@ class Committer:
                 for watcher in tuple(log.watchers):
                     call(watcher, log)
         direct_error = None if commit.direct_error is None else error_for_unwritten(commit.direct_error)
+        if direct_failed:
+            # With what is pending behind it, and before anybody is told: who then appends begins at the end.
+            for batch in self._batches:
+                batch.seal()
+            self._roll_back(log for log, target in commit.logs.items() if target.direct_meant)
         for batch in good:
             batch.resolve(None, direct_error)
-        if direct_failed:
-            self._roll_back(log for log, target in commit.logs.items() if target.direct_meant)
         if commit.poison is not None:
             self._set_read_only(commit.poison)
         if self.read_only is not None or error is not None:

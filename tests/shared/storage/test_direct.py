@@ -266,3 +266,20 @@ async def test_what_a_file_took_of_a_refused_record_is_gone_after_a_stop(refused
     assert [line for line in said if line["log_level"] in ("warning", "error")] == []
     assert await read_all(after.namespace("logmq", INTERVAL).logs["t0"]) == [b"good"]
     after.abandon()
+
+
+async def test_whoever_is_told_of_a_refusal_finds_the_log_as_it_was() -> None:
+    disk, store = await fresh_store()
+    (log,) = await logs_of(store, UNJOURNALED)
+    await store.wait(log.append(records(b"good"), 1)[1])
+    before = log.end
+    seen: list[object] = []
+    log.rolled_back = lambda log: seen.append("rolled back")
+    fail(disk, errno.EFBIG, lambda operation: operation.path == log.file.path, times=1)
+    _, ticket = log.append(records(b"refused"), 1)
+    ticket.when_done(lambda ticket: seen.append((type(ticket.error), log.end)))
+    store.commit_pending()
+    assert seen[:2] == ["rolled back", (StoreError, before)]
+    await store.wait(log.append(records(b"later"), 1)[1])
+    assert await read_all(log) == [b"good", b"later"]
+    store.abandon()
