@@ -208,6 +208,8 @@ class Committer:
         offsets: list[int] = []
         if self.closed or self.read_only is not None or self.full or self._together:
             return offsets, Ticket()
+        if logs[0].mode.mode != "always":  # a ticket for it would have all of the batch synced
+            return offsets, Ticket()
         batch = self._batch_with_room(sum(map(len, records)) + ENTRY_HEADER_BYTES * len(logs))
         ticket = batch.ticket(Mode.SYNCED)
         appends = batch.appends

@@ -383,6 +383,22 @@ async def test_nothing_is_appended_one_after_the_other_where_the_store_takes_not
     assert log.end == 0
 
 
+@pytest.mark.parametrize("mode", [INTERVAL, NONE])
+async def test_logs_that_ask_for_no_sync_get_none_when_appended_to_one_after_the_other(
+    mode: Durability,
+) -> None:
+    disk, store = await fresh_store()
+    logs = await logs_of(store, mode, mode)
+    for log in logs:
+        await store.wait(log.append(records(b"before"), 1)[1])
+    (syncs,) = watch(disk, "sync")
+    assert store.append_each(logs, [records(b"x")] * 2)[0] == []
+    tickets = [log.append(records(b"x"), 1)[1] for log in logs]
+    store.commit_pending()
+    assert [outcome(ticket) for ticket in tickets] == [[None], [None]]
+    assert syncs == []
+
+
 async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() -> None:
     disk, store = await fresh_store()
     logs = await logs_of(store, NONE, INTERVAL, ALWAYS)
