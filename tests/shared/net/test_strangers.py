@@ -49,6 +49,14 @@ class Worker:
         return (self.spent - before) / seconds
 
 
+def flooded() -> Strangers:
+    """As many have failed just now as make a flood."""
+    pace = Strangers()
+    for _ in range(FLOOD_FAILURES):
+        pace.gave_up()
+    return pace
+
+
 async def test_while_others_are_served_strangers_have_a_share_in_pieces(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
@@ -60,9 +68,7 @@ async def test_while_others_are_served_strangers_have_a_share_in_pieces(
 async def test_a_flood_of_failures_makes_it_a_small_share(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    worker, pace = Worker(monkeypatch), Strangers()
-    for _ in range(FLOOD_FAILURES):
-        pace.gave_up()
+    worker, pace = Worker(monkeypatch), flooded()
     assert 0 < await worker.work(pace, 2, others=True) < 1.1 * FLOOD_SHARE
     await trio.sleep(10)
     assert await worker.work(pace, 2, others=True) > 2 * FLOOD_SHARE, "it is over"
@@ -71,9 +77,7 @@ async def test_a_flood_of_failures_makes_it_a_small_share(
 async def test_strangers_alone_have_all_of_the_loop(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    worker, pace = Worker(monkeypatch), Strangers()
-    for _ in range(FLOOD_FAILURES):
-        pace.gave_up()
+    worker, pace = Worker(monkeypatch), flooded()
     assert await worker.work(pace, 1, others=False) == pytest.approx(1, abs=0.01)
 
 
