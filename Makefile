@@ -75,8 +75,8 @@ trial-replay: $(VENV)/.test
 trial-cluster: $(VENV)/.test
 	$(BIN)/python -m tests.trials.cluster $(ARGS)
 
-trials: trial-power trial-kill trial-sim trial-states trial-damage trial-flood trial-neighbours \
-	trial-fairness trial-archive trial-replay trial-cluster
+trials: trial-power trial-kill trial-sim trial-states trial-damage trial-flood trial-neighbours trial-logins \
+	trial-attacks trial-fairness trial-archive trial-replay trial-cluster
 
 # What changed since a commit, beyond noise: `make bench-compare BASE=HEAD~1 ARGS="--protocols logmq"`.
 bench-compare: $(VENV)/.serve
