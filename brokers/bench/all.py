@@ -39,8 +39,8 @@ def bench(
 ) -> Iterable[Row]:
     """Measure every protocol at every size, beside its peers and a server without a broker.
 
-    The same as the sweeps of the protocols, together. `make bench-picture` draws the
-    README's.
+    The same as the sweeps of the protocols, together. The clock of a round starts when
+    each name was written once. `make bench-picture` draws the README's.
     """
     sweep = Sweep(sizes=sizes, names=names, clients=clients, picture=picture)
     chosen = [adapter for protocol in protocols for adapter in ADAPTERS[protocol]]

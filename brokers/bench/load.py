@@ -36,6 +36,8 @@ PATIENCE_SECONDS = 10.0
 """A round in which next to nothing was answered goes on for so long: half of nothing is no figure."""
 READY_SECONDS = 30.0
 SILENCE_SECONDS = 0.1
+COLD_SECONDS = 60.0
+"""A server that has not taken one message of each name by then is not measured."""
 LOST_SECONDS = 0.2
 """Nothing comes for so long, and datagrams are under way: they are lost."""
 PIECE_BYTES = 64 * 1024
@@ -162,6 +164,7 @@ class MeasuredSpan:
 
     @classmethod
     def after(cls, warm_up_seconds: float, seconds: float) -> "MeasuredSpan":
+        """As it is if the warm-up begins now."""
         since = perf_counter_ns() + int(warm_up_seconds * 1e9)
         return cls(since, since + int(seconds * 1e9))
 
@@ -270,10 +273,11 @@ def lines(ends_each: int = 1) -> Callable[[bytes], int]:
     return count
 
 
-def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
-    """Keep every connection's window full for `seconds`, after a warm-up.
+def run(address: Address, talks: Sequence[Talk], seconds: float, cold: int = 0) -> Measured:
+    """Keep every connection's window full for `seconds`, after a warm-up. That begins when each connection
+    has `cold` answers: its first requests are the first to their names.
 
-    Raises ConnectionError where the server closes a connection.
+    Raises ConnectionError where the server closes a connection, Refusal where it takes COLD_SECONDS.
     """
     trips = histogram()
     with _connected(address, len(talks)) as sockets, select.epoll() as poll:
@@ -282,12 +286,16 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
             poll.register(sock, select.EPOLLIN)
             by_fd[sock.fileno()] = (sock, talk, deque[tuple[int, int]]())
         span = MeasuredSpan.after(WARM_UP_SECONDS, seconds)
+        unanswered = dict.fromkeys(by_fd, cold) if cold else {}
+        give_up = monotonic() + COLD_SECONDS
         for sock, talk, sent in by_fd.values():
             sent.append((talk.window, perf_counter_ns()))
             sock.sendall(talk.requests(talk.window))
         answered = total = 0
         now = perf_counter_ns()
         while not span.is_over(now, answered):
+            if unanswered:
+                span = _later(seconds, give_up)
             for fd, _ in poll.poll(1.0):
                 sock, talk, sent = by_fd[fd]
                 data = sock.recv(RECEIVE_BYTES)
@@ -296,6 +304,10 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
                 now = perf_counter_ns()
                 count = talk.answers(data)
                 total += count
+                if fd in unanswered:
+                    unanswered[fd] -= count
+                    if unanswered[fd] <= 0:
+                        del unanswered[fd]
                 if now >= span.since:
                     answered += count
                     record_trips(trips, sent, count, now)
@@ -306,6 +318,12 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
                     sock.sendall(talk.requests(count))
             now = perf_counter_ns()
     return Measured.of(answered, now - span.since, trips, total)
+
+
+def _later(seconds: float, give_up: float) -> MeasuredSpan:
+    if monotonic() > give_up:
+        raise Refusal("the server that is measured did not take a message of each name in time")
+    return MeasuredSpan.after(WARM_UP_SECONDS, seconds)
 
 
 def record_trips(trips: HdrHistogram | None, sent: deque[tuple[int, int]], count: int, now: int) -> None:
@@ -456,7 +474,8 @@ def fan_out(
     bystanders: int = 0,
     into: Address | None = None,
 ) -> Measured:
-    """Deliveries a second, all consumers together, for `seconds` after a warm-up. Raises Refusal.
+    """Deliveries a second, all consumers together, for `seconds` after a warm-up, which begins when each
+    producer's first message to each queue is delivered. Raises Refusal.
 
     `bystanders` connect too, as the consumers that come after the last one; nothing is for them. `into`:
     where producers send, if elsewhere.
@@ -517,10 +536,16 @@ def pass_on(
         now = perf_counter_ns()
         received = before = 0
         heard = set(range(groups))
+        cold = set(heard)
+        give_up = monotonic() + COLD_SECONDS
         while not span.is_over(now, received - before):
+            if cold:
+                span = _later(seconds, give_up)
             for group in heard:
                 writers = producers[group::groups]
                 done = min(each.received for each in consumers[group::groups]) * fan.share // len(writers)
+                if done >= fan.queues:
+                    cold.discard(group)
                 while pieces[group] and pieces[group][0][0] <= done:
                     at = pieces[group].popleft()[1]
                     if now >= span.since:

@@ -1,8 +1,9 @@
 """`brokers bench <protocol> --sweep`: every size with every number of names and of clients, beside the peers.
 
 At each point the server and its peers are started anew, and loaded in turns, round after round; the middle
-round counts. A sweep takes no longer than points times servers times rounds, each of `--seconds` and a moment
-to begin. With `--json` each row is shown when it is measured, so an interrupted sweep loses nothing.
+round counts. A round's clock starts when every name has been written once, to every server alike, and after a
+short warm-up. A sweep takes no longer than points times servers times rounds, each of `--seconds` and a
+moment to begin. With `--json` each row is shown when it is measured, so an interrupted sweep loses nothing.
 
 Clients share names evenly. Where messages are handed on, there are as many consumers as clients, and each
 producer has names of its own: one name is one producer to all consumers, and with as many names as clients
@@ -49,7 +50,12 @@ class Sweep:
     """The options of a sweep."""
 
     sweep: Annotated[
-        bool, flag("All of these sizes, names and clients instead."), Parameter(group="Sweep")
+        bool,
+        flag(
+            "All of these sizes, names and clients instead; a round's clock starts when each name was written"
+            " once."
+        ),
+        Parameter(group="Sweep"),
     ] = False
     sizes: Sizes = (16, 256, 4096, 65536)
     names: Names = (1, 30, 1000)
@@ -75,6 +81,11 @@ class Point:
     @property
     def producers(self) -> int:
         return min(self.names, self.clients)
+
+    @property
+    def names_each(self) -> int:
+        """What one client writes to, at most, where there are no consumers."""
+        return -(-self.names // self.clients)
 
     def name_list(self) -> list[bytes]:
         """Of one length. Every producer has as many; those that are over are left out."""
@@ -108,7 +119,7 @@ def passing(fan: Callable[[Point], FanOut]) -> Load:
 def asking(talk: Callable[[Point, int], Talk]) -> Load:
     """Requests are answered; `talk` is that of the client with a number."""
     return lambda address, point, seconds: run(
-        address, [talk(point, client) for client in range(point.clients)], seconds
+        address, [talk(point, client) for client in range(point.clients)], seconds, point.names_each
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -391,6 +392,59 @@ def test_a_round_that_begins_within_a_message_is_refused_and_not_a_crash() -> No
         theirs.sendall(b"x" * 100)
         with pytest.raises(Refusal, match="too busy"):
             load.Consumer(ours, fan).read()
+
+
+NAMES = [b"%03d\n" % number for number in range(20)]
+
+
+def slow_at_first(sock: socket.socket, into: socket.socket, seen: set[bytes]) -> None:
+    """Each line goes on; the first of its name takes longer than a round of 0.05 s does for a few of them."""
+    with sock.makefile("rb") as lines:
+        for line in lines:
+            if line not in seen:
+                sleep(0.01)
+                seen.add(line)
+            into.sendall(line)
+
+
+@pytest.mark.usefixtures("_short")
+def test_the_clock_starts_when_each_name_was_written_once() -> None:
+    seen: set[bytes] = set()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            sock, _ = server.accept()
+            with sock:
+                slow_at_first(sock, sock, seen)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        asked = sweep.asking(lambda point, client: Talk.repeating(NAMES, 1, point.window))
+        asked(server.getsockname(), sweep.Point(4, len(NAMES), 1, 2), 0.05)
+        thread.join()
+    assert seen == set(NAMES)
+
+
+@pytest.mark.usefixtures("_short")
+def test_the_clock_starts_when_a_message_of_each_name_was_delivered() -> None:
+    seen: set[bytes] = set()
+    fan = FanOut(message=lambda queue, stamp: NAMES[queue], delivered_bytes=4, stamp_at=0, queues=len(NAMES))
+    with ExitStack() as stack:
+        outward, taken, given, inward = (
+            stack.enter_context(each) for _ in range(2) for each in socket.socketpair()
+        )
+        thread = threading.Thread(target=slow_at_first, args=(taken, given, seen))
+        thread.start()
+        load.pass_on(fan, [outward], [inward], 4, 0.05)
+        outward.close()
+        thread.join()
+    assert seen == set(NAMES)
+
+
+def test_a_server_that_never_takes_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "COLD_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Refusal, match="each name"):
+        load.run(server.getsockname(), [Talk.repeating(NAMES, 1, 1)], 0.05, cold=1)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
