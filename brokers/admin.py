@@ -157,7 +157,7 @@ def application(host: Operated) -> Starlette:
             raise HTTPException(404, f"no protocol that runs here has {protocol} {name}")
         arguments = await api.arguments_of(request)
         if verb.takes is not None:
-            api.check_known(name, arguments, verb.takes)
+            api.refuse_unknown(name, arguments, verb.takes)
         if verb.paths:
             given = {key: arguments[key] for key in verb.paths if isinstance(arguments.get(key), str)}
             paths = {key: str(_path(request, host.backups, text)) for key, text in given.items()}
@@ -169,7 +169,7 @@ def application(host: Operated) -> Starlette:
 
     async def backup(request: Request) -> Response:
         arguments = await api.arguments_of(request)
-        api.check_known("backup", arguments, ("target",))
+        api.refuse_unknown("backup", arguments, ("target",))
         given = arguments.get("target")
         if not isinstance(given, str):
             raise HTTPException(400, "target is missing: the folder to write")
@@ -181,7 +181,7 @@ def application(host: Operated) -> Starlette:
 
     async def reload(request: Request) -> Response:
         arguments = await api.arguments_of(request)
-        api.check_known("reload", arguments, ("action", "name"))
+        api.refuse_unknown("reload", arguments, ("action", "name"))
         said = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
         if not all(isinstance(each, str) and len(each) <= 64 for each in said):
             raise HTTPException(400, "action, name: short texts")

@@ -1,21 +1,21 @@
-"""Version 1 of the API, `/api/v1`: lists of what every protocol has, one object, what can be done with it.
+"""Version 1 of the API, `/api/v1`: lists the objects of every protocol, shows one, and acts on it.
 
 | request | answer |
 |---|---|
-| GET /overview | what runs, and what it did in the last minute |
-| GET /history?after= | what it did in the last 15 minutes, or since one of its `times` |
+| GET /overview | the running protocols, with their rates over the last minute |
+| GET /history?after= | rates over the last 15 minutes, or since one of its `times` |
 | GET /<kind>?limit=&after=&match=&<filter>= | `{"items": [...], "next": <to give as `after`, or null>}` |
-| GET /<kind>?sort=&limit= | the first of all by a column; `sort=-ready`: the largest first |
-| POST /<kind> | makes one, where that can be made |
-| GET /<kind>/<name> | one; its columns are those of the list |
-| GET /<kind>/<name>/<action> | where it changes nothing: arguments are parameters of the query |
-| POST /<kind>/<name>/<action>?dry_run= | does it; arguments and answer are JSON objects |
-| DELETE /<kind>/<name>?dry_run= | the action `delete`, or `kick` |
-| what `Operation`s say | beside the lists: logs, backup ... |
-| GET /openapi.json | all of this, for programs |
+| GET /<kind>?sort=&limit= | the first `limit` objects by a column; `sort=-ready`: the largest first |
+| POST /<kind> | creates an object; 405 for kinds that cannot be created here |
+| GET /<kind>/<name> | one object, with the columns of the list |
+| GET /<kind>/<name>/<action> | runs an action that changes nothing; its arguments are query parameters |
+| POST /<kind>/<name>/<action>?dry_run= | runs an action; arguments and answer are JSON objects |
+| DELETE /<kind>/<name>?dry_run= | runs the action `delete`, or `kick` |
+| the path of an `Operation` | requests outside the lists: logs, backup ... |
+| GET /openapi.json | this table as an OpenAPI document |
 
-`shared.objects` and the protocols describe kinds, columns and actions. Parts of names are percent-encoded.
-Each action that changes something is a line of the audit log.
+`shared.objects` and the protocols describe kinds, columns and actions. Each part of a name is
+percent-encoded. The audit log gets a line for each action that changes something.
 """
 
 import json
@@ -38,17 +38,17 @@ from shared.objects import KINDS, MESSAGES, Action, KindColumn, ObjectKind, Obje
 
 ROOT = "/api/v1"
 BODY_BYTES_MAX = 1 << 20
-"""Arguments are a few words, or a message. A larger body is refused before all of it is held."""
+"""The body of an action: a few arguments, or one message. A larger body is refused while it is read."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-All = Callable[[], Sequence[tuple[str, Objects]]]
+AllObjects = Callable[[], Sequence[tuple[str, Objects]]]
 
 
 @attrs.frozen
 class Operation:
-    """A request beside the lists, at `ROOT` and `path`. The OpenAPI document has it.
+    """A request outside the lists, at `ROOT` + `path`. The OpenAPI document describes it.
 
-    `query`: its parameters, `takes`: the members of its body; each with a description.
+    `query`: its parameters; `takes`: the members of its JSON body. Both map a name to a description.
     """
 
     path: str
@@ -60,9 +60,9 @@ class Operation:
 
 
 def routes(
-    everything: All, overview: Callable[[], Mapping[str, Any]], own: Sequence[Operation]
+    everything: AllObjects, overview: Callable[[], Mapping[str, Any]], own: Sequence[Operation]
 ) -> list[Route]:
-    """The routes of the API. `everything`: what there is, by protocol."""
+    """The routes of the API. `everything` returns (protocol, its objects of one kind) pairs."""
 
     async def see(_: Request) -> Response:
         return as_json(overview())
@@ -79,8 +79,8 @@ def routes(
         if len(parts) == 1 and request.method in ("GET", "HEAD"):
             return as_json(await listed(kind, those, request.query_params))
         if len(parts) == 1 and request.method == "POST":
-            return await _made(those, request)
-        return await _one(kind, those, parts[1:], request)
+            return await _create(those, request)
+        return await _answer_one(kind, those, parts[1:], request)
 
     return [
         Route(f"{ROOT}/overview", see),
@@ -91,17 +91,18 @@ def routes(
 
 
 def _strict(operation: Operation) -> Endpoint:
-    """The endpoint, which refuses parameters that it does not know: a dry run is never done in earnest."""
+    """The operation's endpoint, which refuses unknown parameters: a mistyped dry run must not run for
+    real."""
 
     async def endpoint(request: Request) -> Response:
-        check_known(operation.path, request.query_params, operation.query)
+        refuse_unknown(operation.path, request.query_params, operation.query)
         return await operation.endpoint(request)
 
     return endpoint
 
 
-def check_known(name: str, given: Iterable[str], takes: Collection[str]) -> None:
-    """Raises HTTPException where something is given that is not taken."""
+def refuse_unknown(name: str, given: Iterable[str], takes: Collection[str]) -> None:
+    """Raise HTTPException (400) for the first given argument that `name` does not take."""
     if unknown := sorted(set(given) - set(takes)):
         raise HTTPException(400, f"{unknown[0]}: no such argument; {name} takes {', '.join(takes) or 'none'}")
 
@@ -111,7 +112,7 @@ def as_json(value: Any) -> Response:
 
 
 async def body_of(request: Request, bytes_max: int) -> bytes:
-    """The body of a request, whole."""
+    """The whole body of a request. Raises HTTPException (413) above `bytes_max`."""
     body = bytearray()
     async with aclosing(request.stream()) as parts:
         async for part in parts:
@@ -122,7 +123,7 @@ async def body_of(request: Request, bytes_max: int) -> bytes:
 
 
 def is_dry_run(request: Request) -> bool:
-    """Raises HTTPException (400) for other values than 0, 1, false and true."""
+    """Whether the query asks for a dry run. Raises HTTPException (400) unless it says 0, 1, false or true."""
     said = request.query_params.get("dry_run", "0").lower()
     if said not in ("0", "false", "1", "true"):
         raise HTTPException(400, "dry_run is 1 (true) or 0 (false)")
@@ -130,70 +131,75 @@ def is_dry_run(request: Request) -> bool:
 
 
 async def arguments_of(request: Request) -> Mapping[str, Any]:
-    """The body of a request, a JSON object. A missing body is an empty one."""
+    """The JSON object in a request's body; {} for an empty body. Raises HTTPException (400, 413)."""
     body = await body_of(request, BODY_BYTES_MAX)
     try:
         arguments = json.loads(body or b"{}")
         json.dumps(arguments, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # a lone surrogate, which no name on a wire can hold
+    except UnicodeEncodeError:  # a lone surrogate: no wire can carry it in a name
         raise HTTPException(400, "the body has text that is not Unicode") from None
-    except (ValueError, RecursionError):  # the latter: lists in lists, thousands deep
+    except (ValueError, RecursionError):  # RecursionError: nested thousands of levels deep
         raise HTTPException(400, "the body is not JSON") from None
     if not isinstance(arguments, dict):
         raise HTTPException(400, "the body is not a JSON object")
     return arguments
 
 
-async def _made(those: Sequence[tuple[str, Objects]], request: Request) -> Response:
+async def _create(those: Sequence[tuple[str, Objects]], request: Request) -> Response:
     makers = [(protocol, each.make) for protocol, each in those if each.make is not None]
     if not makers:
         raise HTTPException(405, "these cannot be made here", {"Allow": "GET, HEAD"})
     protocol, action = makers[0]
-    return await _done(protocol, action, None, "", await arguments_of(request), request)
+    return await _run_action(protocol, action, None, "", await arguments_of(request), request)
 
 
-async def _one(
+async def _answer_one(
     kind: ObjectKind, those: Sequence[tuple[str, Objects]], parts: Sequence[str], request: Request
 ) -> Response:
-    """One object, or something done with it."""
+    """Answer a request for one object, or for an action on it."""
     length = len(kind.parts) + kind.by_protocol
-    name, rest = parts[:length], parts[length:]
-    if len(rest) > 1:
-        raise HTTPException(404, f"of {kind.name} a name has {length} parts, and one action may follow")
-    protocol, each, found = object_at(kind, those, name)
-    own = name[1:] if kind.by_protocol else name
-    actions = {action.name: action for action in each.actions}
-    if not rest and request.method in ("GET", "HEAD"):
-        row = await row_of(protocol, each, found, LOOK_AT_ONE_SECONDS)
+    name, rest = (parts[:length], parts[length]) if len(parts) == length + 1 else (parts, "")
+    protocol, objects, found = object_at(kind, those, name)
+    reads = request.method in ("GET", "HEAD")
+    if reads and not rest:
+        row = await row_of(protocol, objects, found, LOOK_AT_ONE_SECONDS)
         if row is None:
             raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
         return as_json(row)
-    if rest:
-        action = actions.get(rest[0])
-    else:
-        action = (actions.get("delete") or actions.get("kick")) if request.method == "DELETE" else None
-    if action is None or (request.method == "DELETE" and rest):
-        can = ", ".join(sorted(actions)) or "nothing"
-        if rest and rest[0] not in actions:
-            raise HTTPException(404, f"no such action here; there is {can}")
-        detail = f"{request.method} does nothing here; there is {can}"
-        raise HTTPException(405, detail, {"Allow": "POST" if rest else "GET, HEAD"})
-    if request.method in ("GET", "HEAD"):
-        if not action.looks:
-            raise HTTPException(405, f"{action.name} changes something: POST", {"Allow": "POST"})
+    action = _action_of(request, {action.name: action for action in objects.actions}, rest)
+    if reads:
         arguments: Mapping[str, Any] = {
             name: int(value) if value.isascii() and value.isdecimal() and len(value) < 20 else value
             for name, value in request.query_params.items()
         }
     else:
         arguments = await arguments_of(request)
-    return await _done(protocol, action, found, key_of(*own), arguments, request)
+    own = name[1:] if kind.by_protocol else name
+    return await _run_action(protocol, action, found, key_of(*own), arguments, request)
+
+
+def _action_of(request: Request, actions: Mapping[str, Action], name: str) -> Action:
+    """The action `name`; without a name, that of DELETE. Raises HTTPException (404, 405)."""
+    can = ", ".join(sorted(actions)) or "nothing"
+    if name and name not in actions:
+        raise HTTPException(404, f"no such action here; there is {can}")
+    deletes = request.method == "DELETE"
+    action = actions[name] if name else actions.get("delete") or actions.get("kick")
+    if action is None or deletes == bool(name):
+        detail = f"{request.method} does nothing here; there is {can}"
+        raise HTTPException(405, detail, {"Allow": "POST" if name else "GET, HEAD"})
+    if request.method in ("GET", "HEAD") and not action.looks:
+        raise HTTPException(405, f"{action.name} changes something: POST", {"Allow": "POST"})
+    return action
 
 
 def object_at(
     kind: ObjectKind, those: Sequence[tuple[str, Objects]], name: Sequence[str]
 ) -> tuple[str, Objects, Any]:
-    """The object with these parts of a name, and whose it is. Raises ObjectMissing and HTTPException."""
+    """The object that `name` names, as (protocol, its objects, the object).
+
+    Raises ObjectMissing, and HTTPException (404) for a name with too few or too many parts.
+    """
     length = len(kind.parts) + kind.by_protocol
     if len(name) != length:
         raise HTTPException(404, f"of {kind.name} a name has {length} parts, and one action may follow")
@@ -204,11 +210,11 @@ def object_at(
     raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
 
 
-async def _done(
+async def _run_action(
     protocol: str, action: Action, found: Any, name: str, arguments: Mapping[str, Any], request: Request
 ) -> Response:
-    """Call an action, and tell the audit log."""
-    check_known(action.name, arguments, action.takes)
+    """Run an action. One that changes something leaves a line in the audit log."""
+    refuse_unknown(action.name, arguments, action.takes)
     dry_run = request.method not in ("GET", "HEAD") and is_dry_run(request)
     if dry_run and not action.dry_runs:
         raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")
@@ -219,19 +225,19 @@ async def _done(
 
 
 PEER = "brokers.peer"
-"""In a request's scope, from where it came over TCP; the control socket sets none."""
+"""The key of a request's scope with the client's address. Requests on the control socket have no such key."""
 CONTROL = "control"
-"""The `peer` of who asks on the control socket."""
+"""Stands for the address of clients on the control socket."""
 
 
 def caller_of(request: Request) -> tuple[str, str]:
-    """The user who asks, and from where."""
+    """Who sent the request: (user, address or `CONTROL`). The user is "" where nobody logged in."""
     return request.scope.get("brokers.user", ""), request.scope.get(PEER, CONTROL)
 
 
 @contextmanager
 def audited(request: Request, protocol: str, action: str, name: str) -> Iterator[None]:
-    """Leave a line in the audit log about what is done within."""
+    """Write a line in the audit log when the block ends: `done`, or `refused` if it raised."""
     user, peer = caller_of(request)
     result = "refused"
     try:
@@ -242,7 +248,8 @@ def audited(request: Request, protocol: str, action: str, name: str) -> Iterator
 
 
 def parts_behind(request: Request, root: str) -> list[str]:
-    """The path behind the root, part by part: a name may hold a slash, which is encoded."""
+    """The parts of the path after `root`, decoded. A slash within a name arrives encoded, so it splits
+    nothing."""
     raw = request.scope.get("raw_path") or request.url.path.encode()
     path = raw.partition(b"?")[0].decode("latin-1").removeprefix(root).strip("/")
     try:
@@ -251,7 +258,7 @@ def parts_behind(request: Request, root: str) -> list[str]:
         raise HTTPException(400, "the path is not UTF-8") from None
 
 
-# What programs read about it.
+# The OpenAPI document.
 
 _TYPES: Mapping[str, Mapping[str, Any]] = {
     "": {"type": ["string", "null"]},
@@ -268,16 +275,16 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
 _MESSAGE = {
     "type": "object",
     "properties": {
-        "position": {"type": ["integer", "null"], "description": "Its place in its queue or topic."},
-        "time": {**_TYPES["time"], "description": "When it came, where that is known."},
-        "bytes": {"type": "integer", "description": "Of all of it."},
+        "position": {"type": ["integer", "null"], "description": "Its position in the queue or topic."},
+        "time": {**_TYPES["time"], "description": "When the broker got it; null where that is not known."},
+        "bytes": {"type": "integer", "description": "The size of the whole body."},
         "text": {"type": "string"},
-        "base64": {"type": "string", "description": "In place of text, where it is not UTF-8."},
-        "truncated": {"type": "boolean", "description": "Only its beginning is shown."},
+        "base64": {"type": "string", "description": "The body in place of `text`, where it is not UTF-8."},
+        "truncated": {"type": "boolean", "description": "Only the beginning of the body is shown."},
         "properties": {"type": "object"},
-        "exchange": {"type": "string", "description": "DMP: where it was published."},
+        "exchange": {"type": "string", "description": "DMP: the exchange it was published to."},
         "key": {"type": "string", "description": "DMP: its routing key."},
-        "redelivered": {"type": "boolean", "description": "DMP: somebody may have seen it."},
+        "redelivered": {"type": "boolean", "description": "DMP: a consumer may have seen it before."},
     },
     "required": ["position", "time", "bytes"],
 }
@@ -288,7 +295,7 @@ _FAULT = {
 
 
 def openapi(everything: Sequence[tuple[str, Objects]], own: Sequence[Operation]) -> Mapping[str, Any]:
-    """The API as an OpenAPI document: what the protocols that run here have."""
+    """The API as an OpenAPI document, with the kinds, columns and actions of the running protocols."""
     paths: dict[str, Any] = {f"{ROOT}/overview": {"get": _operation("What runs, and how it is.")}}
     schemas: dict[str, Any] = {
         "Problem": {
@@ -346,7 +353,7 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
     listed = {"get": _operation(kind.help, page, query)}
     for each in those:
         if each.make is not None:
-            listed["post"] = _acting(each.make, ())
+            listed["post"] = _action_operation(each.make, ())
     yield f"{ROOT}/{kind.name}", listed
     parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
     one = f"{ROOT}/{kind.name}/" + "/".join(f"{{{part}}}" for part in parts)
@@ -359,26 +366,27 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
         actions[action.name] = attrs.evolve(same, takes={**same.takes, **action.takes}, answers=answers)
     for name, action in actions.items():
         if name in ("delete", "kick"):
-            operations["delete"] = _acting(action, named)
+            operations["delete"] = _action_operation(action, named)
         elif action.looks:
             query = [_parameter(argument, "query", text) for argument, text in action.takes.items()]
-            looking = _operation(action.help, _answer(action), [*named, *query])
-            yield f"{one}/{name}", {"get": looking, "post": _acting(action, named)}
+            looking = _operation(action.help, _answer_schema(action), [*named, *query])
+            yield f"{one}/{name}", {"get": looking, "post": _action_operation(action, named)}
         else:
-            yield f"{one}/{name}", {"post": _acting(action, named)}
+            yield f"{one}/{name}", {"post": _action_operation(action, named)}
     yield one, operations
 
 
-def _acting(action: Action, named: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    dry_run = [_parameter("dry_run", "query", "1: answer what would change")] if action.dry_runs else []
-    return _operation(action.help, _answer(action), [*named, *dry_run], action.takes)
+def _action_operation(action: Action, named: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    dry_run = _parameter("dry_run", "query", "1: change nothing, and answer what would change")
+    parameters = [*named, dry_run] if action.dry_runs else named
+    return _operation(action.help, _answer_schema(action), parameters, action.takes)
 
 
-def _answer(action: Action) -> Mapping[str, Any]:
-    """What an action answers."""
+def _answer_schema(action: Action) -> Mapping[str, Any]:
+    """The schema of an action's answer."""
     if action.answers == MESSAGES:
         items = {"type": "array", "items": {"$ref": "#/components/schemas/message"}}
-        following = {"type": ["integer", "null"], "description": "Where what follows begins, in a topic."}
+        following = {"type": ["integer", "null"], "description": "The next message's position, in a topic."}
         return {"type": "object", "properties": {"items": items, "next": following}, "required": ["items"]}
     counts = {name: {"type": "integer"} for name in action.answers}
     return {"type": "object", "properties": counts, "required": [*counts][:1]}

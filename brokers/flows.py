@@ -1,8 +1,8 @@
-"""How fast messages come to every queue and topic and leave it, and how long the oldest is there.
+"""The rates in and out of every queue and topic, and the age of its oldest message.
 
-Nothing is counted on a message's way. Queues number what comes to them, and those numbers are read once a
-second, in turns; less often above 5,000 queues. What came between two readings is dated by the second one. A
-queue's marks are thinned as they grow old, so an age is right to a reading, or to an eighth of itself.
+The path of a message counts nothing. Queues number their messages, and `Flows` reads those numbers once a
+second, in slices; less often above 5,000 queues. A message that came between two readings gets the time of
+the second. Marks are thinned as they age, so an age is exact to one reading or to an eighth of itself.
 """
 
 import math
@@ -19,25 +19,27 @@ from shared.objects import Objects
 
 BEAT_SECONDS = 1.0
 SHARE_MAX = 100
-"""A reading is followed by so many times its own time: it takes a hundredth of a processor at most."""
+"""The pause after a reading, in multiples of the reading's CPU time: at most 1 % of one processor."""
 IDLE_SHARE_MAX = 400
-"""The same where nothing was new: with 50,000 idle queues every 20 seconds, 0.25 % of a processor."""
+"""The same after a reading without news: 50,000 idle queues are read every 20 s, for 0.25 % of a
+processor."""
 WINDOW_SECONDS = 5.0
-"""A rate is that of one to two of these."""
+"""A rate is measured over one to two windows."""
 LOOKED_AT_ONCE = 500
-"""Objects that are read before others have their turn: half a millisecond."""
+"""Objects that are read between two checkpoints: half a millisecond."""
 MARKS_LEAST = 8
 GRAIN = 16
-"""Of two marks that are this part of their age apart one is enough: a month of readings leaves some 200."""
+"""Marks closer together than 1/16 of their age are thinned: a month of readings leaves some 200."""
 
 Everything = Callable[[], Sequence[tuple[str, Objects]]]
 
 
 @attrs.define(eq=False)
 class _Flow:
-    """What was read of one object. `older`, `newer`: what had come and left by the ends of two windows.
+    """The readings of one object. `older`, `newer`: its counts of messages in and out at the ends of two
+    windows.
 
-    `marks`: by when so much had come, the oldest first.
+    `marks`: (time, number of messages in by then), the oldest first.
     """
 
     came: int
@@ -45,10 +47,10 @@ class _Flow:
     newer: tuple[int, int]
     marks: list[tuple[float, int]]
     room: int = 0
-    """So many marks may be there before they are thinned."""
+    """Marks are thinned when there are more than this."""
 
     def mark(self, now: float, came: int, left: int) -> None:
-        """Note how many messages have come by now, and how many have left."""
+        """Note how many messages have come in by now, and how many have left."""
         self.came = came
         self.marks.append((now, came))
         if len(self.marks) > self.room:
@@ -61,7 +63,7 @@ class _Flow:
 
 
 class Flows:
-    """Reads everything that has a flow; `run` does so until cancelled."""
+    """The rates of all queues and topics; `run` reads them until cancelled."""
 
     def __init__(
         self,
@@ -78,13 +80,13 @@ class Flows:
         self._newer_at: float | None = None
 
     async def run(self) -> None:
-        """Read once a second; less often where there is very much."""
+        """Read once a second; less often with very many objects."""
         while True:
             spent, news = await self.read()
             await trio.sleep(max(BEAT_SECONDS, spent * (SHARE_MAX if news else IDLE_SHARE_MAX)))
 
     async def read(self) -> tuple[float, bool]:
-        """Read all, in turns; the processor's seconds that this took, and whether anything was new."""
+        """Read all objects in slices. Returns the CPU seconds it took, and whether anything was new."""
         now = self._clock()
         ends = self._newer_at is None or now - self._newer_at >= WINDOW_SECONDS
         found: dict[Any, _Flow] = {}
@@ -103,8 +105,8 @@ class Flows:
             except Exception as error:
                 self._failed.add((protocol, objects.kind.name))
                 self._log.error(
-                    "a protocol cannot count what passes: its lists have no rates, all else goes on; report "
-                    "this bug",
+                    "the counts of a protocol could not be read: its lists have no rates, all else works; "
+                    "report this bug",
                     protocol=protocol,
                     list=objects.kind.name,
                     exc_info=error,
@@ -115,7 +117,8 @@ class Flows:
         return spent, news
 
     def with_rates(self, objects: Objects) -> Objects:
-        """The same, whose rows have `in_rate` and `out_rate`, and `oldest_seconds` where they have none."""
+        """The same objects, whose rows get `in_rate` and `out_rate`, and `oldest_seconds` where they lack
+        it."""
         if objects.totals is None:
             return objects
         totals, row = objects.totals, objects.row
@@ -164,7 +167,7 @@ class Flows:
         now: float,
         ends: bool,
     ) -> bool:
-        """Whether anything was new."""
+        """Read one slice. Returns whether anything was new."""
         flows, first, news = self._flows, self._newer_at is None, False
         for each in items:
             came, left, _ = totals(each)
@@ -172,7 +175,7 @@ class Flows:
             if flow is None:
                 news = True
                 both = came, left
-                # What is there when the server starts came before: nobody knows when.
+                # Messages that are there at the start came earlier, at an unknown time.
                 flow = _Flow(came, both, both, [(-math.inf if first else now, came)])
             else:
                 if came != flow.came:
@@ -188,8 +191,8 @@ class Flows:
 
 
 def _age(flow: _Flow, oldest: int, now: float) -> float | None:
-    """How long the message with this number, counted as what came is, has been there."""
+    """Seconds since the message with this number, as counted by the queue, came in."""
     for at, came in flow.marks:
         if came > oldest:
             return round(now - at, 3) if at > -math.inf else None
-    return 0.0  # it came after the last reading
+    return 0.0  # the message came after the last reading

@@ -1,7 +1,7 @@
-"""Lists of objects: pages by name, and the first ones by a column, made in turns.
+"""Lists of objects: pages in the order of names, or the first rows by a column.
 
-50,000 objects do not hold the loop. A page reads every name, or one column of every object. Rows are made for
-what is shown alone.
+A list of 50,000 objects does not hold the loop: it is made in slices, with other tasks between them. A page
+reads every name, or one column of every object. Whole rows are made only for what is shown.
 """
 
 import re
@@ -27,21 +27,22 @@ ROWS_AT_ONCE = 100
 """Rows that are made in one turn."""
 MATCH_MAX = 256
 LOOK_SECONDS, LOOK_AT_ONE_SECONDS = 0.002, 2.0
-"""Of the processor, for looked-up columns: of one row in a list, and of a row that is asked for alone."""
+"""CPU seconds that the looked-up columns of a row may take: in a list, and in an answer of one row."""
 
 Row = Mapping[str, Any]
 Those = Sequence[tuple[str, Objects]]
-"""What each protocol has of one kind."""
+"""One kind: (protocol, its objects) pairs."""
 Ranked = tuple[Any, str, Objects, Any]
-"""What it is sorted by, its name among all of its kind or a column, the protocol, and the object."""
+"""(sort key, protocol, object). The sort key is a column, or the name that is unique within the kind."""
 
 
 @attrs.frozen
 class ListQuery:
-    """What a list shows. Raises HTTPException (400) where the query asks for what is not there.
+    """What a list shows, parsed from a query.
 
-    `filters`: the value of a column, as text. `match`: part of the name, or, with `*` and `?`, all of it, in
-    any case. `sort`: a column; "" is the name. `narrow`: the parameter of `Objects.narrow` and its value.
+    `filters`: column to the value it must have, as text. `match`: part of the name, or a pattern with `*` and
+    `?` for all of it; case does not matter. `sort`: a column; "" is the name. `narrow`: a parameter of
+    `Objects.narrow` and its value.
     """
 
     filters: Mapping[str, str] = {}
@@ -54,7 +55,7 @@ class ListQuery:
     def parse(
         cls, kind: ObjectKind, those: Those, query: Mapping[str, str], also: Sequence[str]
     ) -> "ListQuery":
-        """`also`: what else the query may have."""
+        """Raise HTTPException (400) for unknown parameters. `also`: further parameters that are allowed."""
         narrow = {name for _, each in those for name in each.narrow}
         if unknown := sorted(set(query) - {"match", "sort", *also, *kind.filters, *narrow}):
             there = ", ".join(sorted({*kind.filters, *narrow, "match"}))
@@ -79,7 +80,7 @@ class ListQuery:
 
 @attrs.frozen
 class Selection:
-    """Rows of a list; `total`: how many it has in all."""
+    """Rows of a list; `total`: how many rows all pages have together."""
 
     items: Sequence[Row]
     total: int
@@ -100,7 +101,7 @@ async def listed(kind: ObjectKind, those: Those, query: Mapping[str, str]) -> Ma
 
 
 async def selected(kind: ObjectKind, those: Those, wanted: ListQuery, skip: int, limit: int) -> Selection:
-    """`limit` rows behind the first `skip`, in the order that is wanted."""
+    """`limit` rows after the first `skip`, in the order of the query."""
     total = 0
 
     def count(some: int) -> None:
@@ -112,7 +113,7 @@ async def selected(kind: ObjectKind, those: Those, wanted: ListQuery, skip: int,
 
 
 def reader(protocol: str, objects: Objects, column: str) -> Callable[[Any], Any]:
-    """A function that reads a column of an object. Of an object that is gone it returns anything."""
+    """A function that reads a column of an object. Its value is meaningless for a deleted object."""
     if column == "protocol":
         return lambda _: protocol
     if column in objects.values:
@@ -126,9 +127,9 @@ def reader(protocol: str, objects: Objects, column: str) -> Callable[[Any], Any]
 
 
 async def row_of(protocol: str, objects: Objects, found: Any, seconds: float = LOOK_SECONDS) -> Row | None:
-    """The whole row, its columns in their order; None: it is gone.
+    """The whole row, its columns in order; None if the object was deleted.
 
-    `seconds`: the processor's time that columns may take which are looked up.
+    `seconds`: CPU time that looked-up columns may take.
     """
     known = objects.row(found)
     if known is None:
@@ -144,7 +145,7 @@ async def row_of(protocol: str, objects: Objects, found: Any, seconds: float = L
 
 
 async def _rows(found: Sequence[Ranked]) -> list[Row]:
-    """Rows of those that are still there."""
+    """The rows of `found`, without objects that were deleted meanwhile."""
     rows = []
     for number, (_, protocol, objects, item) in enumerate(found):
         if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
@@ -163,7 +164,7 @@ async def _first(
     after: str = "",
     count: Callable[[int], None] = lambda some: None,
 ) -> list[Ranked]:
-    """The first of all that is wanted, where by name behind `after`; `count` is told how many there are."""
+    """The first matches; by name, those after `after`. `count` is told how many matches there are."""
     parts: list[list[Ranked]] = []
     without: list[Ranked] = []
     async for part in _wanted(kind, those, wanted, after):
@@ -185,7 +186,7 @@ async def _first(
 async def _wanted(
     kind: ObjectKind, those: Those, wanted: ListQuery, after: str
 ) -> AsyncGenerator[list[Ranked], None]:
-    """Yield all that fits, in any order, each part in a turn of its own."""
+    """Yield all matches in any order, slice by slice; other tasks run between two slices."""
     fits = _pattern(wanted.match)
     for protocol, objects in those:
         if wanted.filters.get("protocol", protocol) != protocol:
@@ -198,7 +199,7 @@ async def _wanted(
             if column != "protocol"
         ]
         by = wanted.narrow if wanted.narrow is not None and wanted.narrow[0] in objects.narrow else None
-        # A copy: what is listed may change in the next turn.
+        # A copy: the objects may change between two slices.
         items = objects.items() if by is None else objects.narrow[by[0]](by[1])
         value = reader(protocol, objects, wanted.sort) if wanted.sort else None
         for at in range(0, len(items), LOOKED_AT_ONCE):
@@ -216,7 +217,7 @@ async def _wanted(
 
 
 def _plain(key: str) -> str:
-    """A name as people write it (`shared.objects.key_of`)."""
+    """A name as users write it (`shared.objects.key_of`)."""
     return key.replace("%2F", "/").replace("%25", "%") if "%" in key else key
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from brokers.api import All, object_at, parts_behind
+from brokers.api import AllObjects, object_at, parts_behind
 from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, Those, listed, row_of, selected
 from brokers.page import files, shown
 from shared.errors import BrokerError
@@ -124,7 +124,7 @@ class Doing:
         return [Field.of(*each) for each in self.action.takes.items()]
 
 
-def routes(everything: All, overview: Callable[[], Mapping[str, Any]]) -> list[Route]:
+def routes(everything: AllObjects, overview: Callable[[], Mapping[str, Any]]) -> list[Route]:
     """The routes of the page. `everything`: what there is, by protocol."""
 
     def of(kind: ObjectKind) -> Those:

@@ -7,7 +7,7 @@ from cyclopts import App
 
 
 def examples(prefix: str, *lines: str) -> str:
-    """Behind a help: lines that one could type; `prefix` begins each that has it nowhere."""
+    """Example command lines for the end of a help text. `prefix` is put before a line that lacks it."""
     return "Examples:\n\n" + "\n".join(
         f"    {line if prefix in line else f'{prefix} {line}'}" for line in lines
     )
@@ -18,7 +18,7 @@ def protocol_app(
 ) -> tuple[App, Callable[..., Callable[[Any], Any]]]:
     """The app, and a decorator for its commands: `@command("serve 8000", ...)`, each with its examples.
 
-    `before`: what the app's own help says ahead of its examples.
+    `before`: the app's help text above its examples.
     """
     prefix = f"brokers {name}"
     app = App(name=name, help=help_, help_epilogue=before + examples(prefix, *lines), help_format="plaintext")

@@ -1,4 +1,4 @@
-"""What the protocols' commands share: what they send and show, and how they end with their server."""
+"""What the protocols' commands share: messages to send, messages to show, and the end of a lost server."""
 
 import errno
 import os
@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 async def line_runs(file: Any) -> AsyncGenerator[list[bytes], None]:
-    """Lines as they arrive, many at a time, without their ends. The last may have none.
+    """Yield lists of lines as they arrive, without their line ends. The last line may lack one.
 
     `file`: what `trio.wrap_file` makes of a binary file.
     """
-    rest: list[bytes] = []  # pieces of a line whose end has not come
+    rest: list[bytes] = []  # pieces of a line that is not complete yet
     while data := await file.read1(READ_BYTES):
         first, *lines = data.split(b"\n")
         rest.append(first)
@@ -53,7 +53,7 @@ def keyed(argument: str, words: Iterable[str]) -> dict[str, Any]:
 
 @attrs.define(eq=False)
 class Remaining:
-    """How many messages a command may still take; None: no limit. False once there are none left."""
+    """How many messages a command may still take; None: no limit. False when none is left."""
 
     count: int | None
 
@@ -61,7 +61,7 @@ class Remaining:
         return self.count is None or self.count > 0
 
     def of(self, messages: Sequence[T]) -> Sequence[T]:
-        """Take as many of `messages` as it may."""
+        """The first of `messages`, as many as may still be taken."""
         if self.count is not None:
             messages = messages[: self.count]
             self.count -= len(messages)
@@ -70,7 +70,7 @@ class Remaining:
 
 @contextmanager
 def lost_is_refused(lost: type[Disconnected] = Disconnected) -> Iterator[None]:
-    """A lost connection, of the class `lost`, ends a command as a refused one does."""
+    """Turn a lost connection (the exception class `lost`) into the error of a refused command."""
     try:
         yield
     except lost as error:
@@ -82,7 +82,7 @@ async def send_given(
 ) -> int:
     """Send a command's messages: those given as arguments, else standard input, whole or line by line.
 
-    Returns their number. Raises UsageError for what no server takes.
+    Returns their number. Raises UsageError for a message that no server accepts.
     """
     done = size = 0
     try:
@@ -107,7 +107,8 @@ async def send_given(
 
 
 def bodies_shown(bodies: Iterable[bytes], *, raw: bool = False) -> Sequence[str | bytes]:
-    """Messages for the host to show: lines on a terminal, else bytes, each on a line unless `raw`."""
+    """Messages for the host to show: as text lines on a terminal, else as bytes, with line ends unless
+    `raw`."""
     if raw:
         return [b"".join(bodies)]
     if sys.stdout.isatty():

@@ -35,7 +35,7 @@ def _bindable(_: type, number: int) -> None:
 
 
 def a_path(_: type, tokens: Sequence[Token]) -> Path:
-    """A converter: of nothing (`--data-dir "$UNSET"`) pathlib would make the current folder."""
+    """A converter that refuses "" (`--data-dir "$UNSET"`), which pathlib would read as the current folder."""
     return local_path(tokens[0].value)
 
 
@@ -50,9 +50,9 @@ Host = Annotated[
 Port = Annotated[
     int | None, Parameter(name=("--port", "-p"), help="Its port.", validator=_a_port, show_default=False)
 ]
-"""Of a server that is asked."""
+"""The port of a server to connect to."""
 BoundPort = Annotated[int, Parameter(help="Listen on this port; 0 picks one.", validator=_bindable)]
-"""Of a server that is started, where no settings check it."""
+"""The port of a server to start, for commands whose port is not checked by the settings."""
 DataDir = Annotated[
     Path | None,
     Parameter(
@@ -88,7 +88,7 @@ Certificate = Annotated[
 _KEY = "PEM: its key, if not in the same file."
 Key = Annotated[Path | None, Parameter(name=("--key", "--key-file"), help=_KEY, converter=a_path)]
 KeyFile = Annotated[Path | None, Parameter(name="--key-file", help=_KEY, converter=a_path)]
-"""The same for commands whose `--key` is something else."""
+"""The certificate's key, for commands whose `--key` means something else."""
 User = Annotated[str | None, Parameter(help="Log in as this user (BROKERS_USER).", show_default=False)]
 PasswordFile = Annotated[
     Path | None,
@@ -120,26 +120,26 @@ TokenFile = Annotated[
 class Place:
     """Where a server is.
 
-    A command with a parameter of this class, or of `Server`, gets the flags for it from the host, and here
-    what these, the environment and the settings come to: one way for every protocol.
+    The host gives a command with a parameter of this class, or of `Server`, the flags for it. The command
+    gets the result of flags, environment and settings, the same way for every protocol.
     """
 
     host: str
     port: int
     settings: Any = None
-    """Those of the protocol, as they are here: what a server elsewhere takes they only suppose."""
+    """The protocol's limits as set on this machine. A server elsewhere may have others."""
 
     def at(self, host: str | None, port: int | None) -> Self:
-        """The same, for a host and a port that a command takes in a form of its own."""
+        """The same with another host and port, for commands that take these in a form of their own."""
         return attrs.evolve(self, host=host or self.host, port=port or self.port)
 
 
 @attrs.frozen(kw_only=True)
 class Server(Place):
-    """Where a server is, and how it is spoken to.
+    """Where a server is, and how to connect to it.
 
-    `pinned`: the certificate that this very server shows, as its own settings say. It is trusted, and where
-    nobody named the host (`named`) nothing else is, whatever name stands in it.
+    `pinned`: the certificate of this machine's own server, from its settings. It is trusted whatever name it
+    holds. Unless the user named the host (`named`), no other certificate is.
     """
 
     tls: bool = False
@@ -155,7 +155,8 @@ class Server(Place):
         return attrs.evolve(super().at(host, port), named=self.named or host is not None)
 
     def at_url(self, host: str | None, port: int | None, protocol: str) -> Self:
-        """As `at`; `host` may be a URL, and what that leaves out is as it was. Raises UsageError."""
+        """As `at`, but `host` may be a URL; parts missing from the URL stay as they are. Raises
+        UsageError."""
         try:
             url = None if host is None else url_of(host, protocol)
         except ValueError as error:
@@ -179,11 +180,11 @@ class Server(Place):
         return tls_context(True, self.ca, self.certificate, self.key)
 
     def login(self) -> Login:
-        """The login that flags and variables say. Raises UsageError."""
+        """The login from the flags and environment variables. Raises UsageError."""
         return login_of_flags(self.user, self.password_file, self.certificate)
 
     def given(self) -> dict[str, Any]:
-        """The arguments for any protocol's client. Raises UsageError."""
+        """The keyword arguments for any protocol's client. Raises UsageError."""
         login = self.login()
         return {
             "host": self.host,
@@ -195,7 +196,8 @@ class Server(Place):
 
 
 def login_of_flags(user: str | None, password_file: Path | None, certificate: Path | None = None) -> Login:
-    """Raises UsageError where there is no password that could be asked for, or no user whose it is."""
+    """The login from these flags. Raises UsageError for a user without a password, or a password without a
+    user."""
     try:
         login = login_of(user, None, password_file)
     except ValueError as error:

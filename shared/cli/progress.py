@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 Update = Callable[[int, int], None]
-"""How many are done so far, and how many bytes they were."""
+"""Takes how many are done so far, and their bytes."""
 
 MOMENT_SECONDS = 1.0
-"""What takes no longer is waited for in silence."""
+"""Work that is shorter than this shows no progress."""
 
 
 @contextmanager
 def progress(what: str, total: int | None = None, stream: TextIO | None = None) -> Iterator[Any]:
-    """A bar while the block runs; gives a function that takes how much is done, and of how much."""
+    """Show a bar while the block runs; yield a function that takes (done, total)."""
     columns = ("{task.description}", "BarColumn", "TaskProgressColumn", "TimeRemainingColumn")
     with _display(what, columns, stream, total=total) as tell:
         yield lambda done, total=None: tell(completed=done, total=total)
@@ -23,7 +23,8 @@ def progress(what: str, total: int | None = None, stream: TextIO | None = None) 
 
 @contextmanager
 def counting(what: str, stream: TextIO | None = None) -> Iterator[Update]:
-    """How many of `what` are done, and how fast, while the block runs; gives the function to tell."""
+    """Show how many of `what` are done, and how fast, while the block runs; yield the function that takes the
+    counts."""
     columns = (
         *("SpinnerColumn", "{task.completed:,.0f} {task.description}", "{task.fields[size]}"),
         "TimeElapsedColumn",
@@ -34,7 +35,8 @@ def counting(what: str, stream: TextIO | None = None) -> Iterator[Update]:
 
 @contextmanager
 def waiting(what: str, stream: TextIO | None = None, after_seconds: float = MOMENT_SECONDS) -> Iterator[None]:
-    """That `what` goes on, and since when, while the block runs: somebody else does the work."""
+    """Show that `what` goes on, and for how long, while the block runs. For work that another process
+    does."""
     columns = ("SpinnerColumn", "{task.description}", "TimeElapsedColumn")
     with _display(what, columns, stream, after_seconds=after_seconds):
         yield
@@ -50,7 +52,8 @@ def _display(
     after_seconds: float = 0.0,
     **fields: Any,
 ) -> Iterator[Callable[..., None]]:
-    """`columns`: classes of rich's, or formats of texts. Gives a function that takes what has changed."""
+    """Show a display of `columns` (rich's classes, or text formats); yield a function that takes changed
+    values."""
     stream = stream or sys.stderr
     if not stream.isatty():
         yield lambda **_: None

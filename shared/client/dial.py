@@ -1,4 +1,4 @@
-"""Where a server is and how it is reached, for every client: TCP or TLS, again after growing pauses."""
+"""How every client reaches its server: address, TCP or TLS, new attempts after growing pauses."""
 
 import errno
 import re
@@ -18,45 +18,46 @@ from shared.net.tls import client_context, in_words
 
 CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 30.0
-"""Silence after which TCP asks whether the server is still there; a minute of it, and it is not."""
+"""Seconds of silence before TCP probes the server; after a minute of silence it counts as gone."""
 
 Connected = TypeVar("Connected")
 
 
 class Disconnected(BrokerError):
-    """The connection was lost: what was asked may or may not have been done."""
+    """The connection was lost. The server may or may not have done what was asked."""
 
     exit_code: ClassVar[int | None] = EXIT_LOST
 
 
 class Unreachable(Disconnected):
-    """No connection could be made in time, or the client is closed: nothing was asked."""
+    """No connection could be made in time, or the client is closed. The server was not asked."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 def broken(error: BaseException, otherwise: str = "reset") -> Disconnected:
-    """The error of a stream that failed, which hides why in its cause."""
+    """The error for a stream that failed. Trio's own error has the reason only in its cause."""
     why = error.__cause__
     return Disconnected(f"the connection broke ({otherwise if why is None else in_words(why)})")
 
 
 def check_plain(said: bytes | bytearray) -> None:
-    """The first bytes of a server to which we speak no TLS. Raises Disconnected where it does."""
+    """Check a server's first bytes on a plain connection. Raises Disconnected if the server speaks TLS."""
     if said.startswith(TLS_ALERT):
         raise Disconnected("the server speaks TLS: ask for it with --tls, or name its authority with --ca")
 
 
 TLS_ALERT = b"\x15\x03"
-"""How TLS refuses what is none. No protocol of ours begins so."""
+"""The alert with which TLS answers plain bytes. None of our protocols' answers begins so."""
 
 
 class How(TypedDict, total=False):
-    """How a client reaches its server and who it is, as all clients take it.
+    """The keyword arguments of all clients: how to reach the server, and who the client is.
 
-    `user`, with `password` or the file that has it (`password_file`); else what BROKERS_USER and
-    BROKERS_PASSWORD_FILE say. `tls`, with PEM files: `ca` to trust, `certificate` and `key` to show; any of
-    them implies it. `ssl_context` stands for those. The certificate is for the host or `server_hostname`.
+    `user` logs in with `password`, or with the first line of `password_file`; without these, BROKERS_USER and
+    BROKERS_PASSWORD_FILE count. `tls` takes PEM files: `ca` to trust, `certificate` and `key` to show. Any of
+    the files implies it, and `ssl_context` replaces them. The server's certificate must name the host, or
+    `server_hostname`.
     """
 
     user: str | None
@@ -72,10 +73,9 @@ class How(TypedDict, total=False):
 
 @attrs.frozen
 class Address:
-    """Where a server is, and how it is reached. `ssl_context`: TLS, for `host` unless said otherwise.
+    """Where a server is, and how to reach it. `ssl_context`: TLS, for `host` or another `server_hostname`.
 
-    `kind`: the server's protocol, as people write it, for the error that says that none is there. `login`:
-    what the protocol's client says first.
+    `kind`: the server's protocol as users write it, for error texts. `login`: what the client logs in with.
     """
 
     host: str
@@ -104,9 +104,10 @@ class Address:
         ssl_context: ssl.SSLContext | None = None,
         server_hostname: str | None = None,
     ) -> Self:
-        """What a client was given (`How`). `host` may be a URL of `protocol`; what is given beside it wins.
+        """The address from a client's arguments (`How`). `host` may be a URL; other arguments override its
+        parts.
 
-        `usual_user`: whose password is given where nobody is named.
+        `usual_user`: the user of a password that comes without one.
 
         Raises ValueError and UsageError, whose texts hold no password.
         """
@@ -126,11 +127,12 @@ class Address:
         return cls(host, port, ssl_context, server_hostname, kind=kind, login=login)
 
     def not_answered(self, why: object) -> Unreachable:
-        """The error for somebody there who does not answer as such a server does."""
+        """The error for a peer that does not answer as a server of this protocol does."""
         return Unreachable(f"{self.host}:{self.port}: no {self.kind} server answers ({why})")
 
     async def open(self) -> trio.abc.Stream:
-        """A stream to it. Raises ConnectionRefusedError, whatever the reason, and ssl.SSLError."""
+        """A stream to the server. Raises ConnectionRefusedError for any reason but TLS's, then
+        ssl.SSLError."""
         try:
             with trio.fail_after(CONNECT_SECONDS):
                 plain = await trio.open_tcp_stream(self.host, self.port)
@@ -148,7 +150,7 @@ class Address:
                     raise
                 return tls
         except ssl.SSLError as error:
-            # Its own words do not say who it was, nor what to do.
+            # The error's own text names neither the server nor what to do.
             error.filename, error.strerror = f"{self.host}:{self.port}", in_words(error)
             raise
         except (OSError, UnicodeError, trio.TooSlowError, trio.BrokenResourceError) as error:
@@ -157,7 +159,7 @@ class Address:
 
 
 def _why(error: Exception) -> str:
-    """No connection was made: why, of all addresses that were tried."""
+    """Why no connection was made, over all addresses that were tried."""
     if isinstance(error, UnicodeError):  # `a..b`
         return "no host can have that name"
     if isinstance(error, trio.TooSlowError):
@@ -169,12 +171,13 @@ def _why(error: Exception) -> str:
 
 
 def _probe(sock: trio.socket.SocketType) -> None:
-    """Who waits for a message says nothing, and would never hear that the server's machine is gone."""
+    """Turn on TCP's probes: a client that only waits for messages would not notice that the machine is
+    gone."""
     try:
         if not is_loopback(sock.getpeername()[0]):
             for option in keepalive(KEEPALIVE_SECONDS):
                 sock.setsockopt(*option)
-    except OSError:  # it is gone already: the first read tells
+    except OSError:  # the connection is gone already: the first read fails
         pass
 
 
@@ -184,11 +187,11 @@ async def keep_trying(
     connect: Callable[[], Awaitable[Connected]],
     lost: Disconnected | None = None,
 ) -> Connected:
-    """What `connect` returns, called again after growing pauses while nobody answers.
+    """Call `connect` until it succeeds, after growing pauses, and return its result.
 
-    `lost`: why the connection ended that there was. Where servers only take connections and close them, that
-    is a failure, too. Raises Unreachable when `retry` gives up, and at once whatever `connect` raises but
-    OSError and Disconnected.
+    `lost`: why the last connection ended. A server that accepts connections and closes them at once counts as
+    a failure, too. Raises Unreachable when `retry` gives up. Errors of `connect` other than OSError and
+    Disconnected are raised at once.
     """
     if lost is not None:
         pause = retry.lost(trio.current_time())
@@ -213,7 +216,8 @@ async def keep_trying(
 def tls_context(
     wanted: bool, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
 ) -> ssl.SSLContext | None:
-    """What a command's TLS flags mean; None: no TLS. Any of the files implies it. Raises UsageError."""
+    """The TLS context from a command's flags; None: no TLS. Any of the files implies TLS. Raises
+    UsageError."""
     if not (wanted or ca or certificate):
         return None
     if ca is not None:
@@ -229,10 +233,10 @@ def tls_context(
 def pinned_context(
     pinned: Path, *, certificate: Path | None, key: Path | None, named: bool
 ) -> ssl.SSLContext | None:
-    """TLS with a server whose certificate is known, as its settings name it; None where we cannot read it.
+    """TLS with a server whose certificate file is known from its settings; None if we cannot read the file.
 
-    `named`: somebody said which host it is, so the certificate must have that name, and may also be one that
-    the system trusts. Else it is this one alone, which proves more than any name. Raises UsageError.
+    `named`: the user named the host, so the certificate must hold that name, and may be any that the system
+    trusts. Else only this certificate is trusted, which proves more than a name. Raises UsageError.
     """
     try:
         first = _FIRST_CERTIFICATE.search(pinned.read_text(errors="replace"))
@@ -244,7 +248,7 @@ def pinned_context(
         context = client_context(pem=first[0])
     except ssl.SSLError:
         return None
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be an authority's
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate need not be an authority's
     if named:
         context.load_default_certs()
     else:
@@ -254,7 +258,7 @@ def pinned_context(
 
 
 _FIRST_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-"""Of a chain, the server's own."""
+"""The first certificate of a PEM chain: the server's own."""
 
 
 def _show_ours(context: ssl.SSLContext, certificate: Path | None, key: Path | None) -> None:
@@ -269,7 +273,7 @@ def _show_ours(context: ssl.SSLContext, certificate: Path | None, key: Path | No
 
 
 def _check_readable(flag: str, file: Path) -> None:
-    # OpenSSL's own error does not say which file it is about.
+    # OpenSSL's error does not name the file.
     try:
         file.open("rb").close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Who a client is: a user, and a password that no text shows; and what the URL of a server says.
+"""Who a client is: a user and a password that no text shows. Also the URL of a server.
 
 A URL is `logmq+tls://ann@host:8080?password-file=...&ca=...&certificate=...&key=...`: the protocol's name,
 `+tls` for TLS, the user, the server, and files by the names of the flags. It never holds a password.
@@ -17,9 +17,9 @@ import attrs
 USER_VARIABLE, PASSWORD_FILE_VARIABLE = "BROKERS_USER", "BROKERS_PASSWORD_FILE"
 CONTEXT_VARIABLE = "BROKERS_CONTEXT"
 VARIABLES = (USER_VARIABLE, PASSWORD_FILE_VARIABLE, CONTEXT_VARIABLE)
-"""What clients and commands read where nothing else is said. They are no settings of a server."""
+"""Environment variables that clients and commands fall back to. They are no settings of a server."""
 PASSWORD_BYTES_MAX = 4096
-"""Of a password's file; no protocol takes more."""
+"""The longest first line of a password's file: no protocol takes a longer password."""
 HIDDEN = "***"
 
 
@@ -50,7 +50,7 @@ class Login:
     password: Password | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is something to say to a server."""
+        """Whether there is a user or a password."""
         return self.password is not None
 
     @property
@@ -59,7 +59,7 @@ class Login:
         return "" if self.password is None else self.password.reveal()
 
     def hide(self, text: str) -> str:
-        """What a server said, without the password: it may have sent back what it did not understand."""
+        """A server's text without the password: servers may quote what they did not understand."""
         return text.replace(self.secret, HIDDEN) if self.secret else text
 
     def hide_bytes(self, said: bytes) -> bytes:
@@ -76,7 +76,8 @@ def login_of(
     password_file: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Login:
-    """What was given, else what the variables say. Raises ValueError, whose text holds no password."""
+    """The login from the arguments, else from the variables. Raises ValueError, whose text holds no
+    password."""
     environ = os.environ if environ is None else environ
     user = user or environ.get(USER_VARIABLE) or ""
     if password is None:
@@ -106,7 +107,7 @@ def read_password(file: str | Path, what: str = "password") -> Password:
 
 @attrs.frozen(kw_only=True)
 class Url:
-    """What a URL says; None and "" for what it leaves out. `files`: by the names of `FILES`."""
+    """The parts of a URL; None and "" for missing ones. `files`: keyword (a value of `FILES`) to path."""
 
     protocol: str
     host: str
@@ -117,13 +118,13 @@ class Url:
 
 
 FILES = {"password-file": "password_file", "ca": "ca", "certificate": "certificate", "key": "key"}
-"""What may stand behind a URL's `?`, and what it is called in Python."""
+"""The parameters of a URL, and the keywords of clients that they set."""
 
 
 def url_of(text: str, protocol: str) -> Url | None:
-    """The URL of a server of `protocol`; None for the plain name of a host.
+    """Parse the URL of a server of `protocol`; None for the plain name of a host.
 
-    Raises ValueError. Its text shows nothing of the URL, for somebody may have written a password into it.
+    Raises ValueError. Its text quotes nothing of the URL, which may hold a password by mistake.
     """
     form = f"{protocol}://user@host:port, or {protocol}+tls://user@host:port"
     if "://" not in text:

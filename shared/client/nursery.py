@@ -1,4 +1,4 @@
-"""Tasks beside a block of code: what clients that are context managers run their connections in."""
+"""A nursery beside a block of code, in which clients that are context managers run their connections."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,8 +10,8 @@ import trio
 async def beside() -> AsyncIterator[trio.Nursery]:
     """A nursery whose tasks are cancelled at the end of the block.
 
-    What the block raises comes out as it is, not in a group, as whoever writes the block expects: it need not
-    know that there are tasks. What a task raises, which is a bug, comes in a group.
+    An exception of the block comes out as it is, not in a group: its author need not know that there are
+    tasks. An exception of a task is a bug, and comes out in a group.
     """
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:

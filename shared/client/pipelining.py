@@ -1,8 +1,8 @@
-"""A client's connection on which requests are answered in order, and what makes it again once it is lost.
+"""A client's connection on which requests are answered in order, and the client that replaces lost ones.
 
-Any number of tasks share one stream. Requests that are made while a send is under way go out in one piece.
-Where the connection is lost, tasks that wait for an answer are told: their requests may or may not have been
-done. `Sender` is for protocols without answers.
+Any number of tasks share one stream. Requests made during a send go out together in the next. When the
+connection is lost, each task that waits for an answer gets an error: its request may or may not have been
+done. Protocols without answers use `Sender`.
 """
 
 from abc import ABC, abstractmethod
@@ -18,16 +18,16 @@ from shared.errors import RemoteProtocolError
 
 RECEIVE_BYTES = 256 * 1024
 UNANSWERED_BYTES_MAX = 4 * 1024 * 1024
-"""Requests that wait to be sent or for their answers."""
+"""Requests in all that may wait to be sent or to be answered."""
 
 A = TypeVar("A")
-"""A protocol's object for an answer to come."""
+"""The protocol's object for an awaited answer."""
 
 
 class PipelinedConnection(ABC, Generic[A]):
-    """One connection. `rest`: bytes that were read behind a greeting. `lost`: why it ended; None: it has not.
+    """One connection. `rest`: bytes read after the greeting. `lost`: why it ended; None while it is up.
 
-    `heard`: the server has answered something.
+    `heard`: the server has answered at least once.
     """
 
     def __init__(self, stream: trio.abc.Stream, rest: bytes = b"") -> None:
@@ -42,23 +42,23 @@ class PipelinedConnection(ABC, Generic[A]):
         self.lost: Disconnected | None = None
         self.heard = False
 
-    # -- a protocol's own
+    # -- what a protocol implements
 
     @abstractmethod
     def receive(self, data: bytearray) -> int:
-        """Take what is whole in `data`. Returns the number of bytes taken.
+        """Take all complete answers in `data`. Returns the number of bytes taken.
 
-        Raises RemoteProtocolError, and Disconnected where the server says that this is the end.
+        Raises RemoteProtocolError, and Disconnected if the server announces the end of the connection.
         """
 
     @abstractmethod
     def fail(self, answer: A, error: Disconnected) -> None:
         """The answer will not come."""
 
-    # -- what it may use
+    # -- what a protocol calls
 
     async def ask(self, requests: bytes, answer: A) -> None:
-        """Queue requests, for one `answer`. Waits while too much is unanswered. Raises Disconnected."""
+        """Queue requests that get one `answer`. Waits while too many are unanswered. Raises Disconnected."""
         while self._unanswered_bytes > UNANSWERED_BYTES_MAX and self.lost is None:
             await self._room.wait()
         if self.lost is not None:
@@ -68,17 +68,17 @@ class PipelinedConnection(ABC, Generic[A]):
         self.say(requests)
 
     def say(self, data: bytes) -> None:
-        """Queue bytes that have no answer in turn. Only on a connection that is not lost."""
+        """Queue bytes that get no answer. The connection must not be lost."""
         self._outgoing.append(data)
         self._something.set()
 
     @property
     def awaited(self) -> A | None:
-        """The answer that comes next."""
+        """The answer object that is next in order."""
         return self._awaited[0][0] if self._awaited else None
 
     def answered(self) -> None:
-        """The next answer is whole."""
+        """Mark the next answer as complete."""
         self.heard = True
         self._unanswered_bytes -= self._awaited.popleft()[1]
         if self._unanswered_bytes <= UNANSWERED_BYTES_MAX // 2:
@@ -86,7 +86,7 @@ class PipelinedConnection(ABC, Generic[A]):
             self._room = trio.Event()
 
     def lose(self, error: Disconnected) -> None:
-        """End the connection: all that wait are told."""
+        """End the connection. All waiting tasks get `Disconnected`."""
         if self.lost is None:
             self.lost = error
             self._scope.cancel()
@@ -94,7 +94,7 @@ class PipelinedConnection(ABC, Generic[A]):
             while self._awaited:
                 self.fail(self._awaited.popleft()[0], error)
 
-    # -- its life
+    # -- running
 
     async def run(self) -> None:
         error = Disconnected("the server closed the connection")
@@ -140,10 +140,10 @@ Result = TypeVar("Result")
 
 
 class Reconnecting(Generic[Link]):
-    """A connection that is made when it is needed, and again where it was lost.
+    """A connection that is made when first needed, and replaced when lost.
 
-    `open_link` makes a new one. Where it raises OSError or Disconnected it is called again, for
-    `retry_seconds`. `link`: the newest, None until one is needed. `closed`: no other is made.
+    `open_link` makes one. If it raises OSError or Disconnected it is called again, for up to
+    `retry_seconds`. `link`: the newest, None before the first use. `closed`: no further one is made.
     """
 
     def __init__(
@@ -165,10 +165,10 @@ class Reconnecting(Generic[Link]):
             nursery.start_soon(link.run)
 
     async def connected(self) -> Link:
-        """The link, made again where it was lost. Raises Unreachable, and what else `open_link` raises."""
+        """The link, replaced if it was lost. Raises Unreachable, and other errors of `open_link`."""
         if self.link is not None and self.link.lost is None:
             return self.link
-        async with self._connecting:  # the first makes it, the others find it made
+        async with self._connecting:  # the first task connects, the others find the link
             if self.link is None or self.link.lost is not None:
                 lost = None if self.link is None else self.link.lost
                 if self.link is not None and self.link.heard:
@@ -181,7 +181,7 @@ class Reconnecting(Generic[Link]):
 
     async def _dial(self) -> Link:
         if self.closed:
-            raise trio.ClosedResourceError  # which is not tried again
+            raise trio.ClosedResourceError  # an error that a new attempt would not mend
         link = await self._open_link()
         self._nursery.start_soon(link.run)
         if self.closed:
@@ -189,9 +189,9 @@ class Reconnecting(Generic[Link]):
         return link
 
     async def repeat(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """What may be done twice without harm: done again, over a new connection, where one was lost.
+        """Run `attempt`, again over a new connection while one is lost. It must be harmless to do twice.
 
-        Raises what `attempt` raises, but Disconnected only as Unreachable.
+        Raises the errors of `attempt`, but Unreachable in place of Disconnected.
         """
         while True:
             try:
@@ -202,7 +202,7 @@ class Reconnecting(Generic[Link]):
                 continue
 
     def close(self) -> None:
-        """Close at once. Tasks that wait are told."""
+        """Close at once. Waiting tasks get an error."""
         self.closed = True
         if self.link is not None:
             self.link.lose(Unreachable(_CLOSED))

@@ -13,16 +13,15 @@ RECEIVE_BYTES = 256 * 1024
 
 Item = TypeVar("Item")
 Connect = Callable[[], Awaitable[tuple[trio.abc.Stream, bytes]]]
-"""Connects once: the stream, and bytes that were read from it already. Raises OSError and Disconnected."""
+"""Connects once; returns the stream and bytes already read from it. Raises OSError and Disconnected."""
 
 
 class Receiver(Generic[Item]):
-    """Whole items that the server pushes, one by one or in batches. `_say` is the other direction.
+    """Iterates over the items that the server pushes, one by one or in batches. `_say` sends to the server.
 
-    A lost connection raises Disconnected. With `retry_seconds` the task that reads makes it again instead,
-    and begins it with `_first_words`. What the server sends meanwhile is lost. Raises Unreachable after that
-    time, also where servers accept connections and close them at once. `connect`: for more than
-    `Address.open`.
+    A lost connection raises Disconnected. With `retry_seconds` the reading task connects again instead, and
+    sends `_first_words`. Items that the server pushed meanwhile are lost. After that time it raises
+    Unreachable, also if servers accept connections and close them at once. `connect` replaces `Address.open`.
     """
 
     def __init__(
@@ -36,21 +35,21 @@ class Receiver(Generic[Item]):
         self._sender = Sender(stream)
         self._data = bytearray()
         self._heard = False
-        self._items: list[Item] = []  # in reverse: the next is last
+        self._items: list[Item] = []  # in reverse order: the next item is last
         self._address = address
         self._connect = connect
         self._retry = None if retry_seconds is None else Retry(retry_seconds, trio.current_time())
 
     def _take(self, data: bytearray) -> tuple[list[Item], int]:
-        """What is whole at the front of `data`, and where it ends. Raises RemoteProtocolError."""
+        """The complete items at the front of `data`, and where they end. Raises RemoteProtocolError."""
         raise NotImplementedError
 
     def _first_words(self) -> bytes:
-        """The first bytes of a new connection: who the client is, and its subscriptions."""
+        """The first bytes on a new connection: login and subscriptions."""
         raise NotImplementedError
 
     async def begin(self) -> None:
-        """Say the first words on the first connection. Raises Disconnected."""
+        """Send the first words on the first connection. Raises Disconnected."""
         await self._say(self._first_words())
 
     async def batch(self) -> list[Item]:
@@ -93,7 +92,7 @@ class Receiver(Generic[Item]):
         await trio.aclose_forcefully(self._stream)
 
     async def _say(self, data: bytes) -> None:
-        """Send. Raises Disconnected, unless the connection is made again: then `_first_words` say it."""
+        """Send. Raises Disconnected, unless the client reconnects: then `_first_words` carry the same."""
         try:
             await self._sender.send(data)
         except Disconnected:

@@ -1,7 +1,7 @@
 """A client's writing side in protocols without answers: any number of tasks share one stream.
 
-What tasks send while a send is under way goes out in one piece. A failed or cancelled send may have left half
-a message behind, so it is the end of the connection.
+What tasks send during a send goes out together in the next. A failed or cancelled send may have sent half a
+message, so it ends the connection.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,20 +12,20 @@ from shared.client.dial import Disconnected, broken, check_plain
 from shared.errors import BrokerError
 
 CLOSING_SECONDS = 30.0
-"""For the server to read what was sent at the end."""
+"""How long the server may take to read the last bytes."""
 LOOK_SECONDS = 0.001
-"""For finding that the server has closed or said something before our end: it refuses something, or stops."""
+"""How long to look whether the server has closed, or said something, before our end: a refusal or a stop."""
 _PIECE_BYTES = 256 * 1024
-"""`send_many` sends pieces of this size."""
+"""The size of the pieces that `send_many` sends."""
 _RECEIVE_BYTES = 64 * 1024
 
 
 class Sender:
     """Writes to `stream`, which the caller closes.
 
-    `last_words`: makes an error of what the server said before it closed; None for nothing. Without it the
-    protocol has nothing that a server could say. `secret`: no error shows what the server said, for it may
-    be what it was sent.
+    `last_words`: turns the server's last bytes into an error, or None for no bytes. Leave it out for
+    protocols in which the server sends nothing. `secret`: errors quote nothing the server sent, which may
+    echo a password.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Sender:
         self._lost: BrokerError | None = None
 
     async def send(self, data: bytes) -> None:
-        """Returns once the bytes are the kernel's. Raises Disconnected, or the server's last words."""
+        """Send; returns when the kernel has the bytes. Raises Disconnected, or the server's last words."""
         pending = self._pending
         pending.append(data)
         try:
             await self._sending.acquire()
         except trio.Cancelled:
-            if pending is self._pending:  # else it is on its way
+            if pending is self._pending:  # else another task sends it
                 pending[:] = [other for other in pending if other is not data]
             raise
         try:
@@ -88,7 +88,7 @@ class Sender:
             await self.send(b"".join(piece))
 
     async def finish(self) -> None:
-        """End what is sent, and wait until the server has read it and closed. Raises as `send` does."""
+        """Send our end, and wait until the server has read everything and closed. Raises as `send` does."""
         async with self._sending:
             if self._lost is not None:
                 return
@@ -102,7 +102,7 @@ class Sender:
                     if isinstance(self._stream, trio.abc.HalfCloseableStream):
                         await self._stream.send_eof()
                         await self._read_to_end(said)
-                    else:  # TLS: our end is said in it, and so is the server's
+                    else:  # under TLS both ends close with a TLS alert
                         assert isinstance(self._stream, trio.SSLStream)
                         transport, _ = await self._stream.unwrap()
                         await transport.aclose()

@@ -1,31 +1,31 @@
-"""The contract between a protocol and the pipeline: the rows that the records of its logs are.
+"""The contract between a protocol and the pipeline: how records of its logs become rows.
 
 A `Plugin` names them lazily (`tables="pubsub.tables:TABLES"`, a sequence of `LogTable`), so the pipeline
 finds every protocol's by entry point and knows none by name. A job asks for a table by its name or for the
 columns that it needs, never for a protocol.
 
-Decoding is over Arrow batches: a function from one batch to another that keeps nothing between two, so Spark
-may run it anywhere and again. It never raises over what stands in a log: what cannot be read is a row that
-says so in `fault`, all other columns but its place null, and so is counted like any other row.
+Decoding maps one Arrow batch to another and keeps no state, so Spark may run it anywhere and repeat it. It
+never raises for the content of a log. A record that cannot be read becomes a row with the reason in `fault`
+and null in all columns but its place, so it is counted like any other.
 
-Columns of these names mean the same in every table; a table has those that it needs:
+These columns mean the same in every table; a table has those that it needs:
 
 | column | type | |
 |---|---|---|
-| `log` | string | the log that the record stood in |
-| `offset` | int64 | and where |
+| `log` | string | the log of the record |
+| `offset` | int64 | the record's offset in it |
 | `time` | timestamp[us, UTC] | when the broker had the message |
 | `protocol` | string | |
-| `name` | string | what a message was sent to: a topic, queue, exchange |
-| `key` | string | what beside the name says where it goes or what it is; null where there is no such thing |
-| `source` | string | who sent it, as `address:port`; null where that is not known |
-| `payload` | binary | the message itself |
-| `messages`, `bytes` | int64 | how many, and the bytes of their payloads |
+| `name` | string | the topic, queue or exchange that a message was sent to |
+| `key` | string | what routes or types the message beside its name; null where there is none |
+| `source` | string | the sender as `address:port`; null where that is not known |
+| `payload` | binary | the message's body |
+| `messages`, `bytes` | int64 | how many messages, and the bytes of their payloads |
 | `fault` | string | null, or why this row could not be read |
 
-Names that are no UTF-8 are shown with the bytes that are wrong as `\\xNN`.
+In names that are not UTF-8, the wrong bytes are shown as `\\xNN`.
 
-This module is part of what every command loads: `pyarrow` is imported where it is used.
+Every command loads this module, so `pyarrow` is imported only where it is used.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,34 +44,34 @@ if TYPE_CHECKING:
 RECORDED = "recorded"
 """The table of every recorded log: its six fields, a row a message."""
 VOLUMES = "volumes"
-"""The table that every protocol should have: how much went to which name when."""
+"""The table that every protocol should have: messages and bytes by name and minute."""
 LIVES = "lives"
-"""The table of a protocol that keeps messages until they are acknowledged: a row a message, its times."""
+"""The table of protocols that keep messages until acknowledged: a row a message, with its times."""
 PLACES = "places"
-"""The table of who reads, and how far each has come; a row a change, of which the newest counts."""
+"""The table of readers and their positions; a row a change, of which the newest counts."""
 KEPT = "kept"
-"""The table of what is kept for readers that are away."""
+"""The table of messages that are kept for absent readers."""
 RECORDS = "records"
-"""The table of a protocol whose records are just what was produced: there is nothing to take apart."""
+"""The table of protocols whose records are the produced messages as they are."""
 PAYLOAD = "payload"
-"""The column of a message itself."""
+"""The column of message bodies."""
 VALUE = "value"
-"""The column (float64) of what was measured, in tables of readings."""
+"""The column (float64) of measured values, in tables of readings."""
 
 
 @attrs.frozen
 class LogTable:
-    """What the records of some logs are as rows of typed columns.
+    """A table: the records of some logs as rows of typed columns.
 
-    `namespace`, `logs`: whose records, by the folder's name and a regular expression that matches whole names
-    of logs. `decode`: from a batch of `records_schema` to one of `schema`, rows in the records' order; see
-    above for what it may not do. `measure`: where a log's index tells enough, the same from a batch of
-    `entries_schema`; records are then not read.
+    `namespace`, `logs`: which logs, by the folder's name and a regular expression for the log's whole name.
+    `decode`: maps a batch of `records_schema` to one of `schema`, rows in the records' order, under the rules
+    above. `measure`: the same from a batch of `entries_schema`, where the log's index suffices; the records
+    are then not read.
 
-    `gather`: where several rows make one (the events of a message's life), from the Spark DataFrame of all
-    decoded rows to that of the table; its columns are then what it says, and `schema` those of the rows that
-    it starts from. `fold`: the same rows without Spark, from batches of decoded rows that come in each log's
-    order. A table has both or neither. It raises `TooMany` for more than it can hold.
+    `gather`: for tables in which several decoded rows make one, such as the events of a message's life. It
+    maps the Spark DataFrame of decoded rows (`schema`) to that of the table, whose columns it chooses.
+    `fold`: the same without Spark, from decoded batches in each log's order; it raises `TooMany` for more
+    than it can hold. A table has both or neither.
     """
 
     name: str
@@ -86,17 +86,17 @@ class LogTable:
 
 
 class TooMany(BrokerError):
-    """More rows than one process should hold: an answer for Spark."""
+    """The result has more rows than one process should hold; use Spark."""
 
 
 def tables_of(plugin: "Plugin") -> Sequence[LogTable]:
-    """A protocol's tables, loaded now; none where it has none. Raises ImportError, AttributeError."""
+    """Load a protocol's tables; empty where it has none. Raises ImportError, AttributeError."""
     found: Sequence[LogTable] = () if plugin.tables is None else resolve_name(plugin.tables)
     return found
 
 
 def schema_of(*columns: "str | tuple[str, pa.DataType]") -> "pa.Schema":
-    """These columns, in this order: those listed above by name alone, a table's own with their types."""
+    """A schema of these columns in this order: those listed above by name, a table's own with their types."""
     import pyarrow as pa
 
     text, number = pa.string(), pa.int64()
@@ -110,15 +110,15 @@ def schema_of(*columns: "str | tuple[str, pa.DataType]") -> "pa.Schema":
 
 
 def records_schema() -> "pa.Schema":
-    """What the source gives and `decode` takes: one row a record, `timestamp` from the log's index."""
+    """The batches that `decode` takes: one row a record, `timestamp` from the log's index."""
     import pyarrow as pa
 
     return schema_of(("topic", pa.string()), "offset", ("timestamp", time_type()), ("value", pa.binary()))
 
 
 def entries_schema() -> "pa.Schema":
-    """What the source gives of logs' indexes and `measure` takes: so many records of a log, and the bytes of
-    their payloads, from `offset` on; `timestamp` as of each of the records."""
+    """The batches that `measure` takes, one row an index entry: so many `messages` of a log from `offset` on,
+    their `bytes`, and the `timestamp` that they share."""
     import pyarrow as pa
 
     return schema_of(("topic", pa.string()), "offset", ("timestamp", time_type()), "messages", "bytes")
@@ -130,17 +130,16 @@ def recorded_schema() -> "pa.Schema":
 
 
 def volumes_schema() -> "pa.Schema":
-    """Of the table `volumes`: added up as far as one batch allows, so rows of the same name and time may come
-    again and are to be summed."""
+    """The schema of the table `volumes`. Sums cover one batch, so rows of the same name and time may repeat
+    and are to be added up."""
     return schema_of("log", "time", "protocol", "name", "key", "messages", "bytes", "fault")
 
 
 def places_schema() -> "pa.Schema":
-    """Of the table `places`.
+    """The schema of the table `places`.
 
-    `reader`: a group, a session. What it reads is the log with the id `log_id` (with its namespace
-    `read_namespace`) up to the offset `position`, or whatever `name` says, where it has no place of its own.
-    `ended`: it does so no more.
+    `reader`: a group or session. It has read the log `log_id` (in the namespace `read_namespace`) up to the
+    offset `position`; a reader without a position reads `name`. `ended`: it reads no more.
     """
     import pyarrow as pa
 
@@ -157,7 +156,7 @@ def places_schema() -> "pa.Schema":
 
 
 def kept_schema() -> "pa.Schema":
-    """Of the table `kept`: so many messages, and bytes, wait for `reader`."""
+    """The schema of the table `kept`: the messages and bytes that wait for `reader`."""
     import pyarrow as pa
 
     reader = "reader", pa.string()
@@ -171,10 +170,10 @@ def rows_of(
     fault: str,
     columns_of: Callable[[bytes], Mapping[str, Any] | None],
 ) -> "pa.RecordBatch":
-    """A row for each record, one by one: for logs of few records.
+    """Decode records one by one, a row each: for logs of few records.
 
-    `columns_of` makes the row's own columns of a payload. None: it cannot be read, and the row says `fault`.
-    Empty: it has no row.
+    `columns_of` makes the row's own columns from a payload. None: it cannot be read, and the row gets a
+    `fault`. Empty: the record has no row.
     """
     import pyarrow as pa
 
@@ -188,7 +187,7 @@ def rows_of(
 
 
 def time_type() -> "pa.DataType":
-    """The type of each time: as Spark has it."""
+    """The type of all times: Spark's."""
     import pyarrow as pa
 
     return pa.timestamp("us", tz="UTC")

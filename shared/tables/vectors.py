@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 TIME_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999: what Spark and Python can tell."""
+"""The end of the year 9999, the latest time of Spark and Python."""
 
 
 def memory_of(batch: pa.RecordBatch) -> "tuple[memoryview, Numbers]":
-    """The memory of the column `value`, and where in it each record begins, with the end of the last one."""
+    """The memory of the column `value`, and where each record begins in it, plus the end of the last."""
     value = batch.column("value")
     _, offsets, data = value.buffers()
     bounds = np.frombuffer(offsets, np.int32)[value.offset : value.offset + len(value) + 1]
@@ -24,7 +24,7 @@ def memory_of(batch: pa.RecordBatch) -> "tuple[memoryview, Numbers]":
 
 
 def unsigned(data: "Bytes", at: "Numbers", size: int) -> "Numbers":
-    """Big-endian numbers of `size` bytes at these places; one of 2^63 and more comes out negative."""
+    """Big-endian numbers of `size` bytes at these places; numbers from 2^63 on come out negative."""
     found = np.zeros(len(at), np.int64)
     for byte in range(size):
         found = (found << 8) | data[at + byte]

@@ -1,7 +1,7 @@
-"""How much went where when: the table `volumes`, which is the same for every protocol.
+"""The table `volumes`, the same for every protocol: messages and bytes by name and minute.
 
-Decoding adds up what one batch holds, by the second, so that a million messages cross to Spark as a few rows;
-`per_minute` adds up these with Spark, `by_minute` without.
+Decoding sums one batch by the second, so a million messages reach Spark as a few rows. `per_minute` sums
+these with Spark, `by_minute` without it.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +25,8 @@ Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
 def volumes_table(
     summary: str, namespace: str, logs: str, decode: Decode, measure: Decode | None = None
 ) -> LogTable:
-    """A protocol's. `decode` gives what `added_up` does, of records, and `measure` of index entries."""
+    """The table of one protocol. `decode` returns `added_up` of records, and `measure` that of index
+    entries."""
     return LogTable(
         *(VOLUMES, summary, namespace, logs, volumes_schema(), decode, measure),
         gather=per_minute,
@@ -34,9 +35,9 @@ def volumes_table(
 
 
 def added_up(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows that have the columns of `volumes`, or some of them, added up by the second.
+    """Sum rows that have some of the columns of `volumes`, by the second.
 
-    A column that is not there is null, but for `messages`: then each row is one.
+    A missing column is null. Without `messages`, each row counts as one message.
     """
     there = set(rows.schema.names)
     columns = [
@@ -54,7 +55,7 @@ def added_up(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _added(rows: pa.Table) -> pa.Table:
-    # A sum of nothing but nulls is null: what could not be read has no size.
+    # A sum of nulls alone is null: records that could not be read have no size.
     option = pc.ScalarAggregateOptions(min_count=1)
     added = rows.group_by(list(_BY), use_threads=False).aggregate([(name, "sum", option) for name in _SUMS])
     renamed = {f"{name}_sum": name for name in _SUMS}
@@ -63,7 +64,7 @@ def _added(rows: pa.Table) -> pa.Table:
 
 
 def per_minute(rows: "DataFrame") -> "DataFrame":
-    """What decoding gave, a row a minute and name, with Spark."""
+    """Sum decoded rows to a row a minute and name, with Spark."""
     from pyspark.sql import functions as fn
 
     by = [fn.col(name) if name != "time" else fn.date_trunc("minute", "time").alias(name) for name in _BY]
