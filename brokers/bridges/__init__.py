@@ -1,1 +1,1 @@
-"""Bridges: messages that came in by one protocol go out by another. See README.md in this folder."""
+"""Bridges carry messages from one protocol to another. See README.md in this folder."""

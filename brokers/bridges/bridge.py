@@ -1,12 +1,13 @@
 """One bridge: from its source to its target, in entries of the journal.
 
-`step` does all of it and never waits. It takes runs from its source, and within one `Store.together` has them
-written and confirms them, so both are in the journal or neither. What the target refuses is held back, and
-nothing overtakes it. When the disk has an entry its messages count as carried. Where the disk refuses an
-entry both ends are opened anew, and begin where they were; what a volatile source had given is written again.
+`step` does all the work and never waits. It takes runs from the source. Within one `Store.together` it writes
+them to the target and confirms them at the source, so the journal has both or neither. A message that the
+target refuses is held back, and no later one overtakes it. Messages count as carried when the disk has their
+entry. If the disk refuses an entry, both ends are opened again where they were; messages of a volatile source
+are written again.
 
-No bridge holds more than its inbox may: a source that can wait is not asked for more, one that cannot loses
-what comes, counted.
+A bridge holds no more than its inbox. A source that can wait is not asked for more; a source that cannot
+wait loses messages, and they are counted.
 """
 
 import math
@@ -39,41 +40,41 @@ from shared.storage.store import Store, Ticket
 
 MESSAGES_PER_STEP = 2048
 FORMED_PER_STEP = 256
-"""Of those that are made into text or JSON: some milliseconds."""
+"""Messages in an entry that become text or JSON: some milliseconds."""
 RUNS_PER_STEP = 128
-"""Where each message has a name of its own: the same time."""
+"""Runs in an entry: takes as long, where each message has its own name."""
 BYTES_PER_STEP = 1 << 20
-"""Then others have their turn."""
+"""Bytes in an entry; then other tasks run."""
 IN_FLIGHT_BYTES = 3 << 20
-"""While so much waits for the disk nothing more is taken."""
+"""Above these bytes waiting for the disk, nothing more is taken."""
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.005, 0.25
-"""A target that refuses is asked again so soon, later and later."""
+"""Pauses before a target that refuses is asked again: the first, doubled each time, and the longest."""
 OPEN_SECONDS_MAX = 1.0
-"""An end that is missing is looked for again at least so often."""
+"""Pause before a missing end is looked for again."""
 TOLD_SECONDS = 60.0
-"""Between two lines of the log about one reason."""
+"""Between two log lines about one reason."""
 _HEAD_BYTES = 4096
 
 State = Literal["starting", "running", "waiting", "paused", "stopped"]
 
 
 class BridgePositions(Positions, Protocol):
-    """What is kept of one bridge."""
+    """What is stored about one bridge."""
 
     paused: bool
     start: str | None
-    """As a reset has it; None: as the settings have it."""
+    """Where a reset lets it begin; None: where the settings say."""
 
     def keep(self) -> None:
         """Write down `paused` and `start`."""
 
     def reset(self, start: str) -> None:
-        """Forget all, and begin there."""
+        """Forget all positions, and begin at `start`."""
 
 
 @attrs.define(eq=False)
 class BridgeCounts:
-    """All since the process started, messages."""
+    """Counts of messages since the process started."""
 
     carried: int = 0
     carried_bytes: int = 0
@@ -82,14 +83,14 @@ class BridgeCounts:
     dead: Counter[str] = attrs.Factory(Counter)
     dropped: Counter[str] = attrs.Factory(Counter)
     lost: Counter[str] = attrs.Factory(Counter)
-    """What a volatile source gave and the bridge had no room for, by reason."""
+    """Messages of a volatile source that the bridge had no room for, by reason."""
     waited: Counter[str] = attrs.Factory(Counter)
-    """Refusals that are waited for."""
+    """Refusals after which the bridge waited and tried again."""
 
 
 @attrs.define(eq=False)
 class _Entry:
-    """What one entry of the journal confirms; `carried` of it was written, and not left out or set apart."""
+    """What one journal entry confirms. `carried`: the messages written, without filtered and dead ones."""
 
     runs: list[MessageRun] = attrs.Factory(list)
     size: int = 0
@@ -104,12 +105,12 @@ class Surroundings(Protocol):
     log: structlog.stdlib.BoundLogger
 
     def service(self, protocol: str) -> Any | None:
-        """The running service; None: it does not run just now."""
+        """The running service of a protocol; None while it does not run."""
 
     def may(self, bridge: str, protocol: str, action: str, name: bytes) -> bool: ...
 
     def rules(self, bridge: str) -> object:
-        """What the users file says of its user; None: nothing."""
+        """The rules of the bridge's user in the users file; None without an entry."""
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -118,7 +119,7 @@ class Surroundings(Protocol):
 
 
 class Bridge:
-    """One bridge. `wake` is called when `step` has something to do again."""
+    """One bridge. It calls `wake` when `step` has work again."""
 
     def __init__(
         self,
@@ -151,27 +152,27 @@ class Bridge:
         self._dead: BridgeTarget | None = None
         self._services: tuple[Any, Any] = (None, None)
         self._held: deque[MessageRun] = deque()
-        """Taken, and refused for now; the oldest first."""
+        """Messages that were taken and are refused for now, the oldest first."""
         self._failed: list[MessageRun] = []
-        """Runs of a volatile source whose entries the disk refused, in order: they are written again."""
+        """Runs of a volatile source whose entries the disk refused, in order; they will be written again."""
         self._rules = around.rules(settings.name)
         self._reopen = False
         self._gives_back = False
-        """The source, as it was opened last."""
+        """The source as last opened."""
         self._in_flight = 0
         self._settled = 0
-        """How many messages of the run that is being carried are done with."""
+        """How many messages of the current run are done."""
         self._retry_at = -math.inf
         self._delay = 0.0
         self._tokens = settings.rate or math.inf
         self._filled_at = -math.inf
         self._told: dict[str, float] = {}
 
-    # -- what is asked of it
+    # -- control
 
     @property
     def guarantee(self) -> str:
-        """As its ends are now."""
+        """The delivery guarantee with its present ends."""
         if self._source is None or self._target is None:
             return ""
         if not self._source.durable:
@@ -193,7 +194,7 @@ class Bridge:
         return self._positions.paused
 
     def pause(self) -> None:
-        """Take nothing more; what was given and not carried goes back. It is so after a restart, too."""
+        """Take nothing more, and give back what is not carried. A restart keeps the pause."""
         self._positions.paused = True
         self._positions.keep()
         self._wake()
@@ -204,19 +205,19 @@ class Bridge:
         self._wake()
 
     def reset(self, start: str) -> None:
-        """Begin anew there. Raises BridgeRefusal where the source keeps no position."""
+        """Begin again at `start`. Raises BridgeRefusal if the source keeps no position."""
         self.check_reset()
         self.close()
         self._positions.reset(start)
         self._wake()
 
     def check_reset(self) -> None:
-        """Raises BridgeRefusal where the source keeps no position."""
+        """Raise BridgeRefusal if the source keeps no position."""
         if not self._end(self._source_protocol).keeps_position:
             raise BridgeRefusal("source", "its source keeps no position: what is in a queue is carried once")
 
     def would(self, name: bytes, key: bytes, body: bytes) -> Mapping[str, Any]:
-        """What would become of a message, without sending it."""
+        """What the bridge would do with a message; nothing is sent."""
         origin = MessageOrigin(self._source_protocol, name or key, key, time=self._around.wall_ms() / 1000)
         run = MessageRun(origin, [body])
         if not self._wanted(origin.name) or not self._fits(body):
@@ -238,7 +239,7 @@ class Bridge:
         return {**told, "bytes": len(shaped), "body": shown(shaped)}
 
     def _refusal(self, name: bytes, body: bytes) -> BridgeRefusal | None:
-        """Why the target would not take it now."""
+        """Why the target would refuse a message now; None if it would take it."""
         target = self._target
         try:
             if target is None:
@@ -257,7 +258,7 @@ class Bridge:
         return None
 
     def close(self) -> None:
-        """Let go of both ends: what was not carried goes back, where it can. Harmless twice."""
+        """Close both ends. What is not carried goes back to a source that can take it. Harmless twice."""
         for end in (self._source, self._target, self._dead):
             if end is not None:
                 try:
@@ -276,7 +277,7 @@ class Bridge:
             self.inbox.clear()
 
     def stop(self) -> None:
-        """The end: what a volatile source has given is written as far as that goes at once."""
+        """Stop for good: write what a volatile source has given, as far as one step can."""
         while self._source is not None and not self._source.durable and (self._held or self.inbox.waiting):
             before = len(self._held) + self.inbox.waiting
             self._retry_at = -math.inf
@@ -293,14 +294,15 @@ class Bridge:
     # -- carrying
 
     def step(self) -> float | None:
-        """Carry what can be carried now. Seconds until it is to be called again; None: when `wake` says."""
+        """Carry what can be carried now. Returns seconds until the next call; None: call it at the next
+        `wake`."""
         now = self._around.now()
         if self._positions.paused:
             self.close()
             self.state = "paused"
             return None
         rules = self._around.rules(self.name)
-        if self._reopen or rules != self._rules:  # a source is asked for its right where it is opened
+        if self._reopen or rules != self._rules:  # the source's permission is checked when it is opened
             self._reopen, self._rules = False, rules
             self.close()
         if self._failed:
@@ -342,7 +344,7 @@ class Bridge:
         if self._source is not None and services == self._services:
             return True
         if self._source is not None:
-            self.close()  # a protocol has crashed, and what it has now is another engine
+            self.close()  # the protocol crashed, and has a new engine now
         if None in services:
             which = self._source_protocol if services[0] is None else self._target_protocol
             self._wait(BridgeRefusal("missing", f"{which} is not served just now"), now, OPEN_SECONDS_MAX)
@@ -364,7 +366,7 @@ class Bridge:
         return True
 
     def _gather(self, now: float) -> list[MessageRun]:
-        """What goes into one entry."""
+        """Take runs from the source for one entry."""
         assert self._source is not None
         left = self._allowance(now)
         runs: list[MessageRun] = []
@@ -398,7 +400,7 @@ class Bridge:
         return min(most, int(self._tokens))
 
     def _carry(self, runs: list[MessageRun], now: float) -> None:
-        """Write and confirm them in one entry, as far as the target takes them."""
+        """Write and confirm runs in one entry, up to the first message that the target refuses."""
         assert self._source is not None
         assert self._target is not None
         done = _Entry()
@@ -428,7 +430,7 @@ class Bridge:
                 ticket.when_done(lambda ticket: self._written(ticket, done))
 
     def _written(self, ticket: Ticket, entry: _Entry) -> None:
-        """The disk has an entry, or has refused it."""
+        """The disk has taken or refused an entry."""
         self._in_flight -= entry.size
         if ticket.error is None:
             self._carried(entry)
@@ -453,7 +455,7 @@ class Bridge:
             self._source.refill()
 
     def _carry_run(self, run: MessageRun, entry: _Entry, now: float) -> bool:
-        """Carry a run; False: not all of it, the target does not take the next one now."""
+        """Carry a run. False: the target refuses the next message for now."""
         if not self._wanted(run.origin.name):
             self.counts.filtered += len(run)
             self._settle(run, entry, carried=False)
@@ -474,7 +476,7 @@ class Bridge:
         return True
 
     def _parts(self, run: MessageRun) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-        """Where parts of a run end that have one fate, which that is, and what they have passed."""
+        """Split a run into parts of one fate: (end, fate, the bridges that the part has passed)."""
         bodies, trail = run.bodies, run.trail
         plain = not self._by_size and not any(body.startswith(forms.MARK) for body in bodies)
         if plain:
@@ -497,7 +499,7 @@ class Bridge:
         return len(body) >= wanted.min_bytes and (wanted.max_bytes is None or len(body) <= wanted.max_bytes)
 
     def _write(self, run: MessageRun, trail: tuple[str, ...], entry: _Entry, now: float) -> bool:
-        """The same for messages that are wanted."""
+        """Write messages that the filter lets through; returns as `_carry_run`."""
         assert self._target is not None
         origin = run.origin
         if "date" in self._template.fields and not origin.time:
@@ -535,12 +537,12 @@ class Bridge:
             entry.carried += len(run)
             entry.carried_bytes += run.size - MESSAGE_BYTES * len(run)
 
-    # -- what is refused
+    # -- refused messages
 
     def _settle_refused(
         self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal, now: float
     ) -> bool:
-        """Do as `on_refused` says with one message that the target refuses; False: it waits."""
+        """Treat one refused message as `on_refused` says. False: it waits."""
         policy = self._policy(refused)
         if policy == "wait":
             self._wait(refused, now, RETRY_SECONDS_MAX)
@@ -567,7 +569,7 @@ class Bridge:
         return "dead" if refused.lasting and policy == "wait" else policy
 
     def _bury(self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal) -> None:
-        """Write a message to where dead ones go. Raises BridgeRefusal, StoreError."""
+        """Write a message to the address for dead messages. Raises BridgeRefusal, StoreError."""
         if self._dead is None:
             service = self._around.service(self._dead_protocol)
             if service is None:
@@ -598,7 +600,7 @@ class Bridge:
             )
 
     def _note(self, refused: BridgeRefusal, *, waits: bool = False) -> None:
-        """Remember it, and log it now and then."""
+        """Remember the reason, and log it from time to time."""
         now = self._around.now()
         self.last_error, self.last_error_ms = str(refused), self._around.wall_ms()
         if now - self._told.get(refused.reason, -math.inf) >= TOLD_SECONDS:
@@ -622,7 +624,7 @@ class Bridge:
                 reason=reason,
             )
 
-    # -- its ends
+    # -- the ends
 
     def _end(self, protocol: str) -> Any:
         found = self._ends(protocol)

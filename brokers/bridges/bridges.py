@@ -1,7 +1,7 @@
-"""All bridges of a process: they run while it does, change with the settings, and keep their places.
+"""All bridges of a process: their tasks, their changes on reload, and their stored positions.
 
-What is kept stands in one table: a row by bridge and name of the source for each position, and one by bridge
-for the rest. The rows of a bridge that is gone from the settings stay for a day.
+One table stores them: a row by bridge and source name for each position, and a row by bridge for the rest.
+The rows of a bridge that is removed from the settings stay for a day.
 """
 
 import json
@@ -29,18 +29,18 @@ from shared.storage.table import Table
 
 NAMESPACE, TABLE = "bridges", "positions"
 _MODE = Durability.parse("interval:50ms")
-"""A position is in one entry with what was written, so it is as durable as that, whatever its own mode is."""
+"""A position shares its journal entry with the written messages, so it is as durable as they are."""
 KEPT_SECONDS = 24 * 3600.0
-"""The places of a bridge that is gone."""
+"""How long the positions of a removed bridge stay."""
 LOOK_SECONDS = 600.0
 CHANGED_AT_ONCE = 16
-"""Bridges; then others have their turn."""
+"""Bridges that are handled between two checkpoints."""
 CRASH_SECONDS_MIN, CRASH_SECONDS_MAX = 0.1, 30.0
 
 
 @attrs.define(eq=False)
 class KeptPositions:
-    """See `BridgePositions`. `source`: the address whose places these are; None: nobody wrote it down."""
+    """See `BridgePositions`. `source`: the address that the positions belong to; None: not stored yet."""
 
     _table: Table
     _bridge: str
@@ -74,7 +74,7 @@ class KeptPositions:
         self._table.delete(self._key(name))
 
     def take_from(self, source: str) -> None:
-        """Another source is begun as a first run begins, but for those places of it that are known."""
+        """Change to another source. It begins like a new one, except at positions that are stored for it."""
         if self.source == source:
             return
         if self.source is not None:
@@ -93,7 +93,7 @@ class KeptPositions:
         self.keep()
 
     def forget(self) -> None:
-        """Nothing of it is kept any more. Raises StoreError."""
+        """Delete everything stored about the bridge. Raises StoreError."""
         prefix = self._key()
         self._table.delete_all([key for key, _ in self._table.items() if key.startswith(prefix)])
 
@@ -121,7 +121,7 @@ class _Running:
 
 
 class Bridges:
-    """The bridges of one process; `Surroundings` to each."""
+    """The bridges of one process, and the `Surroundings` of each."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Bridges:
         self._wall = wall
         self._table: Table | None = None
         self._kept: set[str] = set()
-        """Bridges of which something is kept."""
+        """Bridges with stored rows."""
         self._running: dict[str, _Running] = {}
         self._nursery: trio.Nursery | None = None
         self.objects = Objects(
@@ -157,7 +157,7 @@ class Bridges:
             (
                 Action(
                     "pause",
-                    "Carry nothing, until it is resumed; a restart keeps it so.",
+                    "Carry nothing until it is resumed. A restart keeps the pause.",
                     self._pause,
                     dry_runs=True,
                     answers=("paused",),
@@ -173,7 +173,7 @@ class Bridges:
                 ),
                 Action(
                     "test",
-                    "What would become of a message, which is not sent.",
+                    "What the bridge would do with a message; nothing is sent.",
                     self._test,
                     {
                         "body": "its text",
@@ -191,7 +191,7 @@ class Bridges:
         return self._wall() * 1000
 
     def may(self, bridge: str, protocol: str, action: str, name: bytes) -> bool:
-        """A bridge may what its ends need, unless the users file has an entry for it."""
+        """A bridge may do all that its ends need, unless the users file has an entry for it."""
         user = f"bridge/{bridge}"
         access = self._access
         if access is None or self.rules(bridge) is None:
@@ -207,7 +207,7 @@ class Bridges:
         return None if users is None else users.get(f"bridge/{bridge}")
 
     async def run(self) -> None:
-        """Run those that there are, until cancelled."""
+        """Run the bridges of the settings, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for each in self._running.values():
@@ -220,7 +220,7 @@ class Bridges:
                 self._nursery = None
 
     async def change(self, settings: Sequence[BridgeSettings]) -> Mapping[str, Sequence[str]]:
-        """Have these bridges and no others: what was added, changed and removed. Raises StoreError."""
+        """Run exactly these bridges. Returns the names added, changed and removed. Raises StoreError."""
         if self._table is None:
             if not settings:
                 return {"added": [], "changed": [], "removed": []}
@@ -264,12 +264,12 @@ class Bridges:
         return iter(())
 
     def stop(self) -> None:
-        """The server stops: carry what volatile sources have given, give back the rest."""
+        """Stop all: carry what volatile sources have given, and give back the rest."""
         for each in self._running.values():
             self._end(each)
 
     def forget_removed(self) -> None:
-        """The places of bridges that are gone for a day."""
+        """Delete the positions of bridges that were removed a day ago."""
         if self._table is None:
             return
         try:
@@ -279,13 +279,13 @@ class Bridges:
                     kept.forget()
                     self._kept.discard(name)
         except StoreError:
-            pass  # the next look does it
+            pass  # the next round deletes them
 
     def samples(self) -> Iterator[Sample]:
         for each in self._running.values():
             yield from _samples(each.bridge)
 
-    # -- each
+    # -- one bridge
 
     def _start(self, settings: BridgeSettings, table: Table) -> None:
         positions = KeptPositions.read(table, settings.name)
@@ -315,7 +315,7 @@ class Bridges:
         self.store.commit_pending()
 
     async def _carry(self, each: _Running) -> None:
-        """One bridge's task. A bug in it costs itself alone."""
+        """One bridge's task. A bug in one bridge leaves the others running."""
         crash_seconds = CRASH_SECONDS_MIN
         while not each.ended:
             each.woken = trio.Event()
@@ -341,7 +341,7 @@ class Bridges:
                 await trio.sleep(0)  # noqa: ASYNC115  # the drivers alone use trio.lowlevel
 
     def _note_removed(self, wanted: Mapping[str, BridgeSettings]) -> None:
-        """From now on the places of those that are gone are kept for a day."""
+        """Note the time at which bridges were removed: a day later their positions are deleted."""
         assert self._table is not None
         for name in self._kept - set(wanted):
             kept = KeptPositions.read(self._table, name)
@@ -349,7 +349,7 @@ class Bridges:
                 kept.removed_ms = self.wall_ms()
                 kept.keep()
 
-    # -- what can be done with one
+    # -- objects and actions of the API
 
     async def _pause(self, bridge: Bridge, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         changes = not bridge.paused

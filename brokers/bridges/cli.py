@@ -1,4 +1,4 @@
-"""`brokers bridge ...`: the bridges of a running server, and what can be done with each."""
+"""`brokers bridge ...`: list, pause, resume, reset and try the bridges of a running server."""
 
 import sys
 from base64 import b64encode
@@ -17,7 +17,7 @@ from shared.errors import UsageError
 from shared.objects import BRIDGES
 
 BODY_BYTES_MAX = 700_000
-"""Of a message that is tried: what one request of the admin port may have, in base64."""
+"""The largest message to try: in base64 it fits one request of the admin port."""
 
 app, command = protocol_app(
     "bridge",

@@ -1,4 +1,4 @@
-"""The ends that plugins name, imported where a bridge needs one."""
+"""The bridge ends that plugins name, each imported when a bridge first needs it."""
 
 from collections.abc import Sequence
 from pkgutil import resolve_name

@@ -1,6 +1,6 @@
-"""What a message becomes on a bridge: its bytes, the line that its protocol's terminal prints, or JSON.
+"""The forms of a message on a bridge: its bytes, the line that its protocol's command prints, or JSON.
 
-A JSON object names the bridges that its message has passed, so that none carries it twice.
+The JSON object names the bridges that the message has passed, so that none carries it twice.
 """
 
 import json
@@ -14,13 +14,13 @@ from shared.bridging import MessageRun
 from shared.objects import time_text
 
 MARK = b'{"protocol":"'
-"""What the JSON of a bridge begins with."""
+"""The first bytes of a bridge's JSON."""
 DEAD_VALUE_BYTES_MAX = 64 << 10
-"""Of a dead message that is too large for its place, so much is kept."""
+"""How much is kept of a dead message that is too large for its target."""
 
 
 def shaped(form: Form, run: MessageRun, trail: Sequence[str], now_ms: float) -> Sequence[bytes]:
-    """The bodies that are written. `trail`: the bridges that they have passed, this one too."""
+    """The bodies to write. `trail`: the bridges that they have passed, with this one."""
     if form == "raw":
         return run.bodies
     if form == "text":
@@ -31,7 +31,7 @@ def shaped(form: Form, run: MessageRun, trail: Sequence[str], now_ms: float) -> 
 def dead(
     run: MessageRun, at: int, trail: Sequence[str], now_ms: float, reason: str, text: str, *, cut: bool
 ) -> bytes:
-    """A message that its target never takes; `cut`: without what is too large of it."""
+    """The body of a dead message. `cut`: only its first bytes, because the whole is too large."""
     body = run.bodies[at]
     more: dict[str, Any] = {"reason": reason, "error": text}
     if run.too_large:
@@ -43,7 +43,7 @@ def dead(
 
 
 def passed(body: bytes) -> tuple[str, ...]:
-    """The bridges that a message has passed, as its JSON says."""
+    """The bridges that a message has passed, read from its JSON; empty for other bodies."""
     if not body.startswith(MARK):
         return ()
     try:

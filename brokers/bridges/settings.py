@@ -1,7 +1,8 @@
-"""`[[bridge]]`: what is written of bridges in the settings, checked.
+"""`[[bridge]]`: the settings of bridges, checked.
 
-A circle of bridges is refused where names show one: a message would go round for ever. `raw` and `text` over
-something durable do not tell where a message has been, so there a circle that is only possible is one, too.
+A circle of bridges is refused, because a message would go round for ever. JSON carries the bridges that a
+message has passed, so only certain circles count. `raw` and `text` over durable names do not carry them, so
+a merely possible circle counts, too.
 """
 
 import re
@@ -26,7 +27,7 @@ _FILTER_KEYS = ("key", "min_bytes", "max_bytes")
 _HEADER = re.compile(r"\s*\[\[\s*bridge\s*\]\]")
 
 Ends = Callable[[str], BridgeEnds | None]
-"""The ends of a protocol; None: it has none, or is not installed."""
+"""The ends of a protocol; None if it has none or is not installed."""
 
 
 @attrs.frozen
@@ -64,14 +65,14 @@ class BridgeSettings:
 
     @property
     def dead(self) -> str:
-        """Where what is never taken goes."""
+        """The address for messages that the target never takes."""
         if self.on_refused.startswith("dead:"):
             return self.on_refused.removeprefix("dead:")
         return f"logmq:dead.{self.name}"
 
 
 class _WrongError(ValueError):
-    """What is wrong with the value of a key."""
+    """A key's value is wrong; the text says how."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -81,7 +82,8 @@ class _WrongError(ValueError):
 def parse_bridges(
     tables: object, ends: Ends, source: str = "", text: str = ""
 ) -> tuple[tuple[BridgeSettings, ...], list[Problem]]:
-    """Bridges and what is wrong with them. `source`: of the settings, `text`: of the file, for its lines."""
+    """The valid bridges, and the problems of the others. `source`: the settings' name; `text`: their
+    file's."""
     problems: list[Problem] = []
     if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
         return (), [Problem("bridge", "write [[bridge]] and its keys below it", source)]
@@ -165,7 +167,7 @@ def check_source(address: str, ends: Ends, key: str) -> None:
 
 
 def check_target(address: str, ends: Ends, key: str) -> NameTemplate:
-    """The names that are written to. Raises _WrongError."""
+    """The names in the target that the bridge writes to. Raises _WrongError."""
     try:
         protocol, place = split(address)
         return _ends_of(protocol, ends).target_name(place)
@@ -221,7 +223,7 @@ def _start(table: Mapping[str, Any]) -> str:
 
 
 def start_of(text: str) -> str:
-    """Where to begin, as a bridge's context has it. Raises ValueError."""
+    """Parse a start position: first, end, an offset or an RFC 3339 time. Raises ValueError."""
     if text in ("first", "end") or (text.isdecimal() and text.isascii() and len(text) < 20):
         return text
     try:
@@ -251,10 +253,9 @@ def _filter(table: Mapping[str, Any]) -> BridgeFilter:
 
 
 def circles(bridges: Sequence[BridgeSettings], ends: Ends) -> Iterator[tuple[str, ...]]:
-    """The names of bridges that feed each other in a circle, a shortest one for each that begins one.
+    """The circles of bridges that feed each other, as names; the shortest for each bridge that begins one.
 
-    What may pass round in `json` only if some name happens to fit is no circle: such messages carry the
-    bridges that they have passed.
+    Bridges with `json` form no circle if only some names fit: their messages carry the bridges they passed.
     """
     feeds = {
         bridge.name: [other.name for other in bridges if _feeds(bridge, other, ends)] for bridge in bridges
@@ -285,7 +286,7 @@ def _feeds(one: BridgeSettings, other: BridgeSettings, ends: Ends) -> bool:
 
 
 class _Lines:
-    """In which line of a file each `[[bridge]]` and its keys stand; TOML's parser does not tell."""
+    """The line numbers of each `[[bridge]]` and its keys; TOML's parser does not give them."""
 
     def __init__(self, text: str) -> None:
         self._blocks: list[tuple[int, list[str]]] = []

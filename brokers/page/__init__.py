@@ -1,6 +1,6 @@
-"""The page of the admin port: HTML that the server makes, one style sheet, a little JavaScript, no build.
+"""The page of the admin port: HTML made by the server, one style sheet, a little JavaScript, no build step.
 
-`files` has what browsers load beside it, `login` the form, `shown` how values are written, and `views` all
-else. A view reads what the API reads. Where scripts run, a view that is open asks for itself again, changes
-what has changed, and calls the API's actions.
+`files` has the static files, `login` the login form, `shown` the formatting of values, and `views` the
+rest. A view reads the same data as the API. With JavaScript, an open view reloads itself, updates what
+changed, and calls the API's actions.
 """

@@ -1,4 +1,4 @@
-"""The files that every view loads. They hold nothing of the server's, so the login form has them, too."""
+"""The static files that every view loads. They hold no server data, so the login form may load them, too."""
 
 import hashlib
 from collections.abc import Mapping
@@ -32,11 +32,11 @@ _FOLDER = Path(__file__).with_name("static")
 FILES: Mapping[str, StaticFile] = {
     f"{ROOT}/{path.name}": _read(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in KINDS
 }
-"""By path."""
+"""Static files by path."""
 
 
 def url(name: str) -> str:
-    """Where a file is, for a template."""
+    """The URL of a static file, for templates."""
     return FILES[f"{ROOT}/{name}"].url
 
 

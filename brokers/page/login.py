@@ -6,5 +6,5 @@ from brokers.page import shown
 
 
 def form(text: str) -> Response:
-    """In place of the view that was asked for, which is then loaded again. `text`: why it is shown."""
+    """The login form, sent in place of a view; after the login the view loads. `text`: why it is shown."""
     return HTMLResponse(shown.render("login.html", text=text), 401)

@@ -1,4 +1,4 @@
-"""How the page writes values: with units for people, and the plain value in a tooltip."""
+"""How the page formats values: rounded with a unit, and the plain value in a tooltip."""
 
 import json
 import math
@@ -16,13 +16,13 @@ from brokers.render import PLACES
 from shared.units import named_unit, readable
 
 TEXT_MAX = 256
-"""Characters of a value in a table."""
+"""Characters of a value that a table shows."""
 NARROW = 24
-"""Characters that fit every cell."""
+"""A value of so many characters fits any cell."""
 SECONDS_MAX = 600
-"""From here on an age is in minutes: its seconds say nothing, and take room."""
+"""From here on an age is shown in minutes."""
 BODY_MAX = 4096
-"""Characters of a message in a list of messages."""
+"""Characters of a message that a list shows."""
 NOTHING = Markup('<span class="nothing">&ndash;</span>')
 
 
@@ -47,26 +47,26 @@ def cell(value: Any, unit: str, name: str = "") -> str | Markup:
     if isinstance(value, list | tuple):
         return ", ".join(text(each) for each in value)
     if isinstance(value, Mapping):
-        there = {key: each for key, each in value.items() if each}  # what is not set says nothing
+        there = {key: each for key, each in value.items() if each}  # an unset flag shows nothing
         parts = [f"{text(label(key).lower())} {statistic(each, key)}" for key, each in there.items()]
         return ", ".join(parts) if parts else NOTHING
     return text(value)
 
 
 def whole(value: Any, unit: str) -> str:
-    """All of a value for which a cell may be too narrow; "" where it is not."""
+    """The whole value, for a cell that may be too narrow for it; "" where the cell suffices."""
     if isinstance(value, str):
         return text(value) if len(value) > NARROW else ""
     return str(cell(value, unit)) if value and isinstance(value, list | dict) else ""
 
 
 def right(unit: str) -> str:
-    """The class of a cell that stands at the right."""
+    """The CSS class of a right-aligned cell."""
     return "right" if unit in _RIGHT else ""
 
 
 def text(value: Any) -> str:
-    """Cut where it is long, and with nothing in it that is invisible or misleading."""
+    """A text, cut if it is long, without invisible or misleading characters."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, str):
@@ -75,14 +75,14 @@ def text(value: Any) -> str:
 
 
 def number(value: float, name: str = "") -> str:
-    """Grouped, but where users copy it: an offset, an id."""
+    """A number with grouped digits; offsets and ids, which users copy, are not grouped."""
     if not PLACES.isdisjoint(name.split("_")):
         return str(value)
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
 
 
 def rate(value: float | None) -> str:
-    """A second."""
+    """A rate per second."""
     if not value:
         return "0"
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
@@ -97,7 +97,7 @@ def duration(seconds: float | None) -> str | Markup:
 
 
 def age(moment: str) -> str:
-    """How long ago a time of the API is, or in how long it will be."""
+    """How long ago a time of the API was, or how far ahead it is."""
     try:
         seconds = datetime.now(UTC).timestamp() - datetime.fromisoformat(moment).timestamp()
     except ValueError:
@@ -110,21 +110,21 @@ def age(moment: str) -> str:
 
 
 def statistic(value: Any, name: str) -> str | Markup:
-    """A figure whose unit its name says."""
+    """A figure whose name gives its unit."""
     if _is_number(value) and (unit := named_unit(name)) in ("bytes", "seconds"):
         return cell(value, unit, name)
     return cell(value, "", name)
 
 
 def body(message: Mapping[str, Any]) -> str:
-    """What a message holds: text, or base64."""
+    """A message's body: text, or base64."""
     whole = str(message.get("text", message.get("base64", "")))
     lines = "\n".join(escape(line) for line in whole[:BODY_MAX].split("\n"))
     return lines + ("…" if len(whole) > BODY_MAX else "")
 
 
 def label(name: str) -> str:
-    """A name of the API as a heading has it: cells have their units, so `lag_bytes` is `Lag size`."""
+    """An API name as a heading: cells show units themselves, so `lag_bytes` becomes `Lag size`."""
     if name in _LABELS:
         return _LABELS[name]
     *first, last = [_WORDS.get(word, word) for word in name.split("_") if word != "ms"] or [name]
@@ -157,7 +157,7 @@ _templates.filters.update(
         for each in (cell, whole, right, text, number, rate, size, duration, age, statistic, body, label)
     }
 )
-for _name in _templates.list_templates():  # compiled now, not while somebody waits
+for _name in _templates.list_templates():  # compiled at import, so that no request waits for it
     _templates.get_template(_name)
 
 

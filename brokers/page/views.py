@@ -1,4 +1,4 @@
-"""The views: what the API knows, as pages whose whole state is in their addresses."""
+"""The views: the API's data as pages whose whole state is in their URLs."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from shared.errors import BrokerError
 from shared.objects import KINDS, UNSORTED, Action, KindColumn, ObjectKind, ObjectMissing, Objects
 
 ROWS = 100
-"""Of a list, on one page."""
+"""Rows of a list on one page."""
 ROWS_AT_ONCE = 25
 RELATED_ROWS = 20
 COLUMNS_FEW = 8
@@ -29,33 +29,33 @@ DIGITS_MAX = 20
 MESSAGES, MESSAGES_MAX = 20, 100
 POLL_SECONDS = 5.0
 SHARE = 100
-"""A view is asked for again after this many times the processor time that it took to make: 1 % of one."""
+"""A view reloads after this multiple of the CPU time that making it took: 1 % of one processor."""
 POLL_SECONDS_MAX = 120.0
 
 ORDER = (
     *("queues", "topics", "groups", "sessions", "subscriptions"),
     *("connections", "exchanges", "bindings", "bridges"),
 )
-"""Of the menu; kinds that are not named follow."""
+"""The order of the menu; kinds that are not named come last."""
 LINKS = {
     ("groups", "topic"): "topics",
     ("subscriptions", "client"): "sessions",
     ("bindings", "exchange"): "exchanges",
     ("bindings", "queue"): "queues",
 }
-"""Columns that name an object of another kind."""
+"""Columns whose values name an object of another kind."""
 RELATED = {
     "topics": (("groups", "topic"),),
     "sessions": (("subscriptions", "client"),),
     "exchanges": (("bindings", "exchange"),),
     "queues": (("bindings", "queue"),),
 }
-"""What is shown below an object: lists, narrowed by its name."""
+"""The lists below an object, narrowed by its name."""
 
 DANGEROUS = frozenset({"purge", "trim", "delete", "kick", "reset"})
-"""Actions that take something away from somebody."""
+"""Actions that delete data or disconnect clients."""
 LABELS = {"messages": "Publish"}
-"""Of actions whose name is no verb."""
+"""Button texts of actions whose names are no verbs."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -79,7 +79,7 @@ class Heading:
 
 @attrs.frozen
 class Field:
-    """What an action takes, as a form asks for it."""
+    """An argument of an action, as a form asks for it."""
 
     name: str
     help: str
@@ -96,7 +96,7 @@ class Field:
 
 @attrs.frozen
 class Doing:
-    """An action as a view offers it."""
+    """An action as a view shows it."""
 
     action: Action
     url: str
@@ -104,7 +104,7 @@ class Doing:
     subject: str
     possible: bool = True
     leaves: str = ""
-    """Where to go when it is done, for the object is gone then."""
+    """The page to go to after an action that deletes the object."""
 
     @property
     def dangerous(self) -> bool:
@@ -116,7 +116,7 @@ class Doing:
 
     @property
     def asks_first(self) -> bool:
-        """Whether the server is asked what would happen before it is done."""
+        """Whether a dry run shows the consequences first."""
         return self.action.dry_runs and (self.dangerous or not self.action.takes)
 
     @property
@@ -125,7 +125,7 @@ class Doing:
 
 
 def routes(everything: AllObjects, overview: Callable[[], Mapping[str, Any]]) -> list[Route]:
-    """The routes of the page. `everything`: what there is, by protocol."""
+    """The routes of the page. `everything` returns (protocol, its objects of one kind) pairs."""
 
     def of(kind: ObjectKind) -> Those:
         return [(protocol, each) for protocol, each in everything() if each.kind is kind]
@@ -185,7 +185,7 @@ def _as_page(make: Callable[[Request], Awaitable[Mapping[str, Any]]]) -> Endpoin
 
 
 def problem(request: Request, status: int, text: str) -> Response | None:
-    """What is wrong, for who asks with a browser for a page; None: another asks, for something else."""
+    """The error page for a browser that asks for a view; None for other requests."""
     looks = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
     if not looks or request.url.path.startswith("/api/"):
         return None
@@ -241,7 +241,7 @@ def _messages_of(totals: Mapping[str, float]) -> bool:
 
 
 def _alarms(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What somebody should look at: how bad it is, and what to do."""
+    """Conditions that need attention: (severity, what it is and what to do)."""
     if found.get("reason"):
         yield "bad", f"Not ready: {found['reason']}."
     store = found.get("store", {})
@@ -310,13 +310,13 @@ def _head(kind: ObjectKind, column: KindColumn, wanted: ListQuery, query: Mappin
 
 
 def _with(query: Mapping[str, str], **changes: Any) -> str:
-    """This view's address with another query."""
+    """This view's URL with another query."""
     rest = {name: value for name, value in {**query, **changes}.items() if value is not None}
     return "?" + urlencode(rest)
 
 
 def _filled(kind: ObjectKind, rows: Sequence[Row], sort: str = "") -> list[KindColumn]:
-    """The columns that have a value in some row, but for what is a table by itself where there are many."""
+    """The columns with a value in some row; without nested tables where there are many columns."""
     roomy = len(kind.columns) <= COLUMNS_FEW
     return [
         column
@@ -339,7 +339,7 @@ async def _body(kind: ObjectKind, rows: Sequence[Row], columns: Sequence[KindCol
 def _row(
     kind: ObjectKind, row: Row, columns: Sequence[KindColumn]
 ) -> list[tuple[KindColumn, Any, str | None]]:
-    """The cells of a row: column, value, and where it leads."""
+    """The cells of a row: column, value, and link."""
     own = next(part for part in kind.parts if (kind.name, part) not in LINKS)
     cells: list[tuple[KindColumn, Any, str | None]] = []
     for column in columns:
@@ -355,7 +355,7 @@ def _row(
 
 
 def path_of(kind: ObjectKind, row: Row) -> str:
-    """The address of an object."""
+    """The URL of an object."""
     parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
     return f"/{kind.name}/" + "/".join(quote(str(row[part]), safe="") for part in parts)
 
@@ -400,7 +400,7 @@ def _doing(action: Action, path: str, row: Row, kind: ObjectKind) -> Doing:
 
 
 async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, Any] | None:
-    """What an action that only looks has found: of the query `show`, or the first."""
+    """The result of a read-only action: that of the query's `show`, or the first."""
     query = request.query_params
     looks = [action for action in objects.actions if action.looks]
     action = next((each for each in looks if each.name == query.get("show")), looks[0] if looks else None)
@@ -417,7 +417,7 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
         arguments["limit"] = min(arguments["limit"], MESSAGES_MAX)
     answer: Mapping[str, Any] = {}
     wrong = None
-    if arguments:  # else it is for who fills the form in
+    if arguments:  # others are run when the user submits the form
         try:
             answer = await action.call(found, arguments, False)
         except BrokerError as error:

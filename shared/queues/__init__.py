@@ -1,1 +1,1 @@
-"""What queues of different protocols have in common."""
+"""Parts that the queues of several protocols share."""

@@ -1,4 +1,4 @@
-"""Pausing a queue: it takes messages and delivers none. How is each protocol's own; here is what they say."""
+"""Pausing a queue: it takes messages and delivers none. Here: the actions and log lines of all protocols."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,10 +20,10 @@ class Pausable(Protocol):
     deleted: bool
 
     def pause(self) -> None:
-        """Deliver nothing, until it is resumed."""
+        """Stop deliveries until `resume`."""
 
     def resume(self) -> None:
-        """Deliver again."""
+        """Start deliveries again."""
 
 
 def actions(
@@ -31,7 +31,7 @@ def actions(
     name_of: Callable[[Any], str],
     log: structlog.stdlib.BoundLogger,
 ) -> tuple[Action, Action]:
-    """`pause` and `resume`. `set_paused`: has a queue paused or not, for good where it is durable."""
+    """The actions `pause` and `resume`. `set_paused` pauses or resumes a queue; a durable queue stays so."""
 
     async def change(queue: Any, paused: bool, dry_run: bool) -> Mapping[str, int]:
         changes = queue.paused != paused
@@ -64,7 +64,7 @@ def actions(
 
 
 def switch(queue: Pausable, paused: bool, ticket: "Ticket | None") -> None:
-    """Pause it, or resume it, and the other way round if what says so is not written after all."""
+    """Pause or resume a queue, and undo it if its record cannot be written."""
 
     def set_paused(yes: bool) -> None:
         if queue.paused != yes and not queue.deleted:
@@ -79,7 +79,7 @@ def switch(queue: Pausable, paused: bool, ticket: "Ticket | None") -> None:
 
 
 def tell_paused(log: structlog.stdlib.BoundLogger, names: Sequence[str]) -> None:
-    """At a start: some queues are paused still."""
+    """Log at the start that some queues are still paused."""
     if names:
         log.warning(
             "queues are paused since an earlier run: they deliver nothing until they are resumed",

@@ -1,4 +1,4 @@
-"""Long work in slices: what a deletion, or the end of a connection, leaves to do."""
+"""Long work in slices: the rest of a deletion, or of a connection's end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from shared.queues.timers import Timers
 
 STEPS_PER_TURN = 4
-"""A few milliseconds."""
+"""Steps of one turn: a few milliseconds."""
 
 
 @attrs.define(eq=False)
 class SlicedWork:
-    """Does long work in slices, one piece after the other. `deadline` and `heaped` are the timers'."""
+    """Runs pieces of long work one after the other, in slices. `deadline` and `heaped` belong to `Timers`."""
 
     _timers: Timers
     _on_crash: Callable[[Exception], None]
@@ -29,21 +29,22 @@ class SlicedWork:
 
     @property
     def busy(self) -> bool:
-        """Whether something is not done yet."""
+        """Whether work is left."""
         return bool(self._left)
 
     def add(self, steps: Iterator[None]) -> None:
-        """Each of `steps` takes half a millisecond. The first turn is now, unless others are before it."""
+        """Add work whose `steps` take half a millisecond each. It starts now, unless other work is before
+        it."""
         self._left.append(steps)
         if len(self._left) == 1:
             self._take_turn()
 
     def when_idle(self, callback: Callable[[], None]) -> None:
-        """Call it once, when nothing is left to do."""
+        """Call `callback` once, when no work is left."""
         self._when_idle.append(callback)
 
     def expire(self, now: float) -> None:
-        """The timers': it is our turn again."""
+        """Called by `Timers`: do the next slice."""
         self._take_turn()
 
     def _take_turn(self) -> None:

@@ -1,6 +1,6 @@
-"""Deadlines of what has no connection: messages that expire, queues that nobody uses.
+"""Deadlines of things without a connection: messages that expire, queues that nobody uses.
 
-A deadline is a number of the broker's own clock, which need not count the loop's seconds.
+A deadline is a time of the broker's own clock, whose unit need not be the loop's seconds.
 """
 
 import math
@@ -12,24 +12,24 @@ import trio
 from shared.net.deadlines import Deadlines
 
 TURN_SECONDS = 2e-3
-"""Expired items are handled for so long before other tasks of the loop run."""
+"""How long expired items are handled before other tasks run."""
 
 
 class Expiring(Protocol):
-    """What has a deadline here; `deadline` and `heaped` are inf to begin with and belong to the timers."""
+    """Something with a deadline. `deadline` and `heaped` start as inf and belong to `Timers`."""
 
     deadline: float
     heaped: float
 
     def expire(self, now: float) -> None:
-        """The deadline has passed; none is set any more."""
+        """Called when the deadline has passed; no deadline is set now."""
 
 
 class Timers:
     """All deadlines of one broker.
 
-    `now`: its clock. `on_crash` gets what an item raises: a bug of one must not keep the others from their
-    time. `loop_time`: when a deadline has come, by the loop's clock; the broker's is the same unless said.
+    `now`: its clock. `on_crash` gets the exception of an item, so that a bug in one does not delay the
+    others. `loop_time` converts a deadline to the loop's clock, where the two clocks differ.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Timers:
         self._loop_time = loop_time
         self._deadlines: Deadlines[Expiring] = Deadlines()
         self._sleep = trio.CancelScope()
-        self._wakes = math.inf  # when `_sleep` ends, by the broker's clock
+        self._wakes = math.inf  # the time at which `_sleep` ends, by the broker's clock
 
     @property
     def next(self) -> float:
@@ -51,17 +51,18 @@ class Timers:
         return self._deadlines.next
 
     def set(self, item: Expiring, deadline: float) -> None:
-        """Replace the deadline of `item`; inf takes it away."""
+        """Replace the deadline of `item`; inf removes it."""
         self._deadlines.set(item, deadline)
         if self._deadlines.next < self._wakes:
             self._wake_in_time()
 
     def forget(self, item: Expiring) -> None:
-        """Drop the deadline of an item that is gone."""
+        """Drop the deadline of a deleted item."""
         self._deadlines.forget(item)
 
     def run_due(self) -> None:
-        """Expire what is due. Where that takes long, the rest follows in the next turn of the loop."""
+        """Expire the items that are due. If that takes long, the rest follows in the next turn of the
+        loop."""
         now = self.now()
         for item in self._deadlines.due(now, TURN_SECONDS):
             try:
@@ -70,7 +71,7 @@ class Timers:
                 self._on_crash(error)
 
     async def run(self, after: Callable[[], None]) -> None:
-        """Expire what is due, until cancelled; `after` is called each time."""
+        """Expire items when they are due, until cancelled; `after` is called each time."""
         while True:
             self._wake_in_time()
             with self._sleep:

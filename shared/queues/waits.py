@@ -1,8 +1,8 @@
-"""How long messages wait in queues, from sampled ones: a clock read for each message would cost too much.
+"""How long messages wait in queues, measured on samples: a clock read per message would cost too much.
 
-`tick` rises ten times a second, while messages come. A queue that gets messages in a new tick remembers when
-the first of them came, and tells when that one goes out. So a queue is sampled ten times a second at most. A
-run of messages costs two comparisons of numbers.
+`tick` rises ten times a second while messages come. The first message that a queue gets in a new tick is
+the sample: the queue notes its time, and reports its wait when it goes out. So each queue takes at most ten
+samples a second, and a run of messages costs two comparisons of numbers.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,11 +12,11 @@ from shared.metrics import Histogram
 
 TICK_SECONDS = 0.1
 NONE = 1 << 62
-"""A `mark` beyond every message."""
+"""A `mark` above every message number."""
 
 
 class Sampled(Protocol):
-    """A queue. `mark`: the number of the message that it watches; `marked_at`: when it came."""
+    """A queue. `mark`: the number of its sample message; `marked_at`: when that came."""
 
     mark: int
     marked_at: float
@@ -30,7 +30,7 @@ class Event(Protocol):
 
 
 class Waits:
-    """Of all queues of one protocol. `now`: monotonic seconds."""
+    """The waits of all queues of one protocol. `now`: monotonic seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.tick = 1
@@ -39,19 +39,19 @@ class Waits:
         self._wake: Callable[[], object] = lambda: None
 
     def came(self, queue: Sampled, number: int) -> None:
-        """The first message of a tick: the queue has seen `tick` now. One that it watches already goes on."""
+        """The queue got its first message of a tick. A sample that is still waiting stays the sample."""
         queue.tick = self.tick
         self._wake()
         if queue.mark == NONE:
             queue.mark, queue.marked_at = number, self._now()
 
     def went(self, queue: Sampled) -> None:
-        """The message at `mark` goes out for the first time."""
+        """The sample goes out for the first time: count its wait."""
         self.seconds.observe(self._now() - queue.marked_at)
         queue.mark = NONE
 
     async def run(self, sleep: Callable[[float], Awaitable[object]], new_event: Callable[[], Event]) -> None:
-        """Until cancelled."""
+        """Raise `tick` ten times a second, until cancelled."""
         while True:
             seen = new_event()
             self._wake = seen.set

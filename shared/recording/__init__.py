@@ -1,1 +1,1 @@
-"""Recording what passes through protocols that keep nothing themselves; RECORDING.md has the bytes."""
+"""Recording the messages of protocols that store none themselves; RECORDING.md describes the bytes."""

@@ -1,8 +1,7 @@
-"""Blocks: the records of a recorded log, byte for byte as RECORDING.md has them. No I/O, no state.
+"""Blocks: the records of a recorded log, byte for byte as RECORDING.md describes them. No I/O, no state.
 
-A block is what one read of a socket brought: the frames as they stood on the wire, behind a head that says
-when, from whom, and how many. So a message costs nothing by itself when it is recorded; taking blocks apart
-is left to who reads the log.
+A block holds the frames of one socket read as they were on the wire. Its head gives their time, source and
+number. So recording has no cost per message; the reader of the log takes blocks apart.
 """
 
 import struct
@@ -10,22 +9,22 @@ import struct
 import attrs
 
 NAMESPACE = "recorded"
-"""The folder of all recorded logs; each has its protocol's name."""
+"""The folder of all recorded logs; each log is named after its protocol."""
 VERSION = 1
 GAP = 0
-"""The codec of a block that stands for messages which were not recorded."""
+"""The codec of a gap: a block that stands for messages that were not recorded."""
 FIXED = struct.Struct(">BBHQI")
 """Version, codec, where the frames begin, Unix microseconds, messages."""
 _RECORD = struct.Struct(">IBBHQI")
 FIELD_BYTES_MAX = 0xFF
 MESSAGES_MAX = 0xFFFFFFFF
 GAP_BYTES = struct.Struct(">Q")
-"""Behind the head of a gap: the bytes that were not recorded."""
+"""After the head of a gap: the number of bytes that were not recorded."""
 
 
 @attrs.frozen
 class Block:
-    """A block's head, and where in the payload its frames begin. `name`, `source`: empty where frames say."""
+    """A block's head, and where its frames begin. `name`, `source`: empty where each frame holds its own."""
 
     codec: int
     time_us: int
@@ -37,17 +36,17 @@ class Block:
 
 
 class BadBlock(ValueError):
-    """What stands there is no block; the text says why."""
+    """The bytes are no valid block; the text says why."""
 
 
 def pack_fields(protocol: bytes, name: bytes, source: bytes) -> bytes:
-    """What of a head is the same for all blocks of a track. A field that is too long is cut."""
+    """The part of a head that all blocks of a track share. Too long fields are cut."""
     fields = (field[:FIELD_BYTES_MAX] for field in (protocol, name, source))
     return b"".join(bytes((len(field),)) + field for field in fields)
 
 
 def pack_head(codec: int, time_us: int, messages: int, fields: bytes, frames_bytes: int) -> bytes:
-    """A block as a record of a log, its length before it, up to where its frames begin."""
+    """A block's record up to its frames, with the record's length before it."""
     head_bytes = FIXED.size + len(fields)
     return _RECORD.pack(head_bytes + frames_bytes, VERSION, codec, head_bytes, time_us, messages) + fields
 

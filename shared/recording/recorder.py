@@ -1,13 +1,13 @@
-"""Recording: what passes through a protocol goes to a log of its own, as whole reads, at next to no cost.
+"""Recording: a protocol's messages go to a log, as whole socket reads, at next to no cost.
 
-Theory of operation. A connection, or whatever else messages come from, has a `Track`: the head of its blocks
-is made once. What a read brought is one `record`: a head and the bytes as they came are one record of the
-log, appended as any other is, so it is in the next batch of the journal that all share. Nobody waits for it:
-blocks are held for a moment, since a commit costs the loop as much for one of them as for a thousand.
+Theory of operation. Each source of messages, such as a connection, has a `Track`, which makes the head of its
+blocks once. `record` turns the bytes of one read, with that head, into one record of the log. Nobody waits
+for it, so blocks are held for a moment and committed together: a commit costs the same for one as for a
+thousand.
 
-A recorder must never hurt its protocol. What cannot be written, since the disk is full or behind, the store
-is read-only or retention has not made room, is left out: counted, logged (not more often than now and then),
-and marked in the log itself by a gap, as soon as it takes records again.
+A recorder must never slow its protocol. Messages that cannot be written are left out: the disk is full or
+behind, the store is read-only, or retention has not made room. They are counted and logged, at a limited
+rate. When the log takes records again, a gap in it marks them.
 """
 
 import time
@@ -29,20 +29,20 @@ from shared.storage.log import Log
 from shared.storage.store import Store, Ticket
 
 WARN_SECONDS = 10.0
-"""A recorder that leaves things out says so at once, and then not more often."""
+"""Pause between two log lines about messages left out; the first line is immediate."""
 HELD_BYTES = 1024 * 1024
 HELD_SECONDS = 0.05
-"""Blocks wait until they are so many bytes together, or the first has waited so long."""
+"""Held blocks are appended at this size in all, or when the first has waited this long."""
 SMALL_BYTES = 32 * 1024
-"""Blocks of less are copied, and joined before they are appended. Others are written from where they are."""
+"""Smaller blocks are copied and joined before they are appended; larger ones are written without a copy."""
 RETAIN_SECONDS = 1.0
-"""Retention looks so often where a log has outgrown it; the store's own rhythm may be slower."""
+"""How often retention runs on a log above its bound; the store's own interval may be longer."""
 
 Buffer = bytes | memoryview
 
 
 def now_us() -> int:
-    """Unix microseconds, by the wall clock."""
+    """The wall clock in Unix microseconds."""
     return time.time_ns() // 1000
 
 
@@ -61,9 +61,9 @@ def _is_large(block: _Held) -> bool:
 
 
 class Recording:
-    """What is recorded in this process: a `Recorder` for each protocol that the settings name.
+    """The recorders of this process: one for each protocol that the settings name.
 
-    Making it may raise OSError: its folder is made.
+    The constructor makes its folder and may raise OSError.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Recording:
         self._recorders: dict[str, Recorder] = {}
         self._namespaces: list[Namespace] = []
         if settings.protocols or (store.folder is not None and (store.folder / NAMESPACE).is_dir()):
-            # Also what an earlier run recorded goes in its time.
+            # Retention also covers the logs of earlier runs.
             mode = settings.durability
             if mode.mode == "interval":
-                mode = attrs.evolve(mode, unjournaled=True)  # written once: nobody waits for the journal
+                mode = attrs.evolve(mode, unjournaled=True)  # written once: nobody waits for it
             namespace = store.namespace(NAMESPACE, mode, retention=settings.retention)
             self._namespaces = [namespace]
             for name in settings.protocols:
@@ -93,14 +93,14 @@ class Recording:
                 )
 
     def take_settings(self, settings: RecordSettings) -> None:
-        """Keep and hold as much as these say from now on."""
+        """Apply new settings."""
         for recorder in self._recorders.values():
             recorder.take_settings(settings)
         for namespace in self._namespaces:
             namespace.retention = settings.retention
 
     def of(self, protocol: str) -> "Recorder | None":
-        """The recorder of a protocol; None: it is not recorded."""
+        """The recorder of a protocol; None if it is not recorded."""
         return self._recorders.get(protocol)
 
     async def run(self) -> None:
@@ -111,7 +111,7 @@ class Recording:
             nursery.start_soon(self._retain)
 
     def flush(self) -> None:
-        """Append what is held; somebody has to settle."""
+        """Append held blocks; the caller commits them."""
         for recorder in self._recorders.values():
             recorder.flush()
 
@@ -175,21 +175,21 @@ class Recorder:
         self.blocks = 0
         self.left_out: dict[str, int] = {}
         self.left_out_bytes = 0
-        # Left out, and not marked in the log yet:
+        # Left out since the last gap:
         self._gap_messages = self._gap_bytes = 0
         self._warned_at: float | None = None  # monotonic
-        self._unwarned = 0  # messages left out since
+        self._unwarned = 0  # messages left out since that log line
 
     def take_settings(self, settings: RecordSettings) -> None:
-        """Keep and hold as much as these say from now on."""
+        """Apply new settings."""
         self._pending_max = settings.pending_bytes_max
-        # Retention drops whole marks, and looks again after a while: it is asked to a little above its bound,
-        # and waited for, by leaving things out, at twice that.
+        # Retention works at intervals and by whole index entries. It is asked to run a little above the
+        # bound; at twice the bound messages are left out until it has run.
         self._retain_above = settings.retention_bytes + settings.retention_bytes // 8
         self._stop_above = 2 * settings.retention_bytes
 
     def track(self, codec: int, *, name: bytes = b"", source: bytes = b"") -> "Track":
-        """A source of messages. `codec`: what its frames are, 1 to 255, as RECORDING.md lists them."""
+        """The track of a new source. `codec`: the format of its frames, 1 to 255, listed in RECORDING.md."""
         return Track(self, codec, blocks.pack_fields(self.protocol, name, source))
 
     def samples(self) -> Iterable[Sample]:
@@ -209,15 +209,15 @@ class Recorder:
             )
         yield Sample("recorded_left_out_bytes_total", self.left_out_bytes, "Bytes of these.", labels=labels)
 
-    # What tracks and rounds call.
+    # Called by tracks and tickets.
 
     def put(self, codec: int, fields: bytes, messages: int, frames: Buffer) -> None:
-        """Take a block, or leave it out. Never raises for what a disk or a store does."""
-        if self._store.scarce:  # others still publish, and shall for long
+        """Take a block, or leave it out. Never raises for errors of the disk or the store."""
+        if self._store.scarce:  # the room that is left is for published messages
             self._pass_over("space", messages, len(frames))
             return
         log = self._log
-        if log is None or log.deleted:  # it is not there, or making it failed
+        if log is None or log.deleted:  # the log is missing, or could not be made
             log = self._open(messages, len(frames))
             if log is None:
                 return
@@ -243,7 +243,7 @@ class Recorder:
             self._recording.holds()
 
     def flush(self) -> None:
-        """Append what is held, and mark what was left out behind it."""
+        """Append held blocks, then a gap for what was left out."""
         self._append_held()
         if self._gap_messages and self._log is not None:
             try:
@@ -267,7 +267,7 @@ class Recorder:
                 self._append(log, b"".join(heads), b"", len(heads), sum(messages), sum(sizes))
 
     def written(self, done: "_Round", error: StoreError | None) -> None:
-        """What was appended in a round is on its way no more."""
+        """A commit has ended: its bytes are no longer pending."""
         if self._round is done:
             self._round = None
         if error is None:
@@ -280,7 +280,7 @@ class Recorder:
             self.leave_out("store", done.messages, done.frames_bytes, str(error))
 
     def _pass_over(self, reason: str, messages: int, size: int) -> None:
-        """Leave a block out; what came before it is written before its gap."""
+        """Leave a block out. Blocks before it are written before its gap."""
         self._append_held()
         self.leave_out(reason, messages, size)
 
@@ -289,7 +289,7 @@ class Recorder:
         self.left_out_bytes += size
         self._gap_messages += messages
         self._gap_bytes += size
-        self._recording.holds()  # the gap, which is marked even if nothing comes any more
+        self._recording.holds()  # writes the gap even if no further message comes
         self._unwarned += messages
         now = self._monotonic()
         if self._warned_at is None or now - self._warned_at >= WARN_SECONDS:
@@ -303,7 +303,7 @@ class Recorder:
             self._unwarned = 0
 
     def _append(self, log: Log, head: bytes, frames: Buffer, count: int, messages: int, size: int) -> None:
-        """Append `count` records that are whole in `head`, or one that begins there and ends in `frames`."""
+        """Append `count` whole records in `head`, or one that begins in `head` and ends in `frames`."""
         try:
             if self._gap_messages:
                 self._mark_gap(log)
@@ -327,7 +327,7 @@ class Recorder:
         round_.bytes += len(gap)
         round_.gap_messages += messages
         round_.gap_bytes += size
-        self._gap_messages -= messages  # what is above a block's bound goes into the next
+        self._gap_messages -= messages  # bytes above a block's bound go into the next block
         self._gap_bytes = 0
 
     def _round_of(self, ticket: Ticket) -> "_Round":
@@ -338,7 +338,7 @@ class Recorder:
         return round_
 
     def _open(self, messages: int, size: int) -> Log | None:
-        """The log, made if it is not there; None where that cannot be now."""
+        """The log, made if missing; None if it cannot be made now."""
         namespace = self._namespace
         try:
             log = namespace.logs.get(self._name)
@@ -365,12 +365,12 @@ class Track:
         self._fields = fields
 
     def record(self, messages: int, frames: Buffer) -> None:
-        """`frames` hold so many whole messages, as they came. In a round of the driver, which settles."""
+        """Record `frames`, which hold `messages` whole messages. The driver of the turn commits."""
         self._put(self._codec, self._fields, messages, frames)
 
 
 class _Round:
-    """What of a recording waits for one ticket; it is the ticket's callback itself."""
+    """The part of a recording that waits for one ticket; it is the ticket's callback."""
 
     __slots__ = (
         "blocks",
