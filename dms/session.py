@@ -245,7 +245,7 @@ class Session(SessionBase):
         acks: list[bytes] = []
         wants: list[bytes] = []
         name, size = self.queue_name, len(self.queue_name)
-        looked = at  # up to here there is no run of ACKs and CONSUMEs,
+        looked = at  # up to here there is no run of ACKs and CONSUMEs by turns,
         no_run = at  # and none of PRODUCEs
         slow = 0
         for _ in range(FRAMES_PER_TURN):
@@ -256,6 +256,18 @@ class Session(SessionBase):
                 stop = at + HEADER_BYTES + length
                 if magic == MAGIC and length <= PAYLOAD_BYTES_MAX and stop <= end:
                     if what == _ACK and not length:
+                        if runs.begins(data, at, HEADER_BYTES):
+                            alike = runs.alike(data, at, 0)
+                            if alike is not None:
+                                if wants:  # those came before
+                                    self._both(acks, wants)
+                                    acks, wants = [], []
+                                acks += alike
+                                at += len(alike) * HEADER_BYTES
+                                if len(acks) >= FRAMES_PER_TURN:
+                                    self.let_others()
+                                    break
+                                continue
                         turn = 2 * HEADER_BYTES + size
                         if at >= looked and not acks and runs.begins(data, at, turn):
                             run = runs.by_turns(data, at, name)
@@ -280,6 +292,13 @@ class Session(SessionBase):
                         and data.startswith(name, at + HEADER_BYTES)
                         and self._may_want(len(wants) + 1)
                     ):
+                        if runs.begins(data, at, HEADER_BYTES + size):
+                            alike = runs.alike(data, at, size)
+                            if alike is not None:
+                                room = self._engine.settings.credits_max - self.consumer.waiting - len(wants)
+                                wants += alike[:room]
+                                at += len(alike[:room]) * (HEADER_BYTES + size)
+                                continue
                         wants.append(data[at + ID_AT : at + HEADER_BYTES])
                         at = stop
                         continue

@@ -13,6 +13,7 @@ DELIVERED = st.integers(wire.DELIVERY_ID_BIT, wire.DELIVERY_ID_BIT + 40)
 NAME = st.sampled_from(NAMES)
 
 NUMBER = st.integers(0, 9)
+MANY = st.sampled_from([1, 1, 4, 9])
 
 
 def produce(name: bytes, number: int, size: int, many: int) -> bytes:
@@ -20,9 +21,11 @@ def produce(name: bytes, number: int, size: int, many: int) -> bytes:
 
 
 FRAME = st.one_of(
-    st.builds(produce, NAME, NUMBER, st.sampled_from([0, 5, 300]), st.sampled_from([1, 1, 4, 9])),
-    st.builds(lambda name, n: wire.pack(Type.CONSUME, n, name), NAME, st.integers(0, 9)),
-    st.builds(lambda held: wire.pack(Type.ACK, held), DELIVERED),
+    st.builds(produce, NAME, NUMBER, st.sampled_from([0, 5, 300]), MANY),
+    st.builds(lambda name, n, many: wire.pack(Type.CONSUME, n, name) * many, NAME, st.integers(0, 9), MANY),
+    st.builds(
+        lambda held, many: b"".join(wire.pack(Type.ACK, held + n) for n in range(many)), DELIVERED, MANY
+    ),
     st.builds(lambda held, name: wire.pack(Type.ACK, held, name), DELIVERED, NAME),
     st.builds(lambda held: wire.pack(Type.NACK, held), DELIVERED),
     st.builds(

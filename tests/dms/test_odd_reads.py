@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dms import runs, wire
-from dms.engine import Consumer
+from dms import runs, session, wire
+from dms.engine import Consumer, Engine, Queue
 from dms.refusals import Refusals
 from dms.settings import DmsSettings
 from dms.unacked import Unacked
@@ -107,6 +107,31 @@ def test_acks_behind_a_consume_leave_a_run_that_is_held_whole(monkeypatch: pytes
     assert [number for type_, _, _, number, _ in frames if type_ == Type.ACK_OK] == held
     assert len(deliveries(frames)) == 1
     assert not apart
+
+
+def test_runs_of_one_kind_behind_another_are_each_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = full_of()
+    peer.produce("a", *[b"x"] * 41)  # the first goes to who waits
+    held = [number for number, _ in peer.consume("a", 20)]
+    acks = counted(monkeypatch, Engine, "ack", lambda _, __, ids: len(ids))
+    adds = counted(monkeypatch, Queue, "produce", lambda _, bodies, size: len(bodies))
+    consumes = counted(monkeypatch, Consumer, "wait", lambda _, queue, ids, deadline: len(ids))
+    runs_taken = (
+        counted(monkeypatch, runs, "alike", lambda *_: 1),
+        counted(monkeypatch, runs, "produced", lambda *_: 1),
+    )
+    acked = b"".join(wire.pack(Type.ACK, number) for number in held)
+    peer.send(acked + produce(A) * 20 + wire.pack(Type.CONSUME, 2, A) * 20)
+    assert [len(deliveries(peer.take())), acks, adds, consumes] == [20, [20], [20], [20]]
+    assert runs_taken == ([1, 1], [1])
+
+
+def test_acks_of_one_read_are_taken_in_turns_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = full_of()
+    turns = counted(monkeypatch, session.Session, "let_others", lambda _: 1)
+    peer.send(UNKNOWN * (4 * session.FRAMES_PER_TURN))
+    assert len(peer.take()) == 4 * session.FRAMES_PER_TURN
+    assert 3 <= len(turns) <= 4
 
 
 def test_a_refusal_to_many_is_what_it_is_to_each() -> None:
