@@ -64,6 +64,7 @@ class QueueLog:
     _copied: dict[int, Message] = attrs.field(factory=dict, init=False)
     """The same for those that were written again."""
     _copying: bool = attrs.field(default=False, init=False)
+    _leaving: int = attrs.field(default=0, init=False)  # changes whose messages leave in slices
     _live_bytes: int = attrs.field(default=0, init=False)
     _taken: list[int] = attrs.field(factory=list, init=False)
 
@@ -140,6 +141,14 @@ class QueueLog:
         numbers = [message.number for message in messages]
         return records.taken([number for number in numbers if number in self._live or number in self._copied])
 
+    def leave_in_slices(self) -> None:
+        """That record is written, and `left` is told later: a copy made meanwhile would bring a message back.
+        Call `all_left` then."""
+        self._leaving += 1
+
+    def all_left(self) -> None:
+        self._leaving -= 1
+
     def left(self, messages: Sequence[Message]) -> None:
         """That record is written."""
         before = len(self._taken)
@@ -164,7 +173,7 @@ class QueueLog:
         dead = log.visible - log.first - self._live_bytes
         if dead < SLACK_BYTES:
             return
-        if dead > self._live_bytes and not self._copying:
+        if dead > self._live_bytes and not (self._copying or self._leaving):
             self.copy_oldest()
         oldest = self._oldest()
         below = log.visible if oldest is None else oldest.offset

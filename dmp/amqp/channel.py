@@ -339,19 +339,20 @@ class Mux:
         self, deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], None]
     ) -> None:
         """`apply` to the messages of each queue, in slices."""
-        self._add_work(_slices(deliveries, apply))
+        self.add_work(_slices(deliveries, apply))
 
     def deliver_again(self, channel: Channel, deliveries: list[Delivery]) -> None:
         """To the consumers that had them, or back where these have gone; of very many in slices."""
         steps = _deliver_again(channel, deliveries)
         if len(deliveries) > RETURNED_AT_ONCE:
-            self._add_work(steps)
+            self.add_work(steps)
         else:
             self.worked(len(deliveries))
             next(steps, None)
 
-    def _add_work(self, steps: Iterator[None]) -> None:
-        """Input waits meanwhile: a confirm says that all before its publish was taken."""
+    def add_work(self, steps: Iterator[None]) -> None:
+        """Of each half a millisecond. Input waits meanwhile: a confirm says that all before its publish was
+        taken."""
         sliced_work = self.broker.sliced_work
         self.session.stop(Stop.READY)
         sliced_work.when_idle(self.connection.guarded(partial(self.session.go_soon, Stop.READY)))
@@ -642,7 +643,9 @@ class Channel:
         unacked = self.unacked
         last = tag or next(reversed(unacked), 0)
         if multiple and last in unacked and last - next(iter(unacked)) > SETTLED_AT_ONCE:
-            return list(self._take_many(last).values())
+            many = self.pop_unacked(tag, True)
+            forget_unacked(many.values())
+            return list(many.values())
         taken = []
         for number in tags_of(unacked, tag, multiple):
             delivery = unacked.pop(number)
@@ -651,20 +654,18 @@ class Channel:
             taken.append(delivery)
         return taken
 
-    def _take_many(self, last: int) -> dict[int, Delivery]:
-        """All up to this tag, which is there. The smaller part is moved: 8 ms at most for 90,000."""
+    def pop_unacked(self, tag: int, multiple: bool) -> dict[int, Delivery]:
+        """The same by tag; they still count for their consumers (`forget_unacked`).
+
+        The smaller part is moved: 8 ms at most for 90,000.
+        """
         unacked = self.unacked
-        tags = list(unacked)
-        count = bisect_right(tags, last)
-        if count * 2 > len(tags):
-            taken = unacked
-            self.unacked = {number: taken.pop(number) for number in tags[count:]}
-        else:
-            taken = {number: unacked.pop(number) for number in tags[:count]}
-        for consumer, number in Counter(map(_CONSUMER, taken.values())).items():
-            if consumer is not None:
-                consumer.unacked -= number
-        return taken
+        tags = tags_of(unacked, tag, multiple)
+        if len(tags) * 2 <= len(unacked):
+            return {number: unacked.pop(number) for number in tags}
+        rest = list(islice(unacked, len(tags), None))
+        self.unacked = {number: unacked.pop(number) for number in rest}
+        return unacked
 
     def deal(self) -> None:
         """Something allows more deliveries to its consumers."""
@@ -722,7 +723,17 @@ def tags_of(unacked: Collection[int], tag: int, multiple: bool) -> list[int]:
         raise _unknown(tag)
     if not multiple:
         return [tag]
-    return list(unacked) if not tag else list(takewhile(tag.__ge__, unacked))
+    if tag and tag - next(iter(unacked)) <= SETTLED_AT_ONCE:
+        return list(takewhile(tag.__ge__, unacked))
+    tags = list(unacked)
+    return tags[: bisect_right(tags, tag)] if tag else tags
+
+
+def forget_unacked(deliveries: Iterable[Delivery]) -> None:
+    """They do not count for their consumers any more."""
+    for consumer, count in Counter(map(_CONSUMER, deliveries)).items():
+        if consumer is not None:
+            consumer.unacked -= count
 
 
 def _not_allowed(name: bytes) -> Refusal:

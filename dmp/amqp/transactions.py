@@ -2,7 +2,8 @@
 
 A commit is one entry of the journal, whatever queues it touches, so a crash leaves all of it or nothing. The
 reply waits until that entry is on the disk. A rejected message moves to its dead-letter exchange in the same
-step. Messages that are held count as memory. They have bounds of their own: a commit is one stretch of work.
+step. Messages that are held count as memory. They have bounds of their own: to publish them is one stretch of
+work. What very many deliveries are is gathered in slices before a commit, and forgotten in slices behind it.
 
 A client cannot settle a delivery twice in a transaction. Until the commit the delivery still counts against
 prefetch, and a rollback makes it unacknowledged again.
@@ -10,16 +11,17 @@ prefetch, and a rollback makes it unacknowledged again.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import repeat
+from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import attrs
 from pamqp import commands
 
-from dmp.amqp.channel import tags_of
+from dmp.amqp.channel import RETURNED_AT_ONCE, SETTLED_AT_ONCE, forget_unacked
 from dmp.dead_letters import LETTERS_PER_TURN, addressed
 from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.memory import check
@@ -33,12 +35,10 @@ from shared.budget import Account
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
-    from dmp.amqp.channel import Channel, Consumer, Delivery
+    from dmp.amqp.channel import Channel, Delivery
     from dmp.amqp.publishing import Post
     from dmp.broker import Broker
     from shared.storage.store import Log, Ticket
-
-    _Groups = dict[tuple["Outcome", "Consumer | None", Queue], list[Message]]
 
 LETTER_MESSAGES = LETTERS_PER_TURN  # a rejection that makes a dead letter is as much work as so many messages
 # What a publish takes in a transaction, where it is unlike the others: 940 measured, 200 count as a message.
@@ -58,8 +58,11 @@ class Transaction:
     """One channel's, from commit to commit."""
 
     _channel: Channel
+    settled: int = 0
+    """So many deliveries are held."""
     _posts: list[tuple[Post, Sequence[Queue], Sequence[bytes]]] = attrs.Factory(list)
-    _settled: dict[int, tuple[Outcome, Delivery]] = attrs.Factory(dict)  # by tag
+    _deliveries: dict[Outcome, dict[int, Delivery]] = attrs.Factory(dict)  # settled ones, by tag
+    _prepared: Prepared | None = None  # for the commit
     _messages: int = 0
     _bytes: int = 0
     _cost_bytes: int = 0
@@ -70,12 +73,7 @@ class Transaction:
 
     @property
     def holds(self) -> bool:
-        return bool(self._posts or self._settled)
-
-    @property
-    def settled(self) -> int:
-        """So many deliveries are held."""
-        return len(self._settled)
+        return bool(self._posts or self._deliveries)
 
     def publish(self, post: Post, bodies: Sequence[bytes]) -> None:
         """Raises Refusal."""
@@ -99,40 +97,51 @@ class Transaction:
 
     def settle(self, outcome: Outcome, tag: int, multiple: bool) -> None:
         """Raises Refusal."""
-        unacked = self._channel.unacked
-        tags = tags_of(unacked, tag, multiple)
-        if outcome is Outcome.REJECTED:
-            messages = LETTER_MESSAGES * sum(_leaves_letters(unacked[each][1]) for each in tags)
-            self._need_room(messages, 0)
-            self._messages += messages
-        if len(tags) == len(unacked):  # all of 90,000 in 5 ms, not 25
-            self._settled.update(
-                zip(unacked, zip(repeat(outcome), unacked.values(), strict=False), strict=True)
-            )
-            unacked.clear()
+        taken = self._channel.pop_unacked(tag, multiple)
+        self.settled += len(taken)
+        if outcome in self._deliveries:
+            self._deliveries[outcome].update(taken)
         else:
-            for each in tags:
-                self._settled[each] = outcome, unacked.pop(each)
+            self._deliveries[outcome] = taken
+        if outcome is Outcome.REJECTED:
+            queues = Counter(map(itemgetter(1), taken.values()))
+            letters = sum(count for queue, count in queues.items() if _leaves_letters(queue))
+            self._need_room(letters * LETTER_MESSAGES, 0)
+            self._messages += letters * LETTER_MESSAGES
 
     def rollback(self) -> None:
         """Drop the publishes, and make the deliveries unacknowledged again."""
         channel = self._channel
-        if self._settled:
-            unacked = {tag: delivery for tag, (_, delivery) in self._settled.items()} | channel.unacked
-            channel.unacked = dict(sorted(unacked.items()))
+        if self._deliveries:
+            unacked = channel.unacked
+            for settled in self._deliveries.values():
+                unacked |= settled
+            tags = sorted(unacked)
+            channel.unacked = dict(zip(tags, map(unacked.__getitem__, tags), strict=True))
         self._forget()
+
+    def prepare(self) -> bool:
+        """Whether it can be committed now. Else this goes on in slices: ask when `sliced_work` is idle."""
+        if self._prepared is None:
+            self._prepared = prepared = Prepared(QueueChange(self._channel.mux.broker))
+            steps = prepared.gather(self._deliveries)
+            if self.settled > SETTLED_AT_ONCE:
+                self._channel.mux.broker.sliced_work.add(steps)
+            else:
+                _go_through(steps)
+        return self._prepared.whole
 
     def commit(self) -> None:
         """Apply all of it, and reply when it is on the disk. Raises Refusal; then nothing is applied."""
-        channel = self._channel
+        channel, prepared = self._channel, self._prepared
+        assert prepared is not None
         mux = channel.mux
         broker = mux.broker
         for exchange in {post.content.exchange for post, _, _ in self._posts}:  # rules may have changed
             mux.require(WRITE, exchange or DEFAULT_IN_RULES)
-        settled = _grouped(self._settled.values())
-        for queue in {queue for _, _, queue in settled}:
+        for queue in prepared.queues:
             mux.require(READ, queue.name)
-        change = QueueChange(broker)
+        change = prepared.change
         returned: list[tuple[Head, Sequence[bytes]]] = []
         for post, queues, bodies in self._posts:
             left = [queue for queue in queues if not queue.deleted]
@@ -142,7 +151,7 @@ class Transaction:
             broker.counts.unroutable += len(bodies)
             if post.content.mandatory:
                 returned.append((post.head, bodies))
-        letters = self._settle_all(change, settled)
+        letters = self._put_letters(prepared)
         broker.memory.give(self._cost_bytes)  # it counts as the queues' now
         self._cost_bytes = 0
         try:
@@ -151,45 +160,57 @@ class Transaction:
             broker.counts.refused_publishes += sum(len(bodies) for _, _, bodies in self._posts)
             text = str(error) or "the store takes no writes"
             raise Refusal(Code.RESOURCE_ERROR, text) from error
-        self._count(settled, *letters)
+        self._count(*letters)
         if mux.recorded is not None:
             for post, _, bodies in self._posts:
                 mux.recorded.record(post.content, post.head, bodies)
         for head, bodies in returned:
             for body in bodies:
                 channel.send_return(Code.NO_ROUTE, head, body)
-        mux.worked(self._messages + len(self._settled))
+        mux.worked(self._messages + min(self.settled, SETTLED_AT_ONCE))
+        settled = list(self._deliveries.values())
+        requeued = list(self._deliveries.get(Outcome.REQUEUED, {}).values())
+        in_slices = self.settled > SETTLED_AT_ONCE
         self._forget()
         channel.reply(commands.Tx.CommitOk(), ticket)  # before deliveries that it allows
-        _give_back(settled)
+        for deliveries in settled:
+            forget_unacked(deliveries.values())
+        if in_slices:
+            if requeued:
+                mux.return_in_slices(requeued)
+            mux.add_work(change.let_go())
+        else:
+            _go_through(change.let_go())
+            for queue, messages in prepared.requeued.items():
+                broker.counts.requeued += len(messages)
+                queue.requeue(messages)
+        for queue in prepared.queues:
+            if not queue.deleted:
+                queue.deal()
         channel.crowded = False
         channel.deal()
         if broker.memory.full:
             mux.wait_for_memory()
 
-    def _settle_all(self, change: QueueChange, settled: _Groups) -> tuple[int, int]:
+    def _put_letters(self, prepared: Prepared) -> tuple[int, int]:
         """Returns how many dead letters find a queue, and how many find none. Raises Refusal."""
         broker = self._channel.mux.broker
         found = lost = work = 0
-        for (outcome, _, queue), messages in settled.items():
-            if outcome is not Outcome.REQUEUED:
-                change.leave(queue, messages)
-        if any(outcome is Outcome.REJECTED and _leaves_letters(queue) for outcome, _, queue in settled):
-            for outcome, (_, queue, message) in self._settled.values():
-                if outcome is not Outcome.REJECTED or not _leaves_letters(queue):
-                    continue
-                try:
-                    head, targets, more = addressed(broker, queue, message, "rejected")
-                except Refusal:  # the exchange is not there
-                    lost += 1
-                    continue
-                work += more
-                if work > WORK_PER_STRETCH:
-                    text = "the routes of the dead letters are too much work for one transaction"
-                    raise Refusal(Code.PRECONDITION_FAILED, text)
-                change.put(head, targets, (message.body,))
-                found += bool(targets)
-                lost += not targets
+        for queue, message in prepared.letters:
+            if not _leaves_letters(queue):  # it went a moment ago
+                continue
+            try:
+                head, targets, more = addressed(broker, queue, message, "rejected")
+            except Refusal:  # the exchange is not there
+                lost += 1
+                continue
+            work += more
+            if work > WORK_PER_STRETCH:
+                text = "the routes of the dead letters are too much work for one transaction"
+                raise Refusal(Code.PRECONDITION_FAILED, text)
+            prepared.change.put(head, targets, (message.body,))
+            found += bool(targets)
+            lost += not targets
         return found, lost
 
     def _need_room(self, messages: int, body_bytes: int) -> None:
@@ -211,53 +232,58 @@ class Transaction:
             broker.bodies.let_go(body)
         self._memory.give(len(self._posts) * POST_BYTES)
         self._posts.clear()
-        self._settled.clear()
-        self._messages = self._bytes = self._cost_bytes = 0
+        self._deliveries = {}
+        self._prepared = None
+        self.settled = self._messages = self._bytes = self._cost_bytes = 0
 
-    def _count(self, settled: _Groups, letters: int, lost: int) -> None:
+    def _count(self, letters: int, lost: int) -> None:
         counts = self._channel.mux.broker.counts
         counts.dead_lettered += letters
         counts.dead_letters_lost += lost
         for post, _, bodies in self._posts:
             counts.published += len(bodies)
             counts.published_bytes += len(bodies) * post.head.body_bytes
-        for (outcome, _, _), messages in settled.items():
-            if outcome is Outcome.ACKNOWLEDGED:
-                counts.acknowledged += len(messages)
-            elif outcome is Outcome.REJECTED:
-                counts.rejected += len(messages)
-            else:
-                counts.requeued += len(messages)
+        counts.acknowledged += len(self._deliveries.get(Outcome.ACKNOWLEDGED, ()))
+        counts.rejected += len(self._deliveries.get(Outcome.REJECTED, ()))
 
 
-def _grouped(settled: Iterable[tuple[Outcome, Delivery]]) -> _Groups:
-    """By outcome, consumer and queue: each of 90,000 is looked at once, which takes 5 ms."""
-    groups: _Groups = defaultdict(list)
-    last: tuple[object, object, object] = (None, None, None)
-    messages: list[Message] = []
-    for outcome, (consumer, queue, message) in settled:
-        if queue is not last[2] or consumer is not last[1] or outcome is not last[0]:
-            last = key = outcome, consumer, queue
-            messages = groups[key]
-        messages.append(message)
-    return groups
+def _go_through(steps: Iterator[None]) -> None:
+    """All at once."""
+    for _ in steps:
+        pass
 
 
-def _give_back(settled: _Groups) -> None:
-    """Requeue what is to be delivered again, and let the queues deliver more."""
-    back: dict[Queue, list[Message]] = {}
-    for (outcome, consumer, queue), messages in settled.items():
-        if consumer is not None:
-            consumer.unacked -= len(messages)
-        those = back.setdefault(queue, [])
-        if outcome is Outcome.REQUEUED:
-            those += messages
-    for queue, messages in back.items():
-        if messages:
-            queue.requeue(messages)
-    for queue in back:
-        if not queue.deleted:
-            queue.deal()
+@attrs.define(eq=False)
+class Prepared:
+    """What a transaction has settled, as its commit needs it; `whole`: all of it is here.
+
+    `letters`: what is rejected and leaves a dead letter, in the order of settling.
+    """
+
+    change: QueueChange
+    whole: bool = False
+    queues: dict[Queue, None] = attrs.Factory(dict)
+    requeued: dict[Queue, list[Message]] = attrs.Factory(dict)
+    letters: list[tuple[Queue, Message]] = attrs.Factory(list)
+
+    def gather(self, settled: Mapping[Outcome, Mapping[int, Delivery]]) -> Iterator[None]:
+        """Slice by slice."""
+        for outcome, by_tag in settled.items():
+            deliveries = iter(list(by_tag.values()))
+            while some := list(islice(deliveries, RETURNED_AT_ONCE)):
+                of: dict[Queue, list[Message]] = {}
+                for _, queue, message in some:
+                    of.setdefault(queue, []).append(message)
+                    if outcome is Outcome.REJECTED and _leaves_letters(queue):
+                        self.letters.append((queue, message))
+                for queue, messages in of.items():
+                    self.queues[queue] = None
+                    if outcome is Outcome.REQUEUED:
+                        self.requeued.setdefault(queue, []).extend(messages)
+                    else:
+                        self.change.leave(queue, messages)
+                yield
+        self.whole = True
 
 
 def _leaves_letters(queue: Queue) -> bool:
@@ -266,13 +292,16 @@ def _leaves_letters(queue: Queue) -> bool:
 
 @attrs.define(eq=False)
 class _Part:
-    """One queue's. `records`: of the messages, `logged` in number, that come with one."""
+    """One queue's. `records`: of the messages, `logged` in number, that come with one. `taken`: the records
+    of those that are `leaving`.
+    """
 
     coming: int = 0
     body_bytes: int = 0
     logged: int = 0
     records: list[bytes] = attrs.Factory(list)
-    leaving: list[Message] = attrs.Factory(list)
+    leaving: list[Sequence[Message]] = attrs.Factory(list)
+    taken: list[bytes] = attrs.Factory(list)
 
 
 @attrs.define(eq=False)
@@ -311,19 +340,26 @@ class QueueChange:
 
     def leave(self, queue: Queue, messages: Sequence[Message]) -> None:
         """They were unacknowledged, and are acknowledged or not wanted back."""
-        self._parts[queue].leaving += messages
+        part = self._parts[queue]
+        part.leaving.append(messages)
+        if queue.log is not None:
+            taken = queue.log.leaving(messages)
+            if taken:
+                part.taken.append(taken)
 
     def apply(self) -> Ticket | None:
-        """What all of it waits for, None: nothing. Raises StoreError; then nothing has changed."""
+        """What all of it waits for, None: nothing. Go through `let_go` then. Raises StoreError; then nothing
+        has changed.
+        """
         appends: list[tuple[Log, bytes, int]] = []
         written: list[Queue] = []
         reserved = True  # what only leaves has room kept for it
         for queue, part in self._parts.items():
             if queue.log is None or queue.deleted:
                 continue
-            taken = queue.log.leaving(part.leaving)
-            if part.records or taken:
-                appends.append((queue.log.log, b"".join((*part.records, taken)), part.logged + bool(taken)))
+            if part.records or part.taken:
+                records = b"".join((*part.records, *part.taken))
+                appends.append((queue.log.log, records, part.logged + len(part.taken)))
                 written.append(queue)
                 reserved = reserved and not part.records
         ends: dict[Queue, int] = {}
@@ -341,6 +377,20 @@ class QueueChange:
             else:
                 self._broker.publish_numbered(queue, messages)
         for queue, part in self._parts.items():
-            if part.leaving:
-                queue.settle_written(part.leaving)
+            if part.leaving and queue.log is not None:
+                queue.log.leave_in_slices()
         return ticket
+
+    def let_go(self) -> Iterator[None]:
+        """Have what leaves forgotten, slice by slice."""
+        for queue, part in self._parts.items():
+            if not part.leaving:
+                continue
+            try:
+                part.leaving.reverse()
+                while part.leaving:
+                    queue.settle_written(part.leaving.pop())
+                    yield
+            finally:
+                if queue.log is not None:
+                    queue.log.all_left()

@@ -1,10 +1,13 @@
 """Transactions: what a channel publishes and settles is applied at once, or not at all."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from pamqp import base, commands
 
+from dmp import queue_log
+from dmp.amqp import transactions
 from dmp.amqp.wire import encode
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Frames, Peer, bodies, closed, opened, publish
@@ -335,3 +338,87 @@ async def test_a_crash_leaves_all_of_a_transaction_or_nothing(size: int) -> None
     assert [state for state in seen if state not in (before, after)] == []
     assert before in seen
     assert seen[len(machines) - 7 :] == [after] * 7, "what is answered is kept"
+
+
+@pytest.fixture
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than four deliveries are settled in slices of one, and logs are tidied all the time."""
+    monkeypatch.setattr(transactions, "SETTLED_AT_ONCE", 4)
+    monkeypatch.setattr(transactions, "RETURNED_AT_ONCE", 1)
+    monkeypatch.setattr(queue_log, "SLACK_BYTES", 1)
+
+
+async def many_settled() -> tuple[World, Peer, dict[str, list[bytes]], dict[str, list[bytes]]]:
+    """A transaction of many, before its commit; and what is held before and after that."""
+    world, peer = await in_transaction("in", "out")
+    sent = [b"%02d" % number for number in range(40)]
+    fill(world, "in", *sent)
+    consume(peer, "in")
+    peer.publish("", "out", b"new", properties=PERSISTENT)
+    peer.method(C.Basic.Nack(1, False, True))
+    peer.method(C.Basic.Ack(25, True))
+    peer.method(C.Basic.Nack(30, True, True))
+    peer.method(C.Basic.Reject(31, False))
+    return world, peer, {"in": sent, "out": []}, {"in": [sent[0], *sent[25:30], *sent[31:]], "out": [b"new"]}
+
+
+@pytest.mark.usefixtures("few_are_many")
+async def test_a_commit_of_very_many_goes_in_slices_and_a_crash_leaves_all_of_it_or_nothing() -> None:
+    world, peer, before, after = await many_settled()
+    queue = world.broker.queues[b"in"]
+    peer.method(C.Tx.Commit())
+    kills, unacked = [world.disk.kill()], [queue.unacked]
+    while world.broker.sliced_work.busy or not peer.connection.reading:
+        world.broker.timers.run_due()
+        peer.pump()
+        world.settle()
+        kills.append(world.disk.kill())
+        unacked.append(queue.unacked)
+    assert unacked == sorted(unacked, reverse=True)
+    assert len(set(unacked)) > 5, "what is settled is forgotten in slices"
+    assert peer.names()[0] == "Tx.CommitOk"
+    assert (world.broker.counts.acknowledged, world.broker.counts.requeued) == (24, 6)
+    peer.lose()
+    world.advance(0)
+    assert held(world) == after
+    world.store.abandon()
+    seen = []
+    for disk in kills:
+        found = await World.open(world.broker.settings, disk)
+        seen.append(held(found))
+        found.store.abandon()
+    assert [state for state in seen if state not in (before, after)] == []
+    assert [state for state, following in pairwise(seen) if state != following] == [before]
+
+
+@pytest.mark.usefixtures("few_are_many")
+async def test_a_connection_that_ends_before_its_commit_is_gone_through_has_committed_nothing() -> None:
+    world, peer, before, _ = await many_settled()
+    peer.method(C.Tx.Commit())
+    world.broker.timers.run_due()
+    peer.lose()
+    world.advance(0)
+    world.settle()
+    assert held(world) == before
+    assert world.broker.memory.held_bytes == sum(
+        message.head.cost_bytes for message in world.broker.queues[b"in"].ready
+    )
+    assert held(await world.again()) == before
+
+
+@pytest.mark.usefixtures("few_are_many")
+async def test_very_many_that_are_rolled_back_can_be_settled_again_in_their_order() -> None:
+    world, peer, _, _ = await many_settled()
+    peer.method(C.Tx.Rollback())
+    assert peer.names() == ["Tx.RollbackOk"]
+    for tag in range(39, 0, -2):
+        peer.method(C.Basic.Ack(tag))
+    peer.method(C.Tx.Rollback())
+    peer.method(C.Basic.Ack(30, True))
+    peer.method(C.Tx.Commit())
+    for _ in range(2):
+        world.advance(0)
+        peer.pump()
+        world.settle()
+    assert peer.names()[-1] == "Tx.CommitOk"
+    assert (world.broker.queues[b"in"].unacked, world.broker.counts.acknowledged) == (10, 30)

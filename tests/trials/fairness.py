@@ -789,14 +789,33 @@ def amqp_a_message_for_2000_queues(served: Served) -> None:
         peer.publish("amq.fanout", "", 50)
 
 
-def amqp_a_transaction_of_90000_acks(served: Served) -> None:
+def _in_a_transaction(served: Served, method: base.Frame, end: base.Frame, answer: type[base.Frame]) -> None:
     with _amqp_holding(served, 90_000) as peer:
         peer.call(commands.Tx.Select(), commands.Tx.SelectOk)
-        peer.call(commands.Basic.Cancel("c"), commands.Basic.CancelOk)
         served.begin()
-        peer.say(1, commands.Basic.Ack(0, multiple=True))
-        peer.call(commands.Tx.Commit(), commands.Tx.CommitOk)
+        peer.say(1, method)
+        peer.call(end, answer)
         _ping(served)
+
+
+def amqp_a_transaction_of_90000_acks(served: Served) -> None:
+    ack = commands.Basic.Ack(0, multiple=True)
+    _in_a_transaction(served, ack, commands.Tx.Commit(), commands.Tx.CommitOk)
+
+
+def amqp_a_transaction_of_all_acks_but_one(served: Served) -> None:
+    ack = commands.Basic.Ack(89_999, multiple=True)
+    _in_a_transaction(served, ack, commands.Tx.Commit(), commands.Tx.CommitOk)
+
+
+def amqp_a_transaction_gives_90000_back(served: Served) -> None:
+    nack = commands.Basic.Nack(0, multiple=True, requeue=True)
+    _in_a_transaction(served, nack, commands.Tx.Commit(), commands.Tx.CommitOk)
+
+
+def amqp_a_transaction_of_90000_acks_is_rolled_back(served: Served) -> None:
+    ack = commands.Basic.Ack(89_999, multiple=True)
+    _in_a_transaction(served, ack, commands.Tx.Rollback(), commands.Tx.RollbackOk)
 
 
 def amqp_a_transaction_of_4096_messages(served: Served) -> None:
