@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from kqmsgq.queues import Queues
 
 ALL = "*"
-"""As a source: every queue that there is and will be."""
+"""As a source: all queues, present and future."""
 WRITTEN_AT_ONCE = 256
-"""Messages; then others have their turn."""
+"""Messages that are handled between two checkpoints."""
 
 
 class KqmsgqSource(VolatileSource):
-    """A queue's messages as they come."""
+    """A source: the messages of a queue as they arrive."""
 
     def __init__(self, queues: "Queues", name: bytes, context: BridgeContext) -> None:
         self._queues = queues
         super().__init__(context.inbox, queues.look_on(Onlooker(self._taken), name))
 
     def _taken(self, data: bytes) -> None:
-        """Make runs of whole messages; those of one queue follow each other, mostly."""
+        """Make runs of whole messages. Neighbours mostly belong to one queue, so runs are long."""
         head = b""
         bodies: list[bytes] = []
         at = 0
@@ -88,7 +88,7 @@ class KqmsgqTarget:
         self._queues.trail = trail
         try:
             at = self._producer.publish(data)
-            while at < len(data):  # to so many consumers that one pass does not do
+            while at < len(data):  # so many consumers that one pass does not suffice
                 at = self._producer.publish(data, at)
         finally:
             self._queues.trail = ()

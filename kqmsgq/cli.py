@@ -24,8 +24,8 @@ app, command = protocol_app(
 )
 
 PROBE = (b"\n",) * 6
-"""Nobody is subscribed to these, so unsubscribing from them does nothing and is not answered. A server of
-another protocol answers or closes: with the role they are a line, and longer than any first word."""
+"""A probe for the protocol. Nobody has these subscriptions, so ending them does nothing and gets no answer. A
+server of another protocol answers or closes: role and probe are a line longer than any first word."""
 
 
 @command("serve 8000", "serve --host 0.0.0.0 --insecure")
@@ -130,7 +130,7 @@ def consumers(
 
 
 def _place(server: Server) -> dict[str, Any]:
-    """The clients' arguments, limits included: a server that is sent more than it takes closes silently."""
+    """The client's arguments with the limits, because a server closes silently on what exceeds its own."""
     return {
         **server.given(),
         "name_bytes_max": server.settings.name_bytes_max,

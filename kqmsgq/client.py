@@ -8,13 +8,13 @@
         async for message in consumer:
             ...
 
-The protocol has no answers: `send` returns once the kernel has the bytes. The end of a producer's block tells
-the server that all is sent, and waits until the server has read it and closed. A lost connection raises
-`Disconnected`: nobody knows what arrived, so nothing is sent twice. A consumer with `retry_seconds` connects
-again and subscribes again; it misses messages that are sent meanwhile.
+The protocol has no answers: `send` returns once the kernel has the bytes. The end of a producer's block waits
+until the server has read everything and closed. A lost connection raises `Disconnected`. It is unknown what
+arrived, so nothing is sent again. A consumer with `retry_seconds` connects and subscribes again; it misses
+messages that are sent meanwhile.
 
-Any number of tasks may share a producer. What they send while a send is under way goes out together. A
-cancelled send may have left half an event behind, so it closes the connection.
+Any number of tasks may share a producer. What they send during a send goes out together in the next. A
+cancelled send may have sent half an event, so it closes the connection.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -59,7 +59,7 @@ class Producer:
         self._limits = name_bytes_max, message_bytes_max
 
     async def send(self, queue: str | bytes, body: bytes) -> None:
-        """Send a message. Raises Disconnected, and ValueError for what the server would not take."""
+        """Send a message. Raises Disconnected, and ValueError for a message above the server's limits."""
         await self._sender.send(self._message(queue, body))
 
     async def send_many(self, messages: Iterable[tuple[str | bytes, bytes]]) -> None:
@@ -67,7 +67,7 @@ class Producer:
         await self._sender.send_many(self._message(queue, body) for queue, body in messages)
 
     async def finish(self) -> None:
-        """All is sent: wait until the server has read it and closed. Raises Disconnected."""
+        """End sending, and wait until the server has read everything and closed. Raises Disconnected."""
         await self._sender.finish()
 
     def _message(self, queue: str | bytes, body: bytes) -> bytes:
@@ -109,7 +109,7 @@ class Consumer(Receiver[Message]):
         await self._say(wire.subscribe())
 
     async def unsubscribe(self, *queues: str | bytes) -> None:
-        """End subscriptions; messages on their way still come. `subscribe_all` goes on."""
+        """End subscriptions; messages under way still arrive. A `subscribe_all` stays."""
         names = [self._named(queue) for queue in queues]
         for name in names:
             self._subscriptions.pop(name, None)
@@ -145,12 +145,12 @@ async def open_producer(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     **how: Unpack[How],
 ) -> AsyncIterator[Producer]:
-    """A producer, connected. The end of the block waits until the server has read everything.
+    """Connect a producer. The end of the block waits until the server has read everything.
 
-    `name_bytes_max`, `message_bytes_max`: the server's limits, where they are set higher. The server silently
-    closes the connection on what is larger. `host`: also a URL, `kqmsgq+tls://ann@host:8000`. `how`: login
-    and TLS; who is refused finds the connection closed. Raises ConnectionRefusedError where nobody listens,
-    and ssl.SSLError.
+    `name_bytes_max`, `message_bytes_max`: the server's limits, if they are not the defaults. The server
+    closes the connection silently on larger ones. `host` may be a URL: `kqmsgq+tls://ann@host:8000`. `how`:
+    login and TLS; a refused login closes the connection. Raises ConnectionRefusedError if nobody listens, and
+    ssl.SSLError.
     """
     address = Address.of(host, port, kind="KqueueMsgQ", protocol="kqmsgq", **how)
     first = _account(address.login) + wire.PRODUCE
@@ -174,11 +174,11 @@ async def open_consumer(
     retry_seconds: float | None = None,
     **how: Unpack[How],
 ) -> AsyncIterator[Consumer]:
-    """A consumer, connected, subscribed to nothing yet; closed at the end of the block.
+    """Connect a consumer, without subscriptions yet; the end of the block closes it.
 
-    `name_bytes_max`, `message_bytes_max`: the server's limits, where they are set higher. `retry_seconds`:
-    the task that reads makes a lost connection again, tries for so long, and subscribes again; messages that
-    are sent meanwhile are lost. Without it a lost connection raises Disconnected.
+    `name_bytes_max`, `message_bytes_max`: the server's limits, if they are not the defaults. `retry_seconds`:
+    for so long the reading task tries to replace a lost connection, and then subscribes again; messages sent
+    meanwhile are lost. Without it a lost connection raises Disconnected.
     """
     address = Address.of(host, port, kind="KqueueMsgQ", protocol="kqmsgq", **how)
     stream = await address.open()

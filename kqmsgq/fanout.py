@@ -1,12 +1,12 @@
-"""From a producer's input to consumers: whole messages go on as they are, in slices of what was read.
+"""From a producer's input to consumers: messages are forwarded as slices of the bytes that were read.
 
-Nothing is taken apart or written anew. One pass over a read finds where messages end and whom each is for; a
-run of messages for the same consumers is one slice. At the end each consumer gets one write, or a few large
-ones, joined once for all who get the same (`shared.fanout`).
+No message is parsed into fields or encoded again. One pass over a read finds where messages end and which
+consumers get each; a run for the same consumers is one slice. At the end each consumer gets one write, or a
+few large ones. Consumers of the same messages share the joined bytes (`shared.fanout`).
 
-The pass is cheap in two ways. Where headers repeat it steps over many messages at once (`kqmsgq.repeats`).
-Elsewhere a message costs one lookup of its first bytes (`Routes.known`). What is new is read with care, by
-`Queues.look`.
+Two things make the pass cheap. Where headers repeat it steps over many messages at once (`kqmsgq.repeats`).
+Elsewhere a message costs one lookup of its first bytes (`Routes.known`). Unknown first bytes are checked in
+full by `Queues.look`.
 """
 
 from collections.abc import Iterator
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from shared.recording.recorder import Track
 
 PIECES_PER_TURN = 16 * 1024
-"""Put into bundles, one for each run of messages and each bundle that it is for; then others have their turn.
-A read is thousands of messages, and each may be for hundreds of consumers."""
+"""Work of one turn: each run of messages counts once for each bundle that gets it. A read has thousands of
+messages, and each may be for hundreds of consumers."""
 
 PIECES_PER_LOOK = 8
-"""A message that is read with care costs as much."""
+"""A message that is checked in full costs as much as so many runs."""
 MEMBERS_PER_PIECE = 2
-"""And so many of the consumers that it is for cost as much as one: its route is found by all of them."""
+"""In making a route, so many of its consumers cost as much as one run."""
 
 
 KNOWN_ENTRY_BYTES = 160
-"""What a beginning of messages takes beside its bytes, where a producer has its own."""
+"""Memory of an entry in a producer's own known routes, beside its bytes."""
 PART_BYTES, SPAN_BYTES = 256, 144
-"""What a plan takes for each bundle, and for each of the spans that it gets."""
+"""Memory of a plan for each bundle, and for each of its spans."""
 
 DENIED_PER_TURN = 256
-"""Messages that the user may not send; each ends a pass. Then others have their turn."""
+"""Denied messages in one turn; each ends a pass."""
 
 
 class _DeniedError(Exception):
@@ -80,27 +80,27 @@ class Producer:
         self._repeats: Repeats[Route[Consumer]] = Repeats(self._look_on, CacheBytes(queues.caches))
         self._known_cached = CacheBytes(queues.caches)
         self._epoch = queues.routes.epoch
-        self._looked = 0  # pieces that looking for the newest pattern was worth
+        self._looked = 0  # pieces saved by looking for the newest pattern
         self.messages = 0
-        """Handed on so far."""
+        """Messages forwarded so far."""
         self._messages = self._delivered = self._unrouted = self._pieces = 0  # of this pass
         self.more = False
         self._guard: Guard | None = None
         self._user = self._peer = ""
-        # Of a producer who may not write everywhere: as `Routes.known`, but its own.
+        # As `Routes.known`, for a producer that may not write to all queues.
         self._known: dict[bytes, Route[Consumer]] = {}
         self._known_epoch = -1
 
     def restrict(self, user: str, guard: "Guard | None", peer: str) -> None:
-        """From now on `guard` is asked whether the user may write to a queue. None: he may to all."""
+        """From now on `guard` decides whether the user may write to a queue. None: to all."""
         self._user, self._guard, self._peer = user, guard, peer
-        self._known_epoch = self._epoch = -1  # what was learnt was learnt by other rules
+        self._known_epoch = self._epoch = -1  # known routes were made under other rules
 
     def publish(self, data: bytes, at: int = 0) -> int:
-        """Hand on the whole messages of `data` from `at` on, as far as a turn goes; returns where they end.
+        """Forward the whole messages of `data` from `at` on, up to a turn's work; returns where they end.
 
-        Those that the user may not send are dropped and counted. Raises WireError at what is no message;
-        those before it are handed on.
+        Messages that the user may not send are dropped and counted. Raises WireError at malformed bytes; the
+        messages before them are forwarded.
         """
         for _ in range(DENIED_PER_TURN):
             try:
@@ -117,7 +117,7 @@ class Producer:
         return at
 
     def publish_first(self, message: bytes) -> bool:
-        """A whole message, where its route is known; the `publish` that follows hands it on."""
+        """Take a whole message whose route is known; the next `publish` forwards it."""
         route = self._known_routes().get(message[: message[4] + NAME_AT + KNOWN_BYTES])
         if route is None:
             return False
@@ -129,7 +129,7 @@ class Producer:
         return True
 
     def _known_routes(self) -> dict[bytes, Route[Consumer]]:
-        """What is known of messages' first bytes, to this producer."""
+        """The known routes by first bytes, as this producer may use them."""
         routes = self._queues.routes
         if self._guard is None:
             return routes.known
@@ -143,7 +143,7 @@ class Producer:
         self._known_cached.cleared()
 
     def end(self) -> None:
-        """It publishes no more: what it remembers goes."""
+        """The producer has left: free what it remembers."""
         self._repeats.forget()
         self._forget_known()
 
@@ -168,7 +168,7 @@ class Producer:
         return looked
 
     def _publish(self, data: bytes, at: int) -> int:
-        """One pass. Raises WireError, and _DeniedError; what is before that is handed on."""
+        """One pass. Raises WireError and _DeniedError; messages before the error are forwarded."""
         queues = self._queues
         known = self._known_routes()
         last = queues.routes.nowhere  # the route of the newest messages: `run` of them, from `start` on
@@ -224,7 +224,7 @@ class Producer:
             run += 1
             at = after
         else:
-            if at < size and data[at] != MESSAGE:  # too short for a message, but wrong already
+            if at < size and data[at] != MESSAGE:  # too short for a message, and malformed already
                 error = no_message(data, at)
         if run:
             self._add(last, piece_of(data, start, at), run)
@@ -236,7 +236,7 @@ class Producer:
         return at
 
     def _add(self, route: Route[Consumer], piece: bytes | memoryview, messages: int) -> None:
-        """A run of messages for one route."""
+        """Add a run of messages to the bundles of its route."""
         self._messages += messages
         if not route.fan:
             self._unrouted += messages
@@ -246,7 +246,8 @@ class Producer:
         self._queues.routes.put(route, piece, messages)
 
     def _add_pattern(self, pattern: Pattern[Route[Consumer]], count: int, data: bytes, at: int) -> int:
-        """A pattern stands at `at` so many times; returns where those end that this turn has room for."""
+        """Add `times` repetitions of a pattern at `at`; returns where those end that this turn has room
+        for."""
         plan: _Plan | None = pattern.plan
         if plan is None:
             plan = _Plan(pattern)
@@ -271,7 +272,7 @@ class Producer:
         return end
 
     def _deliver(self, taken_bytes: int) -> None:
-        """To each consumer what is its."""
+        """Write each bundle to its consumers."""
         for consumers, chunk, messages in self._queues.routes.gathered():
             for consumer in consumers:
                 consumer.messages += messages
@@ -287,7 +288,7 @@ class Producer:
         counts.messages_unrouted += self._unrouted
 
     def _pattern(self, data: bytes, at: int) -> tuple[Pattern[Route[Consumer]], int] | None:
-        """A pattern that is worth while at `at`, and how often it is there."""
+        """A pattern that saves work at `at`, and how often it repeats there."""
         routes = self._queues.routes
         self._looked = 0
         if self._epoch != routes.epoch:
@@ -302,7 +303,7 @@ class Producer:
         return found
 
     def _look_on(self, data: bytes, at: int) -> Iterator[Repeat[Route[Consumer]]]:
-        """The messages from `at` on. What is wrong ends them; it is met again when its turn comes."""
+        """Yield messages from `at` on, up to a malformed one, which `_publish` will meet again."""
         while at <= len(data) - HEADER_BYTES and self._looked < PIECES_PER_TURN:
             try:
                 looked = self._look(data, at)
@@ -317,10 +318,10 @@ class Producer:
 
 
 class _Plan:
-    """What to do with a pattern: for each bundle the places of what it gets, neighbours as one, and how many
-    messages those are.
+    """What to do with a pattern: for each bundle its spans of the pattern, neighbours joined, and the number
+    of messages in them.
 
-    `pieces`: how many those are. A bundle that gets all of it counts for none: that is one piece in any case.
+    `pieces`: the number of spans. A bundle that gets the whole pattern adds none, as it is one piece anyway.
     """
 
     __slots__ = ("delivered", "memory_bytes", "parts", "pieces", "unrouted")

@@ -37,14 +37,14 @@ class KqmsgqService:
         )
 
     async def take_settings(self, settings: KqmsgqSettings) -> None:
-        """Connections keep the bounds that they began with."""
+        """Apply new settings to new connections; open ones keep their limits."""
         self.queues.settings = settings
 
     async def run(self) -> None:
         """Nothing runs beside the connections."""
 
     def drain(self) -> None:
-        """Nobody waits for an answer; what is in the outboxes is sent as at any connection's end."""
+        """Nothing to drain: there are no answers, and closing a connection sends its outbox."""
 
     def samples(self) -> Iterable[Sample]:
         return samples("kqmsgq", self.queues.counts, GAUGES, self.queues)

@@ -1,4 +1,4 @@
-"""What KqueueMsgQ counts, and what each figure is called: plain ints, no call per message."""
+"""KqueueMsgQ's counters and the names of its metrics. Counters are plain ints: no call per message."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from shared.metrics import Gauge, counter, counter_by
 
 @attrs.define(eq=False)
 class Counts:
-    """Added to where it happens; read when metrics are scraped."""
+    """Counters, raised where events happen and read when metrics are scraped."""
 
     messages_in: int = counter("messages_produced_total", "Messages received from producers.")
     bytes_in: int = counter("produced_bytes_total", "Their bytes, headers included.")
@@ -36,4 +36,4 @@ GAUGES = (
     Gauge("subscriptions", "Subscriptions.", lambda queues: queues.statistics()[0]),
     Gauge("subscriptions_bytes", "The memory charged for them.", lambda queues: queues.subscriptions_bytes),
 )
-"""Read from `Queues`."""
+"""Gauges that are read from `Queues`."""

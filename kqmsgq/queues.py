@@ -1,7 +1,7 @@
-"""Queues are names: who is subscribed to which, and whom a message is for.
+"""Queues are names: the subscriptions of consumers, and the routes of messages.
 
-A message is found again by its first bytes as they stand in the input, up to and with the upper half of its
-length (`shared.fanout.Routes.known`): they say at once that it is well-formed and where it goes.
+Messages with known first bytes need no check: the bytes up to the upper half of the length field prove that
+the message is well-formed, and give its route (`shared.fanout.Routes.known`).
 """
 
 import math
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from shared.recording.recorder import Recorder
 
 COUNTED_BYTES_MAX = 16 << 20
-"""Of dropped writes whose messages have been counted, with `COUNTED_ENTRY_BYTES` for each: more than a
-consumer may lose at once by default."""
+"""The memory of counts of dropped writes, with `COUNTED_ENTRY_BYTES` for each: more than a consumer may lose
+at once by default."""
 COUNTED_ENTRY_BYTES = 256
-"""The header of a bytes object, a tuple, a number and a place in the dict."""
+"""A bytes object's header, a tuple, a number and a dict entry."""
 KNOWN_BYTES = 2
-"""Of a message's length, always zero: what is found by its first bytes has less than 64 KiB."""
+"""The upper half of a message's length, always zero: only messages below 64 KiB have known first bytes."""
 SUBSCRIPTION_BYTES = 128
-"""What a subscription takes beside its name, in the index and here."""
+"""Memory of a subscription beside its name, in the index and here."""
 
 
 class Consumer:
-    """Someone who subscribes. `messages`: written to it; `dropped`: of those, lost because it did not read.
+    """A subscriber. `messages`: written to it; `dropped`: those of them lost because it did not read.
 
-    `subscriptions`, `subscriptions_bytes`: how many it has, and the memory that is charged for them.
+    `subscriptions`, `subscriptions_bytes`: their number, and the memory charged for them.
     """
 
     __slots__ = ("connection", "dropped", "messages", "subscriptions", "subscriptions_bytes", "write")
@@ -63,7 +63,7 @@ class Consumer:
 
 
 class Queues:
-    """Who is subscribed to what, and the way from producers to them."""
+    """All subscriptions, and the routes from producers to consumers."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Queues:
         budget = budget or unbounded()
         self._memory = budget.account("subscriptions")
         self.caches = Caches(budget.account("caches", budget.limit_bytes // 4))
-        """What producers remember of the messages that they send."""
+        """The memory of what producers remember about their messages."""
         self.settings = settings
         self.recorder = recorder
         self.counts = counts
@@ -84,13 +84,13 @@ class Queues:
         routes = Caches(budget.account("routes", budget.limit_bytes // 4))
         self.routes: Routes[Consumer] = Routes(routes)
         self.trail: tuple[str, ...] = ()
-        """The bridges that have carried what is being written to consumers just now."""
+        """The bridges that have carried the messages that are being written now."""
         self.subscriptions_bytes = 0
-        """The memory that is charged for all subscriptions."""
+        """The memory charged for all subscriptions."""
         self._log = log
         self._index: RoutingIndex[Consumer] = RoutingIndex(None, cache_books=CacheBytes(routes, math.inf))
         self._counting: Repeats[None] = repeats_for_counting()
-        # By identity, which it keeps; oldest first (a dict would look for that behind all that have left).
+        # Chunk's id to (the chunk, its count), oldest first. A dict would be slow to find its first key.
         self._counted: OrderedDict[int, tuple[bytes | memoryview, int]] = OrderedDict()
         self._counted_bytes = 0
 
@@ -110,7 +110,7 @@ class Queues:
         return consumer
 
     def leave(self, consumer: Consumer) -> None:
-        """`consumer` gets nothing more."""
+        """End all subscriptions of `consumer`."""
         del self.consumers[consumer]
         self.counts.consumers -= 1
         self.unsubscribe_all(consumer)
@@ -123,7 +123,8 @@ class Queues:
             )
 
     def subscribe(self, consumer: Consumer, name: bytes) -> None:
-        """To the queue of that name; without one, to all that there are and will be. Raises WireError."""
+        """Subscribe to the queue `name`; without a name, to all queues, present and future. Raises
+        WireError."""
         if self._index.subscribe(consumer, name or EVERY_NAME):
             self.routes.forget()
             self._charge(consumer, 1, name)
@@ -142,7 +143,7 @@ class Queues:
                     raise WireError(f"above {limit} = {getattr(settings, limit)}", fault=Fault.SUBSCRIPTIONS)
 
     def unsubscribe(self, consumer: Consumer, name: bytes) -> None:
-        """From that queue; an all-subscription stays. Without a name: from everything."""
+        """End the subscription to `name`; one to all queues stays. Without a name: end every subscription."""
         if not name:
             self.unsubscribe_all(consumer)
         elif self._index.unsubscribe(consumer, name):
@@ -150,11 +151,11 @@ class Queues:
             self._charge(consumer, -1, name)
 
     def subscriptions(self, consumer: Consumer) -> list[bytes]:
-        """The names of the queues that it is subscribed to; an empty one is all of them."""
+        """The names of the consumer's queues; an empty name stands for all queues."""
         return [name if isinstance(name, bytes) else b"" for name in self._index.patterns(consumer)]
 
     def end_subscription(self, consumer: Consumer, name: bytes) -> None:
-        """To that queue alone; without a name, to all of them."""
+        """End the subscription to `name` alone; without a name, the one to all queues."""
         if self._index.unsubscribe(consumer, name or EVERY_NAME):
             self.routes.forget()
             self._charge(consumer, -1, name)
@@ -167,12 +168,12 @@ class Queues:
         consumer.subscriptions = consumer.subscriptions_bytes = 0
 
     def statistics(self) -> tuple[int, int]:
-        """How many subscriptions there are, and how many of their consumers."""
+        """The numbers of subscriptions and of subscribed consumers."""
         found = self._index.statistics()
         return found.subscriptions, found.subscribers
 
     def _charge(self, consumer: Consumer, count: int, name: bytes) -> None:
-        """`consumer` has `count` more, or fewer, subscriptions to queues of that name."""
+        """Charge `consumer` for `count` subscriptions to `name`; negative: give back."""
         size = count * (SUBSCRIPTION_BYTES + len(name))
         consumer.subscriptions += count
         consumer.subscriptions_bytes += size
@@ -180,8 +181,9 @@ class Queues:
         self._memory.charge(size)
 
     def look_on(self, onlooker: Connection, name: bytes) -> Callable[[], None]:
-        """Write what comes to the queue of that name to `onlooker`, too; without one, of all. Call what is
-        returned to end it. It counts as no consumer."""
+        """Write the queue's messages to `onlooker`, too; without a name, those of all queues.
+
+        Call the returned function to end it. An onlooker does not count as a consumer."""
         consumer = Consumer(onlooker)
         self._index.subscribe(consumer, name or EVERY_NAME)
         self.routes.forget()
@@ -192,10 +194,10 @@ class Queues:
 
         return end
 
-    # What slow consumers lose.
+    # -- losses of slow consumers
 
     def count_dropped(self, consumer: Consumer, chunk: bytes | memoryview) -> None:
-        """`chunk`, whole messages, was thrown away because `consumer` does not read."""
+        """Count the messages in `chunk`, which was dropped because `consumer` does not read."""
         messages = self._count(chunk)
         counts = self.counts
         if not consumer.dropped:
@@ -210,7 +212,7 @@ class Queues:
         counts.bytes_dropped += len(chunk)
 
     def _count(self, chunk: bytes | memoryview) -> int:
-        """How many messages it is. Slow consumers mostly lose the same writes, one after the other."""
+        """The number of messages in `chunk`. It is remembered: slow consumers mostly lose the same writes."""
         counted = self._counted
         found = counted.get(id(chunk))
         if found is not None and found[0] is chunk:
@@ -226,9 +228,9 @@ class Queues:
     # Messages.
 
     def look(self, data: bytes, at: int) -> tuple[Route[Consumer], int, int] | None:
-        """The route of the message at `at`, where its body begins and where it ends.
+        """The route of the message at `at`, and where its body begins and ends.
 
-        None where not even that is there. Raises WireError.
+        None if its header is not complete yet. Raises WireError.
         """
         if data[at] != MESSAGE:
             raise no_message(data, at)

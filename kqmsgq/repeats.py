@@ -1,9 +1,9 @@
-"""Messages whose headers repeat: many are found in one sweep, with no step for each.
+"""Finds many messages with repeating headers in one sweep, without a step for each.
 
-Producers mostly send one size to one queue, or go round a few queues. Where the headers of some messages come
-again, they are a *pattern*: a `struct` format (header, skip, header, skip, ...). Unpacking it again and again
-and comparing with its headers tells of a message in 25 ns what reading its header tells in 400. Every message
-taken so has, byte for byte, a header that was checked before.
+Producers mostly send one size to one queue, or go round a few queues. A sequence of headers that repeats is a
+*pattern*: a `struct` format (header, skip, header, skip, ...). Unpacking it repeatedly and comparing the
+headers takes 25 ns a message, where reading a header takes 400. Every message found so has, byte for byte, a
+header that was checked before.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,27 +17,27 @@ from shared.budget import CacheBytes, Caches, unbounded
 R = TypeVar("R")
 
 MESSAGES_MAX = 64
-"""Of one pattern: as many are looked at in vain where there is none."""
+"""Messages in a pattern. A search that finds none looks at as many."""
 TRIES_MAX = 4
-"""The first header may come several times in a pattern; so often it is taken for the next one's beginning."""
+"""A pattern may hold its first header several times; so many repetitions are tried as the pattern's end."""
 HEADERS_BYTES_MAX = 4096
-"""Of one pattern: what is remembered of peers has a bound."""
+"""The bytes of a pattern's headers. Clients choose them, so they have a bound."""
 SWEPT_MESSAGES = 16
-"""Short patterns are compared several at a time."""
+"""Short patterns are compared several times in one step."""
 ONE_BY_ONE = 64
-"""Taken so before a pattern is looked for again."""
+"""Messages that are read one by one before the next search for a pattern."""
 WORTH_MESSAGES = 8
-"""A pattern that covers fewer is not worth its books."""
+"""A pattern that covers fewer messages costs more than it saves."""
 PATTERNS_MAX = 64
-"""Remembered."""
+"""Patterns that are remembered."""
 PATTERN_BYTES, PATTERN_MESSAGE_BYTES = 1024, 280
-"""What a pattern takes, and more for each of its messages, beside their headers: 15 to 20 KB for 60."""
+"""Memory of a pattern and of each of its messages, beside the headers: 15 to 20 KB for 60 messages."""
 VAIN_MAX = 8
-"""After so many vain searches in a row the next is 2 ** VAIN_MAX calls away."""
+"""After so many failed searches in a row, the next is 2 ** VAIN_MAX calls away."""
 
 
 class Repeat(NamedTuple, Generic[R]):
-    """A message in the input, its header checked: where it begins, where its header ends, where it ends."""
+    """A message in the input with a checked header: where it begins, where its header ends, where it ends."""
 
     begins: int
     body: int
@@ -46,10 +46,10 @@ class Repeat(NamedTuple, Generic[R]):
 
 
 class Pattern(Generic[R]):
-    """A sequence of headers that comes again, and whom its messages are for.
+    """A repeating sequence of headers, and the routes of its messages.
 
-    `spans`: the route of each message, and where it begins and ends in the pattern. `size`: its bytes.
-    `plan`: what its user makes of it, once. `memory_bytes`: what it takes, without that.
+    `spans`: the route of each message, and where it begins and ends in the pattern. `size`: bytes of the
+    input. `plan`: what its user computes from it, once. `memory_bytes`: its memory without the plan.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class Pattern(Generic[R]):
         self._swept_headers = self._headers * self._times
 
     def count(self, data: bytes, at: int) -> int:
-        """How often it stands at `at`, whole, one behind the other."""
+        """How many whole repetitions of the pattern stand at `at`."""
         left = (len(data) - at) // self.size
         done = self._times * _count(self._sweep, self._swept_headers, data, at, left // self._times)
         if self._times > 1:
@@ -90,10 +90,11 @@ class Pattern(Generic[R]):
 
 
 class Repeats(Generic[R]):
-    """The patterns of one stream, remembered by their first header: a read may begin at any message of one.
+    """The patterns of one stream, by their first header: a read may begin at any message of a pattern.
 
-    `look_on(data, at)`: the messages from `at` on, their headers checked, while they are whole and sound.
-    `cached`: counts what is remembered. Without room a pattern is used where it is found, and not kept.
+    `look_on(data, at)`: the messages from `at` on, with checked headers, while they are whole and
+    well-formed. `cached`: the account of remembered patterns. Without room a pattern is used once and not
+    kept.
     """
 
     __slots__ = ("_cached", "_look_on", "_patterns", "_vain", "_wait")
@@ -104,27 +105,29 @@ class Repeats(Generic[R]):
         self._look_on = look_on
         self._cached = cached or CacheBytes(Caches(unbounded()))
         self._patterns: dict[bytes, Pattern[R]] = {}
-        self._vain = 0  # searches in a row that found none
-        self._wait = 0  # calls before the next
+        self._vain = 0  # failed searches in a row
+        self._wait = 0  # calls until the next search
 
     def forget(self) -> None:
-        """Routes have changed, or there is no more to come."""
+        """Forget all patterns: routes have changed, or the stream has ended."""
         self._clear()
         self._vain = self._wait = 0
 
     def keep_plan(self, pattern: Pattern[R], plan: object, size: int) -> None:
-        """Remember what was made of a pattern, of `size` bytes, where there is room."""
+        """Keep a pattern's plan of `size` bytes, if there is room."""
         if self._cached.fits(size) and pattern in self._patterns.values():
             self._cached.add(size)
             pattern.memory_bytes += size
             pattern.plan = plan
 
     def at(self, data: bytes, at: int) -> tuple[Pattern[R], int] | None:
-        """A pattern that is worth while at `at`, and how often it is there.
+        """A pattern that saves work at `at`, and how often it repeats there; None without one.
 
-        The more searches were in vain, the rarer they become.
+        Each failed search doubles the pause before the next.
         """
-        body = at + data[at + LENGTH_BYTES] + HEADER_BYTES  # of a name below 256; else it finds nothing
+        body = (
+            at + data[at + LENGTH_BYTES] + HEADER_BYTES
+        )  # a name below 256 bytes; for others the search finds nothing
         header = data[at:body]
         known = self._patterns.get(header)
         if known is not None:
@@ -132,7 +135,7 @@ class Repeats(Generic[R]):
             if count * known.messages >= WORTH_MESSAGES:
                 return known, count
             if at and (count + 1) * known.size > len(data) - at:
-                return None  # the end of a read is no reason to forget it
+                return None  # the end of a read does not end a pattern
             del self._patterns[header]
             self._cached.add(-known.memory_bytes)
         if self._wait:
@@ -163,7 +166,7 @@ class Repeats(Generic[R]):
 
 
 def find(data: bytes, messages: Iterable[Repeat[R]]) -> Pattern[R] | None:
-    """The pattern that begins with the first of `messages`, which are in a row, and covers most."""
+    """The pattern that begins at the first of the consecutive `messages` and covers the most of them."""
     seen: list[Repeat[R]] = []
     best: Pattern[R] | None = None
     header = before = b""
@@ -189,7 +192,7 @@ def find(data: bytes, messages: Iterable[Repeat[R]]) -> Pattern[R] | None:
 
 
 def count_messages(data: bytes, repeats: Repeats[None]) -> int:
-    """How many messages `data` holds, which is whole messages."""
+    """The number of messages in `data`, which holds only whole messages."""
     count = at = one_by_one = 0
     while at < len(data):
         if not one_by_one:
@@ -219,7 +222,7 @@ def _look_on(data: bytes, at: int) -> Iterator[Repeat[None]]:
 
 
 def _ends(data: bytes, at: int) -> tuple[int, int]:
-    """Where header and message end, of a message that is surely whole."""
+    """Where the header and the message at `at` end. The message must be whole."""
     body = at + HEADER_BYTES + int.from_bytes(data[at + 1 : at + NAME_AT], "big")
     return body, body + int.from_bytes(data[body - LENGTH_BYTES : body], "big")
 

@@ -1,4 +1,4 @@
-"""Queues as the target of a replay, and what a recording of them holds. Nobody acknowledges a message."""
+"""KqueueMsgQ as the target of a replay, and the messages of its recordings. No message is acknowledged."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -9,7 +9,7 @@ from shared.client.dial import How
 from shared.recording.blocks import Block
 from shared.replaying import Batch, PastMessage, Replays
 
-_ANY = (1 << 32) - 1  # what a setting allowed when it was recorded is not known here
+_ANY = (1 << 32) - 1  # the limits at the time of recording are not known
 
 
 class FanoutReplay:
@@ -33,7 +33,7 @@ class FanoutReplay:
 
 @asynccontextmanager
 async def target(host: str, port: int | None, how: How) -> AsyncIterator[FanoutReplay]:
-    """Raises ConnectionRefusedError where nobody answers. At its end the server has read everything."""
+    """Connect. When the block ends the server has read everything. Raises ConnectionRefusedError."""
     async with open_producer(host, PORT if port is None else port, **how) as producer:
         yield FanoutReplay(producer)
 

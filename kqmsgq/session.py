@@ -1,6 +1,6 @@
-"""One connection: which side it is, what it may send, and what is kept of an event that is not all there.
+"""One connection: its role, the events that it may send, and the rest of an incomplete event.
 
-Source: PROTOCOL.md, "Connections". There are no replies: what is wrong is counted and logged, and closes the
+Source: PROTOCOL.md, "Connections". There are no replies: an error is counted and logged, and closes the
 connection.
 """
 
@@ -32,7 +32,7 @@ from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
 EVENTS_PER_TURN = 1024
-"""Of a consumer; then others have theirs."""
+"""Events of a consumer that are handled between two checkpoints."""
 
 
 class Session(SessionBase):
@@ -87,7 +87,7 @@ class Session(SessionBase):
         return at + ROLE_BYTES
 
     def _take_account(self, data: bytes, at: int) -> int:
-        """A login, before the role; who is refused is closed."""
+        """Check a login, which comes before the role. A refused login closes the connection."""
         found = take_account(data, at)
         if found is None:
             return at
@@ -103,7 +103,8 @@ class Session(SessionBase):
         return end
 
     def _refuse(self) -> None:
-        """Close who is not logged in, by a reset: a producer takes an orderly end for "all is read"."""
+        """Close an unauthenticated connection by a reset: an orderly end would tell a producer that all was
+        read."""
         self._queues.counts.faults[Fault.LOGIN] += 1
         self.state = TRANSITIONS[self.state][Event.FAULT]
         self.end()
@@ -125,7 +126,7 @@ class Session(SessionBase):
         return self._producer is not None and self._producer.publish_first(request)
 
     def _publish(self, producer: Producer, data: bytes, at: int) -> int:
-        """A producer's messages."""
+        """Take a producer's messages."""
         at = producer.publish(data, at)
         if producer.more:
             self.let_others()
@@ -140,7 +141,7 @@ class Session(SessionBase):
         return at
 
     def _subscribe(self, consumer: Consumer, data: bytes, at: int) -> int:
-        """A consumer's events."""
+        """Take a consumer's events."""
         queues = self._queues
         left = EVENTS_PER_TURN
         while at < len(data):

@@ -11,31 +11,31 @@ from shared.units import MIB, limit
 
 @attrs.frozen
 class KqmsgqSettings:
-    """Section `[kqmsgq]`. Nothing of it is on disk: queues are names, and messages pass through memory."""
+    """Section `[kqmsgq]`. The protocol stores nothing on disk: queues are names, messages stay in memory."""
 
     port: int = limit(8000, 0, 65535, restart=True)
-    """0 picks a free one."""
+    """The TCP port; 0 picks a free one."""
     host: str | None = host_setting()
-    """The address to bind; else as `serve.host` has it."""
+    """The address to bind; unset: that of `serve.host`."""
     name_bytes_max: int = limit(4096, 0, 65535)
-    """A queue's name."""
+    """The longest name of a queue."""
     message_bytes_max: int = limit(16 * MIB, 0, 1024 * MIB)
-    """One message."""
+    """The largest message."""
     consumer_bytes_max: int = limit(8 * MIB, 1, 1024 * MIB)
-    """What waits for a consumer that does not read, beside one message, however large."""
+    """Bytes that may wait for a consumer that does not read, beside one message of any size."""
     slow_consumer: Literal["drop", "disconnect"] = "drop"
-    """Above that: `drop` its oldest whole messages, or `disconnect` it."""
+    """Above `consumer_bytes_max`: `drop` the consumer's oldest whole messages, or `disconnect` it."""
     subscriptions_max: int = limit(10_000, 1, 10_000_000)
-    """Of one consumer."""
+    """Subscriptions of one consumer."""
     subscriptions_bytes_max: int = limit(4 * MIB, 1, 1024 * MIB)
-    """The memory of them: their names, with 128 bytes for each."""
+    """Memory of one consumer's subscriptions: each name plus 128 bytes."""
     subscriptions_total_max: int = limit(1_000_000, 1, 100_000_000)
-    """Of all consumers. One more, of either kind, closes the consumer that asks for it."""
+    """Subscriptions of all consumers. A consumer that asks for one above any of these limits is closed."""
     subscriptions_bytes_total_max: int = limit(256 * MIB, 1, 1024 * 1024 * MIB)
-    """The memory of those."""
+    """Memory of all consumers' subscriptions."""
     event_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
-    """For an event from its first byte to its last; between events a connection may be silent for ever."""
+    """The longest time from an event's first byte to its last. Silence between events has no limit."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
-    """Section `[kqmsgq.tls]`: instead of `[tls]`."""
+    """Section `[kqmsgq.tls]`, in place of `[tls]`."""
     access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
-    """Section `[kqmsgq.access]`: who has to log in here."""
+    """Section `[kqmsgq.access]`: which clients must log in."""

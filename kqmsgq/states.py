@@ -1,7 +1,7 @@
-"""What a connection is, and what it may send then: the table behind the diagram in PROTOCOL.md.
+"""The states of a connection and the events legal in each: the table behind PROTOCOL.md's diagram.
 
-What the table leaves out: an event that is not in it for a state closes the connection, as does one that is
-malformed or too late; the session counts them by `wire.Fault`.
+An event that the table lacks for a state closes the connection, as does a malformed or late one. The session
+counts these by `wire.Fault`.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the blocks of the recorded log are as rows: message events as producers sent them."""
+"""Rows of the recorded log, whose blocks hold message events as producers sent them."""
 
 import struct
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ _read_u32 = struct.Struct(">I").unpack_from
 
 
 def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> str | None:
-    """Message events, one behind the other (PROTOCOL.md, "Events")."""
+    """Find the message events of a block, which follow each other (PROTOCOL.md, "Events")."""
     at, end = 0, len(frames)
     name_before = size_before = -1
-    wait = 0  # frames before repetition is looked for again
+    wait = 0  # frames until the next search for repetition
     try:
         while at < end:
             if frames[at] != MESSAGE:

@@ -1,7 +1,7 @@
 """KqueueMsgQ's events: bytes to events and back. No I/O, no state; both ends use it.
 
-Source: PROTOCOL.md, "Events". A server hands messages on without taking them apart (`kqmsgq.queues`); it
-finds their ends here. A client takes those that are delivered to it apart.
+Source: PROTOCOL.md, "Events". A server forwards messages without parsing their fields (`kqmsgq.queues`); it
+finds their ends here. A client parses the messages that it gets.
 """
 
 from enum import StrEnum
@@ -23,9 +23,9 @@ LENGTH_BYTES = 4
 USER_BYTES_MAX = 64
 PASSWORD_BYTES_MAX = 1024
 NAME_AT = 1 + LENGTH_BYTES
-"""Where an event's queue name begins."""
+"""The offset of the queue's name in an event."""
 HEADER_BYTES = NAME_AT + LENGTH_BYTES
-"""Of a message, beside the name: its event byte and both lengths."""
+"""Bytes of a message's header without the name: the event byte and both lengths."""
 
 RECORDED_MESSAGES = 1
 """The codec of recorded blocks (RECORDING.md): whole message events as a producer sent them."""
@@ -34,7 +34,7 @@ Buffer = bytes | bytearray
 
 
 class Fault(StrEnum):
-    """Why a connection is closed; what the metrics call it."""
+    """Why a connection is closed; also the label in metrics."""
 
     ROLE = "role"
     EVENT = "event"
@@ -48,7 +48,7 @@ class Fault(StrEnum):
 
 @attrs.define(eq=False)
 class WireError(RemoteProtocolError):
-    """The peer broke the protocol. There are no replies: it is closed."""
+    """The peer broke the protocol. There are no replies, so the connection is closed."""
 
     fault: Fault = attrs.field(kw_only=True)
 
@@ -62,29 +62,29 @@ class Message:
 
 
 def message(queue: bytes, body: bytes) -> bytes:
-    """The event that brings `body` to a queue, or from it."""
+    """The event that carries `body` to a queue, or from it to a consumer."""
     return b"*%b%b%b%b" % (len(queue).to_bytes(4, "big"), queue, len(body).to_bytes(4, "big"), body)
 
 
 def subscribe(queue: bytes = b"") -> bytes:
-    """The event that asks for a queue's messages; without a name, for those of all queues."""
+    """The event that subscribes to a queue; without a name, to all queues."""
     return b">%b%b" % (len(queue).to_bytes(4, "big"), queue)
 
 
 def unsubscribe(queue: bytes = b"") -> bytes:
-    """The event that ends the subscription to a queue; without a name, every one."""
+    """The event that ends the subscription to a queue; without a name, all subscriptions."""
     return b"/%b%b" % (len(queue).to_bytes(4, "big"), queue)
 
 
 def account(user: str, password: str) -> bytes:
-    """What goes before the role where a login is asked for."""
+    """The login, which a client sends before its role where the server requires one."""
     return ACCOUNT + b"".join(
         len(each).to_bytes(4, "big") + each for each in (user.encode(), password.encode())
     )
 
 
 def take_account(data: Buffer, at: int) -> tuple[bytes, bytes, int] | None:
-    """User and password behind `account` at `at`, and where they end; None until all is there.
+    """User and password behind the word `account` at `at`, and where they end; None if incomplete.
 
     Raises WireError.
     """
@@ -105,7 +105,7 @@ def take_account(data: Buffer, at: int) -> tuple[bytes, bytes, int] | None:
 
 
 def name_end(data: Buffer, at: int, name_bytes_max: int) -> int | None:
-    """Where the name of the event at `at` ends; None while its length is not there. Raises WireError."""
+    """Where the name of the event at `at` ends; None if its length is incomplete. Raises WireError."""
     if len(data) < at + NAME_AT:
         return None
     length = int.from_bytes(data[at + 1 : at + NAME_AT], "big")
@@ -115,7 +115,7 @@ def name_end(data: Buffer, at: int, name_bytes_max: int) -> int | None:
 
 
 def message_end(data: Buffer, after_name: int, message_bytes_max: int) -> int | None:
-    """Where the message whose name ends at `after_name` ends; None while its length is not there.
+    """Where the message whose name ends at `after_name` ends; None if its length is incomplete.
 
     Raises WireError.
     """

@@ -151,7 +151,7 @@ def _run(
 def _target(
     to: str | None, protocol: str, renamed: Callable[[bytes], bytes]
 ) -> tuple[str, Callable[[engine.SourcedRecord], Place], Replays]:
-    """The protocol that gets the messages, what places them there, and how they get there."""
+    """The target protocol, the function that places a record in it, and the protocol's `Replays`."""
     came_by = protocol
     address = None
     if to is not None:
@@ -179,7 +179,7 @@ def _target(
 
 
 def _reached(server: AdminPlace, protocol: str) -> tuple[str, int, How]:
-    """Where the running server has the protocol, and how one gets in. Raises Refusal."""
+    """The running server's address for the protocol, and the login. Raises Refusal."""
     told: Mapping[str, Any] = server.client().request("GET", "/status")
     row = next((each for each in told["protocols"] if each["protocol"] == protocol), None)
     if row is None or not row["addresses"]:

@@ -30,11 +30,11 @@ from shared.replaying import PastMessage, Place, Target
 from shared.storage.format import LENGTH_BYTES
 
 Extents = dict[str, tuple[int, int]]
-"""By log: its first offset and its end."""
+"""Log to (first offset, end)."""
 
 
 class SourcedRecord(NamedTuple):
-    """A message to send: its log, where in it, when it was written (seconds), and where the log goes on.
+    """A message to send: its log and offset, its time (Unix seconds), and the next record's offset.
 
     Offsets only have to grow within a log.
     """
@@ -67,13 +67,13 @@ def topic_of(log: str) -> str:
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 512 << 10
 BATCH_TOPICS = 100
-"""Each topic of a batch is a writer, and a server remembers the newest 1024 writers."""
+"""Topics in a batch. Each is a writer, and a server remembers the newest 1024 writers."""
 BATCHES_A_SECOND = 20
-"""With a rate, batches are so small that about this many go out."""
+"""Batches a second when there is a rate; it decides their size."""
 
 
 class OutOfOrder(BrokerError):
-    """Records come in another order than in the log. Nothing more is sent."""
+    """The source gave a log's records in another order than the log's. Nothing more is sent."""
 
 
 class OtherRecords(BrokerError):
@@ -82,9 +82,9 @@ class OtherRecords(BrokerError):
 
 @attrs.frozen
 class ReplayBatch:
-    """A batch: its number, where each log stood before it, and what it has of each log (count, CRC).
+    """A batch: its number, each log's position before it, and its messages of each log as (count, CRC).
 
-    `of`: the replay. `until`: up to where each log is replayed.
+    `of`: the replay that it belongs to. `until`: where the replay of each log ends.
     """
 
     of: Mapping[str, Any]
@@ -103,7 +103,7 @@ class ReplayBatch:
 
 @attrs.frozen
 class Replayed:
-    """What this run has sent. `refused`: messages that the target cannot carry, by the reason."""
+    """What this run has sent. `refused`: messages that the target cannot carry, by reason."""
 
     topics: int
     messages: int
@@ -123,7 +123,7 @@ def begun(of: Mapping[str, Any], extents: Extents) -> ReplayBatch:
 
 
 class Unnoted:
-    """A replay of which nothing is noted: one that is killed begins anew. `of`: what is replayed where."""
+    """A replay without a progress file: it starts over after a kill. `of`: source and target in words."""
 
     def __init__(self, of: Mapping[str, Any]) -> None:
         self._of = json.loads(json.dumps(of))
@@ -139,9 +139,9 @@ class Unnoted:
 
 
 class Progress:
-    """The small file, which is replaced whole. `of`: what is replayed where; another replay is refused.
+    """The progress file, replaced as a whole. `of`: source and target in words; a file of another is refused.
 
-    `flag`: by which a user names the file.
+    `flag`: the flag that names the file, for error texts.
     """
 
     def __init__(self, file: Path, of: Mapping[str, Any], flag: str = "--progress") -> None:
@@ -272,7 +272,9 @@ def begun_batch(
     """Return the records of the batch that was begun, and all others. Raises OtherRecords."""
     left = {log: count for log, (count, _) in place.batch.items()}
     batch: list[SourcedRecord] = []
-    others: list[SourcedRecord] = []  # they may come first: a server's crash can change its newest times
+    others: list[
+        SourcedRecord
+    ] = []  # others may come first: a crash of the server can change its newest times
     while any(left.values()):
         record = next(records, None)
         if record is None:
@@ -297,7 +299,7 @@ async def due_batches(records: Iterator[SourcedRecord], pace: Pace) -> AsyncGene
     topics: set[str] = set()
     size = 0
     for number, record in enumerate(records):
-        if not number:  # what is read may take a while to open
+        if not number:  # opening the source may take a while
             begin, first = trio.current_time(), record.time
         due = begin + pace.due(number, record.time - first)
         full = len(batch) >= pace.batch_messages or size + len(record.value) > BATCH_BYTES

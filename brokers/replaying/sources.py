@@ -32,18 +32,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TOPICS = "logmq"
-"""The namespace of topics, and the name of their protocol."""
+"""The namespace and the protocol of topics."""
 INDEX_BITS = 32
-"""A message's place in a recording: its block's offset, and in these low bits its number there."""
+"""A message's offset in a recording: its block's offset shifted by these bits, plus its number in the
+block."""
 
 Frames = Callable[[Block, bytes], Iterator[PastMessage]]
 Told = Callable[[str], None]
-"""Called with what cannot be read. The rest is read on."""
+"""Called with a text about records that cannot be read; reading goes on after them."""
 
 
 @attrs.frozen
 class Chosen:
-    """Which messages: by a glob of their names, and by Unix seconds, from `since` to before `until`."""
+    """Selects messages by a glob of their names and by Unix seconds, from `since` to before `until`."""
 
     names: str | None = None
     since: float = float("-inf")
@@ -71,11 +72,11 @@ class Traffic(Protocol):
         """Return the logs as they are now. Raises Refusal where there is none."""
 
     def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
-        """Yield what is in these ranges, by time, and in each log's own order."""
+        """Yield the records of these ranges by time, and in each log's own order."""
 
 
 def opened(source: str, folder: Path, chosen: Chosen) -> tuple[Traffic, Chosen]:
-    """Return the source, and which of its messages are wanted. Raises UsageError."""
+    """Return the source and the selection of its messages. Raises UsageError."""
     try:
         kind, rest = split(source)
     except ValueError as error:
@@ -103,7 +104,7 @@ def _frames_of(protocol: str) -> Frames:
 
 
 def in_time(each: "Sequence[Iterator[SourcedRecord]]") -> Iterator[SourcedRecord]:
-    """Merge logs by time. One whose clock went back keeps its own order."""
+    """Merge logs by time. A log whose clock went back keeps its own order."""
     return heapq.merge(*map(_never_back, each), key=lambda record: (record.time, record.log))
 
 
@@ -202,7 +203,7 @@ def _messages(
 
 
 def _label(log: LogView) -> str:
-    """A log that was deleted and made again is another."""
+    """A log's label, with its id: a log deleted and made again is another log."""
     return f"{log.id} {log.name}"
 
 
@@ -218,7 +219,7 @@ def _payloads(
 ) -> Iterator[tuple[int, float, bytes]]:
     """The records that begin in [start, stop): offset, time, payload.
 
-    The index has the times of each of its entries' first and last record: those between get even times.
+    The index has the times of an entry's first and last record. The records between get evenly spaced times.
     """
     before = log.created_ms
     low, high = max(start, log.first), min(stop, log.end)
@@ -248,7 +249,7 @@ def _times(part: CheckedRange, before: int) -> Iterator[float]:
 
 
 class FromArchived:
-    """What an archive has committed, of topics or of one protocol's recordings. It needs `pyarrow`."""
+    """The committed records of an archive, of topics or of one protocol's recordings. Needs `pyarrow`."""
 
     def __init__(self, path: Path) -> None:
         from brokers.pipeline.archive import committed
