@@ -1,8 +1,8 @@
-"""How long clients are away, over restarts: in time that the server ran, as nobody can come while it is down.
+"""How long clients are away, over restarts. Only time that the server runs counts.
 
-The table has a row for each client that was away when `note` last looked: its id, and the server's age when
-the client left. Under `AGE` it has the server's age. Both are milliseconds, 8 bytes. A crash loses what was
-not noted yet: that time does not count, and who left since counts as having left at the start.
+The table has a row for each client that was away at the last `note`: its id, and the server's age when the
+client left. Under `AGE` it has the server's age. Both are milliseconds, 8 bytes. A crash loses the time since
+the last `note`; clients that left after it count as having left at the start.
 """
 
 from collections import OrderedDict
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from shared.storage.table import Table
 
 AGE = b"\0"
-"""No client's id has it."""
+"""The row of the server's age; no client's id holds this byte."""
 _NUMBER_BYTES = 8
 
 
 class Absences:
-    """Since when each client is away; those that left first come first. `now` is in seconds, monotonic."""
+    """Since when each client is away, those that left first in front. `now`: monotonic seconds."""
 
     def __init__(self, table: "Table | None" = None) -> None:
         self._table = table
         self._since: OrderedDict[bytes, float] = OrderedDict()  # the server's age in seconds
-        self._before = 0.0  # the server's age, less `now`
+        self._before = 0.0  # the server's age minus `now`
         self._unnoted: dict[bytes, None] = {}
 
     def load(self, client_ids: Collection[bytes], now: float) -> None:
-        """Count these as away: since when the table says, else from now on."""
+        """Count these clients as away: since the table's time, else from now on."""
         saved = self._table.items() if self._table is not None else ()
         rows = {key: int.from_bytes(value, "big") / 1000 for key, value in saved}
         age = max(rows.values(), default=0.0)
@@ -42,18 +42,18 @@ class Absences:
         self._unnoted[client_id] = None
 
     def over(self, client_id: bytes) -> None:
-        """End the absence of a client that is back, or whose session has ended."""
+        """End the absence of a client that returned, or whose session ended."""
         if self._since.pop(client_id, None) is not None:
             self._unnoted[client_id] = None
 
     def longest(self, now: float) -> tuple[bytes, float] | None:
-        """Who is away longest, and for how many seconds."""
+        """The client that is away longest, and for how many seconds."""
         for client_id, since in self._since.items():
             return client_id, self._before + now - since
         return None
 
     def note(self, now: float, most: int) -> bool:
-        """Write what changed, of `most` clients; whether there is more. Raises StoreError."""
+        """Write the changes of up to `most` clients. Returns whether there are more. Raises StoreError."""
         table = self._table
         if table is None:
             return False

@@ -1,4 +1,4 @@
-"""What the API shows of pub/sub: sessions, and who has subscribed to what."""
+"""The sessions and subscriptions that the API shows."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -13,7 +13,7 @@ Subscription = tuple[ClientSession, bytes]
 
 
 class SessionInUse(BrokerError):
-    """Its client is connected."""
+    """The session's client is connected, so the session cannot be ended."""
 
 
 class Admin:
@@ -73,7 +73,7 @@ class Admin:
         return {"deleted": 1, "subscriptions": subscriptions}
 
     def _receivers(self, topic: str) -> list[Subscription]:
-        """The subscriptions by which a message of `topic` would go out, or be kept."""
+        """The subscriptions that match `topic`: their clients get its messages, or have them kept."""
         name = topic.encode()
         found: list[Subscription] = []
         for client in chain(self._all.live.match(name), self._all.away.match(name)):

@@ -1,7 +1,7 @@
 """Pub/sub as an end of bridges: a pattern's subscriber as a source, a topic's publisher as a target.
 
-A source is among the receivers of the fan-out. What it gets are whole frames, of which it makes runs. What
-the bridge has no room for is lost and counted, as for any subscriber that is slow.
+A source is a receiver of the fan-out. It gets whole frames and makes runs of them. Messages for which the
+bridge has no room are lost and counted, as for any slow subscriber.
 """
 
 from collections.abc import Sequence
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from pubsub.sessions import Sessions
 
 NOBODY = b"0.0.0.0:0"
-"""The sender of what a bridge publishes."""
+"""The sender in frames that a bridge publishes."""
 WRITTEN_AT_ONCE = 64
-"""Messages, of 100 KB in frames; then others have their turn."""
+"""Messages between two checkpoints: 100 KB of frames."""
 
 
 class PubsubSource(VolatileSource):
-    """A pattern's messages as they come."""
+    """A source: the messages of a pattern as they arrive."""
 
     def __init__(
         self, sessions: "Sessions", fanout: "Fanout", pattern: bytes, context: BridgeContext
@@ -61,7 +61,7 @@ class PubsubSource(VolatileSource):
         super().__init__(context.inbox, sessions.look_on(Onlooker(self._taken), pattern))
 
     def _taken(self, frames: bytes) -> None:
-        """Make runs of frames; those with one head follow each other, mostly."""
+        """Make runs of frames. Neighbours mostly have the same head, so runs are long."""
         head = b""
         bodies: list[bytes] = []
         for at in range(0, len(frames), FRAME_BYTES):
@@ -130,7 +130,7 @@ class PubsubTarget:
         return self._fanout.flush()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close: a target holds no resources."""
 
 
 class PubsubBridgeEnds(VolatileEnds):

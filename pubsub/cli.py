@@ -23,7 +23,7 @@ from shared.errors import NotThere, UsageError
 from shared.plugin import ServeRequest, VerbRequest
 
 CONNECT_SECONDS = 10.0
-"""As for every client (`shared.client.dial`, which brings trio: a quarter of a subscriber's start)."""
+"""As in `shared.client.dial`, whose import brings trio: a quarter of a subscriber's start."""
 
 app, command = protocol_app(
     "pubsub",
@@ -99,7 +99,7 @@ def _subscribed(
             sock = context.wrap_socket(sock, server_hostname=server.host)
     except ssl.SSLError:
         raise
-    except (OSError, UnicodeError) as error:  # the latter: no host can have that name (`a..b`)
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host can have that name (`a..b`)
         said = f"no pub/sub server answers ({error})"
         raise ConnectionRefusedError(errno.ECONNREFUSED, said, where) from error
     with sock:
@@ -226,7 +226,7 @@ def forget(
 
 @contextmanager
 def _named(where: str) -> Iterator[None]:
-    """A host that is not found, or where nobody listens, is a missing server; the error names it."""
+    """Turn errors of an unknown host, or of a port where nobody listens, into one that names the server."""
     try:
         yield
     except OSError as error:
@@ -254,7 +254,7 @@ def _single(topic: str, kind: Kind, text: str) -> Iterator[bytes]:
 
 
 def _parsed(file: Any) -> Iterator[bytes]:
-    """Datagrams of a file's lines. Raises UsageError, which names the line."""
+    """The datagrams of a file's lines. Raises UsageError, which names the line."""
     from json import loads
 
     for number, line in enumerate(file, start=1):

@@ -1,4 +1,4 @@
-"""Pub/sub's clients: a publisher, which sends datagrams, and a subscriber, which is one connection.
+"""Pub/sub's clients: a publisher that sends datagrams, and a subscriber with one connection.
 
     async with open_publisher() as publisher:
         await publisher.publish("hall/3/temperature", Kind.FLOAT, "21.50")
@@ -8,9 +8,9 @@
         async for message in subscriber:
             print(message.topic, message.value)
 
-A datagram may be lost on its way, and nobody hears of it. A subscriber's commands are not answered; a lost
-connection raises `Disconnected`. The server remembers the subscriptions of a client id, so a client that
-returns by that id need not subscribe again. A subscriber with `retry_seconds` returns by itself.
+A datagram may be lost, and no error tells. A subscriber's commands get no answers; a lost connection raises
+`Disconnected`. The server remembers the subscriptions of a client id, so a client that returns with it need
+not subscribe again. A subscriber with `retry_seconds` reconnects by itself.
 """
 
 import os
@@ -46,17 +46,17 @@ class Publisher:
         self._socket = sock
 
     async def publish(self, topic: str | bytes, kind: Kind, value: str) -> None:
-        """Send a message whose value prints as `value`. Raises ValueError, and OSError (nobody listens)."""
+        """Send a message; `value` is its printed form. Raises ValueError, and OSError if nobody listens."""
         await self.send(wire.datagram(_bytes(topic), kind, wire.payload_of(kind, value)))
 
     async def send(self, datagram: bytes) -> None:
-        """Send what `wire.datagram` made."""
+        """Send a datagram made by `wire.datagram`."""
         await self._socket.send(datagram)
 
     def check_heard(self) -> None:
-        """Raises ConnectionRefusedError where the host has said of what was sent that nobody listens there.
+        """Raise ConnectionRefusedError if the host has answered that nobody listens there.
 
-        That nothing was said proves nothing; a host that is near says it at once.
+        A near host answers at once; silence proves nothing.
         """
         number = self._socket.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_ERROR)
         if number:
@@ -71,7 +71,7 @@ class Subscriber(Receiver[Message]):
     """The receiving side; made by `open_subscriber`. It is an async iterator over messages.
 
     A subscriber that does not read loses its oldest messages or its connection, by the server's settings.
-    A cancelled send may have left half a command behind, so it closes the connection.
+    A cancelled send may have sent half a command, so it closes the connection.
     """
 
     def __init__(
@@ -94,19 +94,19 @@ class Subscriber(Receiver[Message]):
         await self._say(said)
 
     async def unsubscribe(self, *topics: str | bytes) -> None:
-        """End these subscriptions, by their patterns; messages on their way still come."""
+        """End the subscriptions to these patterns; messages under way still arrive."""
         patterns = [_bytes(topic) for topic in topics]
         for pattern in patterns:
             self._subscriptions.pop(pattern, None)
         await self._say(b"".join(wire.encode_command(Command.UNSUBSCRIBE, each) for each in patterns))
 
     async def disconnect(self) -> None:
-        """Disconnect: the server closes. Subscriptions stay."""
+        """Ask the server to close the connection. Subscriptions stay."""
         self._retry = None
         await self._say(wire.encode_command(Command.DISCONNECT))
 
     def _first_words(self) -> bytes:
-        """The id, and the subscriptions, in case the server restarted without its folder."""
+        """The id and the subscriptions; a server that restarted without its folder needs these."""
         said = (wire.encode_command(command, pattern) for pattern, command in self._subscriptions.items())
         return b"".join([self._id, *said])
 
@@ -116,7 +116,7 @@ class Subscriber(Receiver[Message]):
 
 @asynccontextmanager
 async def open_publisher(host: str = "127.0.0.1", port: int = PORT) -> AsyncIterator[Publisher]:
-    """A publisher. Raises OSError where `host` cannot be resolved."""
+    """Open a publisher. Raises OSError if `host` cannot be resolved."""
     with await open_datagrams(host, port) as sock:
         yield Publisher(sock)
 
@@ -124,7 +124,7 @@ async def open_publisher(host: str = "127.0.0.1", port: int = PORT) -> AsyncIter
 async def open_datagrams(
     host: str, port: int = PORT, sender: tuple[str, int] | None = None
 ) -> trio.socket.SocketType:
-    """A UDP socket to a server. `sender`: the own address and port. Raises OSError."""
+    """A UDP socket to a server. `sender`: the socket's own address and port. Raises OSError."""
     try:
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM)
     except UnicodeError as error:  # no host can have that name (`a..b`)
@@ -150,13 +150,13 @@ async def open_subscriber(
     retry_seconds: float | None = None,
     **how: Unpack[How],
 ) -> AsyncIterator[Subscriber]:
-    """A subscriber, connected; closed at the end of the block. `client_id`: 1 to 10 printable ASCII.
+    """Connect a subscriber; the end of the block closes it. `client_id`: 1 to 10 printable ASCII characters.
 
-    An id that is connected already, or a login that is wrong, is refused: `Disconnected` at the first read.
-    `host`: also a URL, `pubsub+tls://ann@host:7070`. `how`: login and TLS. `retry_seconds`: the task
-    that reads makes a lost connection again, and tries for so long; messages that are sent meanwhile are
-    lost, unless they are kept. Without it a lost connection raises Disconnected. Raises ValueError for what
-    is no id, ConnectionRefusedError where nobody listens, and ssl.SSLError.
+    The server refuses an id that is connected already, and a wrong login: the first read raises Disconnected.
+    `host` may be a URL: `pubsub+tls://ann@host:7070`. `how`: login and TLS. `retry_seconds`: for so long the
+    reading task tries to replace a lost connection; messages sent meanwhile are lost unless they are kept.
+    Without it a lost connection raises Disconnected. Raises ValueError for a malformed id,
+    ConnectionRefusedError if nobody listens, and ssl.SSLError.
     """
     if not isinstance(client_id, str):
         raise TypeError(f"a client id is text, not {type(client_id).__name__}")

@@ -1,18 +1,18 @@
-"""From datagrams to subscribers: each batch is looked at once, and each subscriber gets one write for it.
+"""From datagrams to subscribers: one pass over each batch, and one write for each subscriber.
 
-Datagrams arrive as the frames that subscribers get (`shared.net.slots`): the system has put their bytes in
-place, with the sender's address before and the padding behind. What is left is to find datagrams that are no
-message, and the receivers of each message:
+Datagrams arrive as the frames that subscribers get (`shared.net.slots`): the kernel has put their bytes in
+place, between the sender's address and the padding. Two things are left: to find malformed datagrams, and to
+find the receivers of each message:
 
-- The topic and type of a frame are looked up as they stand (`Routes.known`). A hit says that they are
-  well-formed, and who gets the message. After a miss they are checked, and remembered where the result
-  holds for the next message, too.
+- The topic and type of a frame are looked up as bytes (`Routes.known`). A hit proves that they are
+  well-formed, and gives the receivers. After a miss they are checked, and remembered if the result also
+  holds for the next message.
 - A run of frames for the same clients is one slice of the batch, gathered in bundles (`shared.fanout`).
 
 The work of a turn is bounded, however many clients get a message and whatever patterns match its topic. The
-rest is for the next turn (`_Sending`, `RoutingIndex.match_within`), and later frames wait, so order is kept.
-Clients may connect and leave between two turns. One that is back is sent the messages that were to be kept
-for it. One that has left gets nothing more of what was on its way, as if that had been sent.
+rest is left to the next turn (`_Sending`, `RoutingIndex.match_within`); later frames wait, so order is kept.
+Clients may connect and leave between two turns. A client that returned gets the messages that were to be
+kept for it. A client that left gets no more of them, as if they had been sent.
 """
 
 from collections import deque
@@ -38,24 +38,24 @@ from shared.net.datagram_sink import Frames, Layout
 
 LAYOUT = Layout(
     frame_bytes=FRAME_BYTES,
-    # One byte more than a payload may have: it is the frame's last, and cleared in what is too long.
+    # One byte more than a payload may have: the frame's last byte, cleared in frames that are too long.
     parts=((TOPIC_AT, TOPIC_BYTES_MAX), (TYPE_AT, 1 + PAYLOAD_BYTES_MAX)),
     sender=(0, SENDER_BYTES),
 )
 VISITS_MAX = 10_000
-"""Work of one turn on topics that are not remembered, in visits of the index: some milliseconds."""
+"""Work of one turn on topics without a known route, in visits of the index: some milliseconds."""
 MEMBERS_PER_VISIT = 2
-"""A client that gets a topic is so much of a visit where the topic's route is made."""
+"""While a route is made, so many receivers cost as much as one visit."""
 WRITES_MAX = 1_000
 WRITE_BYTES = 16 * 1024
-"""Work of one turn on writing to subscribers: so many writes of up to so many bytes, some milliseconds."""
+"""Work of one turn on writes to subscribers: their number, and the bytes that count as one."""
 KEEPS_MAX = 4_000
-"""The same on keeping messages for clients that are away, a message for each."""
+"""The same for keeping messages, counted once for each absent client."""
 SURELY_LONG_ENOUGH = DATAGRAM_BYTES_MIN + max(PAYLOAD_BYTES_MIN.values())
 
 
 class _Looking:
-    """A topic whose lookup takes several turns. `away`: set once known. `epoch`: of routes, at its start."""
+    """A lookup of a topic over several turns. `away`: None until known. `epoch`: the routes' at its start."""
 
     __slots__ = ("away", "epoch", "topic")
 
@@ -66,8 +66,8 @@ class _Looking:
 
 
 class _Sending:
-    """Frames to be written to clients, or to be kept for them. `done`: how many clients have them. `trail`:
-    as `Fanout` has it."""
+    """Frames to write to clients, or to keep for them. `done`: how many clients have them. `trail`: as in
+    `Fanout`."""
 
     __slots__ = ("clients", "done", "frames", "trail")
 
@@ -78,7 +78,7 @@ class _Sending:
         self.done = 0
 
     def next(self, most: int) -> tuple[ClientSession, ...]:
-        """The next clients, `most` at the most."""
+        """The next clients, at most `most`."""
         before = self.done
         self.done = min(len(self.clients), before + most)
         return self.clients[before : self.done]
@@ -103,24 +103,24 @@ class Fanout:
         self._writing: deque[_Sending] = deque()
         self._keeping: deque[_Sending] = deque()
         self._looking: _Looking | None = None
-        self._visits = 0  # of this turn
+        self._visits = 0  # left in this turn
         self.trail: tuple[str, ...] = ()
-        """The bridges that have carried what is being written to clients just now."""
+        """The bridges that have carried the messages that are being written now."""
         sessions.on_change = self.routes.forget
         self._access = access
         self._rules_seen: object = None
         self._denied: set[bytes] = set()
-        """Topics of this turn that nobody may send to."""
+        """Topics of this turn to which no one may publish."""
 
     def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
-        """Hand on the messages in these frames. Returns what is left for another turn, or None."""
+        """Forward the messages in these frames. Returns the rest for another turn, or None."""
         if (self._writing or self._keeping) and not self._send(WRITES_MAX):
             return frames, lengths
         if not lengths:
             return None
         if self._access is not None and self._access.access.users is not self._rules_seen:
             self._rules_seen = self._access.access.users
-            self.routes.forget()  # what was learnt was learnt by other rules
+            self.routes.forget()  # known routes were made under other rules
         if min(lengths) < SURELY_LONG_ENOUGH or max(lengths) > DATAGRAM_BYTES_MAX:
             frames, lengths = self._of_good_length(frames, lengths)
         self._denied.clear()
@@ -141,7 +141,7 @@ class Fanout:
                     frames, lengths = frames[:at], lengths[:place]
                     break
                 route, clean = looked
-                if clean is not head:  # it is sent in another form than received, so by itself
+                if clean is not head:  # it is sent in another form than received, so in a piece of its own
                     self._put(last, frames[start:at])
                     self._put(
                         route, frames[at : at + TOPIC_AT] + clean + frames[at + DATA_AT : at + FRAME_BYTES]
@@ -166,8 +166,8 @@ class Fanout:
         return left
 
     def publish(self, topic: bytes, frames: bytes, lengths: Sequence[int], trail: tuple[str, ...]) -> bool:
-        """Hand on messages of one topic that come from within; `lengths`: of datagrams that would bring them.
-        False: not now, earlier ones are still being written, or the topic's receivers are not found yet."""
+        """Forward messages of one topic that a bridge publishes; `lengths`: those of equivalent datagrams.
+        False: try later. Earlier messages are still being written, or the topic's lookup is not done."""
         if not self.flush():
             return False
         self._visits = 0
@@ -184,11 +184,11 @@ class Fanout:
         return True
 
     def flush(self) -> bool:
-        """Go on with what is still being written; whether all is."""
+        """Go on with unfinished writes. Returns whether all are done."""
         return not (self._writing or self._keeping) or self._send(WRITES_MAX)
 
     def _put(self, route: Route[ClientSession], frames: bytes) -> None:
-        """Put `frames`, one or more, into the bundles of `route`."""
+        """Add `frames`, one or more, to the bundles of `route`."""
         if route is self._no_message or not frames:
             return
         count = len(frames) // FRAME_BYTES
@@ -204,10 +204,10 @@ class Fanout:
                 self._keeping.append(_Sending(frames[at : at + FRAME_BYTES], route.away, self.trail))
 
     def _deliver(self) -> int:
-        """Write the bundles now, or in later turns. Returns the room for writes that is left."""
+        """Write the bundles now or in later turns. Returns the writes left in this turn."""
         room = WRITES_MAX
         for clients, gathered, messages in self.routes.gathered():
-            frames = bytes(gathered)  # as it is: none of the pieces above is a view
+            frames = bytes(gathered)  # unchanged: none of the pieces above is a view
             cost = _write_cost(frames) * len(clients)
             if self._writing or cost > room:
                 self._writing.append(_Sending(frames, clients, self.trail))
@@ -220,7 +220,7 @@ class Fanout:
         return room
 
     def _send(self, room: int) -> bool:
-        """Write what this turn has `room` for, and keep some messages. Returns whether all is done."""
+        """Write up to `room`, and keep some messages. Returns whether all is done."""
         writing, keeping = self._writing, self._keeping
         while writing and room > 0:
             sending = writing[0]
@@ -246,9 +246,9 @@ class Fanout:
         return not (writing or keeping)
 
     def _look(self, head: bytes) -> tuple[Route[ClientSession], bytes] | None:
-        """The route of a topic and type, and the `head` to send: without the bytes behind the topic's NUL.
+        """The route of a topic and type, and the `head` to send: without the bytes after the topic's NUL.
 
-        None: this turn has no room for the work, which goes on in the next.
+        None: this turn has no room for the work; it goes on in the next.
         """
         kind = head[-1]
         if kind not in PAYLOAD_BYTES_MIN:
@@ -279,10 +279,10 @@ class Fanout:
     def _match(
         self, topic: bytes
     ) -> tuple[tuple[ClientSession, ...], tuple[ClientSession, ...], bool] | None:
-        """Who gets a topic now, who later, and whether that holds for the next message, too.
+        """The receivers of a topic: (connected, away, whether that also holds for the next message).
 
-        None: not known yet. `away` is matched first, so that a client that is back meanwhile is in one of
-        both.
+        None: not known yet. `away` is matched first, so that a client that returns meanwhile is in one of the
+        two.
         """
         sessions = self._sessions
         room = VISITS_MAX - self._visits
@@ -299,7 +299,7 @@ class Fanout:
         return live, away, looking is None or looking.epoch == self.routes.epoch
 
     def _allowed(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
-        """Both without what was denied."""
+        """Both without denied frames."""
         good = [
             (frames[at : at + FRAME_BYTES], length)
             for at, length in zip(range(0, len(frames), FRAME_BYTES), lengths, strict=True)
@@ -308,7 +308,7 @@ class Fanout:
         return b"".join([frame for frame, _ in good]), [length for _, length in good]
 
     def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
-        """Frames and lengths without datagrams that are too short or too long. Those are counted."""
+        """Frames and lengths without datagrams that are too short or too long, which are counted."""
         bad = self._counts.datagrams_bad
         good: list[bytes] = []
         kept: list[int] = []

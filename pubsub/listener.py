@@ -1,4 +1,4 @@
-"""The service: pub/sub, as the host runs it: its endpoints, its logs in the store, its metrics."""
+"""The service that the host runs: pub/sub's endpoints, its logs in the store, its metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,21 +26,21 @@ from shared.tracing import Onlooker, Tap
 
 READ_BYTES = 1 << 20
 LOOK_SECONDS = 60.0
-"""How often sessions are looked for whose clients have been away for too long."""
+"""How often sessions are ended whose clients have been away for too long."""
 NOTED_AT_ONCE = 500
-"""Rows of who is away that are written before others have their turn: 5 ms."""
+"""Rows of absences that are written between two checkpoints: 5 ms."""
 ENDED_AT_ONCE = 64
-"""Before others have their turn: a millisecond, with a few subscriptions each."""
+"""Sessions that are ended between two checkpoints: a millisecond, with a few subscriptions each."""
 
 
 class SessionMissing(BrokerError):
-    """There is no session of such a client."""
+    """No session has this client id."""
 
     exit_code = EXIT_MISSING
 
 
 async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubService":
-    """Read what the last run left. Raises StoreError."""
+    """Read the subscriptions and kept messages of the last run. Raises StoreError."""
     namespace = context.store.namespace(NAMESPACE, settings.durability)
     table = await Table.open(namespace, SESSIONS_LOG)
     counts = Counts()
@@ -82,7 +82,7 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
 
 
 async def _restore_kept(sessions: Sessions, kept: Log, context: Context) -> None:
-    """Take back what the last run kept; what is damaged is lost, and told. Raises StoreError."""
+    """Read back the messages that the last run kept. Damaged ones are lost, and logged. Raises StoreError."""
     reader = WholeRecords(kept, kept.first, READ_BYTES)
     while records := await reader.read():
         sessions.kept.restore(records)
@@ -139,14 +139,14 @@ class PubsubService:
         self.objects = Admin(self.sessions).objects
 
     async def take_settings(self, settings: PubsubSettings) -> None:
-        """Connections keep the bounds that they began with."""
+        """Apply new settings to new connections; open ones keep their limits."""
         self.sessions.settings = self.sessions.kept.settings = settings
 
     async def run(self) -> None:
-        """At the end put what is kept for clients that are away where the next start finds it."""
+        """Note absences and end old sessions, until cancelled; then write kept messages to their log."""
         kept = self._namespace.logs.get(KEPT_LOG)
         if kept is not None and kept.end > kept.first:
-            # From here on it is sent at most once: a crash loses it rather than have it sent twice.
+            # From here on each message is sent at most once: a crash loses it, but never repeats it.
             kept.drop_below(kept.end)
         try:
             while True:
@@ -161,12 +161,12 @@ class PubsubService:
             self._note_absences(len(self.sessions.clients) + 1)
 
     def _note_absences(self, most: int) -> bool:
-        """Write some of them; return whether there are more."""
+        """Write some absences. Returns whether there are more."""
         try:
             more = self.sessions.absences.note(trio.current_time(), most)
         except StoreError as error:
             self._context.log.warning(
-                "who is away since when cannot be written: a restart counts it anew; look at the disk",
+                "absences cannot be written: a restart counts them from an older time; look at the disk",
                 error=str(error),
             )
             return False
@@ -187,14 +187,14 @@ class PubsubService:
             )
 
     def drain(self) -> None:
-        """Nobody waits for an answer; what is in the outboxes is sent as at any connection's end."""
+        """Nothing to drain: there are no answers, and closing a connection sends its outbox."""
 
     def samples(self) -> Iterable[Sample]:
         return samples("pubsub", self.sessions.counts, GAUGES, self.sessions)
 
     async def trace(self, tap: Tap) -> None:
         pattern = tap.name.encode()
-        if len(pattern) > TOPIC_BYTES_MAX:  # no topic is so long
+        if len(pattern) > TOPIC_BYTES_MAX:  # longer than any topic
             return
 
         def take(data: bytes) -> None:
@@ -208,7 +208,7 @@ class PubsubService:
         return Session(connection, self.sessions, self._context.access)
 
     def _put_away(self) -> None:
-        """The store writes it as it closes."""
+        """Append kept messages to their log; the store writes them as it closes."""
         sessions = self.sessions
         try:
             kept = self._namespace.logs.get(KEPT_LOG)

@@ -1,4 +1,4 @@
-"""What pub/sub counts, and what each figure is called: plain ints, no call per message."""
+"""Pub/sub's counters and the names of its metrics. Counters are plain ints: no call per message."""
 
 from collections import Counter
 
@@ -9,17 +9,17 @@ from shared.metrics import Gauge, counter, counter_by
 
 @attrs.define(eq=False)
 class Counts:
-    """Added to where it happens; read when metrics are scraped."""
+    """Counters, raised where events happen and read when metrics are scraped."""
 
     messages_in: int = counter("messages_published_total", "Datagrams that were messages.")
     messages_delivered: int = counter("messages_delivered_total", "Messages handed to subscribers.")
     messages_unmatched: int = counter("messages_unmatched_total", "Messages that nobody wanted.")
-    """Nobody was subscribed, nor away with a subscription that keeps."""
+    """Messages without a subscriber, connected or absent with a subscription that keeps."""
     messages_kept: int = counter("messages_kept_total", "Messages kept for clients that were away.")
     kept_dropped: int = counter("kept_dropped_total", "Of these, dropped: too many, or too large.")
-    """For newer ones, or for lack of memory."""
+    """Kept messages dropped for newer ones, or for lack of memory."""
     kept_lost: int = counter("kept_lost_total", "Of these, lost to damage of the log that a stop writes.")
-    """As far as the log's index tells."""
+    """The number is from the log's index, which damage may have shortened."""
     frames_dropped: int = counter("frames_dropped_total", "Messages dropped: a subscriber did not read.")
     subscribers_dropped_from: int = counter("subscribers_dropped_from_total", "Connections they were on.")
     sessions_expired: int = counter("sessions_expired_total", "Sessions ended: away for session_seconds.")
@@ -44,4 +44,4 @@ GAUGES = (
     ),
     Gauge("kept_bytes", "Kept for clients that are away.", lambda sessions: sessions.kept.total_bytes),
 )
-"""Read from `Sessions`."""
+"""Gauges that are read from `Sessions`."""

@@ -1,4 +1,4 @@
-"""What comes in is recorded as the frames that it arrived in, each without the padding behind its payload.
+"""Records datagrams as the frames they arrived in, each without the padding after its payload.
 
 The frames of one batch, put together, would mostly be padding. They are cut by their datagrams' lengths:
 where these are equal, all with one call (`struct`, in which the padding is skipped), else one by one.
@@ -16,13 +16,13 @@ from pubsub.wire import (
     TYPE_AT,
 )
 
-if TYPE_CHECKING:  # it has a clock, and this is sans-IO
+if TYPE_CHECKING:  # the recorder has a clock, and this module is sans-IO
     from shared.recording.recorder import Recorder
 
 BEFORE_BYTES = TYPE_AT - DATAGRAM_TYPE_AT
-"""What a frame has and its datagram has not, before the type: the sender, and the NUL behind the topic."""
+"""Bytes that a frame has before its type and its datagram lacks: the sender, and the topic's NUL."""
 CUTS_MAX = 1024
-"""Batches of so many different counts and lengths are remembered; when there are more, all are made anew."""
+"""Remembered formats, one for each combination of count and lengths; above this all are forgotten."""
 
 
 class FrameTrack:

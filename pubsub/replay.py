@@ -1,6 +1,6 @@
-"""Topics as the target of a replay, by datagrams, and what a recording of them holds.
+"""Pub/sub as the target of a replay, by datagrams, and the messages of its recordings.
 
-A datagram may be lost on its way, and nobody hears of it: at full speed a server that is busy loses some.
+Datagrams may be lost without an error: at full speed a busy server loses some.
 """
 
 import struct
@@ -27,11 +27,11 @@ from shared.recording.blocks import Block
 from shared.replaying import Batch, PastMessage, Replays
 
 SENDERS_MAX = 256
-"""Sockets that are open at once, each for a sender; beyond them the oldest is closed."""
+"""Open sockets, one for each sender; above this the oldest is closed."""
 
 
 class DatagramReplay:
-    """A pub/sub server's UDP port. `at_sender`: datagrams come from where the messages came from."""
+    """A pub/sub server's UDP port. `at_sender`: datagrams leave from the recorded senders' addresses."""
 
     once_each = False
 
@@ -65,7 +65,7 @@ class DatagramReplay:
         return sock
 
     async def _open(self, sender: bytes) -> trio.socket.SocketType:
-        """Bound to the sender's address where the system lets it: it is this machine's, and free."""
+        """Open a socket, bound to the sender's address if that is this machine's and free."""
         if sender:
             host, _, port = sender.decode("ascii", "replace").rpartition(":")
             with suppress(OSError, ValueError, OverflowError):
@@ -81,7 +81,7 @@ def _kind(message: PastMessage) -> Kind:
 async def target(
     host: str, port: int | None, how: How, *, at_sender: bool = False
 ) -> AsyncIterator[DatagramReplay]:
-    """Raises OSError where the host cannot be resolved. Datagrams have no login: `how` is not used."""
+    """Open the target. Datagrams have no login: `how` is not used. Raises OSError for an unknown host."""
     found = DatagramReplay(host, PORT if port is None else port, at_sender=at_sender)
     try:
         (await open_datagrams(*found.address)).close()

@@ -1,6 +1,6 @@
 """One connection of a subscriber: its id first, then its commands.
 
-Source: PROTOCOL.md, "Subscribers". There are no replies: what is wrong is counted and logged, and closes the
+Source: PROTOCOL.md, "Subscribers". There are no replies: an error is counted and logged, and closes the
 connection.
 """
 
@@ -23,7 +23,7 @@ from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
 COMMANDS_PER_TURN = 256
-"""Then others have theirs: each may be a record in a log, and a pattern in the index."""
+"""Commands that are handled between two checkpoints. Each may write a record and a pattern of the index."""
 
 _EVENTS = {
     Command.SUBSCRIBE: Event.SUBSCRIBE,
@@ -88,7 +88,7 @@ class Session(SessionBase):
         return at
 
     def _is_mine(self) -> bool:
-        """Whether the id may be taken as things are: it is nobody's, or this user's."""
+        """Whether this user may take the id: no user or the same one owns it."""
         client = self._sessions.clients.get(self._id)
         return bool(self.user) and (client is None or client.owner == self.user)
 
@@ -97,13 +97,13 @@ class Session(SessionBase):
         sessions = self._sessions
         known = sessions.clients.get(self._id)
         if known is not None and known.connection is None:
-            self._restrict(known)  # rules may have changed while it was away
+            self._restrict(known)  # rules may have changed while the client was away
         self._client = sessions.join(self._id, self.connection, self.user)
         self.state = TRANSITIONS[self.state][event]
         self.input_seconds = sessions.settings.command_seconds
 
     def _logged_in(self, fits: bool) -> None:
-        """A login was checked; who is refused is closed."""
+        """A login was checked. A refused one closes the connection."""
         client = self._client
         try:
             if not fits:
@@ -133,7 +133,7 @@ class Session(SessionBase):
             self._restrict(self._client)
 
     def _restrict(self, client: ClientSession) -> None:
-        """End the subscriptions that are not allowed."""
+        """End the subscriptions that the user's rules do not allow."""
         if self.guard is not None:
             for topic in tuple(client.topics):
                 if not self._may_subscribe(topic):
@@ -161,7 +161,7 @@ class Session(SessionBase):
             self._client = None
 
     def _finish(self, event: Event) -> None:
-        """Send what is in the outbox, and then close."""
+        """Send the outbox, then close."""
         self.state = TRANSITIONS[self.state][event]
         self.end()
         self.connection.finish()

@@ -1,11 +1,11 @@
 """Sessions: client ids, their subscriptions, and whether they are connected.
 
-A session outlives its connection, and with subscriptions the process, too: each change goes into a table of
-the store at once, one small record a subscription. Nothing on the wire waits for it.
+A session outlives its connection. With subscriptions it outlives the process, too: each change writes one
+small row to a table of the store. Nothing on the wire waits for that write.
 
-Two indexes say who wants a topic. `live` holds the subscriptions of connected clients, `away` those of other
-clients that have messages kept. So a match costs by its receivers, not by the sessions that are remembered. A
-client moves between the two as it connects and leaves.
+Two indexes match topics. `live` holds the subscriptions of connected clients, `away` those of absent clients
+with messages to keep. So a match costs by its receivers, not by the remembered sessions. A client moves
+between the two as it connects and leaves.
 
 A session without subscriptions ends with its connection, one with them when its client has been away for
 `session_seconds`.
@@ -38,18 +38,17 @@ if TYPE_CHECKING:
 WILDCARDS = Wildcards(separator=b"/", any_levels=b"*", one_level=b"+")
 
 SESSION_BYTES = 800
-"""What a session takes of memory, measured, with its row of when its client left; an id has ten characters at
-most."""
+"""Measured memory of a session, with its row in the table of absences. An id has at most ten characters."""
 SUBSCRIPTION_BYTES = 900
-"""The same of a subscription: 210 with no wildcard, 680 with three; and its row in the table."""
+"""The same of a subscription, with its row: 210 bytes without wildcards, 680 with three."""
 
 _PLAIN, _KEEPS = b"", b"\1"
 
 
 class ClientSession:
-    """A session. `topics`: by pattern, whether messages are kept while the client is away.
+    """A session. `topics`: pattern to whether messages are kept while the client is away.
 
-    `wild`: how many of the patterns are (`shared.routing.syntax`).
+    `wild`: how many of the patterns are wild (`shared.routing.syntax`).
     """
 
     __slots__ = ("connection", "dropped", "id", "name", "owner", "topics", "wild", "written")
@@ -57,18 +56,18 @@ class ClientSession:
     def __init__(self, client_id: bytes) -> None:
         self.id = client_id
         self.owner = ANONYMOUS
-        """The user who made it: nobody else may take its id."""
+        """The user who made the session; no other user may take its id."""
         self.name = client_id.decode("ascii")
         self.topics: dict[bytes, bool] = {}
         self.wild = 0
         self.connection: Connection | None = None
         self.written = self.dropped = 0
-        """Frames for its connection; and of those, lost because the client did not read."""
+        """Frames for its connection, and those of them lost because the client did not read."""
 
 
 @attrs.frozen
 class Changed:
-    """A row of the table: a subscription. `keeps` None: it has ended."""
+    """A row of the table: a subscription. `keeps`: None if it has ended."""
 
     client_id: bytes
     topic: bytes
@@ -79,9 +78,9 @@ class Changed:
 class Sessions:
     """All clients, by id.
 
-    `save`: called with every change of a subscription. `say`: gets the lines for a server's standard output;
-    None: they are logged. `budget`: sessions are charged to it. `on_change`: called when a topic's receivers
-    change.
+    `save`: called with each change of a subscription. `say`: takes the lines for standard output; None: they
+    are logged. `budget`: the budget that sessions are charged to. `on_change`: called when the receivers of a
+    topic change.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class Sessions:
         self.counts = counts
         self.kept = Kept(settings, counts, budget.account("kept"))
         self.routes = Caches(budget.account("routes", budget.limit_bytes // 4))
-        """Who gets which topic, as far as that is remembered."""
+        """The known routes: topic to receivers."""
 
         def index() -> RoutingIndex[ClientSession]:
             return RoutingIndex(WILDCARDS, cache_books=CacheBytes(self.routes, math.inf))
@@ -111,14 +110,14 @@ class Sessions:
         self.absences = absences or Absences()
         self.subscriptions = 0
         self.wild = 0
-        """Those of them that are wild."""
+        """How many of them are wild."""
         self.on_change: Callable[[], None] = lambda: None
         self._log = log
         self._save = save
         self._say: Callable[[str], None] = say or log.info
 
     def restore(self, client_id: bytes, topic: bytes, keeps: bool, owner: str = ANONYMOUS) -> None:
-        """Take back a saved subscription. Before any client connects."""
+        """Restore a saved subscription. Only before clients connect."""
         client = self.clients.get(client_id) or self.adopt(client_id)
         client.owner = owner
         client.topics[topic] = keeps
@@ -127,11 +126,11 @@ class Sessions:
             self.away.subscribe(client, topic)
 
     def restored(self, now: float) -> None:
-        """Take each saved session as away: nobody is connected yet."""
+        """Count every restored session as away."""
         self.absences.load(self.clients.keys(), now)
 
     def end_long_away(self, now: float, most: int) -> int:
-        """End `most` sessions whose clients have been away for `session_seconds`; returns how many."""
+        """End up to `most` sessions whose clients have been away for `session_seconds`. Returns how many."""
         seconds, ended = self.settings.session_seconds, 0
         while seconds and ended < most and (longest := self.absences.longest(now)) is not None:
             client_id, away_seconds = longest
@@ -143,20 +142,20 @@ class Sessions:
         return ended
 
     def adopt(self, client_id: bytes) -> ClientSession:
-        """Make a session: of a new client, or of one that is away and has kept messages."""
+        """Make a session for a new client, or for an absent one with kept messages."""
         self._memory.charge(SESSION_BYTES)
         client = self.clients[client_id] = ClientSession(client_id)
         return client
 
     @property
     def visits(self) -> int:
-        """The work of all matches so far."""
+        """The index visits of all matches so far."""
         return self.live.visits + self.away.visits
 
     # Connections.
 
     def join(self, client_id: bytes, connection: Connection, user: str = ANONYMOUS) -> ClientSession:
-        """The client connects: kept messages are written first. A new session is `user`'s.
+        """The client connects: kept messages are written first. A new session belongs to `user`.
 
         Raises WireError.
         """
@@ -179,7 +178,7 @@ class Sessions:
             connection,
             self.settings.subscriber_bytes_max,
             self.settings.slow_subscriber,
-            lambda chunk: self.count_dropped(client, len(chunk) // FRAME_BYTES),  # chunks are whole frames
+            lambda chunk: self.count_dropped(client, len(chunk) // FRAME_BYTES),  # each chunk is whole frames
         )
         self.counts.connected += 1
         self._say(f"New client {client.name} connected from {connection.peer}.")
@@ -196,7 +195,7 @@ class Sessions:
         return client
 
     def leave(self, client: ClientSession) -> None:
-        """Its connection ends."""
+        """The client's connection has ended."""
         now = client.connection.now if client.connection is not None else 0.0
         client.connection = None
         self.counts.connected -= 1
@@ -212,7 +211,7 @@ class Sessions:
         self.on_change()
 
     def count_dropped(self, client: ClientSession, frames: int) -> None:
-        """The connection lost `frames` frames because the client does not read."""
+        """Count `frames` that the connection lost because the client does not read."""
         counts = self.counts
         if not client.dropped:
             counts.subscribers_dropped_from += 1
@@ -225,21 +224,21 @@ class Sessions:
         counts.frames_dropped += frames
 
     def keep(self, clients: Iterable[ClientSession], frame: bytes) -> None:
-        """Keep a message for clients that were away. Those that are back by now are sent it."""
+        """Keep a message for absent clients. Clients that have returned meanwhile are sent it."""
         away = []
         for client in clients:
             if client.connection is not None:
                 client.written += 1
                 client.connection.write(frame)
                 self.counts.messages_delivered += 1
-            elif self.clients.get(client.id) is client:  # it has not been forgotten
+            elif self.clients.get(client.id) is client:  # the session still exists
                 away.append(client.id)
         self.kept.add(away, frame)
 
     # Subscriptions.
 
     def subscribe(self, client: ClientSession, topic: bytes, *, keeps: bool) -> None:
-        """Add a connected client's subscription. Raises WireError where there are too many."""
+        """Add a connected client's subscription. Raises WireError above a limit."""
         before = client.topics.get(topic)
         if before is keeps:
             return
@@ -271,7 +270,7 @@ class Sessions:
         self._save(Changed(client.id, topic, keeps, client.owner))
 
     def unsubscribe(self, client: ClientSession, topic: bytes) -> None:
-        """End a connected client's subscription. Harmless where there is none."""
+        """End a connected client's subscription, if there is one."""
         if client.topics.pop(topic, None) is not None:
             self._count(client, topic, -1)
             self.live.unsubscribe(client, topic)
@@ -279,20 +278,20 @@ class Sessions:
             self._save(Changed(client.id, topic, None))
 
     def own(self, client: ClientSession, user: str) -> None:
-        """The user of a connected client has logged in: the session is his."""
+        """A connected client has logged in: the session now belongs to its user."""
         client.owner = user
         for topic, keeps in client.topics.items():
             self._save(Changed(client.id, topic, keeps, user))
 
     def end_subscription(self, client: ClientSession, topic: bytes) -> None:
-        """End a subscription that is not allowed any more. What is kept for an absent client goes, too."""
+        """End a subscription that is no longer allowed, and drop what is kept for an absent client."""
         if client.connection is None:
             self.away.unsubscribe(client, topic)
             self.kept.forget(client.id)
         self.unsubscribe(client, topic)
 
     def look_on(self, onlooker: Connection, pattern: bytes) -> Callable[[], None]:
-        """Write what matches `pattern` to `onlooker`, too. Call what is returned to end it."""
+        """Write messages that match `pattern` to `onlooker`, too. Call the returned function to end it."""
         client = ClientSession(b"")
         client.connection = onlooker
         self.live.subscribe(client, pattern)
@@ -306,7 +305,7 @@ class Sessions:
         return end
 
     def forget(self, client_id: bytes) -> bool:
-        """End the session of a client that is away, without a trace. False: no such client is away."""
+        """Delete the session of an absent client. False: no such client is away."""
         client = self.clients.get(client_id)
         if client is None or client.connection is not None:
             return False
@@ -331,7 +330,7 @@ class Sessions:
             raise WireError(str(error), fault=fault) from None
 
     def _count(self, client: ClientSession, topic: bytes, count: int) -> None:
-        """Count `client`'s subscriptions to `topic`: `count` more, or fewer."""
+        """Add `count` to the subscriptions of `client` by `topic`; negative: subtract."""
         self._memory.charge(count * SUBSCRIPTION_BYTES)
         self.subscriptions += count
         if WILDCARDS.wild_levels(topic):
@@ -345,7 +344,7 @@ class Sessions:
 def saver(
     table: "Table", counts: Counts, on_failure: Callable[[StoreError], None]
 ) -> Callable[[Changed], None]:
-    """Saves changes in `table`. A change that the store refuses is served until a restart."""
+    """A function that saves changes in `table`. A change that the store refuses lasts until a restart."""
 
     def save(change: Changed) -> None:
         key = change.client_id + b"\0" + change.topic
@@ -365,7 +364,7 @@ def saver(
 
 
 def saved(table: "Table") -> Iterator[Changed]:
-    """The subscriptions in `table`. Rows that cannot be one are left out."""
+    """The subscriptions in `table`. Malformed rows are left out."""
     for key, value in table.items():
         client_id, nul, topic = key.partition(b"\0")
         if nul and 1 <= len(client_id) <= ID_CHARACTERS_MAX and len(topic) <= TOPIC_BYTES_MAX:

@@ -10,7 +10,7 @@ from shared.storage.settings import Durability
 from shared.units import MIB, RESTART, limit
 
 NAMESPACE = "pubsub"
-"""Of the store, where the logs stand."""
+"""The namespace of the store with pub/sub's logs."""
 SESSION_SECONDS_MAX = 100 * 365 * 86_400
 SESSIONS_LOG, KEPT_LOG, AWAY_LOG = "sessions", "kept", "away"
 
@@ -20,43 +20,44 @@ class PubsubSettings:
     """Section `[pubsub]`. Subscriptions are on disk; messages pass through memory."""
 
     port: int = limit(7070, 0, 65535, restart=True)
-    """Of both, TCP and UDP; 0 picks a free one."""
+    """The port of both TCP and UDP; 0 picks a free one."""
     host: str | None = host_setting()
-    """The address to bind; else as `serve.host` has it."""
+    """The address to bind; unset: that of `serve.host`."""
     allow: tuple[str, ...] = ()
-    """Networks whose datagrams are taken. Empty: everybody's, which is allowed on loopback only. A sender's
+    """Networks whose datagrams are accepted. Empty: all, which is allowed on loopback only. A sender's
     address can be forged."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("interval:50ms"), metadata=RESTART)
-    """Of subscriptions. No command is answered, so nobody waits for the disk."""
+    """The durability of subscriptions. Commands get no answers, so no client waits for the disk."""
     subscriber_bytes_max: int = limit(64 * MIB, 1, 1024 * MIB)
-    """What waits for a subscriber that does not read."""
+    """Bytes that may wait for a subscriber that does not read."""
     slow_subscriber: Literal["drop", "disconnect"] = "drop"
-    """Above that: `drop` its oldest messages, or `disconnect` it."""
+    """Above `subscriber_bytes_max`: `drop` the subscriber's oldest messages, or `disconnect` it."""
     sessions_max: int = limit(100_000, 1, 10_000_000)
-    """Clients that are connected or have subscriptions."""
+    """Sessions: clients that are connected or have subscriptions."""
     session_seconds: float = attrs.field(
         default=7 * 86_400.0, validator=[validators.ge(0), validators.le(SESSION_SECONDS_MAX)]
     )
-    """A session whose client is away for so long ends, with its subscriptions and kept messages. What counts
-    is time that the server runs, over restarts. 0: never."""
+    """A session ends when its client has been away for so long, with its subscriptions and kept messages.
+    Only time that the server runs counts, over restarts. 0: never."""
     subscriptions_max: int = limit(1_000, 1, 1_000_000)
-    """Of one client."""
+    """Subscriptions of one client."""
     subscriptions_total_max: int = limit(2_000_000, 1, 100_000_000)
-    """Of all clients: each takes about a kilobyte of memory."""
+    """Subscriptions of all clients; each takes about a kilobyte of memory."""
     wild_subscriptions_max: int = limit(250, 0, 1_000_000)
-    """Of one client, to patterns of more than three wildcards. Many of them can be made to be work for one
-    topic, each for all of its wildcards."""
+    """Subscriptions of one client to patterns with more than three wildcards. One topic can be made to match
+    many of them, each at the cost of all its wildcards."""
     wild_subscriptions_total_max: int = limit(10_000, 0, 100_000_000)
-    """The same of all clients."""
+    """The same for all clients."""
     kept_messages_max: int = limit(10_000, 0, 1_000_000)
-    """For one client that is away."""
+    """Messages kept for one absent client."""
     kept_bytes_max: int = limit(16 * MIB, 0, 1024 * MIB)
     """The same in bytes, without the padding of frames."""
     kept_bytes_total_max: int = limit(256 * MIB, 0, 1024 * 1024 * MIB)
-    """For all clients that are away."""
+    """Bytes kept for all absent clients."""
     command_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
-    """For a command from its first byte to its last. The client id has `net.first_request_seconds`."""
+    """The longest time from a command's first byte to its last. For the id, `net.first_request_seconds`
+    counts."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
-    """Section `[pubsub.tls]`: instead of `[tls]`. Of subscribers; datagrams are never encrypted."""
+    """Section `[pubsub.tls]`, in place of `[tls]`, for subscribers. Datagrams are never encrypted."""
     access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
-    """Section `[pubsub.access]`: who has to log in here."""
+    """Section `[pubsub.access]`: which clients must log in."""

@@ -1,7 +1,7 @@
-"""What a subscriber's connection is, and what it may send then: the table behind PROTOCOL.md's diagram.
+"""The states of a subscriber's connection and the commands legal in each, as PROTOCOL.md draws them.
 
-What the table leaves out: what is malformed, too late or above a limit is a fault; the session counts those
-by `wire.Fault`. An id that is connected already is one of them.
+The table leaves out faults: malformed, late or above a limit, or an id that is connected already. The session
+counts these by `wire.Fault`.
 """
 
 from collections.abc import Mapping

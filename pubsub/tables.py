@@ -46,14 +46,14 @@ READINGS_SCHEMA = schema_of(
 _LENGTH_BYTES = 2
 _BEFORE_BYTES = DATA_AT - DATAGRAM_BYTES_MIN
 _FIELDS = (TOPIC_AT, TOPIC_BYTES_MAX, TYPE_AT, 1, 0, SENDER_BYTES, DATA_AT)
-"""Topic, type, sender; and where the payload begins."""
+"""The sizes of topic, type and sender, and the offset of the payload."""
 _EXACT_DECIMALS = 22
 """Powers of ten up to here are floats without an error, so a division by one is rounded once."""
 _POWERS = np.array([10.0**decimals for decimals in range(_EXACT_DECIMALS + 1)])
 
 
 def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> str | None:
-    """The datagrams' lengths, then frames cut behind their payloads."""
+    """Walk a block: the datagrams' lengths, then frames cut after their payloads."""
     count = block.messages
     begin = _LENGTH_BYTES * count
     if begin > len(frames):
@@ -78,7 +78,7 @@ def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> s
 
 
 def kind_names(raw: pa.Array) -> pa.Array:
-    """Types as text; one that there is not is its number."""
+    """Types as text; an unknown type is its number."""
     encoded = raw.dictionary_encode()
     kinds = [each.as_py()[0] for each in encoded.dictionary]
     names = [Kind(kind).name if kind in PAYLOAD_BYTES_MIN else str(kind) for kind in kinds]
@@ -86,7 +86,7 @@ def kind_names(raw: pa.Array) -> pa.Array:
 
 
 def readings(rows: Rows) -> pa.RecordBatch:
-    """Every datagram with its value."""
+    """A row for each datagram, with its value."""
     values = _Values(rows)
     own = {f"{kind.name.lower()}_value": rows.of_messages(column) for kind, column in values.columns.items()}
     fault = pc.coalesce(rows.fault(), rows.of_messages(values.faults))
@@ -94,7 +94,7 @@ def readings(rows: Rows) -> pa.RecordBatch:
 
 
 class _Values:
-    """The values of a batch's messages: a column for each type, null where it is another."""
+    """The values of a batch's messages: a column for each type, null for messages of other types."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows, self._data = rows, rows.data
@@ -143,7 +143,7 @@ class _Values:
         return self._signed(Kind.INT)
 
     def _floats(self) -> "NDArray[np.float64]":
-        """Each is the float that is nearest to the decimal number."""
+        """The floats that are nearest to the decimal numbers."""
         digits = self._signed(Kind.FLOAT)
         decimals = self._digits(Kind.FLOAT, 5, 1)
         values: NDArray[np.float64] = digits / _POWERS[np.minimum(decimals, _EXACT_DECIMALS)]
@@ -157,7 +157,7 @@ class _Values:
         return texts(self._rows.gather(at, self._rows.to_nul(at, self._size[of])))
 
     def _spread(self, kind: Kind, column: pa.Array) -> pa.Array:
-        """One entry for each message of a type as one for each message."""
+        """Spread a column over the messages of one type to a column over all messages."""
         place = np.full(len(self._at), -1)
         place[self._of[kind]] = np.arange(len(column))
         return column.take(pa.array(place, mask=place < 0))

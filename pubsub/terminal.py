@@ -1,7 +1,7 @@
 """The specification's subscriber: commands on standard input, messages on standard output.
 
-It starts at once and does little, so it is a plain loop over two descriptors. Importing trio, which the
-client is built on, would take a quarter of its start.
+It must start fast and does little, so it is a plain loop over two descriptors. Importing trio, which the
+client needs, would add a quarter to its start.
 """
 
 import errno
@@ -19,43 +19,43 @@ from pubsub.wire import Command
 READ_BYTES = 64 * 1024
 COMMANDS = {b"subscribe": Command.SUBSCRIBE, b"unsubscribe": Command.UNSUBSCRIBE, b"keep": Command.KEEP}
 PROBE = b"\r\n\r\n(is this a pub/sub server?)"
-"""Nobody is subscribed to this topic, so unsubscribing from it does nothing and is not answered. A server of
-another protocol answers: with the id it is more than a line, and longer than any first word."""
+"""A probe for the protocol. No client has this subscription, so ending it does nothing and gets no answer. A
+server of another protocol answers: id and probe are more than a line, and longer than any first word."""
 FRAME_SECONDS = 2.0
-"""For the rest of the first frame. A server sends each frame whole."""
+"""How long the rest of the first frame may take. A server sends each frame whole."""
 FIRST_SECONDS = 5.0
-"""A server that closes sooner did not accept the subscriber."""
+"""A server that closes within this time did not accept the subscriber."""
 _SAID = {Command.UNSUBSCRIBE: b"Unsubscribed from topic %b\n"}
 
 
 class Terminal:
-    """A subscriber, connected. `lines` is what it prints until it ends."""
+    """A connected subscriber. `lines` yields what it prints."""
 
     def __init__(self, sock: socket.socket, client_id: str, where: str, login: bytes = b"") -> None:
-        """`sock`: connected to `where`, blocking. `login`: what is said behind the id.
+        """`sock`: a blocking socket connected to `where`. `login`: the bytes to send after the id.
 
-        Raises ValueError where the id is none, and OSError.
+        Raises ValueError for a malformed id, and OSError.
         """
         self._socket = sock
         self._client_id = client_id
         self._where = where
-        # What is no pub/sub server may send back what it was sent: then an error shows no more than the id.
+        # Another server may echo what it was sent, so an error shows at most the id.
         self._shown_max = wire.ID_BYTES if login else 40
         self._heard = False
         self._since = time.monotonic()
         self._commands = b""  # the beginning of a line
         self._frames = b""  # the beginning of a frame
         self._over = False
-        # Bytes that TLS has read and not given out yet: `select` does not see them. (Importing ssl to ask
-        # whether it is used would take a twentieth of the start.)
+        # Bytes that TLS has read and not returned yet, which `select` does not see. (Importing ssl to test
+        # for it would add a twentieth to the start.)
         self._pending: Callable[[], int] = getattr(sock, "pending", lambda: 0)
         first = wire.encode_id(client_id.encode())
         sock.sendall(first + login + wire.encode_command(Command.UNSUBSCRIBE, PROBE))
 
     def lines(self, stdin: int) -> Iterator[bytes]:
-        """Lines with their ends, as they arrive. At the end of standard input messages still arrive.
+        """Yield lines with their ends as they arrive, also after the end of standard input.
 
-        Raises ConnectionRefusedError where the server closes: it stops, or the id is connected already.
+        Raises ConnectionRefusedError if the server closes: it stops, or the id is connected already.
         """
         sources = [self._socket.fileno(), stdin]
         while not self._over:
@@ -104,7 +104,7 @@ class Terminal:
             why = f"it closed the connection: it stops, or has a client {self._client_id} already, or refuses"
             raise self._not_answered(f"{why} the login, or speaks another protocol")
         if not data:
-            # The command ends as where no server is there, so a script can tell it from `exit`.
+            # The exit code is that of a missing server, so a script can tell it from `exit`.
             raise ConnectionRefusedError(errno.ECONNREFUSED, "the server closed the connection")
         self._frames += data
         messages, end = wire.take_frames(self._frames)
@@ -117,8 +117,8 @@ class Terminal:
                 _complain(str(error))
 
     def _not_answered(self, why: str) -> ConnectionRefusedError:
-        """The error for what is no pub/sub server."""
-        from shared.client.dial import Disconnected, check_plain  # not before: it brings trio
+        """The error for a peer that is no pub/sub server."""
+        from shared.client.dial import Disconnected, check_plain  # late, because it imports trio
 
         try:
             check_plain(self._frames)

@@ -1,7 +1,7 @@
 """Pub/sub's datagrams, commands and frames: bytes to values and back. No I/O, no state; both ends use it.
 
-Source: PROTOCOL.md. The server does not take messages apart: a datagram becomes a frame as it is
-(`pubsub.fanout`). A subscriber does, here.
+Source: PROTOCOL.md. The server does not parse messages: a datagram becomes a frame as it is
+(`pubsub.fanout`). Subscribers parse frames here.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ DATA_AT = TYPE_AT + 1
 FRAME_BYTES = DATA_AT + PAYLOAD_BYTES_MAX + 1
 
 RECORDED_FRAMES = 1
-"""The codec of recorded blocks (RECORDING.md): datagrams in frames, without the padding behind them."""
+"""The codec of recorded blocks (RECORDING.md): datagrams in frames, without their padding."""
 
 U16_MAX = 0xFFFF
 U32_MAX = 0xFFFFFFFF
@@ -40,7 +40,7 @@ Buffer = bytes | bytearray
 
 
 class Kind(IntEnum):
-    """What a payload is."""
+    """The type of a payload."""
 
     INT = 0
     SHORT_REAL = 1
@@ -52,8 +52,8 @@ PAYLOAD_BYTES_MIN: Mapping[int, int] = {Kind.INT: 5, Kind.SHORT_REAL: 2, Kind.FL
 
 
 class Command(IntEnum):
-    """What a subscriber may ask for. KEEP is **ext**: subscribe, and keep what comes while it is away. So is
-    LOGIN: its topic is `<user>:<password>`."""
+    """A subscriber's commands. KEEP is **ext**: subscribe, and keep messages while the client is away. LOGIN
+    is **ext**, too: its topic is `<user>:<password>`."""
 
     SUBSCRIBE = 0
     UNSUBSCRIBE = 1
@@ -63,7 +63,7 @@ class Command(IntEnum):
 
 
 class Fault(StrEnum):
-    """Why a connection is closed; what the metrics call it."""
+    """Why a connection is closed; also the label in metrics."""
 
     ID = "id"
     CONNECTED = "already_connected"
@@ -77,14 +77,14 @@ class Fault(StrEnum):
 
 @attrs.define(eq=False)
 class WireError(RemoteProtocolError):
-    """The peer broke the protocol, or met a limit. There are no replies: it is closed."""
+    """The peer broke the protocol or a limit. There are no replies, so the connection is closed."""
 
     fault: Fault = attrs.field(kw_only=True)
 
 
 @attrs.frozen
 class Message:
-    """A message as it comes to a subscriber. `sender`: `IP:port`; `topic`: 0 to 50 bytes, no NUL."""
+    """A message as a subscriber gets it. `sender`: `IP:port`; `topic`: 0 to 50 bytes, no NUL."""
 
     sender: str
     topic: bytes
@@ -93,9 +93,9 @@ class Message:
 
     @property
     def value(self) -> bytes:
-        """As the specification has it printed: a decimal number, or a text's own bytes.
+        """The value as the specification prints it: a decimal number, or a text's own bytes.
 
-        Raises WireError where the kind is none.
+        Raises WireError for an unknown kind.
         """
         return value_text(self.kind, self.data)
 
@@ -111,11 +111,11 @@ def encode_id(client_id: bytes) -> bytes:
 
 
 def decode_id(field: Buffer) -> bytes:
-    """The id in these 11 bytes; what follows its first NUL is ignored. Raises WireError."""
+    """The id in these 11 bytes; bytes after its first NUL are ignored. Raises WireError."""
     client_id, end, _ = bytes(field).partition(b"\0")
     if not end or not client_id or not _is_printable(client_id):
         text = f"the first {ID_BYTES} bytes are no client id; a login comes behind it"
-        raise WireError(text, fault=Fault.ID)  # without them: they may be of a login
+        raise WireError(text, fault=Fault.ID)  # the text leaves the bytes out: they may be part of a login
     return client_id
 
 
@@ -125,7 +125,7 @@ def encode_command(command: Command, topic: bytes = b"") -> bytes:
 
 
 def encode_login(user: str, password: str) -> bytes:
-    """What a subscriber says behind its id where a login is asked for.
+    """The login, which a subscriber sends after its id where the server requires one.
 
     Raises ValueError, whose text shows no password.
     """
@@ -139,10 +139,10 @@ def encode_login(user: str, password: str) -> bytes:
 
 
 def decode_commands(data: Buffer, at: int = 0) -> tuple[list[tuple[int, bytes]], int, WireError | None]:
-    """Every whole command from `at` on as (type, topic), where they end, and what is wrong with the next.
+    """Every whole command from `at` on as (type, topic), where they end, and the error of the next, if any.
 
-    A type that is none is found as soon as it is there. DISCONNECT is the last: nothing behind it is read.
-    LOGIN is the last for now: what is behind it waits for its outcome.
+    An unknown type is an error before its topic is there. DISCONNECT is the last: nothing after it is read.
+    LOGIN is the last in this call: commands after it wait for its outcome.
     """
     found: list[tuple[int, bytes]] = []
     while at < len(data):
@@ -167,7 +167,7 @@ def decode_commands(data: Buffer, at: int = 0) -> tuple[list[tuple[int, bytes]],
 
 
 def datagram(topic: bytes, kind: Kind, payload: bytes) -> bytes:
-    """What a publisher sends. Raises ValueError."""
+    """A publisher's datagram. Raises ValueError."""
     if not PAYLOAD_BYTES_MIN[kind] <= len(payload) <= PAYLOAD_BYTES_MAX:
         raise ValueError(f"a payload of {len(payload)} bytes")
     return _topic(topic).ljust(TOPIC_BYTES_MAX, b"\0") + bytes([kind]) + payload
@@ -187,7 +187,7 @@ def short_real_payload(value: Decimal) -> bytes:
 
 
 def float_payload(value: Decimal) -> bytes:
-    """All digits that are written, trailing zeros included. Raises ValueError."""
+    """A FLOAT with all its written digits, trailing zeros included. Raises ValueError."""
     if not value.is_finite():
         raise ValueError("a FLOAT is a decimal number")
     negative, digits, exponent = value.as_tuple()
@@ -226,7 +226,7 @@ def payload_of(kind: Kind, text: str) -> bytes:
 
 
 def frame(sender: bytes, topic: bytes, kind: int, data: bytes) -> bytes:
-    """What a subscriber gets for a message."""
+    """The frame with which a subscriber gets a message."""
     return b"".join(
         (
             sender.ljust(SENDER_BYTES, b"\0"),
@@ -250,7 +250,7 @@ def take_frames(data: Buffer) -> tuple[list[Message], int]:
 
 
 def value_text(kind: int, data: bytes) -> bytes:
-    """A payload as it is printed. Raises WireError."""
+    """The printed form of a payload. Raises WireError."""
     if kind == Kind.STRING:
         return data.partition(b"\0")[0]
     if kind not in PAYLOAD_BYTES_MIN or len(data) < PAYLOAD_BYTES_MIN[kind]:
@@ -268,7 +268,7 @@ def value_text(kind: int, data: bytes) -> bytes:
 
 
 def line(message: Message) -> bytes:
-    """A message as a subscriber's standard output has it, without the line's end. Raises WireError."""
+    """A message as a subscriber prints it, without the line's end. Raises WireError."""
     value = message.value
     return b"%b - %b - %b - %b" % (
         message.sender.encode(),
