@@ -90,12 +90,16 @@ class Account:
         self.check(size)
         self.charge(size)
 
-    def charge(self, size: int) -> None:
-        """Take it, whatever the limits say."""
+    def charge(self, size: int) -> bool:
+        """Take it, whatever the limits say. Returns whether it is `over` one now."""
         account: Account | None = self
+        over = False
         while account is not None:
             account.used_bytes += size
+            if account.used_bytes > account.limit_bytes:
+                over = True
             account = account._within
+        return over
 
     def give(self, size: int) -> None:
         """So many bytes are free again."""

@@ -104,7 +104,17 @@ class _Owed:
         try:
             if ticket.error is not None:
                 self.parts = replies.with_refusals(ticket.error, self.parts, self.counts)
-            replies._advance()
+            entries = replies._entries
+            if entries and len(entries) == 1 and entries[0] is self and self.plain and not replies._advancing:
+                # All that is owed are answers from memory to one commit, as nearly always.
+                entries.clear()
+                replies.owed_bytes -= self.size
+                answers: Sequence[bytes] = self.parts  # type: ignore[assignment]
+                replies._connection.write(answers[0] if len(answers) == 1 else b"".join(answers))
+                if replies.full or replies._when_empty or replies._told_bytes:
+                    replies._after(entries)
+            else:
+                replies._advance()
         except Exception as error:
             replies._connection.fail(error)
 
@@ -288,16 +298,6 @@ class Replies:
         """Write what is ready at the front."""
         entries = self._entries
         if not entries or self._advancing:  # what resolves inside `on_turn` is picked up by the loop below
-            return
-        first = entries[0]
-        if len(entries) == 1 and type(first) is _Owed and first.ready and first.plain:
-            # All that is owed are answers from memory to one commit, as nearly always.
-            entries.clear()
-            self.owed_bytes -= first.size
-            answers: Sequence[bytes] = first.parts  # type: ignore[assignment]
-            self._connection.write(answers[0] if len(answers) == 1 else b"".join(answers))
-            if self.full or self._when_empty or self._told_bytes:
-                self._after(entries)
             return
         self._advancing = True
         gathered: list[bytes] = []

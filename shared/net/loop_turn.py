@@ -510,10 +510,11 @@ class LoopTurn:
         farewells_end = perf_counter() + FAREWELLS_SECONDS
         behind = False
         while not behind and ((self.to_send and not hold) or self._lost or self._ending):
-            self._end_inputs()
+            if self._ending:
+                self._end_inputs()
             if not hold:
                 behind = not self.send()
-            if not self.say_farewell(farewells_end):
+            if self._lost and not self.say_farewell(farewells_end):
                 behind = True
         if behind:
             self.request()

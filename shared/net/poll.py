@@ -534,10 +534,14 @@ class PollDriver:
             if work > LOOK_WORK:
                 work = 0
                 if perf_counter() > slice_ends:
+                    # Not those of who was closed meanwhile: with the next slice another may have the
+                    # descriptor.
+                    self._pending = [event for event in left if event[0] in by_fd]
                     break
-        # Not those of who was closed meanwhile: with the next slice another may have the descriptor.
-        self._pending = [event for event in left if event[0] in by_fd]
-        self.send_answers()
+        else:
+            self._pending = []
+        if self.answered:
+            self.send_answers()
         self._slices += 1
         if self._pending and self._slices < SLICES_MAX:
             self.loop.interrupt()

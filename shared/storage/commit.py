@@ -21,6 +21,7 @@ from shared.storage.format import (
     EntryKind,
     IndexEntry,
     pack_entry,
+    pack_entry_header,
     pack_reference,
 )
 from shared.storage.journal import Journal, PoisonError
@@ -164,6 +165,7 @@ class Commit:
 
     def run(self) -> None:
         """Write, sync, then see to the logs. What came of it stands in the fields: it never raises."""
+        to_sync = False
         try:
             try:
                 if self.sync_direct_first:
@@ -171,13 +173,13 @@ class Commit:
                 for batch in self.batches:
                     self._write(batch)
                     self.good += 1
+                    to_sync |= batch.sync
             except OSError as error:
                 self.error = error
                 self._cut_references(self.batches[self.good])
-            good = self.batches[: self.good]
-            if self._referred or any(batch.sync for batch in good):
+            if to_sync or self._referred:
                 self._sync()
-            self._apply(good)
+            self._apply(self.batches[: self.good])
         except PoisonError as error:
             self.poison = error
             self.good = 0
@@ -236,7 +238,7 @@ class Commit:
         entries = len(batch.changes) + len(batch.light)
         for part in batch.light:
             length = part.end - part.offset
-            pieces.append(pack_entry(_APPEND, part.log.id, part.offset, length, part.records))
+            pieces.append(pack_entry_header(_APPEND, 0, part.records, part.log.id, part.offset, length))
             pieces += part.chunks
             size += ENTRY_HEADER_BYTES + length
         placed: list[tuple[LogAppend, int, int]] = []
@@ -257,13 +259,13 @@ class Commit:
             if 0 < self.reference_bytes <= length:
                 flags = AHEAD
                 ahead.append(self.logs[part.log])
-            pieces.append(pack_entry(_APPEND, part.log.id, part.offset, length, part.records, flags))
+            pieces.append(pack_entry_header(_APPEND, flags, part.records, part.log.id, part.offset, length))
             pieces += part.chunks
             placed.append((part, size, length))
             size += length
         if not entries:
             return
-        if self._referred and not self.journal.fits(size):
+        if self._referred and size > self.journal.room:
             # The next segment's first batch says that all before it was synced.
             self._sync_referred()
         written = memoryview(self.journal.write(pieces, entries, size, self.now_ms))

@@ -34,13 +34,11 @@ from shared.storage.log import (
     CommitBatch,
     Log,
     LogAppend,
-    Mode,
     Ticket,
     call,
-    mode_of,
     opaque,
 )
-from shared.storage.settings import StorageSettings
+from shared.storage.settings import Mode, StorageSettings
 from shared.storage.tails import Tails
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -52,6 +50,10 @@ _INLINE_LOGS_MAX = 64
 beside its bytes, and a read of its index after a start."""
 _INLINE_LIGHT_MAX = 1024
 """The same of logs whose tails alone get their records: 1.6 us each."""
+_INLINE_UNAWAITED_BYTES = 16 << 10
+"""A commit with what nobody waits for is made by the thread if it has more bytes."""
+_INLINE_BUSY = 8
+"""So many times as long as on an idle loop a sync without a thread may take on one that is busy."""
 _RECENT_BYTES_MAX = 1 << 20
 """What has just gone to a log's file is kept in memory for whoever watches the log, unless it is more."""
 _SYNCS_RECENT = 1000
@@ -106,10 +108,6 @@ class CommitCounts:
     def sync_seconds_mean(self) -> float:
         return self.sync_seconds_total / max(self.syncs, 1)
 
-    def count_batch(self, size: int) -> None:
-        self.bytes += size
-        self.batch_bytes_max = max(self.batch_bytes_max, size)
-
     def count_sync(self, seconds: float, *, in_thread: bool) -> None:
         """A sync took so long. In a thread that includes the wait for the interpreter, up to 5 ms on a busy
         loop, so the shortest of the last few counts there. Else busy loops stay with the thread for good."""
@@ -156,8 +154,8 @@ class Committer:
     """Waits for a checkpoint: the journal is at its bound."""
     write_tails: Callable[[], Awaitable[None]] | None = None
     """Waits until some of the logs' tails are written: they take too much memory."""
-    committed: Callable[[], None] | None = None
-    """Called after each commit: a checkpoint may be due."""
+    after_commit: tuple[Callable[[], None], ...] = ()
+    """Called after each: a checkpoint, or a look at the free space, may be due."""
     counts: CommitCounts = attrs.Factory(CommitCounts)
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
     _batches: list[CommitBatch] = attrs.Factory(list)
@@ -193,8 +191,9 @@ class Committer:
 
     def begin(self, log: Log, size: int, reserved: bool) -> LogAppend:
         """The append to which `size` bytes of `log` are added next. Raises what `Log.append` raises."""
-        self._require_writable(log, reserved)
-        mode = mode_of(log)
+        if log.deleted or self.full or self.closed or self.read_only is not None:
+            self._require_writable(log, reserved)
+        mode = log.mode.waits_for
         if self._together and mode is Mode.DIRECT:
             mode = Mode.SYNCED  # as in `append_all`: around the journal it could be lost by itself
             self._journal_queued(log)
@@ -244,7 +243,7 @@ class Committer:
         change of the catalog that was added just now."""
         for log, _, _ in parts:
             self._require_writable(log, reserved)
-        mode = min(mode_of(log) for log, _, _ in parts)
+        mode = min(log.mode.waits_for for log, _, _ in parts)
         several = journaled or len({log for log, _, _ in parts}) > 1
         if several and any(log.direct for log, _, _ in parts):
             # After a power cut a log of mode `none` counts as far as its index goes, and the batch may be
@@ -273,13 +272,10 @@ class Committer:
         """See `Store.together`; the batch is that of all that is appended within."""
         if self._together:
             raise RuntimeError("what is together already is one batch: it is not nested")
-        batches = self._batches
         batch = self._batch_with_room(size)
-        if batch.tickets[Mode.DIRECT] is not None:  # some log's next records may be on their way around
+        if Mode.DIRECT in batch.tickets:  # some log's next records may be on their way around
             batch.seal()
-            if batches and batches[-1] is batch:
-                batches.append(CommitBatch(size + ENTRY_HEADER_BYTES, self._clock.monotonic()))
-            batch = batches[-1]
+            batch = self._batch_with_room(size)
         self._together = True
         try:
             yield batch
@@ -379,17 +375,20 @@ class Committer:
         batches = self._batches
         need = size + ENTRY_HEADER_BYTES
         if batches:
-            if batches[-1].room >= need or self._together:
-                return batches[-1]
-            batches[-1].seal()
-            self._charge(batches[-1].bytes)
+            newest = batches[-1]
+            if (newest.room >= need or self._together) and not newest.sealed:
+                return newest
+            newest.seal()
+            self._charge(newest.bytes)
             if self._awaited_bytes() + need > self._settings.pending_bytes_max or self.over_budget:
                 self.congested = True
         now = self._clock.monotonic()
         if not batches:
             self._filling_since = now
-        batches.append(CommitBatch(need, now))
-        return batches[-1]
+        room = max(BATCH_PAYLOAD_MAX, need)
+        batch = CommitBatch(room, room, now)
+        batches.append(batch)
+        return batch
 
     def _journal_queued(self, log: Log) -> None:
         """Something about the log will be in the journal, so what is before it must not come later."""
@@ -404,13 +403,15 @@ class Committer:
         """Have everything that was appended committed: at once if that is quick, else soon."""
         if not self._batches or self._busy or self._together:
             return
-        if not self._running:
-            while self._batches and not self._busy:
-                self._commit_here()
-            return
-        if self._is_quick():
-            self._commit_here()
-        if self._batches:  # too much, or appended by those whom this commit answered
+        running = self._running
+        while not running or self._is_quick():
+            commit = self._take()
+            commit.run()
+            self.counts.inline_commits += 1
+            self._finish(commit)
+            if running or self._busy or not self._batches:
+                break
+        if running and self._batches:  # too much, or appended by those whom this commit answered
             self._wake.set()
 
     def sync_journal(self) -> None:
@@ -458,12 +459,18 @@ class Committer:
             return False
         batch = self._batches[0]
         size = batch.bytes
-        filling = self._clock.monotonic() - self._filling_since
+        if batch.sync:
+            # A thread costs the hop to it and back, and answers come in more pieces: on a busy loop that is
+            # more than a short wait. Other tasks waited while this was filled: as long again changes little.
+            quick = settings.inline_sync_seconds
+            filling = self._clock.monotonic() - self._filling_since
+            if self.counts.sync_seconds >= max(quick, min(filling, _INLINE_BUSY * quick)):
+                return False
         return (
-            (not batch.sync or settings.syncs_inline(self.counts.sync_seconds, filling))
-            and size <= settings.inline_most(batch.unawaited)
+            size <= settings.inline_bytes_max
+            and not (batch.unawaited and size > _INLINE_UNAWAITED_BYTES)
             and (len(batch.appends) <= _INLINE_LOGS_MAX or self._may_be_light(batch))
-            and (self.journal.fits(size) or self.journal.spare is not None)
+            and (size <= self.journal.room or self.journal.spare is not None)
         )
 
     def _may_be_light(self, batch: CommitBatch) -> bool:
@@ -477,16 +484,10 @@ class Committer:
         journal = self.journal
         size = min(self._batches[0].bytes, BATCH_PAYLOAD_MAX)
         return (
-            not journal.fits(size)
+            size > journal.room
             and journal.spare is None
             and journal.disk_bytes + journal.segment_bytes > journal.bytes_max
         )
-
-    def _commit_here(self) -> None:
-        commit = self._take()
-        commit.run()
-        self.counts.inline_commits += 1
-        self._finish(commit)
 
     async def _sync_in_thread(self) -> None:
         self._busy = True
@@ -509,11 +510,11 @@ class Committer:
         self._busy = True
         logs: dict[Log, LogCommit] = {}
         journaled: set[Log] = set()
-        direct_dirty = False
-        synced = any(batch.sync for batch in batches)
+        direct_dirty = synced = False
         least = self._settings.reference_bytes
         for batch in batches:
             batch.seal()
+            synced |= batch.sync
         if len(batches) == 1 and not batches[0].changes:
             self._take_light(batches[0])
         for batch in batches:
@@ -550,7 +551,7 @@ class Committer:
             self._files,
             self._clock,
             now_ms=self._clock.wall_ms(),
-            room=self._files.room,
+            room=self._files.room if logs else 0,
             sync_direct_first=direct_dirty,
             reference_bytes=least,
         )
@@ -641,8 +642,8 @@ class Committer:
             batch.appends.clear()
             batch.light.clear()
         self._filling_since = self._clock.monotonic()
-        if self.committed is not None:
-            self.committed()
+        for look in self.after_commit:
+            look()
         if self._charged:
             self._charge(sum(batch.bytes for batch in self._batches[:-1]) - self._charged)
         if self.congested and self._awaited_bytes() <= self._settings.pending_bytes_max // 2:
@@ -653,19 +654,24 @@ class Committer:
         self._busy = False
         if self._running and self._sync_by < math.inf:
             self._wake.set()
-        self._rest()
+        if self._idle:
+            self._rest()
 
     def _count(self, commit: Commit, good: list[CommitBatch]) -> None:
-        self.counts.commits += 1
+        counts = self.counts
+        counts.commits += 1
         if commit.synced:
-            self.counts.count_sync(commit.sync_seconds, in_thread=commit.in_thread)
+            counts.count_sync(commit.sync_seconds, in_thread=commit.in_thread)
             self._sync_by = math.inf
         elif self.journal.unsynced:
             now = self._clock.monotonic()
             for batch in good:
                 self._sync_by = min(self._sync_by, now + batch.interval_seconds)
         for batch in good:
-            self.counts.count_batch(batch.bytes)
+            size = batch.bytes
+            counts.bytes += size
+            if size > counts.batch_bytes_max:
+                counts.batch_bytes_max = size
 
     def _advance(self, commit: Commit, good: list[CommitBatch], direct_failed: bool) -> dict[Log, None]:
         """Show what is durable now; returns the logs that have something new."""
@@ -676,11 +682,10 @@ class Committer:
         for batch in good:
             records: dict[str, int] = {}
             for part in batch.light:
-                namespace = part.log.namespace
-                records[namespace] = records.get(namespace, 0) + part.records
-            if batch.light:
-                self.tails.add_light(batch.light, commit.now_ms, now)
-                moved.update(dict.fromkeys([part.log for part in batch.light]))
+                log = part.log
+                self.tails.add_light(part, commit.now_ms, now)
+                records[log.namespace] = records.get(log.namespace, 0) + part.records
+                moved[log] = None
             for log, part in batch.appends.items():
                 if not part.journaled and direct_failed:
                     continue

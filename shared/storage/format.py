@@ -167,11 +167,13 @@ def padded(size: int) -> int:
     return -(-size // SECTOR) * SECTOR
 
 
-def pack_entry(
-    kind: int, log_id: int, offset: int = 0, length: int = 0, records: int = 0, flags: int = 0
-) -> bytes:
-    """An entry's header; its `length` bytes follow it."""
-    return _ENTRY.pack(kind, flags, records, log_id, offset, length)
+pack_entry_header = _ENTRY.pack
+"""An entry's header: kind, flags, records, log's id, offset, and the length of the bytes that follow it."""
+
+
+def pack_entry(kind: int, log_id: int, offset: int = 0, length: int = 0, records: int = 0) -> bytes:
+    """The same with what most kinds have."""
+    return pack_entry_header(kind, 0, records, log_id, offset, length)
 
 
 def pack_reference(length: int, crc: int) -> bytes:
@@ -190,7 +192,7 @@ def unpack_reference(payload: bytes | memoryview, entry: Entry) -> tuple[int, in
 def pack_batch(head: Batch, parts: Sequence[bytes | memoryview]) -> bytearray:
     """The whole batch, ready to write: `parts` are the entries' headers and bytes, in order."""
     used = BATCH_HEADER_BYTES + head.payload_bytes
-    batch = bytearray().join((_NO_HEADER, *parts, bytes(padded(used) - used)))
+    batch = bytearray().join((_NO_HEADER, *parts, bytes(-used % SECTOR)))
     _BATCH.pack_into(batch, 0, BATCH_MAGIC, 0, *head[:-1], 0)
     _CRC.pack_into(batch, 4, crc32c(memoryview(batch)[8:used]))
     return batch

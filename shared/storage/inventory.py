@@ -12,9 +12,9 @@ from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk
 from shared.storage.files import OpenFiles
 from shared.storage.format import EntryKind, IndexEntry
-from shared.storage.log import Change, Log, Mode, Ticket, call, mode_of, opaque
+from shared.storage.log import Change, Log, Ticket, call, opaque
 from shared.storage.reading import Reader
-from shared.storage.settings import Durability, Retention
+from shared.storage.settings import Durability, Mode, Retention
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -147,7 +147,7 @@ class Inventory:
         log.fresh = True
         body = catalog.pack_create(line_of(log))
         parts = () if beside is None else (beside(log),)
-        ticket = self._committer.add(Change(EntryKind.CREATE, log, body=body), mode_of(log), parts)
+        ticket = self._committer.add(Change(EntryKind.CREATE, log, body=body), log.mode.waits_for, parts)
         self._next_log_id += 1
         namespace.logs[name] = log
         self._folded.add(_fold(log))

@@ -62,8 +62,8 @@ def segment_lsns(disk: Disk) -> list[int]:
 class Journal:
     """The journal of one data folder. `position` is where the next batch goes (unless it does not fit).
 
-    `synced`: all below it is known to be on disk. `bytes_max`: all segments together stay within it; a roll
-    beyond is ENOSPC.
+    `room`: so large a payload goes into the current segment, without a roll. `synced`: all below it is known
+    to be on disk. `bytes_max`: all segments together stay within it; a roll beyond is ENOSPC.
     """
 
     disk: Disk
@@ -79,8 +79,13 @@ class Journal:
     old: list[Segment] = attrs.Factory(list)
     batches: int = 0
     syncs: int = 0
-    _unsynced: bool = False
+    unsynced: bool = False
+    """Something was written since the last sync."""
+    room: int = attrs.field(init=False)
     _ready: threading.Lock = attrs.Factory(threading.Lock)
+
+    def __attrs_post_init__(self) -> None:
+        self._measure_room()
 
     @classmethod
     def start(
@@ -117,19 +122,14 @@ class Journal:
         return cls(disk, journal_id, segment_bytes, bytes_max, zero_fill, ready[0], lsn, lsn, spare=spare)
 
     @property
-    def unsynced(self) -> bool:
-        """Something was written since the last sync."""
-        return self._unsynced
-
-    @property
     def disk_bytes(self) -> int:
         """What the segments take on disk."""
         spare = self.spare
         return self.current.size + sum(s.size for s in self.old) + (spare.size if spare is not None else 0)
 
-    def fits(self, payload_bytes: int) -> bool:
-        """Whether such a batch goes into the current segment, so that no roll is needed."""
-        return self.position + format.padded(format.BATCH_HEADER_BYTES + payload_bytes) <= self.current.end
+    def _measure_room(self) -> None:
+        whole = (self.current.end - self.position) // format.SECTOR * format.SECTOR
+        self.room = whole - format.BATCH_HEADER_BYTES
 
     def write(
         self, parts: Sequence[bytes | memoryview], entries: int, payload_bytes: int, time_ms: int
@@ -138,7 +138,7 @@ class Journal:
 
         Raises OSError where the journal is as it was before, and PoisonError.
         """
-        if not self.fits(payload_bytes):
+        if payload_bytes > self.room:
             self._roll(format.padded(format.BATCH_HEADER_BYTES + payload_bytes))
         lsn, segment = self.position, self.current
         previous = lsn if self.previous is None else self.previous
@@ -151,7 +151,8 @@ class Journal:
             raise
         self.previous = lsn
         self.position = lsn + len(batch)
-        self._unsynced = True
+        self.room -= len(batch)
+        self.unsynced = True
         self.batches += 1
         return batch
 
@@ -166,7 +167,7 @@ class Journal:
 
         Raises PoisonError.
         """
-        if not self._unsynced:
+        if not self.unsynced:
             return
         position = self.position
         try:
@@ -178,7 +179,7 @@ class Journal:
             raise PoisonError("the journal could not be synced") from error
         self.syncs += 1
         self.synced = position
-        self._unsynced = False
+        self.unsynced = False
 
     def _roll(self, batch_bytes: int) -> None:
         """Go on in the next segment, which may be one larger than usual for one larger batch."""
@@ -198,6 +199,7 @@ class Journal:
             self.current = spare
             # `synced` stays where the last batch ended: between it and here nothing was ever written.
             self.position = spare.lsn
+            self._measure_room()
 
     def prepare(self) -> None:
         """Make the next segment ready, if it is not. Raises OSError."""

@@ -12,7 +12,6 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from enum import IntEnum
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -25,9 +24,9 @@ from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.file_range import FileRange
 from shared.storage.entries import ENTRY_COVERS_SECONDS, extend_by_tail
 from shared.storage.files import LogFile
-from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, EntryKind, IndexEntry
+from shared.storage.format import ENTRY_HEADER_BYTES, EntryKind, IndexEntry
 from shared.storage.lost import Lost
-from shared.storage.settings import Durability, Retention
+from shared.storage.settings import Durability, Mode, Retention
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -89,21 +88,6 @@ def call(callback: Callable[..., None], *arguments: Any) -> None:
         logger.exception(_CALLBACK_FAILED, callback=repr(callback))
 
 
-class Mode(IntEnum):
-    """What a ticket waits for."""
-
-    SYNCED = 0
-    WRITTEN = 1
-    DIRECT = 2  # written to the log's own file, without the journal
-
-
-def mode_of(log: "Log") -> Mode:
-    mode = log.mode
-    if mode.direct:
-        return Mode.DIRECT
-    return Mode.SYNCED if mode.mode == "always" else Mode.WRITTEN
-
-
 @attrs.define(eq=False, weakref_slot=False, repr=False, field_transformer=opaque)
 class LogAppend:
     """The records of one log in one batch, in order, from `offset` on.
@@ -149,29 +133,26 @@ class Change:
 
 @attrs.define(eq=False, weakref_slot=False, repr=False, field_transformer=opaque)
 class CommitBatch:
-    """Becomes one batch of the journal. `room`: bytes that still fit.
+    """Becomes one batch of the journal. `room`: bytes that still fit of `bytes_max`.
 
     `gathering`: who adds more when the batch is sealed. `broken`: what one of them raised: the batch lacks
     what was promised, so it must not be written.
     """
 
-    payload_bytes_max: int = 0
-    began: float = 0.0  # monotonic
-    room: int = attrs.field(init=False)
+    bytes_max: int
+    room: int
+    began: float  # monotonic
     appends: "dict[Log, LogAppend]" = attrs.Factory(dict)
     light: "list[LogAppend]" = attrs.Factory(list)  # set apart from them: only their logs' tails get these
     changes: list[Change] = attrs.Factory(list)
     gathering: list[Callable[[], None]] = attrs.Factory(list)
     broken: Exception | None = None
-    tickets: list[Ticket | None] = attrs.Factory(lambda: [None, None, None])
+    tickets: dict[Mode, Ticket] = attrs.Factory(dict)
     with_files: int = 0  # of the logs, those whose own files the commit must look at
     sync: bool = False
     sealed: bool = False
     unawaited: bool = False  # it holds what nobody waits for
     interval_seconds: float = math.inf  # by when it must be synced if nobody waits for that
-
-    def __attrs_post_init__(self) -> None:
-        self.payload_bytes_max = self.room = max(BATCH_PAYLOAD_MAX, self.payload_bytes_max)
 
     @staticmethod
     def size_of(parts: "Iterable[tuple[Log, bytes, int]]") -> int:
@@ -180,7 +161,7 @@ class CommitBatch:
 
     @property
     def bytes(self) -> int:
-        return self.payload_bytes_max - self.room
+        return self.bytes_max - self.room
 
     @property
     def awaited_bytes(self) -> int:
@@ -196,7 +177,7 @@ class CommitBatch:
         return [*self.appends, *(part.log for part in self.light)]
 
     def ticket(self, mode: Mode) -> Ticket:
-        ticket = self.tickets[mode]
+        ticket = self.tickets.get(mode)
         if ticket is None:
             ticket = self.tickets[mode] = Ticket()
             if mode is Mode.SYNCED:
@@ -206,7 +187,7 @@ class CommitBatch:
     @property
     def strictest(self) -> Ticket | None:
         """Done when all of the batch is as durable as any of it asks; None: nothing is in it."""
-        return next((ticket for ticket in self.tickets if ticket is not None), None)
+        return self.tickets[min(self.tickets)] if self.tickets else None
 
     def append_to(self, log: "Log", mode: Mode) -> LogAppend:
         """What is appended to the log, made if it is not there. The stricter of its modes counts."""
@@ -249,9 +230,10 @@ class CommitBatch:
     def resolve(self, error: StoreError | None, direct_error: StoreError | None = None) -> None:
         """Tell everybody who still waits. `direct_error`: for what goes around the journal, where that
         failed."""
-        for mode, ticket in enumerate(self.tickets):
-            if ticket is not None and not ticket.done:
-                ticket.resolve(direct_error or error if mode == Mode.DIRECT else error)
+        for mode in sorted(self.tickets):
+            ticket = self.tickets[mode]
+            if not ticket.done:
+                ticket.resolve(direct_error or error if mode is Mode.DIRECT else error)
 
 
 class Appender(Protocol):

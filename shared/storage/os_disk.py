@@ -162,7 +162,8 @@ class OsDisk:
             return -(error.errno or errno.EIO)
 
     def sync_data(self, fd: int) -> None:
-        self._writable()  # the system may call it done where it does nothing any more
+        if self.read_only:  # the system may call it done where it does nothing any more
+            self._writable()
         syscalls.sync_data(fd)
 
     def sync_many(self, fds: Sequence[int]) -> None:

@@ -1,6 +1,7 @@
 """The settings of the storage core, each with its default and its reason; section `[storage]`."""
 
 import re
+from enum import IntEnum
 from typing import Literal, Self
 
 import attrs
@@ -10,9 +11,14 @@ from shared.units import GIB, KIB, MIB, limit
 
 INTERVAL_SECONDS_DEFAULT = 0.05
 INTERVAL_SECONDS_MAX = 1.0
-_UNAWAITED_INLINE_BYTES = 16 * KIB
-_BUSY = 8
-"""So many times as long as on an idle loop a sync without a thread may take on one that is busy."""
+
+
+class Mode(IntEnum):
+    """What a ticket waits for."""
+
+    SYNCED = 0
+    WRITTEN = 1
+    DIRECT = 2  # written to the log's own file, without the journal
 
 
 @attrs.frozen
@@ -29,11 +35,17 @@ class Durability:
     mode: Literal["always", "interval", "none"]
     seconds: float = 0.0
     unjournaled: bool = False
+    direct: bool = attrs.field(init=False, eq=False, repr=False)
+    """The bytes go around the journal."""
+    waits_for: Mode = attrs.field(init=False, eq=False, repr=False)
 
-    @property
-    def direct(self) -> bool:
-        """The bytes go around the journal."""
+    @direct.default
+    def _(self) -> bool:
         return self.unjournaled or self.mode == "none"
+
+    @waits_for.default
+    def _(self) -> Mode:
+        return Mode.DIRECT if self.direct else Mode.SYNCED if self.mode == "always" else Mode.WRITTEN
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -93,8 +105,8 @@ class StorageSettings:
     inline_bytes_max: int = attrs.field(default=1 * MIB, validator=validators.ge(0))
     """A commit of more bytes is made in a thread."""
     inline_sync_seconds: float = attrs.field(default=300e-6, validator=validators.ge(0))
-    """A smaller one is made without a thread while recent syncs took less than this (on a loop that is busy
-    with many such: a few times as long)."""
+    """A smaller one is made without a thread while recent syncs took less than this. On a loop that is busy
+    with many such: a few times as long (`Committer`)."""
     tail_bytes_max: int = attrs.field(default=64 * MIB, validator=validators.ge(0))
     """Records that are synced in the journal and wait in memory for their logs' files. Above it commits wait
     until the oldest are written."""
@@ -125,16 +137,3 @@ class StorageSettings:
     """How often retention looks."""
     scrub_bytes_per_second: int = attrs.field(default=1 * MIB, validator=validators.ge(0))
     """Slow background reading that finds flipped bits; 0: none."""
-
-    def syncs_inline(self, sync_seconds: float, filling_seconds: float) -> bool:
-        """Whether a sync without a thread costs less than handing it over would.
-
-        A thread costs the hop to it and back, and answers come in more pieces: on a busy loop that is more
-        than a short wait. Other tasks waited for `filling_seconds` anyway: as much again changes little.
-        """
-        quick = self.inline_sync_seconds
-        return sync_seconds < max(quick, min(filling_seconds, _BUSY * quick))
-
-    def inline_most(self, unawaited: bool) -> int:
-        """Bytes of a commit without a thread; less where it holds what nobody waits for."""
-        return min(self.inline_bytes_max, _UNAWAITED_INLINE_BYTES) if unawaited else self.inline_bytes_max

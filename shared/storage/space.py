@@ -32,9 +32,10 @@ class SpaceWatch:
     _total_bytes: int = 0
     _failing: bool = False
 
-    @property
-    def due(self) -> bool:
-        return self._committer.counts.bytes - self._looked_at > _LOOK_BYTES
+    def look_if_due(self) -> None:
+        """After a commit."""
+        if self._committer.counts.bytes - self._looked_at > _LOOK_BYTES:
+            self.look()
 
     def look(self) -> None:
         """Ask the file system; one that does not tell is taken to be as it was: writes say what is wrong with

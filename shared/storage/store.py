@@ -150,7 +150,7 @@ class Store:
         self._scrub = Scrub(
             self._inventory, self._reader, disk, files, settings.scrub_bytes_per_second, in_thread
         )
-        self._committer.committed = self._committed
+        committer.after_commit = (self._checkpointer.wake, self._space.look_if_due)
 
     @classmethod
     async def open(
@@ -395,11 +395,6 @@ class Store:
     def sync_times(self) -> Histogram:
         """How long syncs of the journal took."""
         return self._committer.counts.sync_times
-
-    def _committed(self) -> None:
-        self._checkpointer.wake()
-        if self._space.due:
-            self._space.look()
 
 
 def _start(disk: Disk, clock: Clock, settings: StorageSettings) -> tuple[Recovered, Journal]:

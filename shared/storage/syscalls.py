@@ -55,22 +55,20 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
             raise OSError(number, os.strerror(number))
 
 
-def sync_data(fd: int) -> None:
-    """Make a file's bytes and length durable.
-
-    On macOS fsync leaves the bytes in the drive's cache; only F_FULLFSYNC reaches the medium.
-    """
-    if _F_FULLFSYNC is not None:
-        try:
-            fcntl.fcntl(fd, _F_FULLFSYNC)
-        except OSError as error:
-            if error.errno not in _NOT_THERE:
-                raise
-            os.fsync(fd)
-    elif hasattr(os, "fdatasync"):
-        os.fdatasync(fd)
-    else:
+def _sync_medium(fd: int) -> None:
+    """On macOS fsync leaves the bytes in the drive's cache; only F_FULLFSYNC reaches the medium."""
+    try:
+        fcntl.fcntl(fd, _F_FULLFSYNC)  # type: ignore[arg-type]
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
         os.fsync(fd)
+
+
+sync_data: Callable[[int], None] = (
+    getattr(os, "fdatasync", os.fsync) if _F_FULLFSYNC is None else _sync_medium
+)
+"""Make a file's bytes and length durable."""
 
 
 def allocate(fd: int, size: int) -> None:

@@ -4,7 +4,7 @@ A commit writes the journal alone, however many logs it touches. Each log's new 
 *tail*, and the `LogWriter` writes them later, many together. Readers of a log read its tail from memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import attrs
 
@@ -32,6 +32,8 @@ class Tails:
     failing: dict[Log, None] = attrs.Factory(dict)
     writing: set[Log] = attrs.Factory(set)
     """The `LogWriter` is just writing them."""
+    crowded: bool = False
+    """There are too many, as of the last `charge`: commits wait until some are written."""
     _since: dict[Log, float] = attrs.Factory(dict)  # monotonic; the oldest first
     _long: dict[Log, None] = attrs.Factory(dict)
     _charged: int = 0
@@ -52,31 +54,23 @@ class Tails:
         if len(log.tail) >= self.log_bytes and log not in self.failing:
             self._long[log] = None
 
-    def add_light(self, parts: Sequence[LogAppend], now_ms: int, now: float) -> None:
-        """The same for light appends, which are durable now."""
-        since, log_bytes = self._since, self.log_bytes
-        size = 0
-        for part in parts:
-            log = part.log
-            if not log.tail:
-                since[log] = now
-            log.took_light(part, now_ms, now)
-            size += part.end - part.offset
-            if len(log.tail) >= log_bytes and log not in self.failing:
-                self._long[log] = None
-        self.bytes += size
+    def add_light(self, part: LogAppend, now_ms: int, now: float) -> None:
+        """The same for a light append, which is durable now."""
+        log = part.log
+        if not log.tail:
+            self._since[log] = now
+        log.took_light(part, now_ms, now)
+        self.bytes += part.end - part.offset
+        if len(log.tail) >= self.log_bytes and log not in self.failing:
+            self._long[log] = None
 
     def charge(self) -> None:
         """Bring the account up to date, and wake the writer if something is due."""
-        self.account.charge(self.bytes - self._charged)
+        over = self.account.charge(self.bytes - self._charged)
         self._charged = self.bytes
+        self.crowded = self.bytes > self.bytes_max or (over and self.bytes > 0)
         if self._long or self.crowded:
             self.wake()
-
-    @property
-    def crowded(self) -> bool:
-        """There are too many: commits wait until some are written."""
-        return self.bytes > self.bytes_max or (self.bytes > 0 and self.account.over)
 
     @property
     def failing_bytes(self) -> int:

@@ -95,7 +95,7 @@ def test_what_rests_on_what_is_gathered_is_written_behind_it() -> None:
 
 
 def test_a_full_batch_takes_what_was_gathered_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.storage.log.BATCH_PAYLOAD_MAX", 16_000)
+    monkeypatch.setattr("shared.storage.committer.BATCH_PAYLOAD_MAX", 16_000)
     world = World()
     peers = [world.connect() for _ in range(20)]
     peers[0].create("q")

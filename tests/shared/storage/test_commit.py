@@ -672,7 +672,7 @@ async def test_what_is_gathered_is_written_once_behind_what_was_appended(mode: D
 
 
 async def test_a_round_that_is_full_has_what_was_gathered_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.storage.log.BATCH_PAYLOAD_MAX", 1000)
+    monkeypatch.setattr("shared.storage.committer.BATCH_PAYLOAD_MAX", 1000)
     disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
     gatherer = Gatherer(log)

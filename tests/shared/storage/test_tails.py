@@ -64,7 +64,9 @@ async def test_a_commit_is_one_write_and_one_sync_however_many_logs_it_touches()
     assert (len(writes), len(syncs), opens) == (1, 1, [])
 
 
-async def test_what_small_commits_leave_is_what_commits_leave_that_write_log_files_themselves() -> None:
+async def test_what_small_commits_leave_is_what_commits_leave_that_write_log_files_themselves(
+    autojump_clock: MockClock,  # on a busy machine the two took different times
+) -> None:
     left = []
     for settings in (ROOMY, attrs.evolve(ROOMY, tail_log_bytes=0)):
         clock = HandClock()
