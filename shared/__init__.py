@@ -1,4 +1,4 @@
 """What every protocol stands on: storage, networking, and the contract with the host (ARCHITECTURE.md)."""
 
 PROJECT = "brokers"
-"""Protocols look for it: `shared` is a name that other projects use too."""
+"""Protocols check for this name, because other projects have a package `shared`, too."""

@@ -1,14 +1,13 @@
-"""Who may do what: rules, users, and the one decision that every protocol asks for.
+"""Who may do what: rules, users, and the decisions for all protocols.
 
-A rule is `<protocol or *>:<action or *>:<pattern>`, its pattern a glob over the name (`*` any run of
-characters, `?` one). What one of a user's rules allows is allowed; nothing else is. `admin:read`,
-`admin:manage` and `admin:*` have no pattern, and no `*` in a rule's first field stands for `admin`.
+A rule is `<protocol or *>:<action or *>:<pattern>`. Its pattern is a glob over the name (`*`: any run of
+characters, `?`: one). A request is allowed if one of the user's rules allows it. `admin:read`,
+`admin:manage` and `admin:*` have no pattern, and no `*` in a rule's first field includes `admin`.
 
-`Access` holds the users of the process; `Access.guard` makes the `Guard` that one protocol asks. Without a
-users file there is nothing to ask: a session then has no guard at all. Decisions are kept by (user, action,
-name), and thrown away when the users change.
+`Access` holds the users of the process; `Access.guard` makes the `Guard` of one protocol. Without a users
+file sessions have no guard. Decisions are cached by (user, action, name) until the users change.
 
-There is no I/O, clock or randomness in here: callers bring the time, random bytes and the file's text.
+This module has no I/O, clock or randomness: callers pass the time, random bytes and the file's text.
 """
 
 import fnmatch
@@ -32,26 +31,26 @@ ADMIN = "admin"
 ADMIN_ACTIONS = (READ, MANAGE)
 
 ANONYMOUS = "anonymous"
-"""The user of a client that has not logged in, where no login is asked for."""
+"""The user of clients that have not logged in, where no login is required."""
 UDP = "udp"
 """The user of all datagrams, whose senders cannot log in."""
 PSEUDO_USERS = (ANONYMOUS, UDP)
 
 CLIENTS_AT_ONCE = 50
-"""Clients whose rights are checked again in one step after a change; 25 us each, with 5 subscriptions."""
+"""Clients that one step after a change of users checks again; 25 us each, with 5 subscriptions."""
 DECISIONS_MAX = 16 * 1024
-"""Decisions kept for one protocol: some 8 MiB. With one more all are forgotten. Longer names are not kept."""
+"""Cached decisions of one protocol: some 8 MiB. One more clears the cache. Longer names are not cached."""
 DECIDED_NAME_MAX = 256
 TOLD_MAX = 1024
-"""Denials of one protocol that were logged. More of the same user, action and name are only counted."""
+"""Logged denials of one protocol. Repeats of the same user, action and name are only counted."""
 TOPIC_BYTES_MAX = 50
-"""Of a pub/sub topic. No longer one exists, so none is looked for that a rule leaves out."""
+"""The longest pub/sub topic; the search for a topic that no rule allows goes no further."""
 STEPS_MAX = 4_000
-"""Steps of deciding on one subscription, some 4 ms. One that needs more is refused, as in doubt."""
+"""Steps of deciding on one subscription, some 4 ms. A subscription that needs more is refused."""
 
 USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 BRIDGE_USER = re.compile(r"bridge/[A-Za-z0-9._-]{1,64}")
-"""The user that a bridge acts as. Nobody logs in as it. Without an entry it may do what its ends need."""
+"""The user of bridges; no client can log in as it. Without an entry it may do all that its ends need."""
 _WORD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
@@ -97,22 +96,22 @@ class Rule:
         return f"{self.protocol}:{self.action}" + (f":{self.pattern}" if self.protocol != ADMIN else "")
 
     def covers(self, protocol: str, action: str) -> bool:
-        """Whether it speaks of that action of that protocol at all."""
+        """Whether the rule applies to that action of that protocol."""
         if self.protocol != protocol and (self.protocol != "*" or protocol == ADMIN):
             return False
         return self.action in ("*", action)
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """A function of a name that is truthy where one of the globs matches all of it.
+    """A function of a name that is truthy if one of the globs matches all of it.
 
-    `fnmatch` makes expressions that do not backtrack over more than one `*`. So a name costs its length for
-    each glob, and no more.
+    The expressions of `fnmatch` never backtrack over more than one `*`, so a name costs its length for each
+    glob.
     """
     parts = [fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns]
     if not parts:
         return lambda _: None
-    # Each has named groups of its own, which would clash in one expression.
+    # fnmatch's expressions have named groups, which would clash in one joined expression.
     compiled = [re.compile(part).match for part in parts]
     if len(compiled) == 1:
         return compiled[0]
@@ -120,7 +119,7 @@ def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
 
 
 def text_of(name: str | bytes) -> str:
-    """A name as rules see it. Bytes that are not UTF-8 are a character each."""
+    """A name as rules match it: bytes that are not UTF-8 become one character each."""
     return name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")
 
 
@@ -132,7 +131,7 @@ def _shown(text: str) -> str:
 
 
 def topic_globs(globs: Iterable[str]) -> list[str]:
-    """The globs, and `home` for each `home/*`: a subscription to `home/*` matches `home`, too."""
+    """The globs, plus `home` for each `home/*`, because a subscription to `home/*` also matches `home`."""
     found: dict[str, None] = {}
     for glob in globs:
         found[glob] = None
@@ -146,10 +145,10 @@ def covers_subscription(
 ) -> bool | None:
     """Whether every topic that the subscription `pattern` can match is matched by one of `globs`.
 
-    None: in doubt, because the answer takes more than `steps_max` steps. `pattern` has levels split at `/`;
-    `*` as a level is zero or more of them, `+` exactly one.
+    None: undecided after `steps_max` steps. `pattern` has levels split at `/`; the level `*` matches zero or
+    more levels, `+` exactly one.
 
-    Both sides are automata over a topic with a `/` behind it. The search goes through pairs of their states,
+    Both sides are automata over the topic followed by a `/`. The search visits pairs of their states,
     shortest topics first. It ends at a pair where the subscription matches and no glob does.
     """
     wanted, allowed = _Levels(pattern), _Globs(globs)
@@ -186,9 +185,9 @@ class _Levels:
     """A subscription's pattern as an automaton; a state is a set of positions, as bits."""
 
     def __init__(self, pattern: str) -> None:
-        # By position, what moves on (None: anything but `/`), and to where.
+        # By position: the byte that moves on (None: any but `/`), and the next position.
         moves: list[list[tuple[str | None, int]]] = []
-        skips: list[int] = []  # from these one gets two on for nothing
+        skips: list[int] = []  # positions from which one reaches the one after next without a byte
         for level in pattern.split("/"):
             at = len(moves)
             if level == "*":  # before a level, and inside of one: ([^/]*/)*
@@ -219,7 +218,7 @@ class _Levels:
         return found
 
     def ends(self, state: int) -> bool:
-        """Whether the topic that led here is matched."""
+        """Whether the topic that led to this state matches."""
         return bool(self.step(state, "/") & self._end)
 
 
@@ -236,11 +235,11 @@ class _Globs:
             self._ends |= 1 << len(moves) - 1
             if moves[-2:-1] == ["*"] and len(moves) - at > 1:
                 self._all |= 1 << len(moves) - 2
-        self._at: dict[str, int] = {}  # by letter, the positions that it moves on
+        self._at: dict[str, int] = {}  # letter to the positions that it moves on
         for n, move in enumerate(moves):
             self._at[move] = self._at.get(move, 0) | 1 << n
         self._any, self._stars = self._at.get("?", 0), self._at.get("*", 0)
-        self._at.update({"?": 0, "*": 0, "": 0})  # as letters they are matched by wildcards alone
+        self._at.update({"?": 0, "*": 0, "": 0})  # letters that only wildcards match
         self.start = self._close(self.start)
 
     def step(self, state: int, letter: str) -> int:
@@ -251,11 +250,11 @@ class _Globs:
         return bool(state & self._ends)
 
     def is_all(self, state: int) -> bool:
-        """Whatever follows is matched: a glob stands at its last `*`."""
+        """Whether everything that may follow matches: a glob is at its last `*`."""
         return bool(state & self._all)
 
     def _close(self, state: int) -> int:
-        """Add the states behind each `*` that is reached: it matches nothing, too."""
+        """Add the states after each reached `*`, because it also matches the empty text."""
         return state | (state & self._stars) << 1
 
 
@@ -264,19 +263,19 @@ class _Globs:
 
 @attrs.frozen
 class Secret:
-    """A password's hash, as the users file has it: `scrypt$<n>$<r>$<p>$<salt>$<key>`, base64."""
+    """A password's hash, as in the users file: `scrypt$<n>$<r>$<p>$<salt>$<key>`, base64."""
 
     salt: bytes = attrs.field(repr=False)
     key: bytes = attrs.field(repr=False)
 
     @classmethod
     def make(cls, password: bytes, salt: bytes) -> "Secret":
-        """Takes some 50 ms of processor, and 16 MiB."""
+        """Hash a password: some 50 ms of CPU time, and 16 MiB."""
         return cls(salt, _scrypt(password, salt))
 
     @classmethod
     def parse(cls, text: str) -> "Secret":
-        """Raises ValueError, without the text: it may be a clear password."""
+        """Parse a hash. Raises ValueError without quoting the text, which may be a clear password."""
         name, _, rest = text.partition("$")
         fields = rest.split("$")
         head = [str(SCRYPT_N), str(SCRYPT_R), str(SCRYPT_P)]
@@ -292,13 +291,13 @@ class Secret:
         return f"scrypt${SCRYPT_N}${SCRYPT_R}${SCRYPT_P}${salt}${key}"
 
     def fits(self, password: bytes) -> bool:
-        """Whether a password is this one. Takes as long as `make`; may be called in a thread."""
+        """Whether a password matches. Takes as long as `make`; may be called in a thread."""
         return hmac.compare_digest(_scrypt(password, self.salt), self.key)
 
 
 NOBODYS = Secret(bytes(SALT_BYTES), bytes(_KEY_BYTES))
-"""The password of an unknown user is compared with this, which takes as long as for a known one. No password
-has this key."""
+"""Passwords of unknown users are compared with this, so that they take as long as those of known ones. No
+password has this key."""
 
 
 def _scrypt(password: bytes, salt: bytes) -> bytes:
@@ -333,7 +332,7 @@ def parse_users(text: str) -> dict[str, User]:
 
 
 def user_of(name: str, table: Any) -> User:
-    """One user, of his table. Raises UsersError, with no password in it."""
+    """One user from its table. Raises UsersError, whose text holds no password."""
     bridge = BRIDGE_USER.fullmatch(name) is not None
     where = f"users.{name}" if USER_NAME.fullmatch(name) else f"users.{_shown(name)}"
     if not (USER_NAME.fullmatch(name) or bridge):
@@ -388,23 +387,23 @@ def written_users(users: Mapping[str, User]) -> str:
 
 
 Required = Literal["beyond-loopback", "always", "never"]
-"""On which listeners clients have to log in."""
+"""The listeners on which clients must log in."""
 
 
 class Client(Protocol):
-    """A session, as its guard sees it. `user`: whose it is; "": it has to log in first."""
+    """A session, as its guard sees it. `user`: the user; "": not logged in yet."""
 
     user: str
 
     def access_changed(self) -> None:
-        """The users have changed: end what is no longer allowed."""
+        """The users have changed: end subscriptions and the like that are no longer allowed."""
 
     def close_for(self, reason: str) -> None:
-        """Close the connection: its user is gone, or has another password."""
+        """Close the connection: its user was removed, or has another password."""
 
 
 CheckPassword = Callable[[str, bytes, str, Callable[[bool], None]], None]
-"""Gets user, password, the client's `peer`, and what to call with whether they fit, at once or later."""
+"""Takes user, password, the client's `peer`, and a callback that gets whether they fit, at once or later."""
 
 
 def _no_logins(user: str, password: bytes, peer: str, done: Callable[[bool], None]) -> None:
@@ -416,7 +415,7 @@ def _nobody_listens(**audit: str) -> None:
 
 
 class Access:
-    """The users of a process, and the guards of its protocols. `users` is None where there is no file.
+    """The users of a process, and the guards of its protocols. `users` is None without a users file.
 
     `audit` is called for each line of the audit log, `denied` for each request that no rule allows, once for
     each user, action and name. `shared.net.logins`, which has threads, sets `check_password`.
@@ -447,15 +446,15 @@ class Access:
         return found
 
     def replace(self, users: Mapping[str, User] | None) -> None:
-        """`replacing`, all at once."""
+        """All steps of `replacing` at once."""
         for _ in self.replacing(users):
             pass
 
     def replacing(self, users: Mapping[str, User] | None) -> Iterator[None]:
-        """Take other users: every decision after the first step is made by them.
+        """Take other users, in steps of a millisecond or two. All decisions after the first step use them.
 
-        Connections of users who are gone, or whose password or certificate has changed, are closed. The
-        others stay, and what they may no longer do ends. Each step takes a millisecond or two.
+        Connections of users who were removed, or whose password or certificate changed, are closed. Others
+        stay open, and lose what is no longer allowed.
         """
         before, after = self.users or {}, users or {}
         gone = {
@@ -467,7 +466,7 @@ class Access:
         self.users = users
         for guard in self.guards.values():
             guard.forget()
-        # Chosen before the first step: who logs in between two steps has the new password.
+        # Chosen before the first step: a client that logs in between two steps has the new password.
         gone -= set(PSEUDO_USERS)
         clients = [
             (guard, client, client.user in gone) for guard in self.guards.values() for client in guard.clients
@@ -475,7 +474,7 @@ class Access:
         for number, (guard, client, ends) in enumerate(clients):
             if number % CLIENTS_AT_ONCE == 0:
                 yield
-            if client not in guard.clients:  # it left meanwhile
+            if client not in guard.clients:  # the client left meanwhile
                 continue
             if ends:
                 client.close_for("its user is gone, or has another password")
@@ -493,7 +492,7 @@ class Access:
 
 
 class Guard:
-    """What one protocol asks about its clients. `clients`: its sessions, as they come and go."""
+    """Decides what one protocol's clients may do. `clients`: the sessions that are open."""
 
     def __init__(self, access: Access, protocol: str) -> None:
         self.access = access
@@ -504,36 +503,36 @@ class Guard:
         self.denied: Counter[str] = Counter()
         self.logins_failed = 0
         self.in_doubt = 0
-        """Subscriptions refused because to decide on them would take too long."""
+        """Subscriptions that were refused because the decision would take too long."""
         self._decisions: dict[tuple[str, str, str | bytes], bool] = {}
         self._matchers: dict[tuple[str, str], Callable[[str], object]] = {}
         self._told: set[tuple[str, str, str | bytes]] = set()
 
     def __len__(self) -> int:
-        """How many decisions are kept."""
+        """The number of cached decisions."""
         return len(self._decisions)
 
     @property
     def has_users(self) -> bool:
-        """There is a users file."""
+        """Whether there is a users file."""
         return self.access.users is not None
 
     @property
     def asks_login(self) -> bool:
-        """Clients have to log in. With `beyond-loopback` they do not where there is no users file."""
+        """Whether clients must log in. With `beyond-loopback` they need not without a users file."""
         if self.required == "beyond-loopback":
             return self.exposed and self.access.users is not None
         return self.required == "always"
 
     @property
     def opens(self) -> bool:
-        """Clients that have not logged in may do everything: none has to, and no entry says less."""
+        """Whether clients without a login may do everything: none is required, and no rules limit them."""
         if self.asks_login:
             return False
         return self.access.users is None or ANONYMOUS not in self.access.users
 
     def user_of_certificate(self, name: str) -> str:
-        """The user who is logged in by a certificate of that name; "" for nobody."""
+        """The user whom a certificate of that name logs in; "" for none."""
         user = (self.access.users or {}).get(name)
         return name if user is not None and user.certificate else ""
 
@@ -545,9 +544,10 @@ class Guard:
         done: Callable[[bool], None],
         in_turn: Callable[[Callable[[bool], None]], Callable[[bool], None]] = lambda answer: answer,
     ) -> None:
-        """Call `done` with whether they fit: now, or when that is known. A failure is counted and audited.
+        """Check a login, and call `done` with whether it fits, at once or later. Failures are counted and
+        audited.
 
-        `in_turn` wraps the answer, so that it comes when its connection has its turn.
+        `in_turn` wraps the callback, so that it runs when its connection has its turn.
         """
 
         def answer(fits: bool) -> None:
@@ -558,8 +558,8 @@ class Guard:
         self.access.check_password(user, password, peer, in_turn(answer))
 
     def login_failed(self, user: str, peer: str) -> None:
-        """Count and audit it. What was given as the name may be a password typed in the wrong place: it is
-        shown where it is a user's."""
+        """Count and audit a failed login. The name is shown only if a user has it: it may be a password that
+        was typed in the wrong place."""
         self.logins_failed += 1
         known = user if user in (self.access.users or {}) else "(unknown)"
         self.access.audit(
@@ -567,14 +567,14 @@ class Guard:
         )
 
     def done(self, user: str, peer: str, action: str, name: str | bytes, result: str = "done") -> None:
-        """Audit what a user has done."""
+        """Audit an action of a user."""
         shown = text_of(name)
         self.access.audit(
             user=user, peer=peer, protocol=self.protocol, action=action, name=shown, result=result
         )
 
     def refuse(self, user: str, action: str, name: str | bytes, peer: str) -> None:
-        """Count a request that was refused, and tell the rule that would allow it."""
+        """Count a refused request, and log the rule that would allow it."""
         self.denied[action] += 1
         key = (user, action, name[:DECIDED_NAME_MAX])
         if key not in self._told:
@@ -585,16 +585,16 @@ class Guard:
             self.access.denied(user=user, peer=peer, protocol=self.protocol, rule=rule)
 
     def may(self, user: str, action: str, name: str | bytes) -> bool:
-        """Whether one rule of the user's allows it. An unknown user, "" too, may do nothing."""
+        """Whether a rule of the user allows the action. An unknown user, and "", may do nothing."""
         found = self._decisions.get((user, action, name))
         return self._decide(user, action, name) if found is None else found
 
     def may_all(self, user: str, action: str) -> bool:
-        """Whether the user may do it with every name that there is or will be: a rule's pattern is `*`."""
+        """Whether the user may do the action with every name: a rule has the pattern `*`."""
         return any(not pattern.strip("*") for pattern in self._patterns(user, action))
 
     def may_see(self, user: str, name: str | bytes) -> bool:
-        """Whether the user may do anything at all with it: lists show it then."""
+        """Whether the user may do anything with the name; if so, lists show it."""
         return any(self.may(user, action, name) for action in ACTIONS)
 
     def may_subscribe(self, user: str, pattern: bytes) -> bool:
@@ -611,7 +611,7 @@ class Guard:
         return found
 
     def may_send_datagram(self, topic: bytes) -> bool:
-        """Whether who cannot log in may send to that topic: by the entry `udp`, where there is one."""
+        """Whether datagrams may go to that topic: the rules of the user `udp`, if it has an entry."""
         if UDP not in (self.access.users or ()) or self.may_send_topic(UDP, topic):
             return True
         self.refuse(UDP, WRITE, topic, "udp")
@@ -668,7 +668,7 @@ class Guard:
         found = self._matchers.get((user, kind))
         if found is None:
             found = matcher(patterns())
-            if user:  # there are as many as users and actions
+            if user:  # as many series as users and actions
                 self._matchers[user, kind] = found
         return found
 

@@ -1,9 +1,9 @@
-"""Addresses of the places where messages come from and go to, and names made of what came.
+"""Addresses of the sources and targets of messages, and names made from a message's fields.
 
     pubsub:home/+/temperature     dms:readings     dmp:amq.topic/orders.#     logmq:audit-{key.1}
 
-What stands behind the colon is the protocol's to read. Percent signs escape what an address gives a meaning:
-`/` and `{` in a name are `%2F` and `%7B`. Source: BRIDGES.md, "Settings" and "Decided".
+The protocol parses the part after the colon. Percent signs escape the characters that mean something in an
+address: `/` and `{` in a name are `%2F` and `%7B`. Source: BRIDGES.md, "Settings" and "Decided".
 """
 
 import re
@@ -22,7 +22,7 @@ _LEVELS = re.compile(rb"[/.]")
 
 @attrs.frozen
 class MessageOrigin:
-    """What names can be made of. `key`: an AMQP message's routing key, which is its `name`, too; else empty.
+    """The fields of which names are made. `key`: an AMQP message's routing key, also its `name`; else empty.
 
     `time`: Unix seconds.
     """
@@ -35,7 +35,7 @@ class MessageOrigin:
 
 
 def split(address: str) -> tuple[str, str]:
-    """Return a protocol and what its part of the address is. Raises ValueError."""
+    """Split an address into the protocol and its part. Raises ValueError."""
     found = _PROTOCOL.fullmatch(address)
     if found is None:
         raise ValueError(f"{address!r} is no address: it begins with a protocol, as logmq:jobs does")
@@ -43,12 +43,12 @@ def split(address: str) -> tuple[str, str]:
 
 
 def unescaped(name: str) -> bytes:
-    """The bytes of a name that an address holds."""
+    """The bytes of a name in an address, unescaped."""
     return unquote_to_bytes(name)
 
 
 def exchange_and_key(rest: str) -> tuple[bytes, str] | None:
-    """Split `<exchange>/<key>`: the exchange's name, and the key as it stands. None: it names a queue."""
+    """Split `<exchange>/<key>` into the exchange's name and the escaped key. None: it names a queue."""
     exchange, slash, key = rest.partition("/")
     return (unescaped(exchange), key) if slash else None
 
@@ -57,7 +57,7 @@ def exchange_and_key(rest: str) -> tuple[bytes, str] | None:
 class NameTemplate:
     """A name with fields: `{name}`, `{name.2}` (its second level, split at `/` or `.`), `{date}` (UTC)...
 
-    A level that is not there is empty. `fields`: which of them it has; none: the name is always the same.
+    A missing level is empty. `fields`: the template's fields; without any the name is always the same.
     """
 
     text: str
@@ -66,7 +66,7 @@ class NameTemplate:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError for a field that there is not, and for an empty name."""
+        """Parse a template. Raises ValueError for an unknown field, and for an empty name."""
         parts: list[bytes | Callable[[Mapping[str, bytes]], bytes]] = []
         fields = set()
         at = 0
@@ -93,7 +93,7 @@ class NameTemplate:
         return b"".join(part if isinstance(part, bytes) else part(values) for part in self._parts)
 
     def as_glob(self) -> str:
-        """A glob that all its names match: `*` for each field, and the rest as Latin-1."""
+        """A glob that matches all its names: `*` for each field, and the rest as Latin-1."""
         return "".join(part.decode("latin-1") if isinstance(part, bytes) else "*" for part in self._parts)
 
 

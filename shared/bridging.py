@@ -1,11 +1,11 @@
-"""What a protocol gives to bridges: ends from which they take messages, and to which they write them.
+"""The contract between a protocol and bridges: sources of messages, and targets that they are written to.
 
-A bridge carries *runs*, messages of one name that came one after the other. It asks its source for the next
-run (`BridgeSource.take`), has its target write it, and confirms what was written. Where both ends are in the
-store all three happen within `Store.together`: the target's records and the source's position, or its ACKs,
-are one entry of the journal, and no crash separates them. What a target refuses stays with the bridge.
+A bridge carries *runs*: consecutive messages with one name. It takes the next run from its source
+(`BridgeSource.take`), writes it to its target, and confirms it at the source. If both ends are in the store
+this happens within `Store.together`: the target's records and the source's position or ACKs are one entry of
+the journal, and no crash separates them. Messages that a target refuses stay with the bridge.
 
-All is synchronous. A source never waits: what it has is in the bridge's `Inbox`, or it says `wake` later.
+All is synchronous. A source never waits: its messages are in the bridge's `Inbox`, or it calls `wake` later.
 """
 
 import re
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from shared.storage.store import Store
 
 MESSAGE_BYTES = 120
-"""What a message takes beside its body while a bridge has it: its object, its place in lists."""
+"""Memory of a message in a bridge beside its body: its object and its places in lists."""
 INBOX_BYTES_MAX = 8 << 20
-"""Of one bridge: what it has taken, and what was not confirmed to be written."""
+"""The most that one bridge holds: messages taken and not yet confirmed."""
 
 
 @attrs.define(eq=False)
 class MessageRun:
     """Messages with one name, in order. `handles`: what their source confirms them by.
 
-    `positions`: where they stand in the source, for those who show it. `kind`: the protocol's word for what
-    they are. `value`: a body as JSON has it, `text`: as the protocol's own terminal prints it; None: by its
-    bytes. `properties`: AMQP's. `trail`: the bridges that they have passed. `too_large`: their bodies are not
-    here, since they are not held in memory.
+    `positions`: their positions in the source, for display. `kind`: the protocol's word for them. `value`: a
+    body as JSON has it; `text`: as the protocol's command prints it; None: made from its bytes. `properties`:
+    AMQP's. `trail`: the bridges that they have passed. `too_large`: the bodies are too large for memory, and
+    left out.
     """
 
     origin: MessageOrigin
@@ -71,7 +71,7 @@ class MessageRun:
 
 @attrs.define(eq=False)
 class BridgeRefusal(BrokerError):
-    """A target does not take a message, or an end cannot be opened. `lasting`: nor will it take it later."""
+    """A target refuses a message, or an end cannot be opened. `lasting`: trying again is useless."""
 
     reason: str
     text: str
@@ -86,7 +86,7 @@ def missing(what: str, name: bytes) -> BridgeRefusal:
 
 
 class Inbox:
-    """What a bridge has taken and is not rid of, within its bound and charged to its account."""
+    """Messages that a bridge has taken and not settled, within its bound and charged to its account."""
 
     def __init__(
         self, account: "Account", wake: Callable[[], None], lost: Callable[[str, int], None]
@@ -97,21 +97,21 @@ class Inbox:
         self._runs: deque[MessageRun] = deque()
         self.bytes = 0
         self.waiting = 0
-        """Messages that nobody has taken out yet."""
+        """Messages that were put in and not taken out yet."""
 
     @property
     def room_bytes(self) -> int:
         return INBOX_BYTES_MAX - self.bytes
 
     def put(self, run: MessageRun) -> None:
-        """Take in a run of a source that cannot wait. Where there is no room it is counted as lost."""
+        """Put in a run of a source that cannot wait. Without room it is counted as lost."""
         if self.bytes and (run.size > self.room_bytes or not self._account.fits(run.size)):
             self._lost("slow" if run.size > self.room_bytes else "memory", len(run))
         else:
             self.hold(run)
 
     def hold(self, run: MessageRun) -> None:
-        """Take in a run of a source that keeps within `room_bytes` by itself."""
+        """Put in a run of a source that respects `room_bytes` by itself."""
         self._account.charge(run.size)
         self.bytes += run.size
         self.waiting += len(run)
@@ -119,7 +119,7 @@ class Inbox:
         self._wake()
 
     def take(self, count: int) -> MessageRun | None:
-        """The next run, `count` messages at most. It counts until `release`."""
+        """The next run, at most `count` messages. Its bytes count until `release`."""
         if not self._runs:
             return None
         run = self._runs.popleft()
@@ -130,12 +130,12 @@ class Inbox:
         return run
 
     def release(self, size: int) -> None:
-        """Give back the bytes of messages that were taken out and are settled."""
+        """Free the bytes of messages that were taken out and are settled."""
         self.bytes -= size
         self._account.give(size)
 
     def clear(self) -> int:
-        """Forget what nobody has taken out; how many messages that were."""
+        """Drop messages that were not taken out. Returns their number."""
         runs, self._runs = self._runs, deque()
         self.release(sum(run.size for run in runs))
         count, self.waiting = self.waiting, 0
@@ -146,13 +146,13 @@ _CLASS = re.compile(r"\[.[^]]*\]")
 
 
 class Positions(Protocol):
-    """A bridge's places in its source, by name, kept in the store. A change is within the entry under way."""
+    """A bridge's stored positions in its source, by name. A change is part of the open journal entry."""
 
     first_run: bool
-    """Nothing is known: `start` says where to begin."""
+    """Whether no position is stored, so that `start` says where to begin."""
 
     def started(self) -> None:
-        """Note that positions are known from now on. Raises StoreError."""
+        """Note that positions are stored from now on. Raises StoreError."""
 
     def get(self, name: bytes) -> bytes | None: ...
 
@@ -165,9 +165,9 @@ class Positions(Protocol):
 
 @attrs.frozen
 class BridgeContext:
-    """What a bridge lends its ends. `start`: `first`, `end`, an offset, or Unix milliseconds as `@<ms>`.
+    """What a bridge gives its ends. `start`: `first`, `end`, an offset, or Unix milliseconds as `@<ms>`.
 
-    `may(action, name)`: whether the bridge's user may. `warn`: a line in the log.
+    `may(action, name)`: whether the bridge's user may do it. `warn`: writes a line to the log.
     """
 
     name: str
@@ -191,18 +191,18 @@ class BridgeContext:
 
 
 class BridgeSource(Protocol):
-    """Where a bridge takes messages from. `durable`: a crash gives back what was not confirmed, and so does
-    `close` where it `gives_back`."""
+    """Where a bridge takes messages from. `durable`: unconfirmed messages come again after a crash, and after
+    `close` if it `gives_back`."""
 
     durable: bool
     gives_back: bool
 
     def take(self, count: int) -> MessageRun | None:
-        """The next run, `count` messages at most; None: there is none now, and `wake` tells of the next."""
+        """The next run, at most `count` messages. None: there is none now; `wake` is called for the next."""
 
     def confirm(self, run: MessageRun) -> None:
-        """These are done with, the oldest of all that were taken. Raises StoreError, and BridgeRefusal where
-        the source knows them no more."""
+        """Confirm the oldest of all taken messages. Raises StoreError, and BridgeRefusal if the source no
+        longer has them."""
 
     def seal(self) -> None:
         """All of this entry is confirmed: write what is written once for all of it. Raises StoreError."""

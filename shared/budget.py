@@ -1,17 +1,17 @@
 """One budget for the memory that grows because of what clients do.
 
-The process has one `Account`; each protocol opens accounts in it for what it keeps (subscriptions, sessions,
-bindings, unacknowledged deliveries). What is taken from an account counts in all that it is part of, and each
-of them may refuse it.
+The process has one `Account`. Each protocol opens accounts within it for its subscriptions, sessions,
+bindings, unacknowledged deliveries and so on. An amount counts in its account and in all that contain it, and
+each of these may refuse it.
 
-`take` is for what can be refused; its caller answers in its protocol's words. `charge` always fits: it is for
-what is durable, which has to be there at the next start whatever else is, and for what gives memory back by
-itself, as outboxes do. The sizes are the callers' estimates, with the overhead of Python's objects.
+`take` is for requests that can be refused; the caller answers in its protocol's form. `charge` always fits.
+It is for durable data, which must fit at the next start, and for memory that frees itself, as outboxes do.
+Sizes are the callers' estimates, with the overhead of Python's objects.
 
-What has a small constant bound is not charged. The host keeps a quarter of the memory for it and for the
-code: heads of messages that routes are known by (2 MiB each for pub/sub and KqueueMsgQ), recordings that wait
-50 ms (1 MiB a protocol), the batch that is being filled (8 MiB), what users may do (8 MiB a protocol), the
-last log lines and rates.
+Memory with a small constant bound is not charged. The host keeps a quarter of the memory for it and for the
+code: known first bytes of messages (2 MiB each for pub/sub and KqueueMsgQ), recordings that wait 50 ms (1 MiB
+a protocol), the batch that is being filled (8 MiB), cached access decisions (8 MiB a protocol), the last log
+lines and rates.
 """
 
 import sys
@@ -23,14 +23,14 @@ from shared.errors import BrokerError
 from shared.metrics import Sample
 
 CACHE_BYTES_MAX = 4 << 20
-"""Of one cache of a connection: a thousand of its usual entries have one."""
+"""The part of a connection's cache that is not charged: a thousand usual entries."""
 CACHES_STEP_BYTES = 64 << 10
-"""The account of caches is told in such steps."""
+"""Caches charge their account in such steps."""
 
 
 @attrs.define(eq=False)
 class OverBudget(BrokerError):
-    """`account`, the one that is full, cannot take `size` bytes more."""
+    """The full account `account` cannot take `size` more bytes."""
 
     account: str
     size: int
@@ -41,10 +41,10 @@ class OverBudget(BrokerError):
 
 
 class Account:
-    """`used_bytes` of `limit_bytes`, of which those of the accounts in it are a part.
+    """`used_bytes` of `limit_bytes`, which include those of the accounts within it.
 
-    `refused`: how often it was this one that had no room. `on_refused`: of the process's account, called with
-    the one that had none.
+    `refused`: how often this account itself had no room. `on_refused`: on the process's account; called with
+    the account that had no room.
     """
 
     __slots__ = ("_accounts", "_within", "limit_bytes", "name", "on_refused", "refused", "used_bytes")
@@ -59,9 +59,9 @@ class Account:
         self._accounts: dict[str, Account] = {}
 
     def account(self, name: str, limit_bytes: int | None = None) -> "Account":
-        """The account of this name in this one; opened, with its own limit, where there is none yet.
+        """The account of this name within this one; opened with its own limit if it does not exist.
 
-        Its own name says what it is part of, but for the process: `pubsub/subscriptions`.
+        Its full name has the accounts that contain it, except the process: `pubsub/subscriptions`.
         """
         found = self._accounts.get(name)
         if found is None:
@@ -71,27 +71,27 @@ class Account:
         return found
 
     def fits(self, size: int) -> bool:
-        """Whether `take` would."""
+        """Whether `take` would succeed."""
         return self._full(size) is None
 
     @property
     def over(self) -> bool:
-        """Whether more is used than this account, or one that it is part of, may hold."""
+        """Whether this account, or one that contains it, is above its limit."""
         return self._full(0) is not None
 
     def check(self, size: int) -> None:
-        """Raises OverBudget where this or one that it is part of has no room."""
+        """Raise OverBudget if this account, or one that contains it, has no room."""
         full = self._full(size)
         if full is not None:
             raise full._refusal(size)
 
     def take(self, size: int) -> None:
-        """Raises OverBudget, with nothing taken, as `check` does."""
+        """Take bytes. Raises OverBudget as `check` does; nothing is taken then."""
         self.check(size)
         self.charge(size)
 
     def charge(self, size: int) -> bool:
-        """Take it, whatever the limits say. Returns whether it is `over` one now."""
+        """Take bytes regardless of limits. Returns whether an account is `over` its limit now."""
         account: Account | None = self
         over = False
         while account is not None:
@@ -102,18 +102,18 @@ class Account:
         return over
 
     def give(self, size: int) -> None:
-        """So many bytes are free again."""
+        """Give bytes back."""
         self.charge(-size)
 
     def close(self) -> None:
-        """Give back all that is left. What is given or taken from now on counts nowhere else."""
+        """Give back all that is left. Later changes of this account no longer count in others."""
         within, self._within = self._within, None
         if within is not None:
             within.give(self.used_bytes)
             within._accounts.pop(self.name.rpartition("/")[2], None)
 
     def all(self) -> "Iterator[Account]":
-        """This account and those in it."""
+        """This account and all within it."""
         yield self
         for account in self._accounts.values():
             yield from account.all()
@@ -147,13 +147,13 @@ class Account:
 
 @attrs.define(eq=False)
 class Caches:
-    """What several caches hold together; charged to the account in steps."""
+    """The bytes of several caches together, charged to their account in steps."""
 
     _account: Account
     held_bytes: int = 0
     _charged_bytes: int = 0
 
-    _over: bool = False  # the budget had no room when it was last settled
+    _over: bool = False  # whether the budget had no room at the last step
 
     @property
     def full(self) -> bool:
@@ -161,7 +161,7 @@ class Caches:
         return self._over
 
     def add(self, size: int) -> None:
-        """So many bytes more, or fewer, are held."""
+        """Count `size` more bytes; negative: fewer."""
         self.held_bytes += size
         if abs(self.held_bytes - self._charged_bytes) >= CACHES_STEP_BYTES or not self.held_bytes:
             self._account.charge(self.held_bytes - self._charged_bytes)
@@ -171,8 +171,8 @@ class Caches:
 
 @attrs.define(eq=False)
 class CacheBytes:
-    """What one cache holds. Its owner asks `fits` before it adds to it, and else clears the cache first: one
-    entry of each always has room."""
+    """The bytes of one cache. Its owner asks `fits` before it adds, and clears the cache if not: one entry
+    always has room."""
 
     _all: Caches
     bytes_max: float = CACHE_BYTES_MAX
@@ -191,5 +191,5 @@ class CacheBytes:
 
 
 def unbounded() -> Account:
-    """For what runs without a host: tests, and commands over a folder."""
+    """An account without a limit, for code without a host: tests, and commands on a folder."""
     return Account("unbounded", sys.maxsize)

@@ -1,4 +1,4 @@
-"""Who holds the most, or at least half as much as whoever does: found without looking at everybody."""
+"""Finds a holder with at least half of the largest holding, without a look at all holders."""
 
 from typing import Generic, TypeVar
 
@@ -6,10 +6,10 @@ Holder = TypeVar("Holder")
 
 
 class BySize(Generic[Holder]):
-    """What each holds, and what all do: `total`. Who holds nothing is not in here.
+    """The sizes of holders, and their sum `total`. Holders of nothing have no entry.
 
-    Holders stand in classes by the bit length of what they hold, so those of the highest class have at least
-    half of the most.
+    Holders are in classes by the bit length of their size, so all of the highest class have at least half of
+    the largest.
     """
 
     __slots__ = ("_classes", "_sizes", "total")
@@ -39,8 +39,8 @@ class BySize(Generic[Holder]):
                 self._classes.setdefault(size.bit_length(), {})[holder] = None
 
     def large(self) -> Holder:
-        """One of those that hold the most. Not to be asked where nobody holds anything."""
+        """A holder with at least half of the largest size. There must be one."""
         those = self._classes[max(self._classes)]
-        holder, _ = those.popitem()  # the first would be looked for behind all that have left
+        holder, _ = those.popitem()  # finding a dict's first key would pass over all deleted ones
         those[holder] = None
         return holder

@@ -1,4 +1,4 @@
-"""Definitions: what outlives a server's messages, written down as rows, and made again from them.
+"""Definitions: durable objects other than messages, exported as rows and created again from them.
 
 A service offers `definitions: Sequence[DefinitionSection]`, one for each section that it has rows in. The
 host puts all sections into one document (`brokers.definitions`).
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
 SECTIONS = ("users", "topics", "exchanges", "queues", "bindings", "groups", "bridges")
-"""In this order they are made: what stands later may need what stands before."""
+"""The order of creation: later sections may need earlier ones."""
 PART = 200
-"""Rows that are written down before others have their turn."""
+"""Rows that are exported between two checkpoints."""
 
 Row = Mapping[str, Any]
 T = TypeVar("T")
 Promised = Callable[[str, str], bool]
-"""Whether a document makes what has this name in a section of this protocol."""
+"""Whether the document creates this name in a section of this protocol."""
 
 
 class Conflict(BrokerError):
-    """There is another one of that name; the text names it, and says what differs."""
+    """An object of that name exists and differs; the text says how."""
 
 
 class LeftOut(BrokerError):
-    """A row that this server cannot have, which is no fault of it; the text says why."""
+    """A valid row that this server cannot create; the text says why."""
 
 
 @attrs.frozen
 class Made:
-    """`new`: it was not there. `ticket`: what has to be done before it is durable."""
+    """A created object. `new`: it did not exist. `ticket`: done when the object is durable."""
 
     new: bool
     ticket: "Ticket | None" = None
@@ -45,9 +45,9 @@ class Made:
 class DefinitionSection:
     """One protocol's rows of a section.
 
-    `rows`: all of them, in values that JSON has, some at a time. `name`: what a row's object is called.
-    `make(row, dry_run, promised)`: have there be such a one; one that is there already is left as it is.
-    Raises Conflict, LeftOut, and BrokerError where the row says what cannot be.
+    `rows`: yields all rows, in JSON's values, some at a time. `name`: the name of a row's object.
+    `make(row, dry_run, promised)`: create the object unless it exists. Raises Conflict, LeftOut, and
+    BrokerError for an invalid row.
     """
 
     section: str
@@ -61,6 +61,6 @@ def name_of(row: Row) -> str:
 
 
 def parts(found: Sequence[T]) -> Iterator[Sequence[T]]:
-    """`found`, `PART` at a time."""
+    """`found` in parts of `PART`."""
     for at in range(0, len(found), PART):
         yield found[at : at + PART]

@@ -10,14 +10,14 @@ EXIT_UNAVAILABLE = 69
 EXIT_DATA_FOLDER = 73
 EXIT_LOST = 74
 EXIT_TEMPORARY = 75
-"""Exit codes that errors below the host ask for; `brokers.errors.ExitCode` says what each means."""
+"""Exit codes of errors that are raised below the host; `brokers.errors.ExitCode` explains each."""
 
 
 class BrokerError(Exception):
-    """The root. What is not one of these is a bug, and is logged with its traceback."""
+    """The root of all errors. Any other exception is a bug, and is logged with its traceback."""
 
     exit_code: ClassVar[int | None] = None
-    """That of a command which this error ends, so that scripts can tell; None: the host decides."""
+    """The exit code of a command that this error ends; None: the host decides."""
 
 
 @attrs.define(eq=False)
@@ -59,7 +59,7 @@ class UsageError(BrokerError):
 
 
 class NotThere(BrokerError):
-    """What a command is about is not there; the text says what."""
+    """The object of a command does not exist; the text names it."""
 
     exit_code: ClassVar[int] = EXIT_MISSING
 
@@ -77,7 +77,7 @@ class StoreFull(StoreError):
 
 
 class StoreClosed(StoreError):
-    """The store is shut; the log handle outlived it."""
+    """The store is closed; the caller kept a log handle for too long."""
 
 
 class StoreInUse(StoreError):
@@ -87,7 +87,7 @@ class StoreInUse(StoreError):
 
 
 class StoreFormat(StoreError):
-    """The data folder (or a backup) was written by a newer version, is not ours, or is not empty for us."""
+    """The data folder or backup is from a newer version, is not ours, or is not empty as required."""
 
     exit_code: ClassVar[int] = EXIT_DATA_FOLDER
 
@@ -104,7 +104,7 @@ class LogDeleted(StoreError):
 
 @attrs.define(eq=False)
 class OutOfRange(StoreError):
-    """The offset lies below the first one kept."""
+    """The offset is below the first kept one."""
 
     first: int
 
@@ -134,7 +134,7 @@ class CorruptRecord(StoreError):
 
 
 def printable(data: bytes | bytearray, most: int = 64) -> str:
-    """A peer's bytes, fit for an error's text or a log line: quoted, escaped, and cut after `most` of them.
+    """A peer's bytes for an error's text or a log line: quoted, escaped, and cut after `most` bytes.
 
     `b"a\\n"` is shown as `'a\\\\n'`.
     """
