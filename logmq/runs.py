@@ -24,16 +24,15 @@ def produced(lines: bytes, word: bytes, separator: bytes, size_max: int) -> tupl
     `lines` begins with `word`, which is `PRODUCE <topic> `, and ends in LF. `separator`: LF and `word`. None:
     a line begins otherwise or ends in CR LF, or a message is above `size_max`.
     """
+    size = lines.find(b"\n") - len(word)
+    if len(word) + size + 1 == len(lines):
+        if size > size_max or lines[-2] == 13:
+            return None
+        return size.to_bytes(HEADER_BYTES, "big") + lines[len(word) : -1], 1, HEADER_BYTES + size
+    if not lines.startswith(separator, len(word) + size) or b"\r" in lines:
+        return None
     messages = lines[len(word) : -1].split(separator)
     count = len(messages)
-    if count == 1:
-        message = messages[0]
-        size = len(message)
-        if size > size_max or b"\n" in message or message[-1:] == b"\r":
-            return None
-        return size.to_bytes(HEADER_BYTES, "big") + message, 1, HEADER_BYTES + size
-    if b"\r" in lines:
-        return None
     stride = len(word) + len(messages[0]) + 1
     if count * stride == len(lines) and lines[stride - 1 :: stride] == b"\n" * count:
         # Where no message holds an LF these are all the line ends, so the lines have one length. Each
