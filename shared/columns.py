@@ -1,5 +1,5 @@
-"""Rows of one length in a run of bytes, compared a column at a time: for records and messages that come in
-hundreds with the same header, where a slice with a step costs far less than a look at each.
+"""Compares rows of equal length in bytes by columns: for hundreds of records or messages with the same
+header, a slice with a step costs far less than a look at each.
 """
 
 from collections.abc import Iterable
@@ -8,8 +8,8 @@ Bytes = bytes | bytearray
 
 
 def equal_rows(data: Bytes, at: int, stride: int, columns: Iterable[int], most: int) -> int:
-    """How many of `most` rows, which begin at `at` and every `stride` bytes behind it, have in all `columns`
-    (places in a row) what the first has; at least 1.
+    """How many of `most` rows, one every `stride` bytes from `at` on, equal the first row in all `columns`
+    (offsets in a row); at least 1.
 
     The steps grow: where the second row differs that costs little, and five hundred rows take two steps.
     """

@@ -1,14 +1,13 @@
-"""Fan-out: who gets a message, found once, and what one pass over the input has for each set of receivers.
+"""Fan-out: the receivers of a message, remembered as routes, and one write for each set of receivers.
 
-A *route* says where messages go: into bundles. A *bundle* gathers what a pass finds for the same receivers,
-as slices of the input; at the end of the pass these are written to all of its members, joined once where they
-are small.
+A *route* names the bundles that a message goes into. A *bundle* gathers slices of the input for one set of
+receivers. At the end of a pass its slices are written to all its members; small ones are joined once.
 
-*Order.* So long as no receiver is in two sets, a bundle for each set keeps the order of messages at each
-receiver. As soon as one is, every receiver has a bundle of its own, and a message is put in several.
+*Order.* While no receiver is in two sets, one bundle for each set keeps the order of messages at each
+receiver. Once a receiver is in two, every receiver gets its own bundle, and a message goes into several.
 
-*Memory.* Routes are remembered by set and by the first bytes of messages, up to a bound, and while the budget
-has room; above that all are learnt anew, as when a subscription changes.
+*Memory.* Routes are remembered by set and by the first bytes of messages, up to a bound and while the budget
+has room. Above that, and when a subscription changes, all are forgotten and found again.
 """
 
 import math
@@ -22,19 +21,19 @@ from shared.net.outbox import Policy
 ROUTES_MAX = 8192
 """Routes remembered by the first bytes of messages."""
 WRITTEN_BYTES = 2 * 1024
-"""To copy so much costs about what it costs to write a piece to one more receiver."""
+"""Copying so many bytes costs about as much as writing one more piece to a receiver."""
 VIEWED_BYTES = 4 * 1024
-"""A smaller piece is copied in less time than a view of it takes."""
+"""Below this size a copy takes less time than a view."""
 ROUTES_MEMBERS_MAX = 500_000
-"""Receivers in all routes remembered."""
+"""Receivers in all remembered routes together."""
 MEMBER_BYTES = 100
-"""What each takes of memory, and a route by itself at most as much as three."""
+"""Memory of a receiver in a route; a route itself takes at most three times as much."""
 
 M = TypeVar("M", bound=Hashable)
 
 
 class Bundle(list[bytes | memoryview], Generic[M]):
-    """Slices of the input, in order; all are for each of `members`. `messages`: how many those are."""
+    """Slices of the input, in order, for each of `members`. `messages`: the number of messages in them."""
 
     __slots__ = ("members", "messages")
 
@@ -45,7 +44,8 @@ class Bundle(list[bytes | memoryview], Generic[M]):
 
 
 class Route(Generic[M]):
-    """Into these bundles, and so to `fan` receivers; `away` get it later, and are in no bundle."""
+    """The bundles of a message, with `fan` receivers in all. `away`: receivers that get it later, in no
+    bundle."""
 
     __slots__ = ("away", "bundles", "fan")
 
@@ -56,10 +56,10 @@ class Route(Generic[M]):
 
 
 class Routes(Generic[M]):
-    """The routes that are known, and what the pass under way has put in their bundles.
+    """The known routes, and the slices that the current pass has put in their bundles.
 
-    `known`: by the first bytes of messages, for a pass to look up, and to enter what it has learnt with
-    `remember`. `epoch` rises whenever routes that were given out are not to be used any more.
+    `known`: first bytes of messages to routes; a pass looks them up, and adds to them by `remember`. `epoch`
+    rises whenever routes that were given out become invalid.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Routes(Generic[M]):
     )
 
     def __init__(self, caches: Caches | None = None) -> None:
-        """`caches` count what is remembered by set."""
+        """`caches`: the account of routes remembered by set."""
         self.known: dict[bytes, Route[M]] = {}
         self.nowhere: Route[M] = Route((), 0)
         self.epoch = 0
@@ -85,7 +85,7 @@ class Routes(Generic[M]):
         self._touched: list[Bundle[M]] = []
 
     def forget(self) -> None:
-        """Who gets what has changed. What was put in bundles is still delivered, before all that follows."""
+        """Subscriptions have changed: forget all routes. Slices in bundles are still delivered, in order."""
         self.epoch += 1
         self.known.clear()
         self._by_set.clear()
@@ -94,7 +94,8 @@ class Routes(Generic[M]):
         self._each_its_own = False
 
     def of(self, members: tuple[M, ...], away: tuple[M, ...] = ()) -> Route[M]:
-        """The route to these receivers: one for each set, so that all that goes to the same makes one run."""
+        """The route to these receivers; one object for each set, so that messages for the same set form one
+        run."""
         if not members and not away:
             return self.nowhere
         those = frozenset(members), frozenset(away)
@@ -123,13 +124,13 @@ class Routes(Generic[M]):
         return (bundle,) if members else ()
 
     def remember(self, head: bytes, route: Route[M]) -> None:
-        """`head`, the first bytes of messages, says by itself that they go there."""
+        """Remember the route of all messages that begin with `head`."""
         if len(self.known) >= ROUTES_MAX:
             self.known.clear()
         self.known[head] = route
 
     def put(self, route: Route[M], piece: bytes | memoryview, messages: int) -> None:
-        """Have all of `route` get `piece`, which is so many messages."""
+        """Add `piece`, so many messages, to all bundles of `route`."""
         for bundle in route.bundles:
             if not bundle:
                 self._touched.append(bundle)
@@ -137,16 +138,16 @@ class Routes(Generic[M]):
             bundle.messages += messages
 
     def put_all(self, bundle: Bundle[M], pieces: Iterable[bytes | memoryview], messages: int) -> None:
-        """Have all members of a bundle get these, so many messages."""
+        """Add pieces, so many messages, to one bundle."""
         if not bundle:
             self._touched.append(bundle)
         bundle += pieces
         bundle.messages += messages
 
     def gathered(self) -> Iterator[tuple[tuple[M, ...], bytes | memoryview, int]]:
-        """What the pass has found: for whom, all of it or the first part, and how many messages it is.
+        """Empty the bundles: yield (receivers, chunk, number of messages).
 
-        What follows a first part is said to be none more. The bundles are empty afterwards.
+        A large bundle comes in several chunks; the first counts all its messages, the others none.
         """
         touched, self._touched = self._touched, []
         for bundle in touched:
@@ -159,9 +160,9 @@ class Routes(Generic[M]):
 
 
 def piece_of(data: bytes, start: int, end: int) -> bytes | memoryview:
-    """`data[start:end]`, for receivers. Where that is large, and most of `data`, it is a view.
+    """`data[start:end]` for receivers; a view if that is large and most of `data`.
 
-    A receiver that does not read keeps all of `data` in memory with it.
+    With a view, a receiver that does not read keeps all of `data` in memory.
     """
     if end - start >= VIEWED_BYTES and (end - start) * 2 >= len(data):
         return memoryview(data)[start:end]
@@ -169,7 +170,7 @@ def piece_of(data: bytes, start: int, end: int) -> bytes | memoryview:
 
 
 def chunks_of(pieces: Sequence[bytes | memoryview], receivers: int) -> Sequence[bytes | memoryview]:
-    """What to write to each of so many receivers: these pieces, joined where they are small."""
+    """The chunks to write to each of so many receivers: the pieces, joined where they are small."""
     count = len(pieces)
     if count == 1 or sum(map(len, pieces)) >= WRITTEN_BYTES * count * receivers:
         return pieces
@@ -179,8 +180,8 @@ def chunks_of(pieces: Sequence[bytes | memoryview], receivers: int) -> Sequence[
 def limit_slow_receiver(
     connection: Connection, bytes_max: int, slow: str, on_drop: Callable[[bytes | memoryview], None]
 ) -> None:
-    """What waits for a receiver that does not read has this bound; above it `slow` says what happens: `drop`,
-    its oldest whole writes go, and `on_drop` is told each; `disconnect`.
+    """Bound the bytes that wait for a receiver that does not read. Above the bound `slow` decides: `drop`
+    drops its oldest whole writes, and calls `on_drop` with each; `disconnect` closes it.
     """
     outbox = connection.outbox
     outbox.bound = bytes_max

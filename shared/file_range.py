@@ -1,4 +1,4 @@
-"""Bytes of an open file: what the store hands out and a connection sends."""
+"""A range of an open file: the store returns it, and a connection sends it."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ class FileRange:
         return f"FileRange(fd={self.fd}, offset={self.offset}, length={self.length})"
 
     def chunk(self) -> "bytes | FileRange":
-        """What to send: itself, or its bytes where those are in memory; then it is released."""
+        """What to send: the range itself, or its bytes if they are in memory; then it is released."""
         return self
 
     def read(self, bytes_max: int) -> bytes:
@@ -32,7 +32,7 @@ class FileRange:
         A subclass whose bytes are on their way raises BlockingIOError, and calls `Connection.go_on` when they
         are there.
         """
-        import os  # here, for sessions hold ranges, and load without anything that does I/O
+        import os  # imported here, because sessions hold ranges and must load without I/O modules
 
         data = os.pread(self.fd, min(bytes_max, self.length), self.offset)
         if not data:

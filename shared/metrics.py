@@ -1,4 +1,4 @@
-"""Metrics: plain ints that their owners add to, and a table that says what each is called.
+"""Metrics: plain ints that their owners raise, and a table with their names and help texts.
 
 A counter is declared where it is counted, as a field of a `Counts` class:
 
@@ -7,8 +7,8 @@ A counter is declared where it is counted, as a field of a `Counts` class:
         produced: int = counter("messages_produced_total", "Messages taken in.")
         refusals: Counter[str] = counter_by("code", "requests_refused_total", "Requests refused.")
 
-A `Gauge` is worked out when its value is asked for. `samples` names both, so a protocol has one table and no
-code for it.
+A `Gauge` is computed when its value is read. `samples` returns both, so a protocol needs one table and no
+code.
 """
 
 import math
@@ -26,8 +26,8 @@ import attrs
 class Sample:
     """One series at the moment of a scrape. `name` is without the `brokers_` prefix and has its unit last.
 
-    `value`: or what works it out when it is asked for. Of a histogram it is the sum of all that was observed.
-    `buckets`: each upper bound, and how many were not above it; the last one is inf.
+    `value`: a number, or a function that computes it. For a histogram: the sum of all observed values.
+    `buckets`: (upper bound, number of values not above it); the last bound is inf.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Sample:
 
 
 class Histogram:
-    """How many values fell below which bounds. Observing one takes 0.3 us: it is for batches, and samples."""
+    """Counts values by upper bounds. Observing one takes 0.3 us: use it for batches and samples."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -67,20 +67,20 @@ class Histogram:
 
 
 def ack_sample(protocol: str, seconds: Histogram) -> Sample:
-    """How long a protocol's changes wait for the disk (`Store.ack_seconds`)."""
+    """The histogram of how long a protocol's changes wait for the disk (`Store.ack_seconds`)."""
     text = "From the first change of a commit until it is durable and its publishers are answered."
     return seconds.sample("publish_ack_seconds", text, protocol=protocol)
 
 
 def wait_sample(protocol: str, seconds: Histogram) -> Sample:
-    """How long messages were in queues (`shared.queues.waits`)."""
+    """The histogram of how long messages wait in queues (`shared.queues.waits`)."""
     text = "From a message's arrival in its queue to its first delivery, of sampled messages."
     return seconds.sample("queue_wait_seconds", text, protocol=protocol)
 
 
 @attrs.frozen
 class Gauge:
-    """A figure that `read` takes from its owner (a broker, a service) at the scrape."""
+    """A value that `read` computes from its owner (a broker, a service) at the scrape."""
 
     name: str
     help: str
@@ -89,7 +89,7 @@ class Gauge:
 
 @attrs.frozen
 class _Counter:
-    """`label`: the field is a dict, one series for each key, which `shown` writes as text."""
+    """`label`: if set, the field is a dict with a series for each key, which `shown` turns into text."""
 
     name: str
     help: str
@@ -108,7 +108,7 @@ def counter_by(label: str, name: str, help_: str, shown: Callable[[Any], str] = 
 
 
 def samples(protocol: str, counts: Any, gauges: Iterable[Gauge], owner: object) -> Iterator[Sample]:
-    """What the declared counters of `counts` and the `gauges` of `owner` stand at, named after `protocol`."""
+    """The present values of the counters of `counts` and the `gauges` of `owner`, named after `protocol`."""
     for field in attrs.fields(type(counts)):
         declared: _Counter | None = field.metadata.get(_Counter)
         if declared is None:

@@ -1,8 +1,8 @@
-"""What a running protocol has, in a form that the API, commands and the page show alike.
+"""The objects of a running protocol, in a form that the API, commands and the page share.
 
-A *kind* (queues, topics, connections ...) is described once: its columns, their units, what they say. A
-service offers `Objects` of the kinds that it has (`Service.objects`). A list holds what all of them offer.
-Many objects do not hold the loop: names are taken at once, rows a few at a time.
+A *kind* (queues, topics, connections ...) is described once: its columns, their units and help texts. A
+service offers `Objects` for each kind that it has (`Service.objects`). A list joins those of all services.
+Many objects do not hold the loop: names are copied at once, rows are made a few at a time.
 """
 
 import base64
@@ -16,26 +16,26 @@ import attrs
 from shared.errors import EXIT_MISSING, BrokerError
 
 Unit = Literal["", "count", "bytes", "seconds", "time", "rate", "bytes_rate", "flag", "list", "table"]
-"""Of a column's values: "" is text; `time` RFC 3339 with ms; `rate` is a second, of messages, `bytes_rate` of
-bytes; a missing value is null everywhere."""
+"""The unit of a column. "": text; `time`: RFC 3339 with ms; `rate`: messages a second; `bytes_rate`: bytes a
+second. A missing value is null in all units."""
 
 UNSORTED: tuple[Unit, ...] = ("list", "table")
-"""Units of columns that have no order."""
+"""Units of columns by which no list is sorted."""
 
 ANSWER_BYTES_MAX = 1 << 20
-"""Of the messages in one answer: to write a megabyte as JSON takes some milliseconds of the loop."""
+"""Bytes of messages in one answer: a megabyte takes some milliseconds of the loop to write as JSON."""
 SHOWN_BYTES_MAX = 256 << 10
-"""Of one message; of a larger one the beginning is shown."""
+"""Bytes of one message in an answer; of a larger one the beginning is shown."""
 
 
 class ObjectMissing(BrokerError):
-    """There is none of that name."""
+    """No object has that name."""
 
     exit_code = EXIT_MISSING
 
 
 class BadArgument(BrokerError):
-    """An argument of an action is missing, or is not what it should be."""
+    """An argument of an action is missing or invalid."""
 
 
 @attrs.frozen
@@ -46,15 +46,15 @@ class KindColumn:
     help: str
     unit: Unit = "count"
     looked_up: bool = False
-    """It may have to be read from disk: only rows that are shown have it, and no list is sorted by it."""
+    """The value may be read from disk, so only shown rows have it, and no list is sorted by it."""
 
 
 @attrs.frozen
 class ObjectKind:
-    """Objects that are listed together. `columns`: in order of what matters; the first ones are its name.
+    """A kind of objects. `columns`: the most important first; the first ones form the name.
 
-    `parts`: of what the name of one is made, beside the protocol; where `by_protocol`, that goes before.
-    `filters`: columns by which a list can be narrowed.
+    `parts`: the columns that form an object's name; with `by_protocol` the protocol goes before them.
+    `filters`: columns that can narrow a list.
     """
 
     name: str
@@ -251,16 +251,16 @@ KINDS: Mapping[str, ObjectKind] = {
 
 
 MESSAGES = ("items", "next")
-"""What an action answers that shows messages: `items`, and where the next ones begin, if it knows."""
+"""The answer of actions that show messages: `items`, and in a topic the position of the next message."""
 
 
 @attrs.frozen
 class Action:
-    """What can be done with one object: `call(object, arguments, dry_run)` answers in values that JSON has.
+    """An action on one object: `call(object, arguments, dry_run)` returns JSON's values.
 
-    `takes`: its arguments, by name, and what each is. `dry_runs`: it can say what it would do. `looks`: it
-    changes nothing. `answers`: the names of the numbers that it answers, what it did first; or `MESSAGES`.
-    Raises BrokerError, in words for who asked.
+    `takes`: argument to description. `dry_runs`: it supports dry runs. `looks`: it changes nothing.
+    `answers`: the names of the numbers in its answer, the main result first; or `MESSAGES`. Raises
+    BrokerError, whose text is for the user.
     """
 
     name: str
@@ -274,18 +274,17 @@ class Action:
 
 @attrs.frozen
 class Objects:
-    """What one protocol has of one kind.
+    """The objects of one protocol and one kind.
 
-    `items`: a copy of all objects, in any order: it may be 50,000 of them, so it does no more than copy.
-    `name`: of one, made by `key_of`. `find`: the object with these parts of a name. `row`: the columns of
-    one, without `protocol`; None: it is gone. `actions`: what can be done with each. `make`: what makes one,
-    with None for the object. `narrow`: by a parameter of the query, other items than all. `totals`:
-    how much ever came to one, how much left, and which of what came is the oldest that is ready (None: none
-    is); rates and ages are made of it, for all objects once a second. `look`: further columns of one, those
-    that are `looked_up`, in so many seconds of the processor's time; null where these are too few.
-    `begin`: how to make a first one: a command, or a table of the settings. `values`: columns of `row` that
-    can be read without making it, for lists that are sorted or narrowed by them, and for scrapes; of one that
-    is gone they may say anything.
+    `items`: a copy of all objects in any order; there may be 50,000, so it only copies. `name`: the name of
+    an object, made by `key_of`. `find`: the object with these parts of a name, or None. `row`: an object's
+    columns without `protocol`; None if it was deleted. `actions`: the actions on each object. `make`: the
+    action that creates one; its object is None. `narrow`: query parameter to a function that returns fewer
+    items. `totals`: (messages that ever came in, that left, the number of the oldest ready one or None);
+    rates and ages come from it, read for all objects once a second. `look`: the `looked_up` columns of an
+    object, within so many seconds of CPU time; null if those are too few. `begin`: how to create a first
+    object: a command, or a table of the settings. `values`: columns of `row` that can be read without the
+    row, for sorted or narrowed lists and for scrapes; meaningless for a deleted object.
     """
 
     kind: ObjectKind
@@ -303,12 +302,12 @@ class Objects:
 
 
 def key_of(*parts: str) -> str:
-    """The name of an object among all of its kind: as it stands in a path, but for letters that may."""
+    """The name that is unique within a kind: its parts joined by `/`, with `%` and `/` in them escaped."""
     return "/".join([part.replace("%", "%25").replace("/", "%2F") for part in parts])
 
 
 def time_text(milliseconds: float) -> str:
-    """RFC 3339 with milliseconds, UTC."""
+    """A time in RFC 3339 with milliseconds, UTC."""
     at = datetime.fromtimestamp(milliseconds / 1000, UTC)
     return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
 
@@ -322,9 +321,9 @@ def message_row(
     properties: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """A message, as every list of messages has it; of a large one the beginning.
+    """A message as a row of lists; of a large one the beginning.
 
-    `time_ms`: when it came, in Unix ms; None: nobody knows. `size`: of all of it, where `body` is not all.
+    `time_ms`: when it came in, Unix ms; None if unknown. `size`: the whole size, if `body` is only a part.
     """
     size = len(body) if size is None else size
     shown = bytes(body[:SHOWN_BYTES_MAX])
@@ -333,7 +332,7 @@ def message_row(
     if properties:
         row["properties"] = properties
     try:
-        # A character that the cut has gone through is left out.
+        # A character that the cut divides is left out.
         row["text"] = codecs.utf_8_decode(shown, "strict", len(shown) == size)[0]
     except UnicodeDecodeError:
         row["base64"] = base64.b64encode(shown).decode()
@@ -343,7 +342,7 @@ def message_row(
 
 
 class MessageRows:
-    """Messages of one answer, in `items`: as many as were asked for, while they are small enough together."""
+    """The messages of one answer, in `items`: as many as requested, within a bound of bytes."""
 
     def __init__(self, limit: int) -> None:
         self.items: list[dict[str, Any]] = []
@@ -352,7 +351,7 @@ class MessageRows:
 
     @property
     def left(self) -> int:
-        """How many more there is room for."""
+        """How many more messages fit."""
         return 0 if self._bytes >= ANSWER_BYTES_MAX else self._limit - len(self.items)
 
     def add(self, position: int, body: bytes, time_ms: float | None = None, **more: Any) -> None:
@@ -362,7 +361,7 @@ class MessageRows:
 
 
 def a_count(arguments: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
-    """A whole number of an action's arguments. Raises BadArgument."""
+    """An argument that is a whole number. Raises BadArgument."""
     value = arguments.get(name, default)
     if type(value) is not int or not least <= value <= most:
         raise BadArgument(f"{name} is a number from {least} to {most}")
@@ -370,7 +369,7 @@ def a_count(arguments: Mapping[str, Any], name: str, default: int, least: int, m
 
 
 def a_text(arguments: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """A text of an action's arguments. Raises BadArgument."""
+    """An argument that is a text. Raises BadArgument."""
     value = arguments.get(name, default)
     if not isinstance(value, str):
         raise BadArgument(f"{name} is a text" if name in arguments else f"{name} is missing")
@@ -378,7 +377,7 @@ def a_text(arguments: Mapping[str, Any], name: str, default: str | None = None) 
 
 
 def a_flag(arguments: Mapping[str, Any], name: str) -> bool:
-    """A truth value of an action's arguments, false where it is missing. Raises BadArgument."""
+    """An argument that is true or false; false if missing. Raises BadArgument."""
     value = arguments.get(name, False)
     if not isinstance(value, bool):
         raise BadArgument(f"{name} is true or false")
@@ -386,7 +385,7 @@ def a_flag(arguments: Mapping[str, Any], name: str) -> bool:
 
 
 def a_body(arguments: Mapping[str, Any]) -> bytes:
-    """The message to put in: `text`, or `base64`. Raises BadArgument."""
+    """The body of a message to publish, from `text` or `base64`. Raises BadArgument."""
     if ("text" in arguments) == ("base64" in arguments):
         raise BadArgument("give text or base64: the message")
     if "text" in arguments:

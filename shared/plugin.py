@@ -1,8 +1,8 @@
-"""The contract between the host and a protocol: the one object that a protocol package shows.
+"""The contract between the host and a protocol: the one object that a protocol package exports.
 
 A protocol is a package with an entry point in the group `brokers.protocols` that names a `Plugin`. The host
 finds it, reads its settings, opens its service, binds its endpoints and runs them; it knows no protocol by
-name. Nothing in here is any one protocol's word.
+name. This module uses no single protocol's words.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ import attrs
 from shared.budget import Account, unbounded
 from shared.metrics import Sample
 
-if TYPE_CHECKING:  # a protocol's commands import this module, and have no use for a store
+if TYPE_CHECKING:  # commands import this module, and need no store
     import structlog
 
     from shared.access import Guard
@@ -29,8 +29,8 @@ if TYPE_CHECKING:  # a protocol's commands import this module, and have no use f
 class TcpEndpoint:
     """A TCP listener to bind: `open_session` is called once for each accepted connection.
 
-    `pushes` is True where the server sends unasked (TAIL, fan-out): such connections get no user timeout,
-    since it would end a living peer whose window stays closed (PROMISES: half-open peer).
+    `pushes`: whether the server sends unasked (TAIL, fan-out). Such connections get no user timeout, which
+    would end a living peer whose window stays closed (PROMISES: half-open peer).
     """
 
     name: str
@@ -43,7 +43,7 @@ class TcpEndpoint:
 class UdpEndpoint:
     """A UDP socket to bind; received datagrams go to `sink` in bulk.
 
-    `port_of`: the endpoint of this service, before it in `endpoints`, whose port it has, picked or not.
+    `port_of`: an earlier endpoint in `endpoints` whose port this one shares, also if the system picked it.
     """
 
     name: str
@@ -54,35 +54,37 @@ class UdpEndpoint:
 
 @attrs.frozen
 class Verb:
-    """An administrative verb that has no word on the protocol's wire, served on the control socket.
+    """An administrative command without a request on the protocol's wire, served on the control socket.
 
-    `POST /<protocol>/<name>` with a JSON object as arguments; the result is JSON. Raise `BrokerError` for a
-    refusal that the user should read.
+    `POST /<protocol>/<name>` with a JSON object as arguments; the result is JSON. It raises `BrokerError` for
+    a refusal, whose text the user sees.
     """
 
     name: str
     summary: str
     call: Callable[[Mapping[str, Any]], Awaitable[Any]]
     takes: Sequence[str] | None = None
-    """The arguments that there are: another is refused before the call. None: `call` looks itself."""
+    """The arguments' names; others are refused before the call. None: `call` checks them."""
     changes: str | None = None
-    """The argument that names what it changes or writes: each call leaves a line in the audit log. None:
+    """The argument that names the changed object, for the audit log's line of each call. None: it changes
     nothing."""
     paths: Sequence[str] = ()
-    """The arguments that are paths on the server's machine: over TCP only what is below the data folder's
-    `backups` can be named."""
+    """The arguments that are paths on the server's machine. Over TCP only paths below the data folder's
+    `backups` are allowed."""
 
 
 class Service(Protocol):
-    """One running protocol. It may have `objects: Sequence[Objects]`: what it has, for lists and actions.
+    """One running protocol. These members are optional:
 
-    `definitions: Sequence[DefinitionSection]`: what is written down of it, and made again from that.
+    `objects: Sequence[Objects]`: its objects, for lists and actions.
 
-    `async def trace(self, tap)`: give copies of what passes to a `shared.tracing.Tap`, until cancelled.
+    `definitions: Sequence[DefinitionSection]`: its durable objects, to export and create again.
 
-    `async def take_settings(self, settings)`: take those from now on, at a reload. Fields that say `restart`
-    in their metadata are as they were. It has nothing to refuse. Without it nothing of its section changes
-    before the next start but `tls` and `access`.
+    `async def trace(self, tap)`: copy passing messages to a `shared.tracing.Tap`, until cancelled.
+
+    `async def take_settings(self, settings)`: apply new settings at a reload. Fields with `restart` in their
+    metadata have their old values. It must accept all. Without it, only `tls` and `access` of its section
+    change before the next start.
     """
 
     endpoints: Sequence[TcpEndpoint | UdpEndpoint]
@@ -92,20 +94,20 @@ class Service(Protocol):
         """Background work; may return at once. It is cancelled after the drain."""
 
     def drain(self) -> None:
-        """The host stops accepting: end waits as if they had timed out, say goodbye where one can."""
+        """The host stops accepting: end waits as if they had timed out, and send a goodbye if the protocol
+        has one."""
 
     def samples(self) -> Iterable[Sample]:
-        """Metrics, read at scrape time from plain ints."""
+        """The protocol's metrics, made at each scrape from plain ints."""
 
 
 @attrs.frozen
 class Context:
-    """What the host lends a service.
+    """What the host gives a service.
 
-    `say`: a line for whoever watches this protocol (`ServeRequest.says`); it must not hold control
-    characters. None: nobody does, and the service logs it. `budget`: the protocol's account; what its clients
-    make grow is taken from it. `access`: what its sessions ask about their clients (`SessionBase.admit`);
-    None: everything is allowed.
+    `say`: takes a line for standard output (`ServeRequest.says`), without control characters. None: the
+    service logs such lines. `budget`: the protocol's account, for memory that its clients make grow.
+    `access`: decides what clients may do (`SessionBase.admit`); None: everything is allowed.
     """
 
     store: "Store"
@@ -120,31 +122,29 @@ class Context:
 class Plugin:
     """A protocol, as the host sees it.
 
-    `settings`: a frozen attrs class, every field with a default; it is the TOML section named `name`, and has
-    `port: int`. It may have `tls: TlsSettings`, which then stands instead of the section `[tls]`, `host`
-    (`host_setting`), `access: ProtocolAccessSettings`, and `logs_in`, true where every client has to log in.
-    A class in it that reads itself from text (`parse`) and is a secret says so with `secret = True`.
-    `open(context, settings)`: load state, return the service; nothing is bound yet.
+    `settings`: a frozen attrs class, every field with a default: the TOML section named `name`. It must have
+    `port: int`. It may have `tls: TlsSettings`, which replaces the section `[tls]`, `host` (`host_setting`),
+    `access: ProtocolAccessSettings`, and `logs_in`, true if every client must log in. A class in it that
+    parses itself from text (`parse`) and is a secret has `secret = True`. `open(context, settings)`: load
+    state and return the service; nothing is bound yet.
 
-    `cli`: `"module:attribute"` of a cyclopts App, named as the plugin, with the protocol's own commands; it
-    is imported only when one is called. A verb prints nothing: it returns what it found (None, text, bytes,
-    a mapping or attrs object, a sequence of these for a table, an iterator or async iterator for rows as
-    they come), or is async and does so, and the host shows it. A verb with a parameter `json: bool = False`
-    gets JSON lines from the host when it is given. One with a parameter of the class
-    `shared.cli.options.Server` (or `Place`) gets the flags that say where the server is, and in it what they
-    and the settings come to. One whose help begins with `List the queues` gets `--wide` and `--columns`, and
-    says `no queues` for an empty list; its columns stand in order of what matters. For a refusal raise
-    `BrokerError`; a refused connection may simply escape (exit 69). `serve`, if there is one, returns a
-    `ServeRequest`; the host adds its own flags to it.
+    `cli`: `"module:attribute"` of a cyclopts App, named as the plugin, with the protocol's commands; imported
+    only when one is called. A command prints nothing. It returns its result, or is async and does so, and the
+    host shows it: None, text, bytes, a mapping or attrs object, a sequence of these for a table, or an
+    iterator (also async) of rows as they come. With a parameter `json: bool = False` the host writes JSON
+    lines if the flag is given. With a parameter of the class `shared.cli.options.Server` (or `Place`) the
+    command gets the flags for the server's address, resolved with the settings. If its help begins with `List
+    the queues`, it gets `--wide` and `--columns`, prints `no queues` for an empty list, and has its most
+    important columns first. A refusal raises `BrokerError`; a refused connection may escape (exit 69).
+    `serve`, if there is one, returns a `ServeRequest`, and the host adds its own flags.
 
-    `tables`: `"module:attribute"` of the `shared.tables.table.Table`s that the records of its logs are,
-    imported by the pipeline alone. `actions`: what the rules of users can allow here. `topics`: names are
-    topics with levels, and who reads subscribes to patterns of them. `replays`: the same as `tables` of a
-    `shared.replaying.Replays`: how messages of the past can be sent again. `unrecorded`: why nothing
-    of it is recorded; None: its service uses `Context.recorder`. `keeps(settings)`: whether, so set, it
-    writes anything to the store; where nobody
-    does, the journal is made small. `command_variables`: what its commands take from the environment beside
-    the settings: `"user"` is `BROKERS_<NAME>_USER`, which is no mistake then where something is served.
+    `tables`: `"module:attribute"` of a sequence of `shared.tables.table.LogTable`, for the records of its
+    logs; only the pipeline imports it. `actions`: the actions that rules of users can allow. `topics`: names
+    are topics with levels, and readers subscribe to patterns. `replays`: `"module:attribute"` of a
+    `shared.replaying.Replays`. `unrecorded`: why the protocol is not recorded; None: its service uses
+    `Context.recorder`. `keeps(settings)`: whether the service writes to the store with these settings; if no
+    protocol does, the journal is made small. `command_variables`: the keys that its commands read from the
+    environment beside the settings: `"user"` is `BROKERS_<NAME>_USER`, which a server then ignores.
     """
 
     name: str
@@ -163,19 +163,18 @@ class Plugin:
 
 
 def opened_by(where: str) -> Callable[[Context, Any], Awaitable[Service]]:
-    """`Plugin.open` as `"module:function"`, which is imported once a service is opened: commands load plugins
-    too, and have no use for a server."""
+    """`Plugin.open` as `"module:function"`, imported when the service is opened: commands load plugins, too,
+    and need no server."""
     return lambda context, settings: resolve_name(where)(context, settings)
 
 
 @attrs.frozen
 class ServeRequest:
-    """What a protocol's own `serve` verb returns: the host then serves just that protocol.
+    """The result of a protocol's own `serve` command: the host then serves that protocol alone.
 
-    `settings`: section -> key -> value, laid over file and environment like flags. `flags`: by which flag a
-    key was given, where that is not named as the key. `defaults`: as `settings`, but laid below both, where
-    this verb's own defaults differ from those of the settings. `says`: what the service has to `say` is
-    written to standard output, a line each, and nothing else is.
+    `settings`: section -> key -> value; they override file and environment, like flags. `flags`: the flag of
+    a key, where their names differ. `defaults`: as `settings`, but below file and environment: this command's
+    own defaults. `says`: standard output gets the lines that the service says, and nothing else.
     """
 
     protocol: str
@@ -186,16 +185,16 @@ class ServeRequest:
 
 
 class AdminApi(Protocol):
-    """The API of a running server. `parts`: of a path, as they are written. Raises BrokerError."""
+    """The API of a running server. `parts`: the parts of a path, not escaped. Raises BrokerError."""
 
     def get(self, *parts: str, **query: Any) -> Any:
-        """Ask for a list, an object, or what an action that changes nothing says."""
+        """Get a list, an object, or the answer of an action that changes nothing."""
 
     def rows(self, kind: str, **query: Any) -> Sequence[Mapping[str, Any]]:
-        """All of a list."""
+        """All rows of a list."""
 
     def post(self, *parts: str, dry_run: bool = False, **arguments: Any) -> Any:
-        """Do something with an object, or make one."""
+        """Run an action on an object, or create one."""
 
     def delete(self, *parts: str, dry_run: bool = False) -> Any:
         """Delete an object."""
@@ -203,10 +202,9 @@ class AdminApi(Protocol):
 
 @attrs.frozen
 class ApiRequest:
-    """What a protocol's own command returns to ask the API of a running server: the host calls `ask`, and
-    shows what it returns. `flags` is the host's: what was given of the flags that it adds to every verb that
-    is said to return this. A verb with a parameter `server: Server | None` gets None there where these name
-    the API of a server.
+    """The result of a protocol's command that asks the API of a running server: the host calls `ask`, and
+    shows its result. `flags` belongs to the host: the flags that it adds to every command of this return
+    type. If these name the API of a server, the command's parameter `server: Server | None` is None.
     """
 
     ask: Callable[[AdminApi], Any]
@@ -215,14 +213,14 @@ class ApiRequest:
 
 @attrs.frozen
 class VerbRequest:
-    """What a protocol's own command returns to have one of its administrative verbs called.
+    """The result of a protocol's command that calls one of its administrative verbs.
 
-    The host asks the server that runs on the data folder (None: the one that settings and environment name)
-    and shows what it answers. `cold`: where none runs, the host opens the folder itself, serves nothing, and
-    calls the verb of the service that it opened; without it that is an error (exit 69). `own_dir`: the folder
-    of the protocol's own `serve`, for where nobody has named one and the host's usual one is not there.
-    `flags` is the host's: what was given of the flags that it adds to every verb that is said to return this.
-    `paths`: the arguments that are paths; those of another machine are for the server to read.
+    The host asks the server on the data folder (None: the one from settings and environment), and shows its
+    answer. `cold`: if no server runs, the host opens the folder itself, serves nothing, and calls the verb of
+    that service; without `cold` that is an error (exit 69). `own_dir`: the folder of the protocol's own
+    `serve`, used if none is named and the host's usual one does not exist. `flags` belongs to the host: the
+    flags that it adds to every command of this return type. `paths`: the arguments that are paths; on another
+    machine the server resolves them.
     """
 
     protocol: str

@@ -1,9 +1,8 @@
-"""What the system lets this process have: memory, and files, which are shared out.
+"""The system's limits on this process's memory and open files, and how files are divided.
 
-A flood of connections may not take what the store and the administrator need. Of a usual limit 500 are kept
-back from connections; of a small one half, so that it still serves half as many connections. The logs' files
-have what connections leave. The rest (the journal, listeners, cold reads, syncs: 45 or so in a quiet hour)
-is never below 100.
+Connections must not take the files that the store and the administrator need. Of a usual limit, 500 files are
+reserved; of a small one, half. The logs' files get what connections leave. The rest (journal, listeners, cold
+reads, syncs: some 45 in a quiet hour) is never below 100.
 """
 
 import os
@@ -12,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FILES_LEAST = 256
-"""A process that may open fewer does not serve: 128 connections, and 28 logs' files kept open."""
+"""A process with a lower limit does not serve. This one allows 128 connections, and 28 open log files."""
 FILES_FEW = 4096
-"""Below it an operator is told: so many clients are soon there, and each holds one."""
+"""Below this limit a warning is logged: each client holds a file, and so many are common."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -31,34 +30,34 @@ def raise_file_limit() -> int:
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):  # macOS: the hard limit may be "infinity", which it then refuses
+        except (OSError, ValueError):  # macOS: the hard limit may be "infinity", which setrlimit then refuses
             pass
     return file_limit()
 
 
 def file_limit() -> int:
-    """How many files this process may have open."""
+    """The limit on open files of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _ENDLESS if soft == resource.RLIM_INFINITY else soft
 
 
 def connections_within(limit: int) -> int:
-    """How many connections there may be."""
+    """How many connections the limit on files allows."""
     return max(limit - min(_KEPT_BACK, limit // 2), 1)
 
 
 def log_files_beside(connections: int) -> int:
-    """How many handles of logs' files the limit leaves beside so many connections."""
+    """How many open log files the limit allows beside so many connections."""
     limit = file_limit()
     least = min(_LOG_FILES_LEAST, max(limit // 2 - _REST, 1))
     return min(max(least, limit - _KEPT_BACK - _REST - connections), limit // 2, _LOG_FILES_MAX)
 
 
 def keep_freed_memory(kept_bytes: int, block_bytes_max: int) -> None:
-    """Have malloc keep so much of what is freed, of blocks up to that size. Does nothing but with glibc.
+    """Let malloc keep so many freed bytes, of blocks up to that size. Does nothing without glibc.
 
-    By default glibc gives the memory of each read back to the system, and every page of the next one is
-    faulted in anew.
+    By default glibc returns the memory of each read to the system, and the next read faults in every page
+    again.
     """
     import ctypes
 
@@ -69,7 +68,7 @@ def keep_freed_memory(kept_bytes: int, block_bytes_max: int) -> None:
 
 
 def memory_limit_bytes() -> int:
-    """What this process may use: the machine's memory, or less where a control group says so."""
+    """The memory that this process may use: the machine's, or less in a control group."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *_cgroup_limits()])
 
@@ -92,7 +91,7 @@ def _cgroup_limits() -> Iterator[int]:
         for place in (folder, *folder.parents):
             try:
                 yield int((place / name).read_text())
-            except (OSError, ValueError):  # not there (a namespace hides it), or "max"
+            except (OSError, ValueError):  # missing (hidden by a namespace), or "max"
                 pass
             if place == root:
                 break

@@ -1,7 +1,7 @@
-"""The contract between a protocol and a replay: where messages of the past can go again.
+"""The contract between a protocol and a replay: how past messages are sent to a server again.
 
-A `Plugin` names it lazily (`replays="logmq.replay:REPLAYS"`), so a replay finds it by the protocol's name and
-knows none itself.
+A `Plugin` names its `Replays` lazily (`replays="logmq.replay:REPLAYS"`), so the replay finds it by the
+protocol's name and imports no protocol.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from shared.recording.blocks import Block
 
 Place = Hashable
-"""Where at a target a message goes: a name's bytes, or whatever else the target's protocol makes of it."""
+"""A message's place at a target: the bytes of a name, or another value of the target's protocol."""
 
 
 class PastMessage(NamedTuple):
-    """A message as it once passed. `key`, `sender`: empty where it had none.
+    """A message as it once passed. `key`, `sender`: empty if it had none.
 
-    `own`: what else only its protocol knows of it, and takes up where it goes there again.
+    `own`: data that only its protocol understands, and uses when the message goes there again.
     """
 
     name: bytes
@@ -36,7 +36,7 @@ class PastMessage(NamedTuple):
 
 
 Batch = Sequence[tuple[Any, PastMessage]]
-"""Messages in order, each with its place."""
+"""Messages in order, each as (place, message)."""
 
 
 def by_place(batch: Batch) -> dict[Any, list[bytes]]:
@@ -48,15 +48,15 @@ def by_place(batch: Batch) -> dict[Any, list[bytes]]:
 
 
 class Target(Protocol):
-    """A server, connected. `once_each`: a batch that is sent again is known again, and is there once."""
+    """A connection to a server. `once_each`: the server recognizes a repeated batch, and stores it once."""
 
     once_each: bool
 
     def refuses(self, place: Any, message: PastMessage) -> str | None:
-        """Why the protocol can never carry it there; None: it can."""
+        """Why the protocol can never carry the message there; None if it can."""
 
     async def send(self, batch: Batch, writer: str, seq: int) -> None:
-        """Have messages at the end of what is there, in order; returns once they are as safe as that is.
+        """Append messages in order; returns once they are as durable as the target makes them.
 
         `writer` names this replay, `seq` counts its batches from 1. Raises BrokerError.
         """
@@ -67,23 +67,23 @@ Opener = Callable[[str, int | None, How], AbstractAsyncContextManager[Target]]
 
 
 def one_name(address: str) -> Callable[[MessageOrigin], Place]:
-    """The usual place: what stands behind the protocol is one name. Raises ValueError."""
+    """The usual place: the address after the protocol is one name. Raises ValueError."""
     return NameTemplate.parse(address).name_for
 
 
 def same_name(message: PastMessage, name: bytes) -> Place:
-    """The place that a message had, under this name."""
+    """The place of a message under its (new) name."""
     return name
 
 
 @attrs.frozen
 class Replays:
-    """What a protocol has for replays.
+    """A protocol's functions for replays.
 
-    `place` reads an address and returns what places messages by it. `same` returns the place where a message
-    was, by its new name. `recorded` takes the frames of a recorded block apart; None: nothing of it is
-    recorded. It raises ValueError where it can read no further.
-    `open_at_sender` is as `open`, and sends from where the messages came from, as far as the system lets it.
+    `place` parses an address, and returns a function from message to place. `same` returns a message's own
+    place under its new name. `recorded` parses the frames of a recorded block, and raises ValueError at
+    malformed bytes; None: the protocol is not recorded. `open_at_sender` is as `open`, but sends from the
+    messages' original addresses, as far as the system allows.
     """
 
     open: Opener
@@ -94,6 +94,6 @@ class Replays:
 
 
 def replays_of(plugin: "Plugin") -> Replays | None:
-    """How to reach such a server, and read its recordings; None where nothing can be replayed to one."""
+    """The protocol's `Replays`, loaded; None if nothing can be replayed to its servers."""
     found: Replays | None = None if plugin.replays is None else resolve_name(plugin.replays)
     return found

@@ -1,9 +1,9 @@
-"""Tracing: copies of messages that pass a name, for whoever looks on. It never slows them.
+"""Tracing: copies of the messages that pass a name, for onlookers, at no cost to the messages.
 
 A service that can be traced has `async def trace(self, tap)`, which runs while somebody looks on. It hooks
-in somewhere, by `Tap.listen`, and gives the tap what passes. A tap takes `COPIES_MAX` a second. When it has
-them it is unhooked until that second is over, so that a flood of messages meets a tap for some milliseconds
-of each second, and costs nothing in the others.
+into the service by `Tap.listen`, and copies messages to the tap. A tap takes `COPIES_MAX` a second. Then it
+is unhooked until the second is over. So a flood of messages meets a tap for some milliseconds of each second,
+and costs nothing in the rest.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,17 +17,17 @@ from shared.net.outbox import Outbox
 from shared.objects import message_row
 
 COPIES_MAX = 50
-"""Of one name, in one protocol and second."""
+"""Copies a second for one name in one protocol."""
 BODY_BYTES = 4096
-"""Of a copy; `bytes` is the size of the message."""
+"""Bytes of a body that a copy holds; its `bytes` is the size of the whole message."""
 
 L = TypeVar("L", bound=Callable[..., None])
 
 
 class Tap:
-    """One name that is traced in one protocol. `name`: a glob, or what the protocol has for patterns.
+    """A traced name in one protocol. `name`: a glob, or a pattern of the protocol.
 
-    `room`: how many copies it takes yet in this second.
+    `room`: how many more copies it takes in this second.
     """
 
     def __init__(self, name: str, take: Callable[[Mapping[str, Any]], None]) -> None:
@@ -39,11 +39,11 @@ class Tap:
         self._since = trio.current_time()
 
     def matches(self, *names: str | bytes) -> bool:
-        """Whether one of them is what is traced."""
+        """Whether one of these names is traced."""
         return any(self._matches(text_of(name)) for name in names)
 
     def copy(self, name: str | bytes, body: bytes, position: int | None = None, **more: Any) -> None:
-        """A message has passed; what there is no room for is left out. `more`: columns, in JSON's values."""
+        """Copy a message that passed, if there is room. `more`: further columns, in JSON's values."""
         if self.room <= 0:
             now = trio.current_time()
             if now < self._since + 1:
@@ -56,7 +56,7 @@ class Tap:
             self._spent.set()
 
     async def listen(self, hook: Callable[[], Callable[[], None]]) -> None:
-        """`hook` has copies made from now on, and returns what ends that. Until cancelled."""
+        """Listen until cancelled. `hook` starts the copies, and returns a function that ends them."""
         while True:
             unhook = hook()
             try:
@@ -67,7 +67,7 @@ class Tap:
             self._since, self.room, self._spent = trio.current_time(), COPIES_MAX, trio.Event()
 
     async def look_on(self, onlookers: list[L], take: L) -> None:
-        """Have `take` among `onlookers`, which are called with what passes. Until cancelled."""
+        """Keep `take` among `onlookers`, which are called with messages that pass, until cancelled."""
 
         def hook() -> Callable[[], None]:
             onlookers.append(take)
@@ -77,12 +77,12 @@ class Tap:
 
 
 def shown(name: str | bytes) -> str:
-    """A name as JSON can have it."""
+    """A name as text for JSON."""
     return text_of(name).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 class Onlooker(Connection):
-    """In place of a subscriber's connection: what is written to it goes to `take`, and nowhere else."""
+    """Stands in for a subscriber's connection: bytes written to it go to `take` alone."""
 
     __slots__ = ("_take",)
 

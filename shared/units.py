@@ -1,9 +1,8 @@
-"""Sizes, durations and times as people write them: `64MiB`, `50ms`, `30m ago`; and as they read them.
+"""Sizes, durations and times in text: parsing (`64MiB`, `50ms`, `30m ago`) and formatting.
 
-A setting that is a number is declared with `limit`: its default, and the least and the most that it may be.
-A setting's unit is the last unit word of its name (STYLE: units last, as in `frame_bytes_max`), or
-`metadata={"unit": ...}` on its attrs field where the name has none. Numbers without a suffix are in the
-setting's own unit.
+A numeric setting is declared with `limit`: its default, and the least and most value. Its unit is the last
+unit word of its name (as in `frame_bytes_max`), or `metadata={"unit": ...}` of its attrs field if the name
+has none. Numbers without a suffix are in the setting's unit.
 """
 
 import re
@@ -49,30 +48,30 @@ _QUANTITY = re.compile(r"\s*([0-9]+)(?:\.([0-9]+))?\s*([A-Za-zµ]*)\s*")
 
 
 RESTART: Mapping[str, Any] = {"restart": True}
-"""Metadata of a setting that a reload cannot change: it counts from the next start on."""
+"""Metadata of a setting that takes effect only at the next start, not at a reload."""
 
 
 def limit(default: int, least: int, most: int, *, restart: bool = False) -> Any:
-    """A field of a settings class. What is outside of [least, most] is a ValueError."""
+    """A field of a settings class. Values outside [least, most] raise ValueError."""
     bounds = [validators.ge(least), validators.le(most)]
     return attrs.field(default=default, validator=bounds, metadata=RESTART if restart else {})
 
 
 def unit_of(field: "attrs.Attribute[Any]") -> str | None:
-    """`bytes`, `seconds`, `ms`, `ns`, or None where the setting has no unit."""
+    """A setting's unit: `bytes`, `seconds`, `ms`, `ns`, or None."""
     said = field.metadata.get("unit")
     return named_unit(field.name) if said is None else str(said)
 
 
 def named_unit(name: str) -> str | None:
-    """The same of a bare name."""
+    """The unit in a name."""
     return next((word for word in reversed(name.split("_")) if word in _UNITS), None)
 
 
 def parse_quantity(text: str, unit: str) -> int | float:
-    """`text` in the setting's own unit: an int where it comes out whole, else a float (seconds alone).
+    """`text` in the setting's unit: an int if whole, else a float (only for seconds).
 
-    Raises ValueError, whose text says what is understood.
+    Raises ValueError, whose text lists the accepted forms.
     """
     table: dict[str, int] = _UNITS[unit]
     understood = ", ".join(f"1{name}" for name in table if name not in ("KB", "µs"))
@@ -83,7 +82,7 @@ def parse_quantity(text: str, unit: str) -> int | float:
     if suffix and suffix not in table:
         raise ValueError(f"{text!r} has an unknown unit; understood: {understood}")
     own = _OWN_NANOSECONDS.get(unit, 1)
-    # In whole numbers throughout: 0.1 s must be 100 ms, not 100.00000000000001.
+    # Integer arithmetic throughout: 0.1 s must be 100 ms, not 100.00000000000001.
     numerator = int(whole + fraction) * (table[suffix] if suffix else own)
     denominator: int = 10 ** len(fraction) * own
     if numerator % denominator == 0:
@@ -94,13 +93,13 @@ def parse_quantity(text: str, unit: str) -> int | float:
 
 
 def format_quantity(value: float, unit: str) -> str:
-    """`value` in the largest unit in which it is a whole number; the inverse of `parse_quantity`."""
+    """`value` in the largest unit that divides it; the inverse of `parse_quantity`."""
     amount = round(value * _OWN_NANOSECONDS.get(unit, 1))
     if amount == 0:
         return "0"
     table = _SIZES if unit == "bytes" else _NANOSECONDS
     for name in reversed(table):
-        # Powers of two alone: 64000 bytes read better as such than as 64kB beside 64KiB.
+        # Only powers of two: 64000 bytes are clearer than 64kB beside 64KiB.
         if unit == "bytes" and not (name == "B" or name.endswith("iB")):
             continue
         if name != "µs" and amount % table[name] == 0:
@@ -109,8 +108,8 @@ def format_quantity(value: float, unit: str) -> str:
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """A time in Unix milliseconds: as such, in ISO 8601 (local unless it says), or so long before now (`1h`,
-    `30m ago`). Raises ValueError, whose text says what is understood.
+    """A time in Unix milliseconds, from Unix milliseconds, ISO 8601 (local without a zone), or a duration
+    before now (`1h`, `30m ago`). Raises ValueError, whose text lists the accepted forms.
     """
     text = text.strip()
     if text == "now":
@@ -133,10 +132,10 @@ _DIGITS_MAX = 19
 
 
 def readable(value: float, unit: str) -> str:
-    """An amount as people read it, in three digits or so: `1.4 MiB`, `3.2 s`, `2 d 4 h`.
+    """An amount with a unit, in about three digits: `1.4 MiB`, `3.2 s`, `2 d 4 h`.
 
-    Milliseconds and nanoseconds that are too many for a duration are a time, in RFC 3339, local. What is too
-    large for any of these, or no number, is as it was.
+    Milliseconds and nanoseconds that are too many for a duration are shown as a local time in RFC 3339. A
+    value too large for all of these, or not a number, is unchanged.
     """
     try:
         if unit == "bytes":
@@ -150,7 +149,7 @@ def readable(value: float, unit: str) -> str:
 
 
 _TIMES_FROM_NS = 10**18
-"""The year 2001, since when all of ours were written; as a duration it is longer than any."""
+"""The year 2001: all our times are later, and all durations shorter."""
 
 
 def _readable_bytes(value: float) -> str:
@@ -184,5 +183,5 @@ def _two(nanoseconds: float, larger: str, smaller: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits, or all that stand before the point."""
+    """Three digits, or all digits before the point."""
     return f"{value:.0f}" if abs(value) >= 99.95 or value == int(value) else f"{value:.3g}"

@@ -1,1 +1,1 @@
-"""Who wants this name: one index of subscriptions for every protocol."""
+"""One index of subscriptions for every protocol: which subscribers match a name."""

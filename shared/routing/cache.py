@@ -1,4 +1,4 @@
-"""Matches found lately, by name, within a bound of bytes: traffic repeats its names."""
+"""A cache of recent matches by name, within a bound of bytes: traffic repeats its names."""
 
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
@@ -11,10 +11,10 @@ ENTRY_BYTES = (
 
 
 class Books(Protocol):
-    """Who counts what a cache holds, for a budget."""
+    """Counts the bytes of a cache, for a budget."""
 
     def fits(self, size: int) -> bool:
-        """Whether so much more may be kept; else all is forgotten first."""
+        """Whether `size` more bytes may be kept; if not, the owner clears the cache first."""
 
     def add(self, size: int) -> None:
         """Count `size` bytes more; negative: fewer."""
@@ -23,9 +23,9 @@ class Books(Protocol):
 class MatchCache(Generic[S]):
     """Two generations: when `young` holds half of `bytes_max`, it becomes the old one and the old one goes.
 
-    A hit in `young` costs its reader one lookup and keeps no books; a hit in the old one moves the entry
-    over. So what is asked for often stays, as with least recently used, and a flood of names that come once
-    passes through. What alone takes half of the bound is not kept.
+    A hit in `young` costs one lookup and no bookkeeping; a hit in the old one moves the entry over. So
+    frequent names stay, as with least recently used, and a flood of names that occur once passes through. An
+    entry above half of the bound is not kept.
     """
 
     __slots__ = ("_books", "_bytes", "_half_bytes_max", "_old", "_old_bytes", "young")
@@ -33,17 +33,17 @@ class MatchCache(Generic[S]):
     def __init__(self, bytes_max: int, books: Books | None = None) -> None:
         self._books = books
         self._half_bytes_max = bytes_max // 2
-        self._bytes = 0  # of `young`; forgetting one name does not lower it, it only turns over sooner
+        self._bytes = 0  # bytes of `young`; forgetting a name does not lower it, so it only turns over sooner
         self.young: dict[bytes, tuple[S, ...]] = {}
         self._old: dict[bytes, tuple[S, ...]] = {}
         self._old_bytes = 0
 
     def __len__(self) -> int:
-        """Names held; one that has moved over may count twice."""
+        """The number of names; one that was moved over may count twice."""
         return len(self.young) + len(self._old)
 
     def from_old(self, name: bytes) -> tuple[S, ...] | None:
-        """What the old generation has for `name`, kept again from now on."""
+        """The old generation's match of `name`, moved to the young one."""
         found = self._old.get(name)
         if found is not None:
             self.keep(name, found)
@@ -68,12 +68,12 @@ class MatchCache(Generic[S]):
         self._bytes += size
 
     def forget(self, name: bytes) -> None:
-        """What `name` matches has changed, and of nothing else."""
+        """Forget the match of `name` alone, because it has changed."""
         self.young.pop(name, None)
         self._old.pop(name, None)
 
     def clear(self) -> None:
-        """What any name matches may have changed."""
+        """Forget all matches."""
         if self.young or self._old:
             if self._books is not None:
                 self._books.add(-self._bytes - self._old_bytes)

@@ -1,4 +1,4 @@
-"""Names without levels or wildcards: any bytes, each matching itself."""
+"""Names without levels or wildcards: any bytes; each matches itself."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -10,7 +10,7 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Exact(Generic[S]):
-    """The face of `Trie` on one dict. `visits` stays 0."""
+    """The interface of `Trie` on one dict. `visits` stays 0."""
 
     __slots__ = ("_names", "visits")
 
@@ -34,7 +34,7 @@ class Exact(Generic[S]):
         self._names[pattern] = with_one(self._names.get(pattern), subscriber)
 
     def remove(self, pattern: bytes, subscriber: S) -> None:
-        """`subscriber` has `pattern`: the index knows."""
+        """Remove `pattern` of `subscriber`, which the index knows to be there."""
         left = without(self._names[pattern], subscriber)
         if left is None:
             del self._names[pattern]

@@ -1,4 +1,4 @@
-"""A set that is mostly of one: the thing itself while it is alone, a dict of them from the second on.
+"""A set that mostly has one member: the member itself while it is alone, a dict from the second on.
 
 A dict takes 232 bytes for one entry, and of a million subscriptions most patterns have one subscriber. Things
 have a hash, so none of them is a dict, and none is None, which stands for the empty set. The order is that of
@@ -28,7 +28,7 @@ def has(few: Few[T] | None, thing: T) -> bool:
 
 
 def with_one(few: Few[T] | None, thing: T) -> Few[T]:
-    """`few` and `thing`, which is not in it. A dict is changed in place."""
+    """`few` with `thing`, which must not be in it. A dict is changed in place."""
     if few is None:
         return thing
     if isinstance(few, dict):
@@ -38,7 +38,7 @@ def with_one(few: Few[T] | None, thing: T) -> Few[T]:
 
 
 def without(few: Few[T] | None, thing: T) -> Few[T] | None:
-    """`few` less `thing`, which is in it; None where none is left. A dict is changed in place or replaced."""
+    """`few` without `thing`, which must be in it; None if empty. A dict is changed in place or replaced."""
     if not isinstance(few, dict):
         return None
     del few[thing]

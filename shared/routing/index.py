@@ -1,17 +1,17 @@
-"""The index of subscriptions: who wants this name.
+"""The index of subscriptions: which subscribers match a name.
 
 A *subscriber* is any object with a hash, compared by `==`; it is never None or a dict. A *pattern* is bytes,
-with wildcards where the index has them, or `EVERY_NAME`. A *subscription* is a pair of the two: there is one
-or none, and two patterns that match the same names (`*` and `*/*`) are two patterns. No value hangs on a
-subscription; who needs one has two ways, both cheaper than carrying it past every match:
+with wildcards if the index has them, or `EVERY_NAME`. A *subscription* is a pair of the two, and exists at
+most once. Two patterns that match the same names (`*` and `*/*`) are different patterns. A subscription
+carries no value. Two other ways are cheaper than a value in every match:
 
-- subscribe several objects for one party (one that gets messages now, one that keeps them for later), or hold
-  them in two indexes: then a match says which;
-- count outside what does not change the match (two AMQP bindings of a queue that differ in arguments only):
-  subscribe with the first, unsubscribe with the last.
+- subscribe several objects for one client (one gets messages now, one keeps them for later), or use two
+  indexes: then the match says which;
+- count outside what does not change the match, such as two AMQP bindings of a queue that differ only in
+  arguments: subscribe with the first, unsubscribe with the last.
 
-Everything is synchronous and belongs to one thread. A match is a tuple that no later change touches. Where it
-is much work it can be had in turns (`match_within`), between which anything may change.
+Everything is synchronous and in one thread. A match is a tuple that later changes do not touch. A long match
+can be made in several turns (`match_within`), between which subscriptions may change.
 """
 
 from collections.abc import Hashable
@@ -72,7 +72,7 @@ class RoutingIndex(Generic[S]):
         return self._subscriptions
 
     def subscribe(self, subscriber: S, pattern: Pattern) -> bool:
-        """False where it was subscribed to just this pattern already: then nothing changes."""
+        """Add a subscription. False: it existed, and nothing changes."""
         if subscriber is None:
             raise TypeError("None cannot subscribe")
         held = self._held.get(subscriber)
@@ -88,7 +88,7 @@ class RoutingIndex(Generic[S]):
         return True
 
     def unsubscribe(self, subscriber: S, pattern: Pattern) -> bool:
-        """False where it was not subscribed to just this pattern. Its others stay, whatever they match."""
+        """Remove a subscription. False: it did not exist. Subscriptions to other patterns stay."""
         held = self._held.get(subscriber)
         if held is None or not has(held, pattern):
             return False
@@ -101,7 +101,7 @@ class RoutingIndex(Generic[S]):
         return True
 
     def drop(self, subscriber: S) -> int:
-        """End every subscription of `subscriber`; how many there were."""
+        """Remove all subscriptions of `subscriber`. Returns their number."""
         ended = 0
         for pattern in each(self._held.pop(subscriber, None)):
             self._remove(subscriber, pattern)
@@ -109,7 +109,7 @@ class RoutingIndex(Generic[S]):
         return ended
 
     def patterns(self, subscriber: S) -> tuple[Pattern, ...]:
-        """What `subscriber` is subscribed to, oldest first."""
+        """The patterns of `subscriber`, the oldest first."""
         return tuple(each(self._held.get(subscriber)))
 
     def match(self, name: bytes) -> tuple[S, ...]:
@@ -118,14 +118,14 @@ class RoutingIndex(Generic[S]):
         return self._match(name) if found is None else found
 
     def forget_matches(self) -> None:
-        """Empty the cache: nobody will ask any more."""
+        """Empty the cache, when no more matches are needed."""
         self._cache.clear()
 
     def match_within(self, name: bytes, visits_max: int) -> tuple[S, ...] | None:
-        """`match`, or None where that is more work than about so many visits: then ask again, and it goes on.
+        """`match`, or None if that takes more than about so many visits: call again, and it goes on.
 
-        One name is under way, until another is asked for. Who subscribes to it or ends that meanwhile may be
-        found or not.
+        One name is under way until another is asked for. A subscription made or ended meanwhile may be in the
+        result or not.
         """
         found = self._cache.young.get(name)
         if found is None:
@@ -156,7 +156,7 @@ class RoutingIndex(Generic[S]):
 
     @property
     def visits(self) -> int:
-        """The nodes and entries that all matches so far have looked at: the work that they were."""
+        """The nodes and entries that all matches so far have visited, as a measure of work."""
         return self._patterns.visits
 
     def statistics(self) -> RoutingStatistics:
@@ -201,7 +201,7 @@ class RoutingIndex(Generic[S]):
 
 
 class _Walk(Generic[S]):
-    """A match that is under way. `outdated`: what it finds holds for this once, for patterns have changed."""
+    """A match under way. `outdated`: patterns have changed, so its result must not be cached."""
 
     __slots__ = ("name", "outdated", "steps")
 

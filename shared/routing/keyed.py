@@ -1,7 +1,7 @@
-"""A dict that is mostly of one entry: the key and its value bare while they are alone.
+"""A dict that mostly has one entry: the key and its value stand alone until there is a second.
 
-Its owner keeps it in two fields, `keys` and `only`: None and None where empty; one key and its value; or a
-dict and None. The functions take and return the two.
+Its owner keeps it in two fields, `keys` and `only`: None and None if empty; one key and its value; or a dict
+and None. The functions take and return both.
 """
 
 from typing import TypeAlias, TypeVar
@@ -18,7 +18,7 @@ def lookup(keys: Keys[V], only: V | None, key: bytes) -> V | None:
 
 
 def stored(keys: Keys[V], only: V | None, key: bytes, value: V) -> tuple[Keys[V], V | None]:
-    """With `value` under `key`, in place of what was there."""
+    """The fields with `value` under `key`, replacing an old value."""
     if isinstance(keys, dict):
         keys[key] = value
         return keys, None
@@ -28,7 +28,7 @@ def stored(keys: Keys[V], only: V | None, key: bytes, value: V) -> tuple[Keys[V]
 
 
 def removed(keys: Keys[V], key: bytes) -> tuple[Keys[V], V | None]:
-    """What is left without `key`, which must be there."""
+    """The fields without `key`, which must be there."""
     if not isinstance(keys, dict):
         return None, None
     del keys[key]
