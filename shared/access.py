@@ -55,7 +55,7 @@ _WORD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
 SALT_BYTES = 16
-_KEY_BYTES = 32
+KEY_BYTES = 32
 
 
 class UsersError(BrokerError):
@@ -282,7 +282,7 @@ class Secret:
         if name != "scrypt" or fields[:3] != head or len(fields) != 5:
             raise ValueError("is no hash that `brokers user passwd` made")
         salt, key = (b64decode(field, validate=True) for field in fields[3:])
-        if len(salt) != SALT_BYTES or len(key) != _KEY_BYTES:
+        if len(salt) != SALT_BYTES or len(key) != KEY_BYTES:
             raise ValueError("is a hash of another size")
         return cls(salt, key)
 
@@ -292,16 +292,20 @@ class Secret:
 
     def fits(self, password: bytes) -> bool:
         """Whether a password matches. Takes as long as `make`; may be called in a thread."""
-        return hmac.compare_digest(_scrypt(password, self.salt), self.key)
+        return self.has_key(_scrypt(password, self.salt))
+
+    def has_key(self, key: bytes) -> bool:
+        """Whether a password with this key matches."""
+        return hmac.compare_digest(key, self.key)
 
 
-NOBODYS = Secret(bytes(SALT_BYTES), bytes(_KEY_BYTES))
+NOBODYS = Secret(bytes(SALT_BYTES), bytes(KEY_BYTES))
 """Passwords of unknown users are compared with this, so that they take as long as those of known ones. No
 password has this key."""
 
 
 def _scrypt(password: bytes, salt: bytes) -> bytes:
-    return hashlib.scrypt(password, salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P, dklen=_KEY_BYTES)
+    return hashlib.scrypt(password, salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P, dklen=KEY_BYTES)
 
 
 # Users.

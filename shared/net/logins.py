@@ -1,4 +1,4 @@
-"""Passwords are checked beside the loop, in threads of their own: a flood of logins holds nobody else up.
+"""Passwords are checked beside the loop (`shared.net.hashing`): a flood of logins holds nobody else up.
 
 A check takes some 50 ms of a processor. Addresses take turns, so that who tries a thousand passwords delays
 his own next login and no one else's. An address that has failed often (`shared.net.strangers`) waits a second
@@ -8,18 +8,16 @@ many connections of an address, as after a restart, is checked once.
 
 import hashlib
 import hmac
-import os
 import secrets
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 import attrs
 import trio
 
 from shared.access import NOBODYS, Access, Guard, User
+from shared.net.hashing import AT_ONCE, Hashing
 from shared.net.strangers import Strangers, address_of_peer
-from shared.storage.threads import Threads
 
 SLOW_SECONDS = 1.0
 WAITING_MAX = 10_000
@@ -66,7 +64,7 @@ class Logins:
         self,
         access: Access,
         strangers: Strangers | None = None,
-        in_thread: Callable[..., Awaitable[Any]] | None = None,
+        hashing: Hashing | None = None,
     ) -> None:
         self._access = access
         self._strangers = strangers or Strangers()
@@ -82,9 +80,7 @@ class Logins:
         self._late: deque[tuple[float, _Login, bool]] = deque()
         self._more_late = trio.Event()
         self._runs = False
-        workers = max(1, min(4, (os.cpu_count() or 1) // 2))
-        self._limiter = trio.CapacityLimiter(workers)
-        self._in_thread = in_thread or Threads()
+        self._hashing = hashing or Hashing()
         access.check_password = self.check
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -92,7 +88,8 @@ class Logins:
         async with trio.open_nursery() as nursery:
             self._runs = True
             try:
-                for _ in range(int(self._limiter.total_tokens)):
+                await nursery.start(self._hashing.run)
+                for _ in range(AT_ONCE):
                     nursery.start_soon(self._work, self._line, 0)
                 nursery.start_soon(self._work, self._slow_line, SLOW_RESTS)
                 nursery.start_soon(self._answer_late)
@@ -185,10 +182,18 @@ class Logins:
                 await line.more.wait()
                 continue
             address, logins = line.waiting.popitem(last=False)
+            slow = self._strangers.is_slow(address)
+            crowded = slow and len(logins) > WAITING_SLOW_MAX
+            if slow and not crowded and line is self._line and self._strangers.is_flood():
+                # It was not slow when they came.
+                logins.extend(self._slow_line.waiting.pop(address, ()))
+                self._slow_line.waiting[address] = logins
+                self._slow_line.more.set()
+                continue
             login = logins.popleft()
             if logins:
                 line.waiting[address] = logins  # behind all others
-            if len(logins) >= WAITING_SLOW_MAX and self._strangers.is_slow(address):
+            if crowded:
                 for each in self._same.pop((address, login.digest)):
                     self._put_off(each, looked_at=False)
                 self._hold(address, -1)
@@ -197,7 +202,7 @@ class Logins:
             user = self._user(login)
             secret = NOBODYS if user is None or user.password is None else user.password
             began = trio.current_time()
-            fits = await self._in_thread(secret.fits, login.password, limiter=self._limiter)
+            fits = await self._hashing.fits(secret, login.password)
             seconds = trio.current_time() - began
             same = self._same.pop((address, login.digest))
             self._hold(address, -1)

@@ -90,17 +90,20 @@ class Strangers:
         """Nobody else is served."""
         return trio.current_time() > self.served_at + ALONE_SECONDS
 
+    def is_flood(self) -> bool:
+        """Very many have failed of late."""
+        if len(self._failed) < FLOOD_FAILURES:
+            return False
+        return trio.current_time() < self._failed[0] + FLOOD_SECONDS
+
     def _seconds_short(self) -> float:
         """How long it takes until a piece can be paid."""
         now = trio.current_time()
-        share = FLOOD_SHARE if self._is_flood(now) else SHARE
+        share = FLOOD_SHARE if self.is_flood() else SHARE
         self._credit = min(CREDIT_SECONDS, self._credit + (now - self._credit_at) * share)
         self._credit_at = now
         short = PIECE_SECONDS - self._credit
         return 0.0 if short < 1e-9 or self.are_alone() else short / share
-
-    def _is_flood(self, now: float) -> bool:
-        return len(self._failed) == FLOOD_FAILURES and now < self._failed[0] + FLOOD_SECONDS
 
     # Their connections.
 

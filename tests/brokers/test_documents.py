@@ -181,4 +181,4 @@ def test_the_unit_is_one_for_systemd_and_leaves_the_service_little_of_the_machin
     for each in more:
         (tmp_path / "brokers.service.d" / "tls.conf").write_text(each)
         assert analyze("verify", str(unit)) == ""
-    analyze("security", "--offline=true", "--threshold=20", str(unit))  # tenths: the document says 1.2
+    analyze("security", "--offline=true", "--threshold=20", str(unit))  # tenths: the document says 1.4

@@ -4,7 +4,7 @@ LogMQ is asked on four connections, one request at a time on each, in turns with
 10,000 connections that come again when they are closed; requests and bodies that come a byte at a time;
 requests by other names, from other sites, by odd paths and with wrong tokens. The attackers are a process of
 their own that stands for another machine, so it has only what the others leave of the processor
-(`strangers.stand_aside`): what is measured is what the server spends on them. All that they ask for is
+(`hasher.stand_aside`): what is measured is what the server spends on them. All that they ask for is
 refused, and the p99 grows by a tenth at most. Where the rounds without an attack are far from each other the
 machine is too busy to judge, exit 2.
 """
@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from brokers.bench.load import Measured, Talk, lines, run, taken_in_turns
+from shared.net.hasher import stand_aside
 from shared.process_limits import raise_file_limit
 from tests.trials.serving import TrialServer
-from tests.trials.strangers import stand_aside, too_busy
+from tests.trials.strangers import too_busy
 
 _RATIO_MAX = 1.10
 _CONNECTIONS = 10_000

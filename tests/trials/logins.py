@@ -3,7 +3,7 @@
 At most 10 % of their p99. The server is the real one, with LogMQ and users. Clients that are logged in ask,
 one request at a time on each of four connections: PING and a durable PRODUCE. Beside them a process opens
 connections from several addresses and sends wrong passwords, three on each, which LogMQ then closes. It
-stands for other machines, so it has only what the others leave of the processor (`strangers.stand_aside`).
+stands for other machines, so it has only what the others leave of the processor (`hasher.stand_aside`).
 A round measures without it and then with it, on a server of its own, for after a flood some hundred logins
 still wait to be checked. What is judged is the median of the rounds' ratios: from one minute to the next a
 machine's p99 drifts by a third, within a round by less. Where the p99s without it differ by more than that
@@ -29,8 +29,9 @@ import attrs
 from brokers.bench.load import SAID_FIRST, Talk, lines, run
 from brokers.bench.pubsub import counter
 from shared.access import SALT_BYTES, Rule, Secret, User, written_users
+from shared.net.hasher import stand_aside
 from tests.trials.serving import TrialServer
-from tests.trials.strangers import stand_aside, too_busy
+from tests.trials.strangers import too_busy
 
 P99_RATIO_MAX = 1.10
 _TALKS = (b"PING\n", b"PING\n", b"PRODUCE a " + b"y" * 100 + b"\n", b"PRODUCE b " + b"z" * 100 + b"\n")

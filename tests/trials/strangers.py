@@ -13,18 +13,6 @@ SPREAD_MAX = 1.25
 """Of the rounds without an attack: the largest but one, over the median."""
 
 
-def stand_aside() -> None:
-    """This process stands for another machine: it runs while no other process wants the processor.
-
-    With the lowest priority alone (nice 19) it still costs the others: their p99 grew by half beside one that
-    attacked a server in a process of its own, which did nothing.
-    """
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.nice(19)
-
-
 def too_busy(p99s_us: Sequence[float]) -> str:
     """Why rounds that were measured without an attack are no baseline; "" where they are one."""
     middle, ordered = statistics.median(p99s_us), sorted(p99s_us)

@@ -1,0 +1,134 @@
+"""Passwords are hashed in processes of their own, which run while no other wants the processor.
+
+In the server's threads the hashing takes a processor from the loop and from clients. A thread of low priority
+would stop the loop: it holds the interpreter's lock for as long as others have the processor.
+
+A process is started when a password needs it, and ended after idle minutes. Where none can be started, or one
+dies, or the machine leaves it no processor, threads do its work for a minute.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Any
+
+import attrs
+import structlog
+import trio
+import trio.lowlevel
+
+from shared import access
+from shared.access import KEY_BYTES, Secret
+from shared.net import hasher
+from shared.storage.threads import Threads
+
+AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
+"""Processes, and passwords that are hashed at a time; each has a processor for some 50 ms, and 16 MiB."""
+PATIENCE_SECONDS = 1.0
+"""A process that has not answered by then is ended: others leave it no processor."""
+IDLE_SECONDS = 300.0
+"""A process without work is ended."""
+IN_THREADS_SECONDS = 60.0
+"""So long threads do what a process could not."""
+COMMAND = (sys.executable, "-S", "-E", "-I", str(Path(hasher.__file__)))
+
+logger = structlog.stdlib.get_logger("brokers.net")
+
+
+@attrs.define(eq=False)
+class _Hasher:
+    process: trio.Process
+    alive: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """The process is ended when it is cancelled, or at its deadline."""
+
+    async def key(self, secret: Secret, password: bytes) -> bytes:
+        """The key of a password with the secret's salt. Raises OSError where the process has ended."""
+        cost = access.SCRYPT_N, access.SCRYPT_R, access.SCRYPT_P
+        head = hasher.ASKED.pack(*cost, KEY_BYTES, len(secret.salt), len(password))
+        pipes, found = self.process.stdio, b""
+        assert pipes is not None
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await pipes.send_all(head + secret.salt + password)
+            while len(found) < KEY_BYTES and (data := await pipes.receive_some(KEY_BYTES)):
+                found += data
+        if len(found) < KEY_BYTES:
+            raise OSError(f"it has ended with status {await self.process.wait()}")
+        return found
+
+
+class Hashing:
+    """Compares passwords with secrets, a few at a time. Without `run` around it threads do it."""
+
+    def __init__(
+        self, command: tuple[str, ...] = COMMAND, in_thread: Callable[..., Awaitable[Any]] | None = None
+    ) -> None:
+        self._command = command
+        self._in_thread = in_thread or Threads()
+        self._limiter = trio.CapacityLimiter(AT_ONCE)
+        self._nursery: trio.Nursery | None = None
+        self._idle: list[_Hasher] = []
+        self._in_threads_until = -math.inf
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the processes until cancelled; then they are ended."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def fits(self, secret: Secret, password: bytes) -> bool:
+        """Whether a password is the secret's."""
+        async with self._limiter:
+            if self._nursery is not None and trio.current_time() >= self._in_threads_until:
+                try:
+                    with trio.fail_after(PATIENCE_SECONDS):
+                        return secret.has_key(await self._key(self._nursery, secret, password))
+                except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started for it
+                    self._turn_to_threads(str(error))
+                except trio.TooSlowError:
+                    self._turn_to_threads("other processes leave it no processor")
+            return bool(await self._in_thread(secret.fits, password))
+
+    def _turn_to_threads(self, reason: str) -> None:
+        now = trio.current_time()
+        if now >= self._in_threads_until:
+            logger.warning(
+                "the process that hashes passwords does not do it: for a minute threads of the server do, "
+                "and many logins then delay whoever is served",
+                reason=reason,
+            )
+        self._in_threads_until = now + IN_THREADS_SECONDS
+
+    async def _key(self, nursery: trio.Nursery, secret: Secret, password: bytes) -> bytes:
+        one: _Hasher = self._idle.pop() if self._idle else await nursery.start(self._keep)
+        one.alive.deadline = math.inf
+        try:
+            found = await one.key(secret, password)
+        except BaseException:
+            one.alive.cancel()
+            raise
+        one.alive.deadline = trio.current_time() + IDLE_SECONDS
+        self._idle.append(one)
+        return found
+
+    async def _keep(self, *, task_status: trio.TaskStatus[_Hasher]) -> None:
+        """Start a process, and see to its end."""
+        process = await trio.lowlevel.open_process(
+            self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, process_group=0
+        )
+        one = _Hasher(process)
+        try:
+            with one.alive:
+                task_status.started(one)
+                await process.wait()
+        finally:
+            if one in self._idle:
+                self._idle.remove(one)
+            process.kill()
+            with trio.CancelScope(shield=True):
+                assert process.stdio is not None
+                await process.stdio.aclose()
+                await process.wait()
