@@ -432,31 +432,34 @@ class Queue:
                 engine.counts.redelivered += 1
                 if self.log is not None:
                     self.log.note_delivered(seq, (body,))
-                self._deliver_single(credit, seq, body, deliveries + 1)
+                delivery_id = engine.take_ids(1).to_bytes(4)
+                credit.consumer.unacked.single[delivery_id] = self, seq, body, deliveries + 1
+                credit.consumer.deliver(credit, (delivery_id,), (body,))
                 continue
             ready = len(bodies)
             if self.released < self.head + ready:
                 ready = self.released - self.head
             if ready <= 0:
-                if self.cold is not None and not bodies and self.is_cold and self.released > self.head:
+                if (
+                    self.cold is not None
+                    and not bodies
+                    and self.head < self.end
+                    and self.released > self.head
+                ):
                     self.cold.fetch()  # which may have brought some at once
                     if bodies:
                         continue
                 return
+            if ready == 1 or want == 1:
+                delivery_id, body = self._take_first(credit.consumer)
+                credit.consumer.deliver(credit, (delivery_id,), (body,))
+                continue
             taken = self._take(min(ready, want))
             count = len(taken)
             seq = self.head - count
-            if count == 1:
-                self._deliver_single(credit, seq, taken[0], 1)
-                continue
             ids = counted(engine.take_ids(count), count)
             credit.consumer.unacked.add(DeliveredRun(ids, self, seq, taken))
             credit.consumer.deliver(credit, ids, taken)
-
-    def _deliver_single(self, credit: Credit, seq: int, body: bytes, deliveries: int) -> None:
-        delivery_id = self.engine.take_ids(1).to_bytes(4)
-        credit.consumer.unacked.single[delivery_id] = self, seq, body, deliveries
-        credit.consumer.deliver(credit, (delivery_id,), (body,))
 
     def pause(self) -> None:
         """Deliver nothing, until it is resumed."""
@@ -473,11 +476,17 @@ class Queue:
     def try_fast_take(self, consumer: Consumer) -> tuple[bytes, bytes] | None:
         """Fast path of `line_up` for one credit: the id and body of the next message, which `consumer` now
         holds. None where it is not that simple: none is ready, or something or somebody is before it."""
-        bodies, seq = self.bodies, self.head
-        if not bodies or self.line or self.returned or seq >= self.released or self.stops:
+        if not self.bodies or self.line or self.returned or self.head >= self.released or self.stops:
             return None
         if self.cold is not None and self.cold.damage is not None:
             return None
+        self.engine.counts.delivered += 1
+        consumer.delivered += 1
+        return self._take_first(consumer)
+
+    def _take_first(self, consumer: Consumer) -> tuple[bytes, bytes]:
+        """Id and body of the row's first message, which is in memory, and held by `consumer` from now on."""
+        bodies, seq = self.bodies, self.head
         size = self.hot_bytes // len(bodies)
         self.head = seq + 1
         if seq >= self.mark:
@@ -491,8 +500,6 @@ class Queue:
         engine = self.engine
         engine.hot_bytes -= size
         engine.held_bytes += size + HELD_OVERHEAD_BYTES
-        engine.counts.delivered += 1
-        consumer.delivered += 1
         delivery_id = engine.take_ids(1).to_bytes(4)
         consumer.unacked.single[delivery_id] = self, seq, body, 1
         return delivery_id, body
@@ -508,7 +515,7 @@ class Queue:
             bodies.clear()
         else:
             size = self.hot_bytes * count // len(bodies)
-            taken = (bodies.popleft(),) if count == 1 else [bodies.popleft() for _ in range(count)]
+            taken = [bodies.popleft() for _ in range(count)]
         count = len(taken)
         self.heat(-size)
         self.hold(count, size)
@@ -688,7 +695,7 @@ class Queue:
     def arrived(self, arrival: Arrival) -> None:
         cold, bodies = self.cold, arrival.bodies
         assert cold is not None
-        if not self.is_cold:
+        if self.head + len(self.bodies) >= self.end:  # all of the row is in memory
             if self.head == self.end:
                 cold.positions.clear()
             if self.may_heat:
@@ -1229,6 +1236,9 @@ class Engine:
         self.draining = True
         for consumer in tuple(self.consumers.values()):
             consumer.receiver.drain()
+        for queue in self.queues.values():
+            if queue.log is not None:
+                queue.log.flush_notes()
         self.note_age()
 
     def note_age(self) -> None:

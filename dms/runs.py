@@ -153,8 +153,6 @@ def delivery(delivery_id: bytes, body: bytes) -> bytes:
 
 def deliveries(ids: Sequence[bytes], bodies: Sequence[bytes]) -> bytes:
     """A DELIVER frame for each body."""
-    if len(ids) == 1:
-        return delivery(ids[0], bodies[0])
     size = len(bodies[0])
     if set(map(len, bodies)) == {size}:
         return answers(_HEAD.pack(MAGIC, size, _DELIVER_WORD), map(add, ids, bodies))

@@ -214,3 +214,15 @@ def test_a_deep_queue_is_not_in_memory_and_opens_without_its_past(monkeypatch: p
     assert found == list(range(1000))
     assert queue.log is not None
     assert queue.log.log.first > 500_000, "the disk shrinks while it drains"
+
+
+def test_a_delivery_just_before_the_server_stops_counts() -> None:
+    world = World()
+    peer = world.connect()
+    peer.create("q", b'{"max_deliveries":1}')
+    peer.produce("q", b"a")
+    peer.consume("q")
+    world.engine.drain()
+    world.settle()
+    world.kill()
+    assert world.depths() == {"q": 0}

@@ -97,6 +97,7 @@ def test_what_a_closed_loop_sends_takes_the_fast_path(monkeypatch: pytest.Monkey
     exchange(consumer, b"", (Type.DELIVER, first_id(3)))
     acked, made, came = (Type.ACK_OK, first_id(3)), (Type.PRODUCE_OK, 4), (Type.DELIVER, first_id(4))
     exchange(consumer, turn(first_id(3), 2, made=produce(4)), acked, made, came)
+    exchange(consumer, wire.pack(Type.ACK, first_id(4)), (Type.ACK_OK, first_id(4)))
 
 
 def test_what_came_back_goes_before_what_nobody_had(world: World) -> None:
