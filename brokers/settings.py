@@ -27,50 +27,49 @@ class ServeSettings:
     enable: tuple[str, ...] = attrs.field(default=("all",), validator=_not_empty, metadata=RESTART)
     """`all`, or names of protocols."""
     host: str = host_setting("127.0.0.1")
-    """The address to bind. What other machines reach takes TLS with `client_ca`, or `insecure`."""
+    """The address to bind. One that other machines reach needs TLS with `client_ca`, or `insecure`."""
     data_dir: Path = attrs.field(default=Path("data"), metadata=RESTART)
-    """The folder of all that is on disk."""
+    """The data folder, which holds all data on disk."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"), metadata=RESTART)
-    """For every protocol whose own section says nothing else."""
+    """The durability of every protocol whose own section has none."""
     log_level: LogLevel = "info"
-    """The least that is logged."""
+    """The lowest level that is logged."""
     log_format: LogFormat = attrs.field(default="text", metadata=RESTART)
-    """Of log lines: `json` is an object a line."""
+    """The form of log lines: `json` is an object a line."""
     definitions: Path | None = attrs.field(default=None, metadata=RESTART)
-    """JSON, as `GET /api/v1/definitions` has it: queues, topics, exchanges, bindings, groups and users that a
-    start makes where they are not there."""
+    """A JSON file as from `GET /api/v1/definitions`. A start creates the queues, topics, exchanges, bindings,
+    groups and users in it that do not exist."""
     drain_seconds: float = attrs.field(default=10.0, validator=[validators.ge(0), validators.le(3600)])
-    """How long a stop waits for what is owed: no longer than the 10 s that container runtimes give
-    before they kill."""
+    """How long a stop waits for open answers: no longer than the 10 s after which container runtimes kill."""
     insecure: bool = False
     """Serve everybody who reaches the address from other machines, in the clear or over TLS."""
 
 
 @attrs.frozen
 class AccessSettings:
-    """Section `[access]`: who has to log in, and who may."""
+    """Section `[access]`: which clients must log in, and which users there are."""
 
     users_file: Path | None = None
     """TOML: users, their passwords' hashes and their rules; `users.toml` in the data folder unless set."""
     required: Required = "beyond-loopback"
-    """Where clients have to log in: `beyond-loopback`, where other machines reach a listener and there are
+    """Where clients must log in. `beyond-loopback`: on listeners that other machines reach, if there are
     users; `always`; or `never`."""
     certificate_user: CertificateUser = "cn"
-    """Where a client certificate names its user: `cn`, its common name; `san`, its first DNS name; or empty,
-    then certificates are no logins."""
+    """The part of a client certificate that names its user: `cn`, the common name; `san`, the first DNS name.
+    Empty: certificates are no logins."""
 
 
 @attrs.frozen
 class AdminSettings:
-    """Section `[admin]`: operating over TCP, beside the control socket."""
+    """Section `[admin]`: the admin port, for operating over TCP beside the control socket."""
 
     enabled: bool = attrs.field(default=True, metadata=RESTART)
-    """Whether there is one. (A protocol's own `serve` has it only where it is told to.)"""
+    """Whether there is an admin port. A protocol's own `serve` has one only if a flag asks for it."""
     port: int = limit(15800, 0, 65535, restart=True)
-    """Where it is taken, a server that was not told this port is served without."""
+    """The admin port. If it is taken and was not set explicitly, the server starts without one."""
     host: str = host_setting("127.0.0.1")
-    """The address to bind. Every request that other machines can send needs a login."""
+    """The address to bind. Requests from other machines always need a login."""
     names: tuple[str, ...] = ()
-    """Names by which browsers reach it, beside the address: what `Host` may be."""
+    """Host names by which browsers reach the admin port, beside the address: allowed values of `Host`."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
-    """Section `[admin.tls]`: instead of `[tls]`."""
+    """Section `[admin.tls]`, in place of `[tls]`."""

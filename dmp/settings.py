@@ -11,14 +11,14 @@ from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_settin
 from shared.storage.settings import Durability
 from shared.units import GIB, KIB, MIB, RESTART, limit
 
-LOCAL = "guest"  # whose password everybody knows at first. Comes from loopback only, as with RabbitMQ.
+LOCAL = "guest"  # its first password is public, so it may log in from loopback only, as with RabbitMQ
 
 
 @attrs.frozen
 class Users:
     """Users, written `NAME:PASSWORD` with commas between. Only their names are ever shown."""
 
-    secret: ClassVar[bool] = True  # what is wrong with such a setting is said without it
+    secret: ClassVar[bool] = True  # errors do not quote a secret setting
     _passwords: Mapping[str, str] = attrs.field(repr=False)
 
     @classmethod
@@ -52,75 +52,77 @@ class Users:
 
 @attrs.frozen
 class DmpSettings:
-    """Section `[dmp]`: the AMQP principal, and what holds for its exchanges and queues."""
+    """Section `[dmp]`: the AMQP principal, its exchanges and its queues."""
 
     port: int = limit(5672, 0, 65535, restart=True)
-    """0 picks a free one."""
+    """The TCP port; 0 picks a free one."""
     host: str | None = host_setting()
-    """The address to bind; else as `serve.host` has it."""
+    """The address to bind; unset: that of `serve.host`."""
     users: Users = attrs.field(factory=lambda: Users.parse("guest:guest"), metadata=RESTART)
-    """`NAME:PASSWORD`, with commas between (PLAIN): from before there was a users file, and for this version
-    only. They count where there is no users file, and may do everything. `guest` comes from loopback only, as
-    with RabbitMQ."""
+    """Users as `NAME:PASSWORD`, with commas between (PLAIN). Deprecated by the users file, and only in this
+    version. They count only without a users file, and may do everything. `guest` may log in from loopback
+    only, as with RabbitMQ."""
     prefer_direct: bool = False
     """Tell clients, by the server property `direct` = 1, to move bulk messages over DMP."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"), metadata=RESTART)
     """When a durable declaration is answered and a persistent publish confirmed."""
     heartbeat_seconds: int = limit(60, 0, 3600)
-    """Proposed to clients, who decide; 0: none. RabbitMQ's default."""
+    """The heartbeat that is proposed to clients, which decide; 0: none. RabbitMQ's default."""
     login_seconds: float = attrs.field(default=10.0, validator=validators.gt(0))
-    """From the connection's first moment to connection.open."""
+    """The longest time from the TCP connection to connection.open."""
     frame_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
-    """A frame begun is finished within."""
+    """The longest time from a frame's first byte to its last."""
     frame_bytes_max: int = limit(128 * KIB, 4096, MIB)
-    """A frame with its eight bytes around the payload; clients may ask for less. RabbitMQ's default."""
+    """The largest frame, with the eight bytes around its payload; clients may ask for less. RabbitMQ's
+    default."""
     channels_max: int = limit(2047, 1, 65535)
-    """On one connection. RabbitMQ's default."""
+    """Channels on one connection. RabbitMQ's default."""
     message_bytes_max: int = limit(16 * MIB - 1, 1, 16 * MIB - 1)
-    """One body by DMP: what its 24-bit lengths can say. AMQP's above that are not held in memory: each is
-    written to a log of its own as it comes."""
+    """The largest body by DMP, which has 24-bit lengths. Larger AMQP bodies are not held in memory: each is
+    written to its own log as it comes."""
     body_bytes_max: int = limit(128 * MIB, 1, 512 * MIB)
-    """One body by AMQP. RabbitMQ's default, and the most that it takes."""
+    """The largest body by AMQP. RabbitMQ's default and maximum."""
     begun_bytes_max: int = limit(GIB, 1, 1 << 50)
-    """Bodies above `message_bytes_max` that have begun and are not all there, of all connections together, as
-    announced; beyond it the connection that begins another is closed (506)."""
+    """Announced bytes of unfinished bodies above `message_bytes_max`, of all connections together. A
+    connection that begins another above this is closed (506)."""
     exchanges_max: int = limit(10_000, 16, 1_000_000)
-    """The six that are there from the start are among them."""
+    """Exchanges, with the six that always exist."""
     queues_max: int = limit(50_000, 1, 1_000_000)
-    """Of all connections together."""
+    """Queues, of all connections together."""
     bindings_max: int = limit(200_000, 1, 10_000_000)
-    """Of all exchanges together."""
+    """Bindings of all exchanges together."""
     wild_words_max: int = limit(50_000, 0, 100_000_000)
     """The words of bindings to topic exchanges with more than three wildcards, all together. One key can
     be made to match against all of them: 50,000 words cost some 20 ms."""
     consumers_max: int = limit(4096, 1, 65535)
-    """On one connection."""
+    """Consumers on one connection."""
     unacked_max: int = limit(100_000, 1, 10_000_000)
-    """On one channel, where it has set no lower prefetch: then deliveries wait for acknowledgements."""
+    """Unacknowledged deliveries on one channel without a lower prefetch; above it deliveries wait."""
     transaction_messages_max: int = limit(4096, 1, 1_000_000)
-    """Published in one transaction, counted once for each queue they go to; a rejection that makes a dead
-    letter counts as 32. A commit is one stretch of work: so many messages take some 25 ms."""
+    """Messages in one transaction, counted once for each of their queues; a rejection that makes a dead
+    letter counts as 32. A commit is one step of the loop: so many messages take some 25 ms."""
     transaction_bytes_max: int = limit(16 * MIB, 1, 1 << 30)
-    """Their bodies, counted so, too; a single message may be larger. A commit is one entry of the journal."""
+    """Bytes of their bodies, counted the same way; a single message may be larger. A commit is one journal
+    entry."""
     leases_max: int = limit(10_000, 1, 1_000_000)
-    """Of all applications together, not used yet."""
+    """Leases of all applications together that are not used yet."""
     feed_bytes_max: int = limit(8 * MIB, 4096, 1 << 32)
-    """What a feed's connection may have unsent; what is more waits in its queue."""
+    """Unsent bytes of a feed's connection; further messages wait in its queue."""
     memory_bytes_max: int = limit(512 * MIB, MIB, 1 << 50)
-    """All waiting messages together. Above it publishers' connections are not read until a tenth is free;
-    a publish from one that itself holds unacknowledged messages, which would then never be read, is
-    refused."""
+    """Bytes of all waiting messages. Above it publishers' connections are not read until a tenth is free.
+    A connection with unacknowledged messages must be read, so its publishes are refused instead."""
     hot_bytes: int = limit(128 * MIB, 0, 1 << 50)
-    """Of these, as long as durable queues have what came on disk: above it what is behind a queue's front is
-    there alone, and is read back when its turn comes."""
+    """Bytes of waiting messages in memory, if durable queues have them on disk. Above it, messages behind a
+    queue's front are only on disk, and are read back when they are due."""
     queue_warn_messages: int = limit(0, 0, 1 << 40)
-    """A queue with more ready messages is logged and counted; again only after it has halved. 0: never."""
+    """A queue with more ready messages is logged and counted, and again only after it has halved. 0:
+    never."""
     queue_drop_messages: int = limit(0, 0, 1 << 40)
-    """Ready messages above which a queue drops what comes new, counted; 0: none."""
+    """Ready messages above which a queue drops new messages and counts them; 0: no limit."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
-    """Section `[dmp.tls]`: instead of `[tls]`."""
+    """Section `[dmp.tls]`, in place of `[tls]`."""
     access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
-    """Section `[dmp.access]`: who has to log in here."""
+    """Section `[dmp.access]`: which clients must log in."""
 
     @property
     def logs_in(self) -> bool:

@@ -13,13 +13,13 @@ from shared.storage.settings import Durability
 from shared.units import MIB, RESTART, limit
 
 NAMESPACE = "dms"
-"""Of the store, where the queues' logs stand."""
+"""The namespace of the store with the queues' logs."""
 TABLES_NAMESPACE = "dms-tables"
-"""Apart from the queues, whose names are the users'."""
+"""The namespace of tables, apart from the queues, whose names users choose."""
 QUEUES = "queues"
-"""The table's name."""
+"""The name of the table of queues."""
 MS_MAX = 10 * 365 * 86_400_000
-"""Ten years: a longer time is a mistake."""
+"""Ten years; a longer time must be a mistake."""
 DEPTH_MAX = 1_000_000_000
 
 
@@ -40,28 +40,30 @@ def _queue_name(_: object, attribute: "attrs.Attribute[str]", name: str) -> None
 
 @attrs.frozen
 class QueueSettings:
-    """What queues whose names match a pattern do, where CREATE_QUEUE does not say it; None: as `[dms]` says.
+    """Settings of queues whose names match a pattern, for options that CREATE_QUEUE leaves out. None: as
+    `[dms]`.
 
-    The fields but `durability` are CREATE_QUEUE's options; 0 and "" there mean the same as None here.
+    All fields but `durability` are options of CREATE_QUEUE, in which 0 and "" mean the same as None here.
     """
 
     durability: Durability | None = None
-    """As `[dms]` has it; fixed when a queue is made."""
+    """As in `[dms]`; fixed when a queue is created."""
     depth: int | None = _optional(1, DEPTH_MAX)
-    """Messages at most, held deliveries counted."""
+    """The most messages in a queue, with unacknowledged deliveries."""
     ttl_ms: int | None = _optional(0, MS_MAX)
-    """A message older than this, and not held, is dead."""
+    """A message that is older and not delivered becomes a dead letter."""
     max_deliveries: int | None = _optional(0, 1_000_000)
-    """A message that comes back after so many deliveries is dead."""
+    """A message that is returned after so many deliveries becomes a dead letter."""
     dead_letter: str | None = attrs.field(default=None, validator=validators.optional(_queue_name))
-    """The queue that dead messages move to; without one they are dropped, and counted. In a queue for which
-    that is the queue itself, as of a pattern that matches both, nothing dies."""
+    """The queue that dead letters move to; without one they are dropped and counted. A queue that would be
+    its own dead-letter queue, because the pattern matches both, has no dead letters."""
     delay_ms: int | None = _optional(0, MS_MAX)
-    """From PRODUCE until the first delivery."""
+    """The time from PRODUCE until the first delivery."""
     retry_ms: int | None = _optional(0, MS_MAX)
-    """From a NACK until the next delivery, doubling with each up to `retry_max_ms`, if that is set."""
+    """The time from a NACK until the next delivery. It doubles with each NACK up to `retry_max_ms`, if
+    set."""
     retry_max_ms: int | None = _optional(0, MS_MAX)
-    """Without it the delay stays as it is."""
+    """The longest delay after a NACK; unset: the delay does not grow."""
 
 
 @attrs.frozen
@@ -69,42 +71,43 @@ class DmsSettings:
     """Section `[dms]`. A queue's durability is fixed when it is made."""
 
     port: int = limit(9090, 0, 65535, restart=True)
-    """0 picks a free one."""
+    """The TCP port; 0 picks a free one."""
     host: str | None = host_setting()
-    """The address to bind; else as `serve.host` has it."""
+    """The address to bind; unset: that of `serve.host`."""
     persist: bool = attrs.field(default=True, metadata=RESTART)
-    """Keep queues on disk. False: all in memory, nothing is written, all is gone at exit."""
+    """Keep queues on disk. False: queues are in memory, and lost at exit."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"), metadata=RESTART)
-    """When a change is answered: `always` (it is on disk), `interval:50ms`, `none`."""
+    """When a change is answered: `always` (when it is on disk), `interval:50ms`, `none`."""
     disk_failed: Literal["strict", "best-effort"] = attrs.field(default="strict", metadata=RESTART)
-    """Once nothing can be written any more. `strict`: a request that would write is answered with INTERNAL.
-    `best-effort`: queues go on in memory, each such answer counted."""
+    """What happens when the store cannot be written. `strict`: requests that would write are answered with
+    INTERNAL. `best-effort`: queues go on in memory, and each such answer is counted."""
     depth: int = limit(10_000, 1, DEPTH_MAX)
-    """Messages in a queue, held deliveries counted."""
+    """The most messages in a queue, with unacknowledged deliveries."""
     depth_max: int = limit(10_000_000, 1, DEPTH_MAX)
-    """The most that CREATE_QUEUE may ask for as `depth`. Queues that are there, and what the settings say
-    themselves, stay as they are."""
+    """The largest `depth` that CREATE_QUEUE may ask for. Existing queues, and depths in the settings, are not
+    affected."""
     consume_seconds: float = attrs.field(default=30.0, validator=[validators.gt(0), validators.le(86_400)])
-    """How long a CONSUME waits."""
+    """The longest wait of a CONSUME."""
     queues_max: int = limit(128, 1, 1_000_000)
-    """The number of the specification; one more is refused with INTERNAL."""
+    """Queues; the specification's number. One more is refused with INTERNAL."""
     clients_max: int = limit(256, 1, 1_000_000)
-    """Likewise, of those that have made their handshake; one more is told, and closed."""
+    """Connections after their handshake; the specification's number. One more gets an error and is closed."""
     credits_max: int = limit(4096, 1, 65_536)
-    """CONSUMEs that may wait on one connection: so much may be pushed to a peer that has stopped reading."""
+    """CONSUMEs that may wait on one connection. So many messages may be pushed to a peer that stopped
+    reading."""
     frame_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
-    """From a frame's first byte to its last."""
+    """The longest time from a frame's first byte to its last."""
     hot_bytes: int = limit(64 * MIB, 0, 1 << 40)
-    """Bodies that all durable queues together keep in memory; the rest is read back when its turn comes."""
+    """Bodies that all durable queues together keep in memory; others are read back when they are due."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
-    """Section `[dms.tls]`: instead of `[tls]`."""
+    """Section `[dms.tls]`, in place of `[tls]`."""
     access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
-    """Section `[dms.access]`: who has to log in here."""
+    """Section `[dms.access]`: which clients must log in."""
     queues: Mapping[str, QueueSettings] = attrs.field(factory=dict)
-    """By a pattern of names (`*`, `?`, `[a-z]`); the first that matches, in the order written, counts."""
+    """Settings by a pattern of names (`*`, `?`, `[a-z]`); the first match in written order counts."""
 
     def for_queue(self, name: str) -> QueueSettings:
-        """What the settings say of one queue."""
+        """The settings of one queue."""
         matching = (own for pattern, own in self.queues.items() if fnmatchcase(name, pattern))
         own = next(matching, QueueSettings())
         return attrs.evolve(

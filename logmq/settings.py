@@ -12,11 +12,11 @@ from shared.storage.settings import Durability, Retention
 from shared.units import MIB, RESTART, limit
 
 NAMESPACE = "logmq"
-"""Of the store, where the topics' logs stand."""
+"""The namespace of the store with the topics' logs."""
 TABLES_NAMESPACE = "logmq-tables"
-"""Apart from the topics, whose names are the users'."""
+"""The namespace of tables, apart from the topics, whose names users choose."""
 GROUPS, WRITERS = "groups", "writers"
-"""The tables' names."""
+"""The names of the tables."""
 
 
 def _no_less(least: int) -> Any:
@@ -25,14 +25,14 @@ def _no_less(least: int) -> Any:
 
 @attrs.frozen
 class TopicSettings:
-    """What topics whose names match a pattern do differently; None: as `[logmq]` says."""
+    """Settings of topics whose names match a pattern. None: as `[logmq]`."""
 
     durability: Durability | None = None
-    """As `[logmq]` has it; fixed when a topic is made."""
+    """As in `[logmq]`; fixed when a topic is created."""
     retention_bytes: int | None = attrs.field(default=None, validator=_no_less(0))
-    """Older records go; 0: keep all."""
+    """Bytes that a topic keeps; older records are dropped. 0: keep all."""
     retention_ms: int | None = attrs.field(default=None, validator=_no_less(0))
-    """Age at which records go; 0: keep all."""
+    """Age at which records are dropped; 0: keep all."""
 
 
 @attrs.frozen
@@ -40,53 +40,53 @@ class LogmqSettings:
     """Section `[logmq]`. A topic's durability is fixed when it is made; retention follows the settings."""
 
     port: int = limit(8080, 0, 65535, restart=True)
-    """0 picks a free one."""
+    """The TCP port; 0 picks a free one."""
     host: str | None = host_setting()
-    """The address to bind; else as `serve.host` has it."""
+    """The address to bind; unset: that of `serve.host`."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"), metadata=RESTART)
-    """When a write is answered: `always` (it is on disk), `interval:50ms`, `none`."""
+    """When a write is answered: `always` (when it is on disk), `interval:50ms`, `none`."""
     message_bytes_max: int = limit(MIB, 1, 4 * MIB)
-    """One message, and the whole of a BATCH. Kafka's default too; larger bodies belong beside a
-    broker, not in it. (4 MiB at most: what is appended at once must fit one batch of the journal.)"""
+    """The largest message, and the largest BATCH as a whole. Kafka's default, too; larger bodies belong
+    beside a broker, not in it. (4 MiB at most: one append must fit one batch of the journal.)"""
     topics_max: int = limit(100_000, 1, 10_000_000)
-    """A write to one more is refused."""
+    """The most topics; a write to one more is refused."""
     commits_max: int = limit(100_000, 1, 10_000_000)
-    """Committed offsets that are kept, one for each group and topic."""
+    """The most committed offsets, one for each group and topic."""
     writers_max: int = limit(1024, 1, 100_000)
-    """BATCH writers that are remembered; the one that has been silent longest is forgotten for a new one."""
+    """BATCH writers that are remembered; a new one replaces the one that was silent longest."""
     fetch_bytes_max: int = limit(64 * MIB, 1, 64 * MIB)
-    """Most bytes of one FETCH; more is asked for, less is given."""
+    """The most bytes of one FETCH's answer, also if it asks for more."""
     fetch_wait_ms_max: int = limit(60_000, 0, 3_600_000)
-    """Longest wait of a FETCH."""
+    """The longest wait of a FETCH."""
     line_seconds: float = attrs.field(default=300.0, validator=validators.gt(0))
-    """For a line from its first byte to its end: people type."""
+    """The longest time from a line's first byte to its end. People type, so it is long."""
     body_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
-    """For the bytes that follow an APPEND or BATCH line: programs do not."""
+    """The longest time for the bytes after an APPEND or BATCH line, which programs send."""
     retention_bytes: int = limit(0, 0, 1 << 62)
-    """Of each topic; older records go. 0: keep all."""
+    """Bytes that each topic keeps; older records are dropped. 0: keep all."""
     retention_ms: int = limit(0, 0, 1 << 62)
-    """Age at which records go. 0: keep all."""
+    """Age at which records are dropped. 0: keep all."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
-    """Section `[logmq.tls]`: instead of `[tls]`."""
+    """Section `[logmq.tls]`, in place of `[tls]`."""
     access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
-    """Section `[logmq.access]`: who has to log in here."""
+    """Section `[logmq.access]`: which clients must log in."""
     topics: Mapping[str, TopicSettings] = attrs.field(factory=dict)
-    """By a pattern of names (`*`, `?`, `[a-z]`); the first that matches, in the order written, counts."""
+    """Settings by a pattern of names (`*`, `?`, `[a-z]`); the first match in written order counts."""
 
     @property
     def retention_usual(self) -> Retention:
-        """What topics keep that no pattern speaks of."""
+        """The retention of topics that match no pattern."""
         return Retention(self.retention_bytes or None, self.retention_ms or None)
 
     def retention(self, name: str) -> Retention | None:
-        """What a topic keeps; None: what all others do."""
+        """The retention of one topic; None: the usual one."""
         if not self.topics:
             return None
         own = self.for_topic(name)
         return Retention(own.retention_bytes or None, own.retention_ms or None)
 
     def for_topic(self, name: str) -> TopicSettings:
-        """The settings of one topic, all filled in."""
+        """The settings of one topic, with all fields set."""
         matching = (own for pattern, own in self.topics.items() if fnmatchcase(name, pattern))
         own = next(matching, TopicSettings())
         return TopicSettings(

@@ -39,11 +39,12 @@ class NetSettings:
     """Section `[net]`."""
 
     connections_max: int = attrs.field(default=20_000, validator=validators.ge(1))
-    """All protocols together; lowered where the file limit less the descriptors kept back allows fewer."""
+    """Connections of all protocols together; fewer if the limit on open files, less the reserved ones, is
+    lower."""
     connections_per_address_max: int = attrs.field(default=1_000, validator=validators.ge(1))
-    """From one peer address; loopback is exempt."""
+    """Connections from one peer address; loopback is exempt."""
     backlog: int = limit(4096, 1, 1_000_000, restart=True)
-    """Connections the kernel holds for us while we are busy; it caps this at net.core.somaxconn."""
+    """Connections that the kernel queues while the server is busy; it caps this at net.core.somaxconn."""
     read_bytes_max: int = limit(512 * KIB, 1, GIB, restart=True)
     """Bytes of one read, and so of one batch."""
     outbox_bytes_max: int = attrs.field(default=1 * MIB, validator=validators.ge(1))
@@ -51,31 +52,31 @@ class NetSettings:
     outboxes_memory_percent: float = attrs.field(
         default=25.0, validator=[validators.gt(0), validators.le(100)]
     )
-    """All unsent bytes, and those of large messages that are not all there, together, of the memory that this
-    process may use; the largest pays first."""
+    """The share of the process's memory for unsent bytes and unfinished large messages together. Above it the
+    largest backlog is shed first."""
     handshake_seconds: float = attrs.field(default=5.0, validator=validators.gt(0))
-    """For a TLS handshake."""
+    """The longest time of a TLS handshake."""
     first_request_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
-    """From the connection (with TLS: from its handshake) to the first whole request: a line of LogMQ, DMS's
-    handshake, a subscriber's id, a role of KqueueMsgQ. Who says nothing is closed. At most 10 s
-    where a login is required. (For AMQP and DMP there is `dmp.login_seconds`.)"""
+    """The longest time from the connection (with TLS: from its handshake) to the first whole request: a line
+    of LogMQ, DMS's handshake, a subscriber's id, a role of KqueueMsgQ. Then the connection is closed. At most
+    10 s where a login is required. (AMQP and DMP have `dmp.login_seconds`.)"""
     linger_seconds: float = attrs.field(default=1.0, validator=validators.gt(0))
-    """Reading and throwing away input after the last word, so that the peer can read it."""
+    """How long input is read and dropped after the last answer, so that the peer can read that answer."""
     flush_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
-    """A finished connection whose peer takes nothing of what is left for so long is closed."""
+    """A finished connection is closed when its peer reads nothing of the remaining bytes for so long."""
     keepalive_seconds: float = attrs.field(
         default=30.0, validator=[validators.gt(0), validators.le(32_767)], metadata=RESTART
     )
-    """Silence after which TCP asks whether the peer is still there; then three times at a third of it. Not
-    where a listener is bound to loopback. Linux takes no more (tcp(7), TCP_KEEPIDLE)."""
+    """Silence after which TCP probes the peer, then three times at a third of it. Not on listeners bound to
+    loopback. The maximum is Linux's (tcp(7), TCP_KEEPIDLE)."""
     user_timeout_seconds: float = attrs.field(
         default=15.0, validator=[validators.gt(0), validators.le(86_400)], metadata=RESTART
     )
-    """Sent data unacknowledged for so long: the peer is gone."""
+    """A peer that does not acknowledge sent data for so long counts as gone."""
     driver: Literal["auto", "stream"] = attrs.field(default="auto", metadata=RESTART)
-    """`auto`: the poll driver for plain TCP where there is epoll; `stream`: a task per connection always."""
+    """`auto`: the poll driver for plain TCP on systems with epoll; `stream`: always a task per connection."""
     udp_receive_buffer_bytes: int = limit(64 * MIB, 1, GIB, restart=True)
-    """Asked for; the system may give less (net.core.rmem_max)."""
+    """The receive buffer of UDP sockets; the system may give less (net.core.rmem_max)."""
 
 
 CertificateUser = Literal["cn", "san", ""]
@@ -86,7 +87,7 @@ class ProtocolAccessSettings:
     """Section `[<protocol>.access]`."""
 
     required: Literal["beyond-loopback", "always", "never"] | None = None
-    """Where this protocol's clients have to log in; else as `access.required` has it."""
+    """Where this protocol's clients must log in; unset: as `access.required`."""
 
 
 @attrs.frozen
@@ -94,20 +95,20 @@ class TlsSettings:
     """Section `[tls]`, or a protocol's own. All empty: no TLS."""
 
     certificate: Path | None = None
-    """PEM: the server's certificate, then those between it and its root."""
+    """PEM: the server's certificate, then the intermediate ones up to its root."""
     key: Path | None = None
     """PEM: the private key; may be in the certificate's file."""
     client_ca: Path | None = None
-    """PEM: authorities of clients; with it every client must show a certificate of theirs (mutual TLS).
-    Without it TLS encrypts, and lets everybody in."""
+    """PEM: authorities of clients. With it every client must show a certificate from them (mutual TLS).
+    Without it TLS encrypts, and admits every client."""
 
     @property
     def enabled(self) -> bool:
-        """Also where only a key or an authority is named: that is no way to ask for plain text."""
+        """Whether TLS is on: also if only a key or an authority is named, which cannot mean plain text."""
         return not (self.certificate is self.key is self.client_ca is None)
 
     def files(self) -> Iterator[Path]:
-        """What it is read from."""
+        """The files that these settings name."""
         return (path for path in (self.certificate, self.key, self.client_ca) if path is not None)
 
 
@@ -116,12 +117,12 @@ class ClientSettings:
     """Section `[client]`: how commands reach a server. Its port is that of its protocol's section."""
 
     host: str | None = None
-    """The server's address; else `serve.host`, and this machine's own where that stands for all of them."""
+    """The server's address; unset: `serve.host`, or loopback if that stands for all addresses."""
     tls: bool | None = None
-    """Whether to speak TLS; unless said, where `[tls]` or the protocol's own says that the server does."""
+    """Whether to use TLS; unset: if `[tls]` or the protocol's own section turns it on for the server."""
     ca: Path | None = None
-    """PEM: authorities of servers; else the system's, and the certificate that `[tls]` names."""
+    """PEM: authorities of servers; unset: the system's, and the certificate in `[tls]`."""
     certificate: Path | None = None
-    """PEM: our own certificate, where the server asks for one (`tls.client_ca`)."""
+    """PEM: the client's certificate, for servers that require one (`tls.client_ca`)."""
     key: Path | None = None
-    """PEM: its private key; may be in the certificate's file."""
+    """PEM: the client's private key; may be in the certificate's file."""

@@ -8,22 +8,23 @@ from shared.units import GIB, MIB, RESTART, limit
 
 @attrs.frozen
 class RecordSettings:
-    """Section `[record]`: whose messages are written down as they pass through, and for how long."""
+    """Section `[record]`: which protocols' messages are recorded, and for how long they are kept."""
 
     protocols: tuple[str, ...] = attrs.field(default=(), metadata=RESTART)
-    """By name; none unless said."""
+    """Names of the protocols to record; none by default."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("interval"), metadata=RESTART)
-    """Nobody waits for what is recorded, so this is `interval:50ms` whatever `[serve]` says; its bytes
-    are written once, around the journal. `always` goes through the journal and syncs with every batch; `none`
-    is not synced, and a power cut may cost more."""
+    """The durability of recordings. Nobody waits for them, so `[serve]` does not change it. With `interval`
+    bytes are written once, around the journal. `always` uses the journal and syncs with every batch. `none`
+    is not synced, and a power cut may lose more."""
     retention_bytes: int = limit(GIB, MIB, 1 << 62)
-    """Of each protocol; older blocks go. Never 0: what is recorded unasked-for must not fill a disk."""
+    """Bytes that each protocol's recording keeps; older blocks are dropped. Never 0, or it would fill the
+    disk."""
     retention_ms: int = limit(7 * 24 * 3600 * 1000, 1, 1 << 62)
-    """Age at which blocks go."""
+    """Age at which blocks are dropped."""
     pending_bytes_max: int = limit(64 * MIB, 1, GIB)
-    """Of each protocol, waiting for the disk; beside them one block, however large. What comes then is not
-    recorded: the protocol never waits. 64 MiB: what a fast protocol brings while a disk stalls for a fifth
-    of a second; it is used only then."""
+    """Bytes of each protocol that may wait for the disk, beside one block of any size. Above it messages pass
+    unrecorded, because the protocol never waits. 64 MiB is what a fast protocol brings while a disk stalls
+    for a fifth of a second."""
 
     @property
     def retention(self) -> Retention:

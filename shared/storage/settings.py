@@ -93,17 +93,17 @@ class StorageSettings:
     """Section `[storage]`."""
 
     segment_bytes: int = limit(64 * MIB, 4 * KIB, 4 * GIB)
-    """A journal segment; less where the journal would outgrow its share of the file system. 64 MiB: a
-    checkpoint every half second at full speed, and little to replay."""
+    """The size of a journal segment; smaller if the journal would exceed its share of the file system. 64
+    MiB: a checkpoint every half second at full speed, and little to replay."""
     journal_fraction: float = attrs.field(default=1 / 8, validator=[validators.gt(0), validators.le(0.5)])
-    """Of the file system, for all segments together."""
+    """The share of the file system for all segments together."""
     zero_fill: bool = True
     """Write new segments full of zeros ahead of their use: a sync then need not write block maps (half the
     time on ext4)."""
     pending_bytes_max: int = attrs.field(default=64 * MIB, validator=validators.ge(1))
-    """Bytes waiting for the disk above which sessions stop reading."""
+    """Sessions stop reading when more bytes than this wait for the disk."""
     inline_bytes_max: int = attrs.field(default=1 * MIB, validator=validators.ge(0))
-    """A commit of more bytes is made in a thread."""
+    """A larger commit is written in a thread."""
     inline_sync_seconds: float = attrs.field(default=300e-6, validator=validators.ge(0))
     """A smaller one is made without a thread while recent syncs took less than this. On a loop that is busy
     with many such: a few times as long (`Committer`)."""
@@ -122,18 +122,18 @@ class StorageSettings:
     sync_all_logs: int = attrs.field(default=64, validator=validators.ge(0))
     """More changed logs than this are synced by one syncfs (seen: 3 ms, against 40 ms for 1,000 logs)."""
     open_files_max: int = attrs.field(default=0, validator=validators.ge(0))
-    """Handles kept open; 0: what the process's limit leaves beside the open connections, 400 to 8192."""
+    """Log files kept open; 0: as many as the process's limit leaves beside connections, 400 to 8192."""
     cache_bytes: int = attrs.field(default=16 * MIB, validator=validators.ge(0))
-    """Of blocks read for single records, and of the newest appends for readers at the end of a log."""
+    """The cache of blocks read for single records, and of the newest appends for readers at a log's end."""
     reader_threads: int = attrs.field(default=4, validator=validators.ge(1))
-    """So many reads go to the disk at a time."""
+    """Concurrent reads from the disk."""
     reserve_bytes_min: int = attrs.field(default=64 * MIB, validator=validators.ge(0))
-    """Free space below which publishing stops, however small the file system is; see `reserve_fraction`."""
+    """The least free space at which publishing stops, on small file systems; see `reserve_fraction`."""
     reserve_bytes_max: int = attrs.field(default=1024 * MIB, validator=validators.ge(0))
-    """The same at most, however large it is."""
+    """The most free space at which publishing stops, on large file systems."""
     reserve_fraction: float = attrs.field(default=0.02, validator=[validators.ge(0), validators.le(0.5)])
     """Publishing stops below max(min, min(fraction of the file system, max)) free bytes."""
     retention_seconds: float = attrs.field(default=10.0, validator=validators.gt(0))
-    """How often retention looks."""
+    """How often retention runs."""
     scrub_bytes_per_second: int = attrs.field(default=1 * MIB, validator=validators.ge(0))
     """Slow background reading that finds flipped bits; 0: none."""
