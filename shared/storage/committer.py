@@ -644,18 +644,22 @@ class Committer:
         self._filling_since = self._clock.monotonic()
         for look in self.after_commit:
             look()
-        if self._charged:
-            self._charge(sum(batch.bytes for batch in self._batches[:-1]) - self._charged)
-        if self.congested and self._awaited_bytes() <= self._settings.pending_bytes_max // 2:
-            self.congested = False
-            callbacks, self._uncongested = self._uncongested, []
-            for callback in callbacks:
-                call(callback)
+        if self._charged or self.congested:
+            self._relieve()
         self._busy = False
         if self._running and self._sync_by < math.inf:
             self._wake.set()
         if self._idle:
             self._rest()
+
+    def _relieve(self) -> None:
+        """Less waits for the disk than before."""
+        self._charge(sum(batch.bytes for batch in self._batches[:-1]) - self._charged)
+        if self.congested and self._awaited_bytes() <= self._settings.pending_bytes_max // 2:
+            self.congested = False
+            callbacks, self._uncongested = self._uncongested, []
+            for callback in callbacks:
+                call(callback)
 
     def _count(self, commit: Commit, good: list[CommitBatch]) -> None:
         counts = self.counts
@@ -713,6 +717,7 @@ class Committer:
         self._set_read_only(error)
         if not self._busy:  # else the commit under way fails what waits, when it has ended
             self._fail([], self.read_only)
+            self._relieve()
 
     def _set_read_only(self, error: PoisonError) -> None:
         if self.read_only is None:

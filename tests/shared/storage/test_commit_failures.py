@@ -9,6 +9,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from shared.budget import Account
 from shared.errors import StoreError, StoreFull, StoreReadOnly
 from shared.storage.committer import CommitCounts
 from shared.storage.store import Store
@@ -318,6 +319,30 @@ async def test_a_file_system_that_has_become_read_only_is_told_before_anybody_wr
         await trio.sleep(1.5)
         assert "the file system is read-only" in str(store.read_only)
         assert await read_all(log) == [b"kept"]
+
+
+async def test_what_waits_when_the_store_becomes_read_only_is_given_back_to_the_budget(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.storage.committer.BATCH_PAYLOAD_MAX", 1000)
+    disk = FakeDisk()
+    store = await open_store(disk, attrs.evolve(SMALL, pending_bytes_max=1500))
+    (log,) = await logs_of(store, ALWAYS)
+    account = Account("process", 1 << 30)
+    store.charge_to(account)
+    relieved: list[str] = []
+    async with running(store):
+        before = account.used_bytes
+        for _ in range(3):
+            _, ticket = log.append(records(bytes(900)), 1)
+        assert store.congested
+        store.when_uncongested(lambda: relieved.append("relieved"))
+        assert account.used_bytes > before
+        disk.read_only = True
+        await trio.sleep(1.5)
+        assert isinstance(ticket.error, StoreReadOnly)
+        assert account.used_bytes == before
+        assert relieved == ["relieved"]
 
 
 async def test_a_file_system_that_does_not_tell_its_free_space_is_taken_to_be_as_it_was(
