@@ -580,10 +580,10 @@ class Session(SessionBase):
             self.counts.bytes_in += sum(map(len, records[:count]))
             self.replies.reply_after(ticket, (b"OK %d\n" * count) % tuple(offsets), count)
         if count < len(logs):
-            self._append_by_topic(logs[count:], messages[count:])
+            self._append_by_topic(logs[count:], records[count:])
         self.stop_if_congested(self.broker.store)
 
-    def _append_by_topic(self, logs: "Sequence[Log]", messages: Sequence[bytes]) -> None:
+    def _append_by_topic(self, logs: "Sequence[Log]", records: Sequence[bytes]) -> None:
         """The same with one append for each topic; the answers are in the order of the requests."""
         places: dict[Log, list[int]] = {}
         for place, log in enumerate(logs):
@@ -591,17 +591,18 @@ class Session(SessionBase):
         offsets = [0] * len(logs)
         outcomes: dict[Log, Ticket | Refusal] = {}
         for log, those in places.items():
-            records, lengths = runs.encode([messages[place] for place in those])
+            parts = [records[place] for place in those]
             try:
-                offset, outcomes[log] = self._alive(log).append(records, len(those))
+                offset, outcomes[log] = self._alive(log).append(b"".join(parts), len(those))
             except (StoreError, Refusal) as error:
                 outcomes[log] = error if isinstance(error, Refusal) else refusal_for(error)
                 continue
-            for place, at in zip(those, accumulate(lengths, initial=offset), strict=False):
+            ends = list(accumulate(map(len, parts), initial=offset))
+            for place, at in zip(those, ends, strict=False):
                 offsets[place] = at
             self.counts.messages_in += len(those)
             self.written += len(those)
-            self.counts.bytes_in += len(records)
+            self.counts.bytes_in += ends[-1] - offset
         start = 0
         for outcome, run in groupby(map(outcomes.__getitem__, logs)):
             end = start + sum(1 for _ in run)
