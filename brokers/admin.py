@@ -1,8 +1,8 @@
-"""The HTTP application of operating: health, status, metrics, and verbs that no wire protocol has.
+"""The HTTP application for operators: health, status, metrics, and administrative verbs.
 
-It is asked on the control socket, by its owner, and on the admin port (`admin_port`, `admin_gate`), by who
-logs in. On the control socket a request that changes something is refused (403) if a browser says that a web
-page made it (`Origin`). Errors are `{"error": ...}` there, and problem details (RFC 9457) on the admin port.
+It serves the control socket, for its owner, and the admin port (`admin_port`, `admin_gate`), for users who
+log in. On the control socket a change is refused (403) if a browser says that a web page asks for it
+(`Origin`). Errors are `{"error": ...}` there, and problem details (RFC 9457) on the admin port.
 
 | request | answer |
 |---|---|
@@ -61,17 +61,17 @@ from shared.objects import BadArgument, ObjectMissing, Objects
 from shared.plugin import Verb
 
 _CREDENTIALS = struct.Struct("=iII")
-"""Of the peer: process, user, group."""
+"""The peer's process, user and group."""
 
 
 class Operated(Protocol):
-    """What can be operated: the host, as this module sees it."""
+    """The host, as this module uses it."""
 
     def unready(self) -> str | None:
-        """Return why it should get no work now; None if it should."""
+        """Return why the server is not ready for work; None if it is."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return what runs, in values that JSON has."""
+        """Return the running protocols and the store's state, in JSON's values."""
 
     def samples(self) -> Sequence[Sample]:
         """Read all metrics now."""
@@ -80,26 +80,28 @@ class Operated(Protocol):
         """Return all verbs, by protocol and name."""
 
     async def reload(self, action: str, name: str, *, user: str, peer: str) -> Mapping[str, Any]:
-        """Take up what changed, for `user`. Raises BrokerError, and nothing has changed."""
+        """Apply changed settings, users and certificates, for `user`. Raises BrokerError; nothing is changed
+        then."""
 
     def objects(self) -> Sequence[tuple[str, Objects]]:
-        """Return what every protocol has, with the protocol's name."""
+        """Return (protocol, objects of one kind) for all protocols."""
 
     def overview(self) -> Mapping[str, Any]:
-        """Return how it is and what it did in the last minute."""
+        """Return the server's state and its rates over the last minute."""
 
     def history(self, after: str) -> Mapping[str, Any]:
-        """Return what it did in the last quarter of an hour, where later than `after`."""
+        """Return its rates over the last quarter of an hour, later than `after`."""
 
     def trace(self, name: str) -> Recent:
-        """Return copies of what passes a name; they end when nobody has asked for a while."""
+        """Return copies of the messages that pass a name; the copying ends some time after the last
+        request."""
 
     @property
     def backups(self) -> Path:
-        """Return the folder of what may be written and read by order of somebody on the network."""
+        """Return the only folder in which requests over TCP may read and write files."""
 
     def definitions(self) -> definitions.Document:
-        """Return what can be written down of it, and be made again."""
+        """Return the document of durable objects, for export and import."""
 
     def stop(self) -> None:
         """Begin to drain."""
@@ -109,7 +111,7 @@ class Operated(Protocol):
 
 
 def application(host: Operated) -> Starlette:
-    """The ASGI application over `host`, without the checks of who asks."""
+    """The ASGI application over `host`, without authentication."""
     scraping, scraping_objects, taking = trio.Lock(), trio.Lock(), trio.Lock()
     followers = Followers()
 
@@ -126,7 +128,7 @@ def application(host: Operated) -> Starlette:
     async def scrape(_: Request) -> Response:
         # The text is made in a thread of Starlette's: with many series that takes longer than any peer should
         # wait.
-        # One at a time: whoever scrapes in a flood waits for himself.
+        # One at a time, so that a flood of scrapes delays only itself.
         async with scraping:
             samples = await metrics.worked_out(host.samples())
             text = await run_in_threadpool(metrics.render, samples)

@@ -274,11 +274,11 @@ class Host:
             taken = await definitions.load(self.definitions(), path)
             if taken.told:
                 self._log.warning(
-                    "some definitions cannot be here, and were left out; the others are there",
+                    "some definitions cannot be created here, and were left out; the others are loaded",
                     left_out=taken.left_out,
                     told=taken.told,
                 )
-            self._log.info("definitions are there", made=taken.made, same=taken.same)
+            self._log.info("definitions are loaded", made=taken.made, same=taken.same)
 
     async def _open_admin(self, nursery: trio.Nursery, reloader: Reloader) -> None:
         """Serve the admin port, where there is to be one. Raises Refusal and ConfigError.

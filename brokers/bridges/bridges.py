@@ -165,7 +165,7 @@ class Bridges:
                 Action("resume", "Carry again.", self._resume, dry_runs=True, answers=("resumed",)),
                 Action(
                     "reset",
-                    "Begin anew at another place of the source.",
+                    "Begin again at another position of the source.",
                     self._reset,
                     {"to": "first, end, an offset, or a time (RFC 3339)"},
                     dry_runs=True,
@@ -417,17 +417,23 @@ def _samples(bridge: Bridge) -> Iterator[Sample]:
     yield Sample(
         "bridge_filtered_total", counts.filtered, "Messages that its filter left out.", labels=labels
     )
-    yield Sample("bridge_circled_total", counts.circled, "Messages that had passed it before.", labels=labels)
+    yield Sample(
+        "bridge_circled_total", counts.circled, "Messages that had passed this bridge before.", labels=labels
+    )
     for name, help_, by_reason in (
-        ("bridge_dead_total", "Messages set apart, since the target never takes them.", counts.dead),
-        ("bridge_dropped_total", "Messages that the target refused, dropped.", counts.dropped),
-        ("bridge_lost_total", "Messages that the source gave and nothing had room for.", counts.lost),
-        ("bridge_waits_total", "Refusals that were waited for.", counts.waited),
+        ("bridge_dead_total", "Dead messages, which the target never takes.", counts.dead),
+        (
+            "bridge_dropped_total",
+            "Messages that were dropped because the target refused them.",
+            counts.dropped,
+        ),
+        ("bridge_lost_total", "Messages of a source that cannot wait, without room for them.", counts.lost),
+        ("bridge_waits_total", "Refusals after which the bridge waited.", counts.waited),
     ):
         for reason, count in sorted(by_reason.items()):
             yield Sample(name, count, help_, labels=(*labels, ("reason", reason)))
     lag = bridge.lag
     if lag is not None:
-        yield Sample("bridge_lag", lag, "Messages, of a log bytes, not carried yet.", "gauge", labels)
-    yield Sample("bridge_held_bytes", bridge.inbox.bytes, "What it has taken, not carried.", "gauge", labels)
+        yield Sample("bridge_lag", lag, "Messages not carried yet, for a log bytes.", "gauge", labels)
+    yield Sample("bridge_held_bytes", bridge.inbox.bytes, "Bytes taken and not carried yet.", "gauge", labels)
     yield Sample("bridge_up", bridge.state == "running", "1: it carries.", "gauge", labels)
