@@ -153,30 +153,28 @@ def test_no_bytes_are_too_bad_to_be_decoded(garbage: list[bytes], bodies: list[t
     assert faults >= {number for number, each in enumerate(garbage) if len(each) < 32}
 
 
-def test_volumes_are_what_was_produced() -> None:
+@pytest.fixture
+def few_and_a_fault() -> pa.RecordBatch:
+    """The log of a queue that got `one` and `three`, of which the first was acknowledged; and no event."""
     world = World(DmsSettings())
     peer = world.connect()
     peer.create("jobs")
     peer.produce("jobs", b"one", b"three")
     ((held, _),) = peer.consume("jobs")
     peer.ack(held)
-    those = [*plain_events.log_of(world, "jobs"), ("jobs", 9999, b"bad")]
-    (good, bad) = volumes(plain_events.batch_of(those)).to_pylist()
+    return plain_events.batch_of([*plain_events.log_of(world, "jobs"), ("jobs", 9999, b"bad")])
+
+
+def test_volumes_are_what_was_produced(few_and_a_fault: pa.RecordBatch) -> None:
+    (good, bad) = volumes(few_and_a_fault).to_pylist()
     assert (good["name"], good["messages"], good["bytes"], good["fault"]) == ("jobs", 2, 8, None)
     assert (bad["log"], bad["name"], bad["messages"], bad["bytes"]) == ("jobs", None, None, None)
     assert bad["fault"]
 
 
-def test_contents_are_the_events_with_the_bodies_of_what_came() -> None:
-    world = World(DmsSettings())
-    peer = world.connect()
-    peer.create("jobs")
-    peer.produce("jobs", b"one", b"three")
-    ((held, _),) = peer.consume("jobs")
-    peer.ack(held)
-    batch = plain_events.batch_of([*plain_events.log_of(world, "jobs"), ("jobs", 9999, b"bad")])
-    found = contents(batch).to_pylist()
+def test_contents_are_the_events_with_the_bodies_of_what_came(few_and_a_fault: pa.RecordBatch) -> None:
+    found = contents(few_and_a_fault).to_pylist()
     assert [row["payload"] for row in found if row["bytes"] is not None] == [b"one", b"three"]
     assert [{**row, "payload": None} for row in found] == [
-        {**row, "payload": None} for row in events.events(batch).to_pylist()
+        {**row, "payload": None} for row in events.events(few_and_a_fault).to_pylist()
     ]

@@ -56,12 +56,10 @@ def test_three_kills_lose_nothing_that_was_counted_as_recorded(tmp_path: Path) -
         ("dms", "replay-skips-last-batch"),
         ("dms", "dms-replay-forgets-acks"),
         ("dms", "dms-delivers-what-is-held"),
-        ("dms", "dms-dead-left-behind"),
-        ("dms", "dms-nack-costs-no-time"),
     ],
 )
 def test_a_server_that_breaks_a_promise_is_found_out(protocol: str, bug: str, tmp_path: Path) -> None:
-    """By which words the judges' own tests say: what a bug breaks first is chance."""
+    """By which words the judges' own tests say: what comes first is chance. The simulation finds more."""
     plan = short(UNTIL_FOUND, "suite/fault", ("always",), tmp_path, bug=bug, works=(protocol,))
     faults = run_lane(plan).verdict.faults
     assert faults

@@ -40,9 +40,9 @@ PROTOCOLS = ("logmq", "dms", "pubsub", "kqmsgq", "dmp")
 
 
 class Place:
-    """A server that asks for logins, over TLS, and what its clients have."""
+    """A server that asks for logins, over TLS or in the clear on loopback, and what its clients have."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, tls: bool) -> None:
         self.folder = folder
         (folder / "data").mkdir()
         users = folder / "data" / "users.toml"
@@ -61,35 +61,23 @@ class Place:
         self.right, self.wrong = folder / "right", folder / "wrong"
         self.right.write_text(f"{PASSWORD}\n")
         self.wrong.write_text(f"{OTHER}\n")
-        environ = {
-            "BROKERS_SERVE_ENABLE": ",".join(PROTOCOLS),
-            "BROKERS_ACCESS_REQUIRED": "always",
-            "BROKERS_TLS_CERTIFICATE": str(folder / "server.pem"),
-            "BROKERS_TLS_CLIENT_CA": str(self.ca),
-        }
+        environ = {"BROKERS_SERVE_ENABLE": ",".join(PROTOCOLS), "BROKERS_ACCESS_REQUIRED": "always"}
+        if tls:  # client certificates are asked for; a login beside one is that user's
+            environ["BROKERS_TLS_CERTIFICATE"] = str(folder / "server.pem")
+            environ["BROKERS_TLS_CLIENT_CA"] = str(self.ca)
         self.server = Server(folder, environ=environ, quick=True)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    # Client certificates are asked for; a login beside one is that user's.
-    found = Place(tmp_path_factory.mktemp("tls"))
+    found = Place(tmp_path_factory.mktemp("tls"), tls=True)
     with found.server:
         yield found
 
 
-class Plain(Place):
-    """The same in the clear, on loopback."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        environ = {"BROKERS_SERVE_ENABLE": ",".join(PROTOCOLS), "BROKERS_ACCESS_REQUIRED": "always"}
-        self.server = Server(folder, environ=environ, quick=True)
-
-
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
-    found = Plain(tmp_path_factory.mktemp("plain"))
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    found = Place(tmp_path_factory.mktemp("plain"), tls=False)
     with found.server:
         yield found
 
@@ -186,7 +174,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_client_logs_in_by_password_url_variable_and_certificate(
-    protocol: str, plain: Plain, place: Place, monkeypatch: pytest.MonkeyPatch
+    protocol: str, plain: Place, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, port = plain.server.address(protocol)
     await attempt(protocol, host, port, {"user": "ann", "password": PASSWORD})
@@ -212,7 +200,7 @@ async def test_a_client_logs_in_by_password_url_variable_and_certificate(
 
 
 async def test_a_connection_that_is_made_again_logs_in_again(tmp_path: Path) -> None:
-    where = Plain(tmp_path)
+    where = Place(tmp_path, tls=False)
     how: How = {"user": "ann", "password": PASSWORD}
     with where.server as server:
         ports = {protocol: server.address(protocol)[1] for protocol in PROTOCOLS}
@@ -259,7 +247,7 @@ COMMANDS: dict[str, Sequence[str]] = {
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_command_logs_in_and_no_output_of_its_or_the_servers_shows_a_password(
-    protocol: str, plain: Plain, place: Place
+    protocol: str, plain: Place, place: Place
 ) -> None:
     words, printed = (protocol, *COMMANDS[protocol]), []
 
@@ -293,7 +281,7 @@ def test_a_command_logs_in_and_no_output_of_its_or_the_servers_shows_a_password(
     assert not [text for text in printed if "planted" in text]
 
 
-def test_a_subscriber_takes_a_url_where_its_address_stands(plain: Plain) -> None:
+def test_a_subscriber_takes_a_url_where_its_address_stands(plain: Place) -> None:
     host, port = plain.server.address("pubsub")
     url = f"pubsub://ann@{host}:{port}?password-file={plain.right}"
     assert run("pubsub", "subscriber", "url", url, stdin=b"keep home\nexit\n").returncode == 0
@@ -307,7 +295,7 @@ def test_a_subscriber_takes_a_url_where_its_address_stands(plain: Plain) -> None
     assert (refused.returncode, "planted" in refused.stderr) == (2, False)
 
 
-def test_nc_logs_in_to_logmq(plain: Plain) -> None:
+def test_nc_logs_in_to_logmq(plain: Place) -> None:
     nc = shutil.which("nc")
     if nc is None:
         pytest.skip("there is no nc")

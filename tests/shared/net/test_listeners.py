@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -168,18 +169,22 @@ async def test_a_peer_that_sends_the_beginning_of_something_is_acknowledged_at_o
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
 
 
-async def test_who_comes_from_this_machine_is_not_probed_wherever_else_others_may_come_from() -> None:
-    (listening,) = bind_tcp("0.0.0.0", 0, SETTINGS)
-    admit, admitted = trio.open_memory_channel[socket.socket](1)
-    acceptor = Acceptor(
+def acceptor_of(listening: socket.socket, admit: Callable[[socket.socket], None]) -> Acceptor:
+    return Acceptor(
         listening,
-        lambda sock, peer, host: admit.send_nowait(sock),
+        lambda sock, peer, host: admit(sock),
         settings=SETTINGS,
         admission=Admission(SETTINGS),
         counters=NetCounters(),
         log=structlog.stdlib.get_logger("test"),
         pushes=False,
     )
+
+
+async def test_who_comes_from_this_machine_is_not_probed_wherever_else_others_may_come_from() -> None:
+    (listening,) = bind_tcp("0.0.0.0", 0, SETTINGS)
+    admit, admitted = trio.open_memory_channel[socket.socket](1)
+    acceptor = acceptor_of(listening, admit.send_nowait)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(acceptor.run)
         stream = await trio.open_tcp_stream("127.0.0.1", listening.getsockname()[1])
@@ -290,15 +295,7 @@ async def test_a_turn_of_accepting_is_short_whatever_sessions_do_meanwhile(
     monkeypatch.setattr(listeners, "perf_counter", lambda: next(clock) / 1000)
     (listening,) = bind_tcp("127.0.0.1", 0, SETTINGS)
     taken: list[socket.socket] = []
-    acceptor = Acceptor(
-        listening,
-        lambda sock, peer, host: taken.append(sock),
-        settings=SETTINGS,
-        admission=Admission(SETTINGS),
-        counters=NetCounters(),
-        log=structlog.stdlib.get_logger("test"),
-        pushes=False,
-    )
+    acceptor = acceptor_of(listening, taken.append)
     clients = [socket.create_connection(listening.getsockname()) for _ in range(20)]
     while (before := len(taken)) < 20:
         await trio.lowlevel.wait_readable(listening)
