@@ -185,7 +185,7 @@ def import_into(engine: Engine, name: str, file: Dmsq, *, once: bool = False) ->
     except StoreError as error:
         raise refusal_for(error) from None
     if file.bodies:
-        log.appended(file.bodies, size, offset, queue.tail)
+        log.appended(file.bodies, size, offset, queue.tail, ticket)
         engine.counts.produced += len(file.bodies)
         queue.on_produced(len(file.bodies))
     return queue, ticket

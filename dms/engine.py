@@ -706,11 +706,13 @@ class Queue:
                 cold.positions.append((arrival.first, arrival.offset))
         self.end = arrival.first + len(bodies)
 
-    def all_arrived(self) -> None:
+    def all_arrived(self, ticket: Ticket) -> None:
         if self.expiry is not None:
             self.expiry.row_grew()
         if self.line:
+            self.engine.resolving = ticket
             self.dispatch()
+            self.engine.resolving = None
 
     def undo_acks(self, acks: Sequence[Acked]) -> None:
         for consumer, ids, deliveries in acks:
@@ -833,6 +835,8 @@ class Engine:
         self.parked: dict[bytes, dict[Queue, None]] = {}
         """Queues whose dead messages have no place, by the name of the queue that is missing or full."""
         self.draining = False
+        self.resolving: Ticket | None = None
+        """While what one commit brought is delivered: the ticket that is done next, whose answers go then."""
         self.onlookers: list[Callable[[bytes, Sequence[bytes]], None]] = []
         """Called with what comes into a queue, while somebody traces."""
         self.hot_bytes = 0
@@ -1084,13 +1088,13 @@ class Engine:
         moving, count = source.log.moving(seqs, reason, target.text)
         record = target.log.arriving(letters, first)
         try:
-            (_, offset), _ = self.store.append_all(
+            (_, offset), ticket = self.store.append_all(
                 [(source.log.log, moving, count), (target.log.log, record, 1)], reserved=True
             )
         except StoreError as error:
             raise refusal_for(error) from None
         source.log.departed(partial(_undo_move, source, {seq: source.back[seq] for seq in seqs}))
-        target.log.appended(letters, size, offset, first)
+        target.log.appended(letters, size, offset, first, ticket)
         target.on_produced(len(letters))
 
     # -- consumers

@@ -56,16 +56,20 @@ Acked = tuple[Any, Sequence[bytes], Sequence[Any]]
 
 
 class Arrival:
-    """Messages in the log that are not visible yet. `offset`: of their record; `end`: the log's behind it."""
+    """Messages in the log that are not visible yet. `offset`: of their record; `end`: the log's behind it.
+    `ticket`: who waits for them to be durable waits for this."""
 
-    __slots__ = ("bodies", "end", "first", "offset", "size")
+    __slots__ = ("bodies", "end", "first", "offset", "size", "ticket")
 
-    def __init__(self, end: int, offset: int, first: int, bodies: Sequence[bytes], size: int) -> None:
+    def __init__(
+        self, end: int, offset: int, first: int, bodies: Sequence[bytes], size: int, ticket: Ticket
+    ) -> None:
         self.end = end
         self.offset = offset
         self.first = first
         self.bodies = bodies
         self.size = size
+        self.ticket = ticket
 
 
 class Copies:
@@ -188,8 +192,8 @@ class LogOwner(Protocol):
     def arrived(self, arrival: Arrival) -> None:
         """These messages are as durable as the log's mode asks."""
 
-    def all_arrived(self) -> None:
-        """`arrived` was called for everything that one commit made durable."""
+    def all_arrived(self, ticket: Ticket) -> None:
+        """`arrived` was called for everything that one commit made durable; `ticket` is about to be done."""
 
     def undo_acks(self, acks: Sequence[Acked]) -> None:
         """The disk did not take these ACKs."""
@@ -259,7 +263,7 @@ class QueueLog:
         """Messages come, from sequence `first` on, `size` bytes in all."""
         if isinstance(bodies[0], DeadLetter):
             offset, ticket = self.append(*self._with_notes(self.arriving(bodies, first)))
-            self.appended(bodies, size, offset, first)
+            self.appended(bodies, size, offset, first, ticket)
             return ticket
         needed = size + _LENGTH_BYTES * len(bodies)
         pending = self._pending
@@ -315,7 +319,7 @@ class QueueLog:
         offset = pending.add(produced + notes + gone, count + bool(bodies) + bool(acks))
         if bodies:
             size, self._bodies, self._bodies_size = self._bodies_size, [], 0
-            self.appended(bodies, size, offset, self._first)
+            self.appended(bodies, size, offset, self._first, pending.ticket)
         if acks:
             self._acks = []
             self.departed(partial(self._owner.undo_acks, acks))
@@ -331,9 +335,9 @@ class QueueLog:
         self.write_pending()
         return self._enqueued(bodies, first)
 
-    def appended(self, bodies: Sequence[bytes], size: int, offset: int, first: int) -> None:
+    def appended(self, bodies: Sequence[bytes], size: int, offset: int, first: int, ticket: Ticket) -> None:
         """Messages stand in the log, from `offset` to its end."""
-        self._arrivals.append(Arrival(self.log.end, offset, first, bodies, size))
+        self._arrivals.append(Arrival(self.log.end, offset, first, bodies, size, ticket))
 
     def moving(self, seqs: Sequence[int], reason: Reason, target: str) -> tuple[bytes, int]:
         """The records of messages that move to another queue, to be appended now; then call `departed`."""
@@ -462,8 +466,9 @@ class QueueLog:
             departures.popleft()
         if arrivals and arrivals[0].end <= visible:
             while arrivals and arrivals[0].end <= visible:
-                owner.arrived(arrivals.popleft())
-            owner.all_arrived()
+                arrival = arrivals.popleft()
+                owner.arrived(arrival)
+            owner.all_arrived(arrival.ticket)
         if self._snapshot_due():
             self.snapshot()
 

@@ -798,7 +798,12 @@ class Session(SessionBase):
     # -- what the engine tells
 
     def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
-        self.push(runs.delivery(ids[0], bodies[0]) if len(ids) == 1 else runs.deliveries(ids, bodies))
+        data = runs.delivery(ids[0], bodies[0]) if len(ids) == 1 else runs.deliveries(ids, bodies)
+        resolving = self._engine.resolving
+        if resolving is not None and self._acking and self._acking[-1][0] is resolving:
+            self.replies.reply_after(resolving, data, 0)  # with the answers to ACKs, in one write
+        else:
+            self.push(data)
         if self.state is State.LEAVING:
             self._check_left()
 

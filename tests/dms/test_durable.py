@@ -5,7 +5,7 @@ import pytest
 from dms import cold, engine, queue_log, wire
 from dms.settings import QUEUES, TABLES_NAMESPACE, DmsSettings, QueueSettings
 from dms.wire import Status, Type
-from shared.storage import log as storage_log
+from shared.storage import committer
 from shared.storage.settings import Durability
 from tests.dms.world import World, statuses
 from tests.support.explore import sampled_states
@@ -115,7 +115,7 @@ def test_no_queue_outlives_its_options(mode: Durability, seed: int) -> None:
 def test_a_queue_and_its_options_come_and_go_as_one_however_full_a_batch_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(storage_log, "BATCH_PAYLOAD_MAX", 1000)
+    monkeypatch.setattr(committer, "BATCH_PAYLOAD_MAX", 1000)
     crashes: list[Crash] = []
     apart = 0
 

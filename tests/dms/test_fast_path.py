@@ -10,7 +10,9 @@ from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.errors import StoreError
 from shared.net.session import SessionBase
+from shared.storage.log import Ticket
 from tests.dms.world import Peer, World, deliveries, statuses
+from tests.support.connections import MemoryConnection
 
 NAME = wire.pack_name("q")
 OTHER = wire.pack_name("r")
@@ -188,3 +190,32 @@ def exchange(peer: Peer, data: bytes, *replies: tuple[Type, int]) -> None:
     if data:
         peer.send(data)
     assert [(frame[0], frame[3]) for frame in peer.take()] == [*replies]
+
+
+def test_a_delivery_goes_with_the_answers_to_the_commit_that_brought_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    peer = world.connect()
+    peer.create("q")
+    peer.produce("q", b"a")
+    ((held, _),) = peer.consume("q")
+    writes: list[bytes] = []
+    monkeypatch.setattr(MemoryConnection, "write", lambda _, data: writes.append(data))
+    peer.send(turn(held, 2, made=produce(4)))
+    assert [[frame[0] for frame in wire.decode(data)[0]] for data in writes] == [
+        [Type.ACK_OK, Type.PRODUCE_OK, Type.DELIVER]
+    ]
+
+
+def test_a_delivery_does_not_wait_for_a_commit_behind_its_own(world: World) -> None:
+    peer = world.connect()
+    peer.create("q")
+    peer.produce("q", b"a")
+    ((held, _),) = peer.consume("q")
+    peer.send(wire.pack(Type.CONSUME, 2, NAME))
+    peer.session.receive(wire.pack(Type.ACK, held))  # with the next commit
+    queue = world.engine.queues[b"q"]
+    queue.make_visible((b"b",), 1)
+    queue.all_arrived(Ticket())  # an earlier one
+    assert [body for _, body in deliveries(peer.take())] == [b"b"]
