@@ -51,6 +51,7 @@ class Feed:
     """Of what was pushed before that: where it ends, and its exchange."""
     _unsent: tuple[Sequence["Chunk"], "Chunk | None"] = attrs.field(default=((), None), init=False)
     _wrote: float = attrs.field(init=False)
+    delivered: int = attrs.field(default=0, init=False)  # messages written, sent or not
     no_ack: bool = attrs.field(default=True, init=False)
     priority: int = attrs.field(default=0, init=False)
     ended: bool = attrs.field(default=False, init=False)
@@ -75,6 +76,7 @@ class Feed:
         return (0, 0) if left < 0 or self.ended or self._connection.closed else (_NO_LIMIT, left)
 
     def deliver(self, messages: list[Message]) -> None:
+        self.delivered += len(messages)
         parts: list[bytes] = []
         name = messages[0].head.exchange
         for message in messages:
@@ -87,10 +89,13 @@ class Feed:
         self._push(b"".join(parts), name)
 
     def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
+        self.delivered += len(bodies)
         self._push(_envelope(head).join((b"", *bodies)), head.exchange)
 
-    def deliver_whole(self, data: bytes | memoryview, exchange: bytes) -> None:
-        self._push(data, exchange)
+    def deliver_whole(self, chunks: Sequence[bytes | memoryview], count: int, exchange: bytes) -> None:
+        self.delivered += count
+        for chunk in chunks:
+            self._push(chunk, exchange)
 
     def cancelled(self) -> None:
         """The queue is gone: what is in the outbox is still sent."""

@@ -267,8 +267,7 @@ class Queue:
         self._next += count
         self._context.counts.delivered += count
         try:
-            for chunk in chunks:
-                feed.deliver_whole(chunk, exchange)
+            feed.deliver_whole(chunks, count, exchange)
         except Exception as error:
             feed.fail(error)
 

@@ -92,7 +92,10 @@ class Session(SessionBase):
 
     @property
     def traffic(self) -> Mapping[str, Any]:
-        return {"messages_in": self._role.sunk} if isinstance(self._role, Sink) else {}
+        role = self._role
+        if isinstance(role, Sink):
+            return {"messages_in": role.sunk, "messages_out": 0}
+        return {} if role is None else {"messages_in": 0, "messages_out": role.delivered}
 
     def input_ended(self) -> None:
         """The peer has sent all. Messages are not owed to a feed, beyond what is in its outbox."""

@@ -48,8 +48,8 @@ class Taker(Protocol):
 class FeedTaker(Taker, Protocol):
     """The reading end of a DMP connection; `no_ack`."""
 
-    def deliver_whole(self, data: bytes | memoryview, exchange: bytes) -> None:
-        """Messages that came by a sink, as they stand there; `exchange`: what the sink is."""
+    def deliver_whole(self, chunks: Sequence[bytes | memoryview], count: int, exchange: bytes) -> None:
+        """So many messages that came by a sink, as they stand there; `exchange`: what the sink is."""
 
 
 Share: TypeAlias = tuple[Taker, list[Message], int, int]

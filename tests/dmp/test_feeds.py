@@ -51,6 +51,19 @@ async def test_the_exchange_of_a_message_is_as_it_was_sent_or_the_publishs(
     assert found[2].properties == PERSISTENT
 
 
+async def test_sinks_and_feeds_count_their_messages_whichever_way_these_go(
+    world: World, app: Application
+) -> None:
+    app.queue(b"mine", b"quotes")
+    world.publish(b"quotes", b"k", b"waits")
+    feed, sink = app.feed(b"mine"), app.sink(b"quotes")
+    sink.say(packed(b"1") * 20 + packed(b"2", key=b"other"))
+    world.publish(b"quotes", b"k", b"3", b"4")
+    feed.wait(IDLE_SECONDS)
+    assert feed.session.traffic == {"messages_in": 0, "messages_out": 24}
+    assert sink.session.traffic == {"messages_in": 21, "messages_out": 0}
+
+
 async def test_a_feed_is_idle_for_five_seconds_then_a_null_message_is_written(
     world: World, app: Application
 ) -> None:
