@@ -404,7 +404,7 @@ class LoopTurn:
         self._silent_until = math.inf  # no later than that of the first
         self._timer = trio.CancelScope()
         self._lost: deque[DrivenConnection] = deque()
-        self._ending: list[DrivenConnection] = []
+        self._ending: deque[DrivenConnection] = deque()
         self._emptied = trio.lowlevel.ParkingLot()
         self._soon: deque[Callable[[], None]] = deque()
         self._more_soon = trio.lowlevel.ParkingLot()
@@ -500,20 +500,17 @@ class LoopTurn:
             self._run_deadlines()
         if self._silent_until <= self.now:
             self._close_silent()
-        if self._ending:
-            self._end_inputs()
+        behind = bool(self._ending) and not self._end_inputs()
         expecting = self._send_others() if self.to_send else ()
         yield_now = self._after_round()
         if expecting:
             self.to_send[:0] = self._send_some(expecting)
         hold = hold and len(self.to_send) >= HOLD_LEAST
         farewells_end = perf_counter() + FAREWELLS_SECONDS
-        behind = False
         while not behind and ((self.to_send and not hold) or self._lost or self._ending):
-            if self._ending:
-                self._end_inputs()
-            if not hold:
-                behind = not self.send()
+            behind = bool(self._ending) and not self._end_inputs()
+            if not hold and not self.send():
+                behind = True
             if self._lost and not self.say_farewell(farewells_end):
                 behind = True
         if behind:
@@ -550,10 +547,14 @@ class LoopTurn:
             else:
                 connection.close_silent(farewell)
 
-    def _end_inputs(self) -> None:
-        ending, self._ending = self._ending, []
-        for connection in ending:
-            connection.end_input()
+    def _end_inputs(self) -> bool:
+        """Those that are to be ended. False: not all, for `SENDS_SECONDS` are over."""
+        ends = perf_counter() + SENDS_SECONDS
+        while self._ending:
+            self._ending.popleft().end_input()
+            if self._ending and perf_counter() > ends:
+                return False
+        return True
 
     def send(self, but: Container[DrivenConnection | None] = ()) -> bool:
         """Send what was written. `but`: these are to be served soon, and wait until then.

@@ -29,6 +29,9 @@ class Gone:
     def deadline_came(self, now: float) -> None:
         self.told.append(self)
 
+    def end_input(self) -> None:
+        self.told.append(self)
+
 
 class Speaker:
     """One that has something to say. `told` gets it each time that it is sent to."""
@@ -116,3 +119,18 @@ async def test_many_are_sent_to_in_several_rounds_and_in_order(
             while made.to_send:
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
+
+
+async def test_a_drain_of_many_connections_leaves_the_rest_to_later_turns(made: LoopTurn) -> None:
+    told: list[object] = []
+    connections = [Gone(told) for _ in range(100)]
+    made.connections.update(connections)  # type: ignore[arg-type]
+    made.time = lambda: 0.0
+    made.drain()
+    assert 0 < len(told) < 50
+    while len(told) < 100:
+        before = len(told)
+        made.begin()
+        assert made.end() == (len(told) < 100), "others have their turn"
+        assert before < len(told) < before + 50
+    assert set(told) == set(connections)
