@@ -1,9 +1,9 @@
 """Checkpoints: making the logs' own files safe, so that the journal's segments become free.
 
 Between two commits a snapshot is taken: where replay would start, which logs changed, how far each goes.
-While commits go on, the logs' tails and index entries are written, the files and folders synced, the catalog
-replaced, and the segments below freed. An error in a sync is final (PROMISES: poisoned). Want of space is
-not, since all is safe in the journal: the checkpoint is tried again.
+While commits go on, the catalog is packed, the logs' tails and index entries are written, the files and
+folders synced, the catalog replaced, and the segments below freed. An error in a sync is final (PROMISES:
+poisoned). Want of space is not, since all is safe in the journal: the checkpoint is tried again.
 
 Where many logs changed, the system is asked to write them before they are synced, a few at a time: commits do
 not wait for that.
@@ -14,7 +14,7 @@ process from its end for a second.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from shared.storage import catalog
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk, replace_file
 from shared.storage.files import LogFile, OpenFiles, describe, out_of_space
-from shared.storage.inventory import Inventory
+from shared.storage.inventory import CatalogSnapshot, Inventory
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log, opaque
 from shared.storage.log_writer import LogWriter
@@ -40,19 +40,17 @@ _TOGETHER_SECONDS = 0.01
 _WRITE_BACK_SECONDS = 1.0
 """So long at most the system is asked, log by log, to write what is synced then."""
 _PAUSE_SECONDS_MAX = 0.05
+_PINNED_AT_ONCE = 1000
 _BATCHES_MAX = 65536
 """A checkpoint is due after so many batches, however small: replay takes time for each."""
 
 
 @attrs.frozen
 class Snapshot:
-    """What a checkpoint will make durable. `catalog`: packed; `folders`: whose names changed; `referred`:
-    ends of logs to whose files the journal refers."""
+    """What a checkpoint will make durable. `referred`: ends of logs to whose files the journal refers."""
 
-    replay_lsn: int
-    catalog: bytes
+    catalog: CatalogSnapshot
     logs: list[Log]
-    folders: list[str]
     referred: list[tuple[Log, int]]
 
 
@@ -139,32 +137,35 @@ class Checkpointer:
             return await self._checkpoint(clean)
 
     async def _checkpoint(self, clean: bool) -> bool:
-        """Tails and index entries are written before the snapshot, so that few are left for behind it."""
+        """Tails, index entries and lines of the catalog are written before the snapshot as far as they can
+        be, so that few are left for behind it."""
         await self._log_writer.flush()
+        await _in_turns(self._inventory.pack_stale())
         snapshot = await self._committer.between_commits(partial(self._snapshot, clean))
         if snapshot is None:
             return False
-        pinned = [
-            (file, self._files.pin(file)) for log in snapshot.logs for file in (log.file, log.index_file)
-        ]
+        pinned: list[tuple[LogFile, int]] = []
         good = False
         try:
+            await _in_turns(self._inventory.pack_changed(snapshot.catalog))
+            await _in_turns(self._pin(snapshot.logs, pinned))
             if await self._log_writer.flush():
                 if not clean and len(snapshot.logs) > self._sync_all_logs:
                     await self._start_write_back(pinned)
                 await self._sync_files(snapshot, pinned)
                 await self._in_thread(self._put_in_place, snapshot, clean, limiter=self._limiter)
                 good = True
+            await _in_turns(self._unpin(pinned))
         except PoisonError as error:
             self._committer.poison(error)
         except OSError as error:
             self._complain(error)
         finally:
-            for file, _ in pinned:
-                self._files.unpin(file)
+            for _ in self._unpin(pinned):
+                pass
             if not good:
                 self._committer.dirty.update(dict.fromkeys(snapshot.logs))
-                self._inventory.mark_dirty(snapshot.folders)
+                self._inventory.mark_dirty(snapshot.catalog)
         if good:
             self.checkpoints += 1
             self._failing = False
@@ -198,8 +199,21 @@ class Checkpointer:
         for log in logs:
             log.close_entry()
         ends = [(log, log.visible) for log in logs if log.referred_from < log.visible]
-        packed, folders = self._inventory.snapshot(self._journal.position, logs, clean)
-        return Snapshot(self._journal.position, packed, logs, folders, ends)
+        return Snapshot(self._inventory.snapshot(self._journal.position, logs, clean), logs, ends)
+
+    def _pin(self, logs: Sequence[Log], pinned: list[tuple[LogFile, int]]) -> Iterator[None]:
+        for at in range(0, len(logs), _PINNED_AT_ONCE):
+            for log in logs[at : at + _PINNED_AT_ONCE]:
+                pinned += [(file, self._files.pin(file)) for file in (log.file, log.index_file)]
+            yield
+
+    def _unpin(self, pinned: list[tuple[LogFile, int]]) -> Iterator[None]:
+        """And take them out of the list."""
+        while pinned:
+            for file, _ in pinned[-_PINNED_AT_ONCE:]:
+                self._files.unpin(file)
+            del pinned[-_PINNED_AT_ONCE:]
+            yield
 
     async def _start_write_back(self, pinned: list[tuple[LogFile, int]]) -> None:
         """Have the system write most of it first, in steps that leave the disk to commits in between.
@@ -228,7 +242,7 @@ class Checkpointer:
         left: deque[Callable[[], object]] = deque(
             partial(self._sync_log, pinned[at : at + 2]) for at in range(0, len(pinned), 2)
         )
-        left.extend(partial(self._disk.sync_folder, folder) for folder in snapshot.folders)
+        left.extend(partial(self._disk.sync_folder, folder) for folder in snapshot.catalog.folders)
         await self._in_thread(self._sync_some, left, limiter=self._sync_limiter)
         failed: list[PoisonError] = []
         async with trio.open_nursery() as nursery:
@@ -281,7 +295,14 @@ class Checkpointer:
             self._files.sync(file, fd)
 
     def _put_in_place(self, snapshot: Snapshot, clean: bool) -> None:
-        replace_file(self._disk, catalog.PATH, snapshot.catalog)
-        self._journal.release(snapshot.replay_lsn)
+        taken = snapshot.catalog
+        replace_file(self._disk, catalog.PATH, catalog.pack(taken.head, taken.lines.values()))
+        self._journal.release(taken.head.replay_lsn)
         if not clean:  # else nothing more is written
             self._journal.prepare()
+
+
+async def _in_turns(steps: Iterable[None]) -> None:
+    """The loop's other tasks have their turns between the steps."""
+    for _ in steps:
+        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone

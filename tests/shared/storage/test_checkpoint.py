@@ -245,6 +245,73 @@ async def test_one_that_is_cancelled_before_it_has_written_forgets_no_log() -> N
     assert runs
 
 
+# -- many logs: their lines of the catalog are packed in turns
+
+
+async def many_logs(disk: FakeDisk) -> tuple[Store, list[Log]]:
+    """Of 1,200 every second one has a record, so some are dirty, some only new."""
+    store = await open_store(disk, clock=HandClock())
+    logs = await logs_of(store, *[ALWAYS] * 1200)
+    for log in logs[::2]:
+        log.append(records(b"first"), 1)
+    _, ticket = logs[0].append(records(b"last"), 1)
+    await store.wait(ticket)
+    return store, logs
+
+
+async def test_what_changes_while_a_checkpoint_goes_through_many_logs_is_not_lost() -> None:
+    store, logs = await many_logs(disk := FakeDisk())
+    things = store.namespace(logs[0].namespace, ALWAYS)
+    left, made, over = list(logs), 0, False
+
+    async def change() -> None:
+        nonlocal made
+        while not over:
+            left[-1].append(records(b"more"), 1)
+            left[1].drop_below(left[1].end)
+            things.delete(left.pop(-2).name)
+            made += 1
+            _, created = things.create(f"new-{made}")
+            await store.wait(created)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):  # so that some commit ends in each turn
+            nursery.start_soon(change)
+        assert await store.checkpoint()
+        over = True
+    assert made > 3
+    expected = {log.name: (log.first, await read_all(log)) for log in things.logs.values()}
+    await require_logs(disk.kill(), things.name, expected)
+    await require_logs(next(every_state(disk.power_cut(), 1000)), things.name, expected)
+    await store.close()
+    await require_logs(disk, things.name, expected)
+
+
+async def require_logs(disk: FakeDisk, namespace: str, expected: dict[str, tuple[int, list[bytes]]]) -> None:
+    again = await open_store(disk)
+    logs = again.namespace(namespace, ALWAYS).logs
+    assert {log.name: (log.first, await read_all(log)) for log in logs.values()} == expected
+    again.abandon()
+
+
+async def test_one_that_is_cancelled_while_it_goes_through_many_logs_forgets_none() -> None:
+    for turns in (8, 9, 10):
+        store, logs = await many_logs(disk := FakeDisk())
+        things = store.namespace(logs[0].namespace, ALWAYS)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.checkpoint)
+                for turn in range(turns):
+                    things.create(f"new-{turn}")
+                    store.commit_pending()
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+        await store.close()
+        again = await open_store(disk)
+        assert set(again.namespace(things.name, ALWAYS).logs) == set(things.logs), turns
+        again.abandon()
+
+
 # -- what is asked for and not yet durable
 
 
