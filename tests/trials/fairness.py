@@ -7,13 +7,14 @@ fails. What the operation needs before (messages that wait, bindings) does not c
 
 import argparse
 import json
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -76,6 +77,7 @@ class Served:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
+        self._last: Sequence[Any] = ()
         self._addresses: dict[str, Address] = {name: tuple(address) for name, address in self._told().items()}
 
     def __enter__(self) -> Self:
@@ -92,8 +94,21 @@ class Served:
         self._say("begin")
 
     def longest(self) -> tuple[float, str]:
-        seconds, task = self._say("longest")
+        if not self._last:
+            self._last = self._say("longest")
+        seconds, task = self._last
         return seconds, task
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It finds all at once what is done to it within."""
+        self._process.send_signal(signal.SIGSTOP)
+        yield
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Until it has ended, as it does when it is asked to; `longest` tells of that, too."""
+        self._last = self._say("stop")
 
     def _say(self, word: str) -> Any:
         assert self._process.stdin is not None
@@ -119,15 +134,22 @@ def _serve(folder: Path) -> None:
     collector = Collector()
 
     async def run() -> None:
-        async with trio.open_nursery() as nursery:
-            bound = await nursery.start(Host(config.enabled(working), config, log).run)
+        host = Host(config.enabled(working), config, log)
+        async with trio.open_nursery() as lines, trio.open_nursery() as nursery:
+            bound = await nursery.start(host.run)
             collector.install()
             _tell({each.endpoint: (each.host, each.port) for each in bound})
-            async for line in _lines():
-                if line == "begin":
-                    watch.begin()
-                _tell((watch.longest_seconds, watch.longest_task))
-            nursery.cancel_scope.cancel()
+            lines.start_soon(obey, host)
+        _tell((watch.longest_seconds, watch.longest_task))
+
+    async def obey(host: Host) -> None:
+        async for line in _lines():
+            if line == "stop":
+                host.stop()
+                return
+            if line == "begin":
+                watch.begin()
+            _tell((watch.longest_seconds, watch.longest_task))
 
     trio.run(run, instruments=[watch])
 
@@ -381,6 +403,16 @@ def kqmsgq_one_message_for_5000_consumers(served: Served) -> None:
         _ping(served)
 
 
+def kqmsgq_5000_consumers_are_there_when_the_server_stops(served: Served) -> None:
+    with ExitStack() as stack:
+        address = served.address("kqmsgq")
+        for _ in range(5000):
+            stack.enter_context(Peer(address, kqmsgq.CONSUME + kqmsgq.subscribe(b"q")))
+        _ping(served)
+        served.begin()
+        served.stop()
+
+
 def kqmsgq_a_consumer_that_does_not_read_two_million_small_messages(served: Served) -> None:
     address = served.address("kqmsgq")
     with (
@@ -545,6 +577,23 @@ def logmq_20000_topics_are_written_and_checkpointed(served: Served) -> None:
         served.begin()
         _asked(peer, [b"PRODUCE topic-%d x\n" % number for number in range(20_000)])
         time.sleep(3)
+
+
+def logmq_20000_topics_are_made_and_the_server_stops(served: Served) -> None:
+    with _topics(served, 20_000) as peer:
+        _asked(peer, [b"PRODUCE topic-%d x\n" % number for number in range(0, 20_000, 2)])
+    served.begin()
+    served.stop()
+
+
+def logmq_10000_connections_end_at_once(served: Served) -> None:
+    with ExitStack() as stack:
+        for _ in range(10_000):
+            stack.enter_context(Peer(served.address("logmq"), b"PING\n")).until(lambda data: b"\n" in data)
+        served.begin()
+        with served.paused():
+            stack.close()
+    _until(lambda: not _listed(served, "connections?protocol=logmq&limit=1")["items"])
 
 
 def logmq_5000_topics_are_deleted(served: Served) -> None:
