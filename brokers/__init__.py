@@ -1,1 +1,1 @@
-"""The host: one process, one trio nursery, every protocol that is installed."""
+"""The host: one process and one trio nursery for all installed protocols."""

@@ -1,21 +1,18 @@
-"""Who may ask the admin port: its name, its origin, a login, and the right to what is asked.
+"""Access to the admin port: host name, origin, login, and rights.
 
-In this order, each before anything of the request's body is read:
+The checks run in this order, before any of the request's body is read:
 
-1. `Host` is an address or a name of this port (421). A page that has its own name resolve to us (DNS
-   rebinding) still says its own name.
-2. No page of another origin asks (403): `Origin` is ours or absent, `Sec-Fetch-Site` says no other site. Only
-   a link may lead here from elsewhere.
-3. What changes something is JSON (415), which no form can send.
-4. Somebody has logged in (401), but for `/livez`, `/readyz` and `/metrics` on loopback, and the files of the
-   login form: with HTTP Basic as a user, with the token of the data folder, with the cookie of a session, or
-   by a client certificate. A browser that asks for a page gets the form; `POST /login` begins a session, and
-   `POST /logout` ends it.
-5. The user has `admin:read` for what only looks, `admin:manage` for all else (403). The token may do both.
+1. `Host` is an address or a name of this port (421). A page whose own name resolves to this server (DNS
+rebinding) still sends its own name. 2. No page of another origin asks (403): `Origin` is ours or absent,
+`Sec-Fetch-Site` says no other site. Only a link may lead here from elsewhere. 3. A request that changes
+something has a JSON body (415), which no form can send. 4. The request has a login (401): HTTP Basic as a
+user, the token of the data folder, the cookie of a session, or a client certificate. `/livez`, `/readyz` and
+`/metrics` on loopback need none, nor do the files of the login form. A browser that asks for a page gets the
+form; `POST /login` begins a session, and `POST /logout` ends it. 5. The user has `admin:read` for reading,
+`admin:manage` for changes (403). The token allows both.
 
-Those who have not logged in share `STRANGER_SECONDS`: so seldom one of their requests is answered.
-Who asks whether the server is alive or ready waits for none of the others.
-Answers carry a policy by which a page loads and asks nothing but this server.
+Requests without a login are answered at most one every `STRANGER_SECONDS`, all together. Probes of `/livez`
+and `/readyz` do not wait for the others. Answers carry a policy by which a page loads from this server alone.
 """
 
 import binascii
@@ -45,15 +42,15 @@ from shared.net.logins import Logins
 
 TOKEN_NAME = "admin.token"
 TOKEN_USER = "(token)"
-"""In the audit log; no user can be called so."""
+"""The token's name in the audit log; no user can have it."""
 SESSIONS_MAX = 1000
-"""Then the one that was used longest ago ends."""
+"""Sessions of browsers; above this the least recently used one ends."""
 SESSION_SECONDS = 12 * 3600.0
-"""Without a request."""
+"""A session ends after so long without a request."""
 STRANGER_SECONDS, STRANGERS_AT_ONCE = 0.01, 32
-"""After a burst, one request each so many seconds: what is left of the loop is the protocols'."""
+"""After a burst, the pause between two requests without a login, so that protocols keep the loop."""
 CREDENTIALS_BYTES_MAX = 2048
-"""Of one header, or one body, with a login."""
+"""The bytes of a header or a body with a login."""
 
 HEALTH = frozenset({"/livez", "/readyz"})
 OPEN = HEALTH | {"/metrics"}
@@ -93,7 +90,7 @@ def token_of(folder: Path) -> str:
 
 
 def problem(status: int, detail: str, **more: Any) -> Response:
-    """RFC 9457: an error in a form that programs know."""
+    """An error answer as problem details (RFC 9457)."""
     phrase = HTTPStatus(status).phrase
     content = {"type": "about:blank", "title": phrase, "status": status, "detail": detail, **more}
     return JSONResponse(content, status, media_type="application/problem+json")
@@ -101,7 +98,7 @@ def problem(status: int, detail: str, **more: Any) -> Response:
 
 @attrs.define(eq=False)
 class Caller:
-    """A connection's other end: `peer` is its address. `trusted`: it has asked for what it may."""
+    """The client of a connection. `peer`: its address; `trusted`: one of its requests was allowed."""
 
     peer: str
     certificate_user: str = ""
@@ -117,14 +114,14 @@ class _Login:
     end: Callable[[], None] = attrs.field(repr=False)
 
     def access_changed(self) -> None:
-        """What the user may do is looked up with each request."""
+        """Nothing to do: the user's rights are looked up with each request."""
 
     def close_for(self, reason: str) -> None:
         self.end()
 
 
 class TurnPace:
-    """Lets those who ask have their turn, so many seconds apart, but for `burst` after a silence."""
+    """Spaces turns so many seconds apart, except for a `burst` after a silence."""
 
     def __init__(self, seconds: float, burst: int) -> None:
         self._seconds, self._slack = seconds, seconds * burst
@@ -135,7 +132,7 @@ class TurnPace:
         await trio.sleep_until(self._last)
 
     def give_back(self) -> None:
-        """A turn has cost nothing."""
+        """Give back a turn that cost nothing."""
         self._last -= self._seconds
 
 
@@ -161,8 +158,8 @@ class Gate:
         self._token = token.encode()
         self._host, self._loopback = host, is_loopback(host)
         self.take_settings(names, secure=secure)
-        self._cookie = f"brokers_{port}"  # cookies know no ports: two servers on a machine need two names
-        self._sessions: dict[str, _Login] = {}  # those used last at the end
+        self._cookie = f"brokers_{port}"  # cookies ignore ports, so two servers on a machine need two names
+        self._sessions: dict[str, _Login] = {}  # the most recently used last
         self._strangers, self._probes = (TurnPace(STRANGER_SECONDS, STRANGERS_AT_ONCE) for _ in range(2))
         # Beyond loopback, or not: nobody is let in here who has not logged in.
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
@@ -202,7 +199,7 @@ class Gate:
             if isinstance(found, str):
                 caller.trusted = caller.trusted or refusal is None
                 scope["brokers.user"], scope["brokers.peer"] = found, caller.peer
-                # An answer that goes on and on asks again.
+                # A stream checks the user's rights again while it runs.
                 scope["brokers.allowed"] = partial(self._may, found, _action(scope))
                 scope["brokers.manages"] = self._may(found, MANAGE)
         if not caller.trusted:
@@ -210,7 +207,8 @@ class Gate:
         await (refusal or self._app)(scope, receive, answer)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        """What is wrong with a request, whoever sends it."""
+        """The error answer to a malformed or foreign request, before its login is checked; None if it
+        passes."""
         said = headers.getlist("host")
         host = said[0] if len(said) == 1 else ""
         if scope["path"] not in HEALTH and not self._is_ours(host, scope):
@@ -280,7 +278,7 @@ class Gate:
     async def _user(
         self, scope: Scope, headers: Headers, caller: Caller, cookies: list[str]
     ) -> str | Response:
-        """Who asks; or the answer to who is nobody. `cookies` gets the one of a session that begins."""
+        """The user of a request, or the error answer. `cookies` gets the cookie of a new session."""
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = dict(query).get("token")
         if given is not None:
@@ -292,7 +290,7 @@ class Gate:
             if scope["method"] not in LOOKING:
                 return TOKEN_USER
             cookies.append(self._begin(TOKEN_USER))
-            if not scope["path"].startswith("/api/"):  # a page's address may be seen, and kept
+            if not scope["path"].startswith("/api/"):  # a URL may be seen by others, and stored
                 where = "/" + scope.get("raw_path", b"/").decode("latin-1").lstrip("/\\")
                 return RedirectResponse(where + (f"?{urlencode(rest)}" if rest else ""), 303)
             return TOKEN_USER
@@ -338,7 +336,7 @@ class Gate:
         return answers[0]
 
     def _key(self, headers: Headers) -> str:
-        """Of the session that a request says it belongs to."""
+        """The key of a request's session, from its cookie."""
         cookies: SimpleCookie = SimpleCookie()
         try:
             cookies.load(headers.get("cookie", ""))
@@ -359,7 +357,7 @@ class Gate:
         return session.user
 
     def _begin(self, user: str) -> str:
-        """A new session; its cookie."""
+        """Begin a session. Returns its cookie."""
         if len(self._sessions) >= SESSIONS_MAX:
             next(iter(self._sessions.values())).end()
         key = secrets.token_urlsafe(32)
@@ -380,11 +378,11 @@ class Gate:
         return secrets.compare_digest(given.encode(errors="replace"), self._token)
 
     def _unknown(self, detail: str, headers: Headers) -> Response:
-        """401. A browser gets the form, and is not asked to open a window of its own."""
+        """The answer 401. A browser gets the login form instead of its own password dialog."""
         if "text/html" in headers.get("accept", ""):
             return login.form(detail)
         response = problem(401, detail)
-        if self._key(headers):  # a page whose session has ended
+        if self._key(headers):  # a script of a page whose session has ended
             return response
         response.headers["WWW-Authenticate"] = 'Basic realm="brokers", charset="UTF-8"'
         return response
@@ -405,7 +403,7 @@ def _action(scope: Mapping[str, Any]) -> str:
 
 
 async def _small_object(receive: Receive) -> Mapping[str, Any]:
-    """The body of a request by somebody who has not logged in; empty where it is no small JSON object."""
+    """The body of a request without a login; empty unless it is a small JSON object."""
     body = bytearray()
     while len(body) <= CREDENTIALS_BYTES_MAX:
         message = await receive()

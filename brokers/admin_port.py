@@ -1,13 +1,13 @@
-"""The admin port: HTTP over TCP, with bounds by which nobody who connects there slows a protocol down.
+"""The admin port: HTTP over TCP, with bounds that keep its clients from slowing the protocols.
 
 | | |
 |---|---|
-| connections | `CONNECTIONS_MAX`; the next one takes the place of the oldest that has no login, or waits |
+| connections | `CONNECTIONS_MAX`; the next one replaces the oldest without a login, or waits |
 | new connections | `PACE_SECONDS` apart, but for the first `FEW` of a burst and those that log in |
-| reads, but for a connection's first | `PACE_SECONDS` apart, of all who have no login |
+| reads without a login, except a connection's first | `PACE_SECONDS` apart, of all together |
 | silence | 5 s until a request's head is whole, and between requests |
 | a request's head | 16 KiB |
-| a request's body | `api.BODY_BYTES_MAX`, of who has logged in alone, in `BODY_SECONDS` |
+| a request's body | `api.BODY_BYTES_MAX` within `BODY_SECONDS`, only with a login |
 | an answer | its reader takes each piece within `SEND_SECONDS` |
 """
 
@@ -44,7 +44,7 @@ READ_BYTES = 16 * 1024
 SEND_SECONDS = 20.0
 BODY_SECONDS = 10.0
 PAUSE_SECONDS = 0.1
-"""Accepting rests so long where no descriptor is to be had."""
+"""The pause in accepting when the process has no free descriptor."""
 TOO_LATE: Message = {"type": "http.disconnect"}
 
 
@@ -63,7 +63,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 @attrs.define(eq=False)
 class _Open:
-    """One connection, and what ends it."""
+    """An open connection, and the scope that ends it."""
 
     caller: Caller
     socket: trio.socket.SocketType
@@ -85,7 +85,7 @@ class AdminPort:
         self._log = log
         self.tls = tls
         self.certificate_user = certificate_user
-        """Both hold for new connections."""
+        """Both apply to new connections."""
         self._handshake_seconds = handshake_seconds
         self._open: dict[_Open, None] = {}  # the oldest first
         self._pace, self._reads = TurnPace(PACE_SECONDS, FEW), TurnPace(PACE_SECONDS, FEW)
@@ -99,13 +99,13 @@ class AdminPort:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it is: the first address that was bound."""
+        """The first address that was bound."""
         found = self.sockets[0].getsockname()
         return found[0], found[1]
 
     @property
     def page(self) -> str:
-        """The address of its page."""
+        """The URL of its page."""
         host, port = self.address
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"{'https' if self.tls else 'http'}://{format_address(host, port)}/"
@@ -117,7 +117,7 @@ class AdminPort:
     async def serve(
         self, app: GatedApp, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve `app` until cancelled; then every connection is closed, whatever it is at."""
+        """Serve `app` until cancelled; then close all connections at once."""
         async with trio.open_nursery() as nursery:
             try:
                 for sock in self.sockets:
@@ -181,7 +181,7 @@ class AdminPort:
             )
             await server
         except* (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            pass  # the peer's: no TLS, or gone
+            pass  # the peer's fault: no TLS, or it has left
         except* Exception as group:
             self._log.warning(
                 "a connection to the admin port failed: one request has no answer; ask again",
@@ -194,7 +194,7 @@ class AdminPort:
 
 
 def _in_time(receive: Receive) -> Receive:
-    """A body that is not there in time is as one whose sender has gone."""
+    """Treat a body that is not complete in time as one whose sender has left."""
     until: list[float] = []
 
     async def receive_in_time() -> Any:
@@ -220,7 +220,7 @@ class _BoundedStream:
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         if self._begun and not self._caller.trusted:
-            await self._pace.turn()  # who sends a byte at a time has no more of the loop than others
+            await self._pace.turn()  # a peer that sends single bytes gets no more of the loop than others
         self._begun = True
         return await self._stream.receive_some(READ_BYTES)
 

@@ -1,11 +1,11 @@
-"""One document of all that is durable but messages: users, topics, exchanges, queues, bindings, groups.
+"""One document of all durable objects but messages: users, topics, exchanges, queues, bindings, groups.
 
     {"users": [...], "topics": [...], "exchanges": [...], "queues": [...], "bindings": [...], "groups": [...]}
 
-It is written from a running server, and taken in by another or the same: what is there already is left, so
-taking it in twice is as good as once. All of it is looked at before anything is made: one conflict, which
-names its object, and nothing is. What cannot be here (a group's offset in a topic that is not) is told.
-Documents are read and written some rows at a time, so that a large one holds nobody up.
+A running server exports it, and the same or another imports it. Existing objects are left as they are, so a
+second import changes nothing. All rows are checked before any is created: a single conflict, which names its
+object, ends the import without a change. Rows that cannot be created here, such as a group's offset in a
+missing topic, are reported. Documents are handled some rows at a time, so a large one does not hold the loop.
 """
 
 import json
@@ -29,9 +29,9 @@ from shared.storage.store import Store
 from shared.storage.threads import Threads
 
 BYTES_MAX = 64 << 20
-"""Of a document: some 500,000 objects."""
+"""The largest document: some 500,000 objects."""
 TOLD_MAX = 100
-"""Of what was left out, or is in the way, so much is named."""
+"""How many conflicts, or rows left out, an answer names."""
 _SPACE = re.compile(r"\s*")
 _DECODER = JSONDecoder()
 
@@ -91,7 +91,7 @@ def _value(text: str, at: int) -> tuple[Any, int]:
 
 @attrs.frozen
 class Taken:
-    """What became of a document: how many were made, or would be, were there, and were left out, and why."""
+    """The result of an import: the numbers of rows created, already there, and left out, with reasons."""
 
     made: int
     same: int
@@ -103,7 +103,7 @@ class Taken:
 
 
 class Document:
-    """Everything that can be written down of one server. `services`: by protocol."""
+    """The exportable objects of one server. `services`: by protocol."""
 
     def __init__(
         self, services: Sequence[tuple[str, DefinitionSection]], own: DefinitionSection | None, store: Store
@@ -112,7 +112,7 @@ class Document:
         self._store = store
 
     async def text(self) -> AsyncGenerator[bytes, None]:
-        """The document, in pieces: a row a line."""
+        """Yield the document in pieces, a row a line."""
         yield b"{"
         for number, section in enumerate(SECTIONS):
             yield f"{',' if number else ''}\n{json.dumps(section)}: [".encode()
@@ -131,7 +131,7 @@ class Document:
         yield b"\n}\n"
 
     async def take(self, rows: Mapping[str, Sequence[Row]], *, dry_run: bool) -> Taken:
-        """Have there be all that is in these sections. Raises Conflict, and nothing has changed."""
+        """Create all objects in these sections. Raises Conflict; nothing is changed then."""
         own = {(each.section, protocol): each for protocol, each in self._services}
         promised = {
             (section, str(row.get("protocol", "")), self._name(own, section, row))
@@ -236,7 +236,7 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
 
 
 async def load(document: Document, path: Path) -> Taken:
-    """Take in a file at a start. Raises ConfigError, and nothing has changed."""
+    """Import a file at a start. Raises ConfigError; nothing is changed then."""
     try:
         text = (await Threads()(path.read_bytes)).decode()
         return await document.take(await parsed(text), dry_run=False)

@@ -1,8 +1,8 @@
-"""`/metrics/detailed`: a series for each object, on demand: the numbers of what the API lists.
+"""`/metrics/detailed`: a series for each object on demand, with the numbers of the API's lists.
 
-A family is a kind of objects. Its metrics are the kind's columns that are numbers, `brokers_queue_ready`, and
-its labels what an object is called. It is made for some objects at a time, so a scrape of 50,000 queues holds
-nobody up. All series of a metric stand together, so a family is held in memory until it is sent.
+A family is a kind of objects. Its metrics are the kind's numeric columns, such as `brokers_queue_ready`; its
+labels are the parts of an object's name. It is made for some objects at a time, so a scrape of 50,000 queues
+does not hold the loop. All series of a metric must be together, so a family is in memory until it is sent.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -24,21 +24,21 @@ FAMILIES: Mapping[str, tuple[ObjectKind, str, Sequence[str]]] = {
         (CONNECTIONS, "connection", ("protocol", "id", "peer", "user")),
     )
 }
-"""The kind, what one of it is called, and its labels."""
+"""Family to (kind, the singular for metric names, labels)."""
 ROWS_AT_ONCE = 100
 """Objects whose series are written in one turn: a millisecond."""
 SERIES_MAX = 1_000_000
-"""Of one scrape: 100 MB."""
+"""Series in one scrape: 100 MB."""
 PIECE = 32
-"""Parts that are sent as one: 300 KB."""
+"""Parts that are sent together: 300 KB."""
 _UNITS = frozenset({"count", "bytes", "seconds", "rate", "bytes_rate", "flag"})
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def chosen(query: Sequence[tuple[str, str]]) -> tuple[list[ObjectKind], str]:
-    """The kinds that a scrape asks for, and a glob of names. Raises BadArgument.
+    """The kinds and the glob of names that a scrape asks for. Raises BadArgument.
 
-    `query`: the names and values behind the path. Prometheus sends a parameter for each of several families.
+    `query`: (name, value) pairs of the URL. Prometheus repeats a parameter for each of several families.
     """
     if other := [name for name, _ in query if name not in ("family", "name")]:
         raise BadArgument(f"{other[0]}: no parameter; there are family and name")

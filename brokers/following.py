@@ -21,11 +21,11 @@ from brokers.render import json_value
 
 LOOK_SECONDS = 0.25
 BEAT_SECONDS = 15.0
-"""After so long without a row a comment is sent, which finds out who has gone."""
+"""After so long without a row a comment is sent, which detects followers that have left."""
 END_SECONDS = 5.0
-"""For the last piece of an answer to be taken."""
+"""How long the last piece of an answer may take to be read."""
 FOLLOWERS_MAX = 32
-"""Of all there is to follow: each holds a connection of the admin port's 128."""
+"""Followers in all; each holds one of the admin port's 128 connections."""
 PARAMETERS = {
     "follow": "1: go on, as server-sent events",
     "after": "an id: only later ones",
@@ -36,7 +36,7 @@ Wanted = Callable[[Row], bool]
 
 
 class Stream(StreamingResponse):
-    """An answer in pieces. However it ends, what makes them is told so at once."""
+    """An answer in pieces. However it ends, the generator of the pieces is closed at once."""
 
     body_iterator: AsyncGenerator[bytes, None]
 
@@ -54,7 +54,7 @@ class Stream(StreamingResponse):
 
 
 class Followers:
-    """Who follows something now; `answer` serves one more, or the list."""
+    """The present followers; `answer` serves one more, or a list."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,6 +1,6 @@
-"""What was done of late: counters, read every five seconds.
+"""Recent rates, from counters that are read every five seconds.
 
-A minute of all of them is kept, and a quarter of an hour of few.
+All readings of the last minute are kept, and a few series for a quarter of an hour.
 """
 
 import time
@@ -16,12 +16,12 @@ from shared.objects import time_text
 
 BEAT_SECONDS = 5.0
 BEATS = 13
-"""A minute, and the reading before it."""
+"""Readings of a minute, plus the one before it."""
 HISTORY_BEATS = 180
 """A quarter of an hour. A beat has some 40 numbers: half a megabyte in all."""
 
 Totals = Mapping[tuple[str, str], float]
-"""By protocol (of the process: "") and series, all its labels together."""
+"""(protocol or "" for the process, series) to value, summed over labels."""
 
 FLOWS: Mapping[str, Sequence[str]] = {
     "messages_in": ("messages_produced", "messages_published"),
@@ -44,7 +44,7 @@ class Beat:
 
 
 class Rates:
-    """Totals of all counters, and how fast each grew of late. `run` keeps them."""
+    """Totals and recent rates of all counters. `run` reads them."""
 
     def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
         self._samples = samples
@@ -73,7 +73,7 @@ class Rates:
         for (protocol, name), value in totals.items():
             shown.setdefault(protocol, {})[name] = value
             grown = value - before.get((protocol, name), 0)
-            if seconds > 0 and grown > 0:  # it starts again at 0 where a protocol does
+            if seconds > 0 and grown > 0:  # a counter restarts at 0 with its protocol
                 rates.setdefault(protocol, {})[name] = round(grown / seconds, 3)
         flows = _lines({key: max(value - before.get(key, 0), 0) for key, value in totals.items()}, seconds)
         return {"seconds": round(seconds, 3), "rates": rates, "flows": flows, "totals": shown}
@@ -91,7 +91,7 @@ class Rates:
 
 
 def _beat(samples: Sequence[Sample], totals: Totals, before: Totals, seconds: float) -> Beat:
-    # A counter starts again at 0 where its protocol does.
+    # A counter restarts at 0 with its protocol.
     grown = {key: max(value - before.get(key, 0), 0) for key, value in totals.items()}
     values = _lines(grown, seconds)
     for each in samples:

@@ -1,4 +1,4 @@
-"""The last rows of something that goes on: log lines, copies of messages."""
+"""The last rows of a stream, such as log lines or copies of messages."""
 
 import threading
 from collections import deque

@@ -1,12 +1,12 @@
-"""Reload: settings, users and certificates are read again, and every part of the server takes them up.
+"""Reload: settings, users and certificates are read again, and every part of the server applies them.
 
-All or nothing. First everything is read and checked, in a thread, and every part prepares; what does not
-parse or check ends the reload, and nothing has changed. Then all parts apply, which cannot fail. Settings
-that take a restart (`shared.units.RESTART`) keep their value, and are named.
+All or nothing. First everything is read and checked in a thread, and every part prepares. An error in this
+phase ends the reload, and nothing is changed. Then all parts apply, which cannot fail. Settings that take a
+restart (`shared.units.RESTART`) keep their value, and are named in the result.
 
-A part is registered with `Reloader.register`: the host, each protocol, the admin port. Files that it watches,
-certificates above all, are looked at each minute; the part alone takes up what is new there, under the
-settings that hold.
+The host, each protocol and the admin port are parts, registered with `Reloader.register`. Files that a part
+watches, mostly certificates, are checked each minute; if one changed, that part alone reloads it under the
+present settings.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -24,19 +24,19 @@ from shared.errors import BrokerError
 from shared.storage.threads import Threads
 
 LOOK_SECONDS = 60.0
-"""How often watched files are looked at."""
+"""How often watched files are checked."""
 APPLY_SECONDS = 30.0
 """To apply what was prepared; it takes a second with 100,000 topics. Then a caller that is gone ends it."""
 NOT_SERVED = ("client",)
-"""Sections that a server does not read."""
+"""Sections that a server ignores."""
 NEXT_START = ("storage",)
-"""Sections of which every value takes a restart."""
+"""Sections whose values all take a restart."""
 
 Apply = Callable[[], Awaitable[None]]
 
 
 class Reloadable(Protocol):
-    """A part of the server that takes up settings and files anew."""
+    """A part of the server that can apply changed settings and files."""
 
     async def prepare(self, config: Config) -> Apply:
         """Check all that it needs of `config` and of the files named there; the result has it taken up.
@@ -45,19 +45,19 @@ class Reloadable(Protocol):
         """
 
     def watched(self, config: Config) -> Iterable[Path]:
-        """Files that are taken up when they change, without a reload."""
+        """Files that are applied when they change, without a reload."""
 
 
 @attrs.frozen
 class Reloaded:
-    """Settings that have other values now, and those that take a restart."""
+    """The settings that changed, and the changed ones that take a restart."""
 
     changed: Sequence[str] = ()
     restart: Sequence[str] = ()
 
 
 class Reloader:
-    """Has all registered parts take up what changed; `config` is what they have."""
+    """Applies changes to all registered parts. `config`: the present settings."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class Reloader:
         self._in_thread = Threads()
 
     def register(self, part: Reloadable) -> None:
-        """Have `part` take part in every reload from now on."""
+        """Include `part` in every reload from now on."""
         self._seen[part] = _look(part, self.config)
 
     async def reload(self) -> Reloaded:
-        """Read everything again. Raises BrokerError, and all is as it was."""
+        """Read and apply everything again. Raises BrokerError; nothing is changed then."""
         async with self._lock:
             config: Config
             reloaded: Reloaded
