@@ -1,5 +1,8 @@
 """How much of a connection's input is applied at a time, and why it is held back: AMQP's and sinks'."""
 
+import weakref
+from collections.abc import Callable
+
 from shared.net import session
 
 # Messages put into queues, counted once for each queue. After this many, other connections get their turn.
@@ -15,3 +18,19 @@ class Stop(session.Stop):
     MEMORY = session.Stop.FIRST_OWN
     BODIES = session.Stop.FIRST_OWN << 1
     READY = session.Stop.FIRST_OWN << 2
+
+
+def going_on(waiting: session.SessionBase, reason: int) -> Callable[[], None]:
+    """What to call once when a reason to hold input back is over.
+
+    It does not keep the session in memory, which may end before: the wait may be long, and clients come and
+    go meanwhile.
+    """
+    found = weakref.ref(waiting)
+
+    def go_on() -> None:
+        session = found()
+        if session is not None:
+            session.connection.attempt(session.go_soon, reason)
+
+    return go_on

@@ -43,7 +43,7 @@ from dmp.amqp.wire import (
 )
 from dmp.exchanges import REPLY_TO
 from dmp.message import Head, Message
-from dmp.pacing import WORK_PER_STRETCH, Stop
+from dmp.pacing import WORK_PER_STRETCH, Stop, going_on
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.takers import LOOKED_AT_ONCE
@@ -355,7 +355,7 @@ class Mux:
         taken."""
         sliced_work = self.broker.sliced_work
         self.session.stop(Stop.READY)
-        sliced_work.when_idle(self.connection.guarded(partial(self.session.go_soon, Stop.READY)))
+        sliced_work.when_idle(going_on(self.session, Stop.READY))
         sliced_work.add(steps)
 
     def return_in_slices(self, deliveries: Sequence[Delivery]) -> None:

@@ -8,7 +8,6 @@ is written behind it is sent behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -18,7 +17,7 @@ from dmp.bodies import PART_BYTES, REFERENCE_BYTES, Arriving, Bodies, Body, part
 from dmp.data_types import short
 from dmp.exchanges import REPLY_TO
 from dmp.message import Head
-from dmp.pacing import Stop
+from dmp.pacing import Stop, going_on
 from dmp.properties import note_untrusted, without_bcc
 from dmp.queue_records import places
 from dmp.refusals import Code, Refusal
@@ -76,7 +75,7 @@ class Incoming:
         session.deadline(LARGE, session.connection.now + self.settings.frame_seconds)
         if bodies.behind and not session.stopped & Stop.BODIES:
             session.stop(Stop.BODIES)
-            bodies.when_caught_up(session.connection.guarded(partial(session.go_soon, Stop.BODIES)))
+            bodies.when_caught_up(going_on(session, Stop.BODIES))
 
     def _check(self, begun: int, bytes_max: int) -> None:
         if begun > 2 * bytes_max:

@@ -28,7 +28,7 @@ from dmp.amqp.methods import HANDLERS, NotYet
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
 from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PUBLISH, encode
 from dmp.memory import check
-from dmp.pacing import Stop
+from dmp.pacing import Stop, going_on
 from dmp.refusals import Code, Refusal, shown
 from dmp.settings import LOCAL
 from shared.access import ANONYMOUS
@@ -76,7 +76,17 @@ BEAT, SILENCE, LOGIN, CLOSE = range(4)
 class AmqpSession(SessionBase):
     """The server's side of one connection."""
 
-    __slots__ = ("_channel_max", "_heard", "_heartbeat_seconds", "_index", "_name", "broker", "mux", "state")
+    __slots__ = (
+        "__weakref__",
+        "_channel_max",
+        "_heard",
+        "_heartbeat_seconds",
+        "_index",
+        "_name",
+        "broker",
+        "mux",
+        "state",
+    )
 
     def __init__(self, connection: Connection, broker: Broker) -> None:
         settings = broker.settings
@@ -208,7 +218,7 @@ class AmqpSession(SessionBase):
                 self._frame(kind, number, data[at + head_bytes : stop])
             except NotYet as wait:
                 self.stop(Stop.READY)
-                wait.when(self.connection.guarded(functools.partial(self.go_soon, Stop.READY)))
+                wait.when(going_on(self, Stop.READY))
                 break
             at = stop + 1
             if outbox.size > outbox.bound:

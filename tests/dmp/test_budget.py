@@ -1,6 +1,7 @@
 """What clients make grow is taken from the budget. Without room they are refused or wait; others go on."""
 
 import gc
+import itertools
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
+from dmp import bodies as dmp_bodies
 from dmp.amqp.wire import Direct, encode
 from dmp.memory import LEAST_BYTES, LOOK_AGAIN_SECONDS, STEP_BYTES
 from dmp.settings import DmpSettings
@@ -172,6 +174,34 @@ async def test_what_waits_is_full_where_the_budget_is_and_publishers_wait_until_
         peer.pump()
     assert peer.connection.reading
     assert "Connection.Unblocked" in peer.names()
+
+
+@pytest.mark.parametrize("waits_for", ["a deletion", "messages that come back", "the disk"])
+async def test_who_has_gone_while_he_waited_is_kept_by_nobody(
+    waits_for: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await World.open(DmpSettings(message_bytes_max=100))
+    world.queue(b"served").await_returns()
+    world.broker.sliced_work.add(itertools.repeat(None))
+    monkeypatch.setattr(dmp_bodies, "UNWRITTEN_BYTES_MAX", -1)
+
+    def connections() -> int:
+        gc.collect()
+        return sum(isinstance(each, MemoryConnection) for each in gc.get_objects())
+
+    before = connections()
+    for _ in range(3):
+        peer = Peer(world).login()
+        if waits_for == "a deletion":
+            peer.method(C.Queue.Declare(0, "new"))
+        elif waits_for == "messages that come back":
+            peer.method(C.Basic.Get(0, "served"))
+        else:
+            peer.send(publish("", "served", bytes(150), part=50)[:-20])
+        assert not peer.connection.reading
+        peer.lose()
+    del peer
+    assert connections() == before
 
 
 async def test_a_publisher_goes_on_where_others_have_given_something_back() -> None:
