@@ -57,7 +57,7 @@ from brokers.recent import Recent
 from shared.definitions import SECTIONS
 from shared.errors import BrokerError, printable
 from shared.metrics import Sample
-from shared.objects import BadArgument, ObjectMissing, Objects
+from shared.objects import BadArgument, ObjectMissing, ObjectsByProtocol
 from shared.plugin import Verb
 
 _CREDENTIALS = struct.Struct("=iII")
@@ -83,7 +83,7 @@ class Operated(Protocol):
         """Apply changed settings, users and certificates, for `user`. Raises BrokerError; nothing is changed
         then."""
 
-    def objects(self) -> Sequence[tuple[str, Objects]]:
+    def objects(self) -> ObjectsByProtocol:
         """Return (protocol, objects of one kind) for all protocols."""
 
     def overview(self) -> Mapping[str, Any]:

@@ -34,14 +34,23 @@ from starlette.routing import Route
 from brokers import logs
 from brokers.listing import LOOK_AT_ONE_SECONDS, listed, row_of
 from brokers.render import json_value
-from shared.objects import KINDS, MESSAGES, Action, KindColumn, ObjectKind, ObjectMissing, Objects, key_of
+from shared.objects import (
+    KINDS,
+    MESSAGES,
+    Action,
+    KindColumn,
+    ObjectKind,
+    ObjectMissing,
+    Objects,
+    ObjectsByProtocol,
+    key_of,
+)
 
 ROOT = "/api/v1"
 BODY_BYTES_MAX = 1 << 20
 """The body of an action: a few arguments, or one message. A larger body is refused while it is read."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-AllObjects = Callable[[], Sequence[tuple[str, Objects]]]
 
 
 @attrs.frozen
@@ -60,7 +69,9 @@ class Operation:
 
 
 def routes(
-    everything: AllObjects, overview: Callable[[], Mapping[str, Any]], own: Sequence[Operation]
+    everything: Callable[[], ObjectsByProtocol],
+    overview: Callable[[], Mapping[str, Any]],
+    own: Sequence[Operation],
 ) -> list[Route]:
     """The routes of the API. `everything` returns (protocol, its objects of one kind) pairs."""
 
@@ -145,7 +156,7 @@ async def arguments_of(request: Request) -> Mapping[str, Any]:
     return arguments
 
 
-async def _create(those: Sequence[tuple[str, Objects]], request: Request) -> Response:
+async def _create(those: ObjectsByProtocol, request: Request) -> Response:
     makers = [(protocol, each.make) for protocol, each in those if each.make is not None]
     if not makers:
         raise HTTPException(405, "these cannot be made here", {"Allow": "GET, HEAD"})
@@ -154,7 +165,7 @@ async def _create(those: Sequence[tuple[str, Objects]], request: Request) -> Res
 
 
 async def _answer_one(
-    kind: ObjectKind, those: Sequence[tuple[str, Objects]], parts: Sequence[str], request: Request
+    kind: ObjectKind, those: ObjectsByProtocol, parts: Sequence[str], request: Request
 ) -> Response:
     """Answer a request for one object, or for an action on it."""
     length = len(kind.parts) + kind.by_protocol
@@ -193,9 +204,7 @@ def _action_of(request: Request, actions: Mapping[str, Action], name: str) -> Ac
     return action
 
 
-def object_at(
-    kind: ObjectKind, those: Sequence[tuple[str, Objects]], name: Sequence[str]
-) -> tuple[str, Objects, Any]:
+def object_at(kind: ObjectKind, those: ObjectsByProtocol, name: Sequence[str]) -> tuple[str, Objects, Any]:
     """The object that `name` names, as (protocol, its objects, the object).
 
     Raises ObjectMissing, and HTTPException (404) for a name with too few or too many parts.
@@ -294,7 +303,7 @@ _FAULT = {
 }
 
 
-def openapi(everything: Sequence[tuple[str, Objects]], own: Sequence[Operation]) -> Mapping[str, Any]:
+def openapi(everything: ObjectsByProtocol, own: Sequence[Operation]) -> Mapping[str, Any]:
     """The API as an OpenAPI document, with the kinds, columns and actions of the running protocols."""
     paths: dict[str, Any] = {f"{ROOT}/overview": {"get": _operation("What runs, and how it is.")}}
     schemas: dict[str, Any] = {

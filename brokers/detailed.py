@@ -13,7 +13,16 @@ import trio
 
 from brokers.listing import reader
 from shared.access import matcher, text_of
-from shared.objects import CONNECTIONS, GROUPS, QUEUES, TOPICS, BadArgument, KindColumn, ObjectKind, Objects
+from shared.objects import (
+    CONNECTIONS,
+    GROUPS,
+    QUEUES,
+    TOPICS,
+    BadArgument,
+    KindColumn,
+    ObjectKind,
+    ObjectsByProtocol,
+)
 
 FAMILIES: Mapping[str, tuple[ObjectKind, str, Sequence[str]]] = {
     kind.name: (kind, one, labels)
@@ -55,7 +64,7 @@ def chosen(query: Sequence[tuple[str, str]]) -> tuple[list[ObjectKind], str]:
 
 
 async def text(
-    kinds: Sequence[ObjectKind], everything: Sequence[tuple[str, Objects]], glob: str
+    kinds: Sequence[ObjectKind], everything: ObjectsByProtocol, glob: str
 ) -> AsyncGenerator[bytes, None]:
     """Prometheus text, in pieces. `glob`: of the names of what is shown, as `after` has them."""
     matches = matcher([glob])

@@ -15,7 +15,7 @@ import attrs
 import structlog
 import trio
 
-from shared.objects import Objects
+from shared.objects import Objects, ObjectsByProtocol
 
 BEAT_SECONDS = 1.0
 SHARE_MAX = 100
@@ -30,8 +30,6 @@ LOOKED_AT_ONCE = 500
 MARKS_LEAST = 8
 GRAIN = 16
 """Marks closer together than 1/16 of their age are thinned: a month of readings leaves some 200."""
-
-Everything = Callable[[], Sequence[tuple[str, Objects]]]
 
 
 @attrs.define(eq=False)
@@ -67,7 +65,7 @@ class Flows:
 
     def __init__(
         self,
-        everything: Everything,
+        everything: Callable[[], ObjectsByProtocol],
         log: structlog.stdlib.BoundLogger,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:

@@ -47,7 +47,7 @@ from shared.net.listeners import CannotListen, check_exposure
 from shared.net.logins import Logins
 from shared.net.network import Network
 from shared.net.tls import DAY_SECONDS, ServerTls
-from shared.objects import Objects
+from shared.objects import Objects, ObjectsByProtocol
 from shared.plugin import Context, Plugin, Service, Verb
 from shared.process_limits import memory_limit_bytes
 from shared.recording.recorder import Recording
@@ -406,7 +406,7 @@ class Host:
     def verbs(self) -> Mapping[tuple[str, str], Verb]:
         return {(service.name, verb.name): verb for service in self._services for verb in service.admin_verbs}
 
-    def objects(self) -> Sequence[tuple[str, Objects]]:
+    def objects(self) -> ObjectsByProtocol:
         found = [(service.name, self._flows.with_rates(each)) for service, each in self._objects()]
         return [*found, ("bridges", self._bridges.objects)] if self._bridges is not None else found
 

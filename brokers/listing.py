@@ -16,7 +16,7 @@ import attrs
 import trio
 from starlette.exceptions import HTTPException
 
-from shared.objects import UNSORTED, ObjectKind, Objects
+from shared.objects import UNSORTED, ObjectKind, Objects, ObjectsByProtocol
 
 LIMIT_USUAL, LIMIT_MAX = 100, 1000
 LOOKED_AT_ONCE = 500
@@ -30,8 +30,6 @@ LOOK_SECONDS, LOOK_AT_ONE_SECONDS = 0.002, 2.0
 """CPU seconds that the looked-up columns of a row may take: in a list, and in an answer of one row."""
 
 Row = Mapping[str, Any]
-Those = Sequence[tuple[str, Objects]]
-"""One kind: (protocol, its objects) pairs."""
 Ranked = tuple[Any, str, Objects, Any]
 """(sort key, protocol, object). The sort key is a column, or the name that is unique within the kind."""
 
@@ -53,7 +51,7 @@ class ListQuery:
 
     @classmethod
     def parse(
-        cls, kind: ObjectKind, those: Those, query: Mapping[str, str], also: Sequence[str]
+        cls, kind: ObjectKind, those: ObjectsByProtocol, query: Mapping[str, str], also: Sequence[str]
     ) -> "ListQuery":
         """Raise HTTPException (400) for unknown parameters. `also`: further parameters that are allowed."""
         narrow = {name for _, each in those for name in each.narrow}
@@ -86,7 +84,7 @@ class Selection:
     total: int
 
 
-async def listed(kind: ObjectKind, those: Those, query: Mapping[str, str]) -> Mapping[str, Any]:
+async def listed(kind: ObjectKind, those: ObjectsByProtocol, query: Mapping[str, str]) -> Mapping[str, Any]:
     """A page of a list."""
     wanted = ListQuery.parse(kind, those, query, ("limit", "after"))
     text = query.get("limit", str(LIMIT_USUAL))
@@ -100,7 +98,9 @@ async def listed(kind: ObjectKind, those: Those, query: Mapping[str, str]) -> Ma
     return {"items": await _rows(found[:limit]), "next": found[limit - 1][0] if more else None}
 
 
-async def selected(kind: ObjectKind, those: Those, wanted: ListQuery, skip: int, limit: int) -> Selection:
+async def selected(
+    kind: ObjectKind, those: ObjectsByProtocol, wanted: ListQuery, skip: int, limit: int
+) -> Selection:
     """`limit` rows after the first `skip`, in the order of the query."""
     total = 0
 
@@ -158,7 +158,7 @@ async def _rows(found: Sequence[Ranked]) -> list[Row]:
 
 async def _first(
     kind: ObjectKind,
-    those: Those,
+    those: ObjectsByProtocol,
     wanted: ListQuery,
     most: int,
     after: str = "",
@@ -174,7 +174,7 @@ async def _first(
             without += [each for each in part if each[0] is None]
         there.sort(key=itemgetter(0), reverse=wanted.descending)
         parts.append(there[:most])
-    # Those without a value come last.
+    # ObjectsByProtocol without a value come last.
     ordered = chain(merge(*parts, key=itemgetter(0), reverse=wanted.descending), without)
     found: list[Ranked] = []
     while len(found) < most and (some := [*islice(ordered, min(MERGED_AT_ONCE, most - len(found)))]):
@@ -184,7 +184,7 @@ async def _first(
 
 
 async def _wanted(
-    kind: ObjectKind, those: Those, wanted: ListQuery, after: str
+    kind: ObjectKind, those: ObjectsByProtocol, wanted: ListQuery, after: str
 ) -> AsyncGenerator[list[Ranked], None]:
     """Yield all matches in any order, slice by slice; other tasks run between two slices."""
     fits = _pattern(wanted.match)

@@ -303,6 +303,10 @@ class Objects:
     values: Mapping[str, Callable[[Any], Any]] = {}
 
 
+ObjectsByProtocol = Sequence[tuple[str, Objects]]
+"""(protocol, its objects of one kind) pairs, of one kind or of all."""
+
+
 def key_of(*parts: str) -> str:
     """The name that is unique within a kind: its parts joined by `/`, with `%` and `/` in them escaped."""
     return "/".join([part.replace("%", "%25").replace("/", "%2F") for part in parts])

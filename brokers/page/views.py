@@ -14,11 +14,20 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from brokers.api import AllObjects, object_at, parts_behind
-from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, Those, listed, row_of, selected
+from brokers.api import object_at, parts_behind
+from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, listed, row_of, selected
 from brokers.page import files, shown
 from shared.errors import BrokerError
-from shared.objects import KINDS, UNSORTED, Action, KindColumn, ObjectKind, ObjectMissing, Objects
+from shared.objects import (
+    KINDS,
+    UNSORTED,
+    Action,
+    KindColumn,
+    ObjectKind,
+    ObjectMissing,
+    Objects,
+    ObjectsByProtocol,
+)
 
 ROWS = 100
 """Rows of a list on one page."""
@@ -124,10 +133,12 @@ class Doing:
         return [Field.of(*each) for each in self.action.takes.items()]
 
 
-def routes(everything: AllObjects, overview: Callable[[], Mapping[str, Any]]) -> list[Route]:
+def routes(
+    everything: Callable[[], ObjectsByProtocol], overview: Callable[[], Mapping[str, Any]]
+) -> list[Route]:
     """The routes of the page. `everything` returns (protocol, its objects of one kind) pairs."""
 
-    def of(kind: ObjectKind) -> Those:
+    def of(kind: ObjectKind) -> ObjectsByProtocol:
         return [(protocol, each) for protocol, each in everything() if each.kind is kind]
 
     @_as_page
@@ -266,7 +277,7 @@ def _alarms(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 # Lists.
 
 
-async def _list(kind: ObjectKind, those: Those, request: Request) -> Mapping[str, Any]:
+async def _list(kind: ObjectKind, those: ObjectsByProtocol, request: Request) -> Mapping[str, Any]:
     query = {name: value for name, value in request.query_params.items() if value}
     wanted = ListQuery.parse(kind, those, query, ("page",))
     text = query.get("page", "1")
@@ -363,7 +374,9 @@ def path_of(kind: ObjectKind, row: Row) -> str:
 # One object.
 
 
-async def _one(kind: ObjectKind, of: Callable[[ObjectKind], Those], request: Request) -> Mapping[str, Any]:
+async def _one(
+    kind: ObjectKind, of: Callable[[ObjectKind], ObjectsByProtocol], request: Request
+) -> Mapping[str, Any]:
     protocol, objects, found = object_at(kind, of(kind), parts_behind(request, f"/{kind.name}"))
     row = await row_of(protocol, objects, found, LOOK_AT_ONE_SECONDS)
     if row is None:
@@ -435,7 +448,7 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
 
 
 async def _related(
-    kind: ObjectKind, of: Callable[[ObjectKind], Those], column: str, name: str
+    kind: ObjectKind, of: Callable[[ObjectKind], ObjectsByProtocol], column: str, name: str
 ) -> Mapping[str, Any]:
     found = await listed(kind, of(kind), {column: name, "limit": str(RELATED_ROWS)})
     rows: Sequence[Row] = found["items"]
