@@ -18,7 +18,6 @@ and `/readyz` do not wait for the others. Answers carry a policy by which a page
 import binascii
 import json
 import math
-import os
 import secrets
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -37,6 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from brokers.page import files, login
 from shared.access import ADMIN, MANAGE, READ, Access, Guard
+from shared.local_path import replace_file
 from shared.net.keepalive import is_loopback
 from shared.net.logins import Logins
 
@@ -78,14 +78,7 @@ def token_of(folder: Path) -> str:
         token = ""
     if not token:  # or a start was interrupted while it wrote
         token = secrets.token_urlsafe(32)
-        near = path.with_name(f".{TOKEN_NAME}.{os.getpid()}")
-        near.unlink(missing_ok=True)
-        handle = os.open(near, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with open(handle, "w") as file:
-            file.write(token + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        near.replace(path)
+        replace_file(path, f"{token}\n".encode(), 0o600)
     return token
 
 

@@ -1,7 +1,9 @@
 """The admin port: who may ask what, and that no flood of connections or slow requests hurts anybody."""
 
 import base64
+import errno
 import json
+import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Mapping
@@ -427,6 +429,16 @@ def test_the_token_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert token_of(tmp_path) == token
     assert stat.S_IMODE((tmp_path / "admin.token").stat().st_mode) == 0o600
     assert [each.name for each in tmp_path.iterdir()] == ["admin.token"]
+
+
+def test_a_full_disk_leaves_nothing_of_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "injected")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="injected"):
+        token_of(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_listening_sockets_are_of_every_address() -> None:
