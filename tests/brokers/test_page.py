@@ -220,6 +220,31 @@ def test_figures_and_charts_follow_what_happens_without_a_reload(
 
 
 @needs_browser
+def test_a_long_message_is_folded_and_stays_open_while_the_view_is_asked_for_again(
+    served: Api, visits: Callable[..., Visit]
+) -> None:
+    make_queues(served, "long")
+    for text in ("short", "a word " * 550, "line\n" * 20):
+        served.post("queues/dms/long/messages", {"text": text})
+    visit = visits()
+    visit.page.clock.install()
+    visit.go("/queues/dms/long")
+    bodies = visit.page.locator(".messages pre")
+    expect(bodies).to_have_count(3)
+    assert [each.is_visible() for each in bodies.all()] == [True, False, False]
+    assert visit.page.locator(".messages").evaluate("each => each.offsetHeight") < 400
+    folded = visit.page.locator(".messages summary").first
+    expect(folded).to_contain_text("a word a word")
+    folded.focus()
+    visit.page.keyboard.press("Enter")
+    expect(bodies.nth(1)).to_be_visible()
+    for _ in range(2):
+        with visit.page.expect_response(lambda answer: "queues/dms/long" in answer.url):
+            visit.page.clock.fast_forward(6000)
+    expect(bodies.nth(1)).to_be_visible()
+
+
+@needs_browser
 def test_a_purge_says_what_it_will_do_and_does_it_when_told_with_the_keyboard_alone(
     served: Api, visits: Callable[..., Visit]
 ) -> None:

@@ -102,7 +102,10 @@ function morph(old, fresh) {
       if (node.nodeValue !== next.nodeValue) node.nodeValue = next.nodeValue;
       return;
     }
-    for (const {name} of [...node.attributes]) if (!next.hasAttribute(name)) node.removeAttribute(name);
+    for (const {name} of [...node.attributes]) {
+      const opened = name === "open" && node.nodeName === "DETAILS"; // by who looks at it
+      if (!opened && !next.hasAttribute(name)) node.removeAttribute(name);
+    }
     for (const {name, value} of [...next.attributes]) {
       if (node.getAttribute(name) !== value) node.setAttribute(name, value);
     }
