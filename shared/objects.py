@@ -82,7 +82,11 @@ CONNECTIONS = ObjectKind(
         KindColumn("bytes_in", "Bytes received, as the system counts them; null where it does not.", "bytes"),
         KindColumn("bytes_out", "Bytes that the client has received.", "bytes"),
         KindColumn("messages_in", "Messages received; null where its protocol does not count them."),
-        KindColumn("messages_out", "Messages sent; null where its protocol does not count them."),
+        KindColumn(
+            "messages_out",
+            "Messages sent; null where ranges of a log or a feed are sent as bytes, and nobody looks into"
+            " them: `bytes_out` has these.",
+        ),
         KindColumn("held", "Messages delivered to it and not acknowledged."),
         KindColumn("input_bytes", "Bytes received that are incomplete or not processed yet.", "bytes"),
         KindColumn("backlog_bytes", "Bytes that wait to be sent.", "bytes"),
