@@ -75,56 +75,64 @@ def produced(
 
     A name is what a payload begins with, `width` bytes; nothing is said about it. None for few.
     """
-    columns = _cut(data, at, ID_AT, _ID_BYTES, width, length - width)
-    if columns is None:
+    count = _rows(data, at, HEADER_BYTES + length)
+    if not count:
         return None
-    heads, ids, names, bodies = columns
-    count = _alike(heads)
-    return None if count < RUN_LEAST else (ids[:count], names[:count], bodies[:count])
+    parts = _columns(count, ID_AT, _ID_BYTES, width, length - width).unpack_from(data, at)
+    heads = parts[::4]
+    if heads.count(heads[0]) < count:
+        count = _alike(heads, heads[0])
+        if count < RUN_LEAST:
+            return None
+        parts = parts[: 4 * count]
+    return parts[1::4], parts[2::4], parts[3::4]
 
 
 def by_turns(data: bytes, at: int, name: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]] | None:
     """Ids of ACKs without payload, and of the CONSUME from `name` that stands behind each; None for few."""
     width = len(name)
-    columns = _cut(data, at, ID_AT, _ID_BYTES, ID_AT, _ID_BYTES, width)
-    if columns is None:
+    count = _rows(data, at, 2 * HEADER_BYTES + width)
+    if not count:
         return None
-    acks, ack_ids, wants, want_ids, names = columns
-    if wants[0] != CONSUME[width] or names[0] != name:
-        return None
-    count = min(_alike(acks), _alike(wants), _alike(names))
-    return None if count < RUN_LEAST else (ack_ids[:count], want_ids[:count])
+    parts = _columns(count, ID_AT, _ID_BYTES, ID_AT, _ID_BYTES, width).unpack_from(data, at)
+    acks, wants, names, want = parts[::5], parts[2::5], parts[4::5], CONSUME[width]
+    if acks.count(ACK) < count or wants.count(want) < count or names.count(name) < count:
+        count = min(_alike(acks, ACK), _alike(wants, want), _alike(names, name))
+        if count < RUN_LEAST:
+            return None
+        parts = parts[: 5 * count]
+    return parts[1::5], parts[3::5]
 
 
 def alike(data: bytes, at: int, width: int) -> tuple[bytes, ...] | None:
     """Ids of frames that are the same otherwise, each with a payload of `width` bytes; None for few."""
-    columns = _cut(data, at, ID_AT, _ID_BYTES, *([width] if width else []))
-    if columns is None:
+    count = _rows(data, at, HEADER_BYTES + width)
+    if not count:
         return None
-    count = min(_alike(columns[0]), _alike(columns[-1])) if width else _alike(columns[0])
-    return None if count < RUN_LEAST else columns[1][:count]
+    parts = _columns(count, ID_AT, _ID_BYTES, width).unpack_from(data, at)
+    count = min(_alike(parts[::3], parts[0]), _alike(parts[2::3], parts[2]))
+    return None if count < RUN_LEAST else parts[1 : 3 * count : 3]
 
 
-def _cut(data: bytes, at: int, *widths: int) -> list[tuple[bytes, ...]] | None:
-    """What begins at `at` in columns of these widths, the first of them heads; None for few.
+def _rows(data: bytes, at: int, step: int) -> int:
+    """How many rows of `step` bytes to look at for a run that begins at `at`; 0 for few.
 
-    The rows are `RUN_MOST` at most, and no more than twice as many as go on as the first of them begins.
+    All, up to `RUN_MOST`, where the last begins as the first does; else no more than twice as many as do.
     """
-    step = sum(widths)
     most = min((len(data) - at) // step, RUN_MOST)
     if most < RUN_LEAST:
-        return None
+        return 0
     head = data[at : at + ID_AT]
+    if data.startswith(head, at + (most - 1) * step):
+        return most
     count = RUN_LEAST
     while count < most and data.startswith(head, at + (count - 1) * step):
         count *= 2
-    parts = _columns(min(count, most), *widths).unpack_from(data, at)
-    return [parts[number :: len(widths)] for number in range(len(widths))]
+    return min(count, most)
 
 
-def _alike(column: Sequence[bytes]) -> int:
-    """How many equal the first, up to one that does not."""
-    first = column[0]
+def _alike(column: Sequence[bytes], first: bytes) -> int:
+    """How many equal `first`, up to one that does not."""
     if column.count(first) == len(column):
         return len(column)
     return next(number for number, each in enumerate(column) if each != first)
