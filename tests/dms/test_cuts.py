@@ -138,19 +138,18 @@ def test_garbage_harms_nobody_else(garbage: bytes, handshake: bool) -> None:
 @example(
     [(b"\x00\x03abc", b"", 0)] * 4 + [(b"\x00\x01a", b"", 0)], 0
 )  # its last frame is less than the others
+@example([(b"\x00\x01a", b"", 0)] * 4 + [(b"\x00\x01a", b"x", 0)], 0)  # and longer
 def test_a_run_is_found_only_where_all_frames_are_alike(
     frames: list[tuple[bytes, bytes, int]], rest: int
 ) -> None:
     data = b"".join(wire.pack(Type.PRODUCE, n, name + body) for name, body, n in frames)
     name, body, _ = frames[0]
     like = [len(other + text) == len(name + body) for other, text, _ in frames]
-    step = 16 + len(name + body)
     run = runs.produced(data + data[:rest], 0, len(name + body), len(name))
     if run is not None:
         ids, names, bodies = run
         count = len(ids)
-        assert all(like[:count])
-        assert len(data) + rest - count * step < step, "a run is all there is, but for less than a frame"
+        assert count == [*like, False].index(False), "a run ends with the first frame that is not alike"
         assert ids == tuple(n.to_bytes(4) for _, _, n in frames[:count])
         assert names == tuple((name + text)[: len(frames[0][0])] for name, text, _ in frames[:count])
         assert [name + body for name, body in zip(names, bodies, strict=True)] == [
