@@ -164,8 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = __doc__.splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m tests.trials.logins", description=about)
     parser.add_argument("--rate", type=float, default=10_000, help="failed logins a second")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each round")
-    parser.add_argument("--rounds", type=int, default=15, help="without and with the flood")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each half of a round")
+    parser.add_argument("--rounds", type=int, default=7, help="without and with the flood")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="trial-logins-") as place:
         outcome = trial(Path(place), options.rate, options.seconds, options.rounds)
