@@ -1,9 +1,11 @@
-"""Passwords are hashed in processes of their own, which run while no other wants the processor.
+"""Passwords are hashed in threads; those of addresses that fail often, in a process behind all others.
 
-In the server's threads the hashing takes a processor from the loop and from clients. A thread of low priority
-would stop the loop: it holds the interpreter's lock for as long as others have the processor.
+So a usual login has its answer soon, however busy the machine is. In a flood of logins threads would take a
+processor from the loop and from clients, so these go to a process that runs while no other wants the
+processor. A thread of low priority would stop the loop: it holds the interpreter's lock for as long as others
+have the processor.
 
-A process is started when a password needs it, and ended after idle minutes. Where none can be started, or one
+The process is started when a password needs it, and ended after idle minutes. Where it cannot be started, or
 dies, or the machine leaves it no processor, threads do its work for a minute.
 """
 
@@ -27,7 +29,7 @@ from shared.net import hasher
 from shared.storage.threads import Threads
 
 AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
-"""Processes, and passwords that are hashed at a time; each has a processor for some 50 ms, and 16 MiB."""
+"""Passwords that threads hash at a time; each has a processor for some 50 ms, and 16 MiB."""
 PATIENCE_SECONDS = 1.0
 """A process that has not answered by then is ended: others leave it no processor."""
 IDLE_SECONDS = 300.0
@@ -61,7 +63,7 @@ class _Hasher:
 
 
 class Hashing:
-    """Compares passwords with secrets, a few at a time. Without `run` around it threads do it."""
+    """Compares passwords with secrets, a few at a time."""
 
     def __init__(
         self, command: tuple[str, ...] = COMMAND, in_thread: Callable[..., Awaitable[Any]] | None = None
@@ -74,30 +76,30 @@ class Hashing:
         self._in_threads_until = -math.inf
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the processes until cancelled; then they are ended."""
+        """Keep the process until cancelled; then it is ended. Without this threads do all."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             await trio.sleep_forever()
 
-    async def fits(self, secret: Secret, password: bytes) -> bool:
-        """Whether a password is the secret's."""
+    async def fits(self, secret: Secret, password: bytes, *, aside: bool = False) -> bool:
+        """Whether a password is the secret's. `aside`: this is not to delay anybody."""
+        if aside and self._nursery is not None and trio.current_time() >= self._in_threads_until:
+            try:
+                with trio.fail_after(PATIENCE_SECONDS):
+                    return secret.has_key(await self._key(self._nursery, secret, password))
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started for it
+                self._turn_to_threads(str(error))
+            except trio.TooSlowError:
+                self._turn_to_threads("other processes leave it no processor")
         async with self._limiter:
-            if self._nursery is not None and trio.current_time() >= self._in_threads_until:
-                try:
-                    with trio.fail_after(PATIENCE_SECONDS):
-                        return secret.has_key(await self._key(self._nursery, secret, password))
-                except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started for it
-                    self._turn_to_threads(str(error))
-                except trio.TooSlowError:
-                    self._turn_to_threads("other processes leave it no processor")
             return bool(await self._in_thread(secret.fits, password))
 
     def _turn_to_threads(self, reason: str) -> None:
         now = trio.current_time()
         if now >= self._in_threads_until:
             logger.warning(
-                "the process that hashes passwords does not do it: for a minute threads of the server do, "
-                "and many logins then delay whoever is served",
+                "the process that hashes passwords of those who fail often does not do it: for a minute "
+                "threads of the server do, and a flood of logins then delays whoever is served",
                 reason=reason,
             )
         self._in_threads_until = now + IN_THREADS_SECONDS

@@ -28,19 +28,22 @@ class Hashing:
     """A password fits where it is the key itself. A check takes no time, or waits for `go`."""
 
     checked: list[bytes] = attrs.field(factory=list)
+    aside: list[bytes] = attrs.field(factory=list)
     go: trio.Event | None = None
     seconds: float = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
 
-    async def fits(self, secret: Secret, password: bytes) -> bool:
+    async def fits(self, secret: Secret, password: bytes, *, aside: bool = False) -> bool:
         if self.seconds:
             await trio.sleep(self.seconds)
         if self.go is not None:
             await self.go.wait()
         await trio.lowlevel.checkpoint()
         self.checked.append(password)
+        if aside:
+            self.aside.append(password)
         return secret.has_key(password)
 
 
@@ -194,6 +197,17 @@ async def test_fewer_logins_wait_of_an_address_that_has_failed_often(
     await trio.sleep(1.5 * SLOW_SECONDS)
     assert found == [False]
     assert b"right" not in bench.hashing.checked
+
+
+async def test_passwords_of_addresses_that_fail_often_are_hashed_aside(
+    bench: Bench, autojump_clock: MockClock
+) -> None:
+    for n in range(FAILURES_MAX):
+        await bench.answer("ann", b"guess %d" % n)
+    assert bench.hashing.aside == []
+    assert not await bench.answer("ann", b"another")
+    assert await bench.answer("ann", b"right", "192.0.2.2")
+    assert bench.hashing.aside == [b"another"]
 
 
 @pytest.mark.parametrize(("served_at", "least", "most"), [(math.inf, 8, 13), (-math.inf, 60, 100)])
