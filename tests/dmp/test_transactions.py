@@ -1,5 +1,6 @@
 """Transactions: what a channel publishes and settles is applied at once, or not at all."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -36,6 +37,16 @@ def held(world: World) -> dict[str, list[bytes]]:
     """What is ready, queue by queue."""
     queues = world.broker.queues.items()
     return {name.decode(): sorted(message.body for message in queue.ready) for name, queue in queues}
+
+
+async def held_on(world: World, disks: Iterable[FakeDisk]) -> list[dict[str, list[bytes]]]:
+    """What brokers hold that are started on these disks, one after the other."""
+    seen = []
+    for disk in disks:
+        found = await World.open(world.broker.settings, disk)
+        seen.append(held(found))
+        found.store.abandon()
+    return seen
 
 
 def consume(peer: Peer, queue: str, **options: Any) -> Frames:
@@ -330,11 +341,7 @@ async def test_a_crash_leaves_all_of_a_transaction_or_nothing(size: int) -> None
         machines[:0] = [disk for cut in cuts for disk in sampled_states(cut, 1, 12)]
     machines += sampled_states(world.disk.power_cut(), 1, 6)
     world.store.abandon()
-    seen = []
-    for disk in machines:
-        found = await World.open(world.broker.settings, disk)
-        seen.append(held(found))
-        found.store.abandon()
+    seen = await held_on(world, machines)
     assert [state for state in seen if state not in (before, after)] == []
     assert before in seen
     assert seen[len(machines) - 7 :] == [after] * 7, "what is answered is kept"
@@ -382,11 +389,7 @@ async def test_a_commit_of_very_many_goes_in_slices_and_a_crash_leaves_all_of_it
     world.advance(0)
     assert held(world) == after
     world.store.abandon()
-    seen = []
-    for disk in kills:
-        found = await World.open(world.broker.settings, disk)
-        seen.append(held(found))
-        found.store.abandon()
+    seen = await held_on(world, kills)
     assert [state for state in seen if state not in (before, after)] == []
     assert [state for state, following in pairwise(seen) if state != following] == [before]
 
