@@ -112,11 +112,11 @@ class Session(SessionBase):
         else:
             self._broker.counts.too_late += 1
             error = wire_error(Reply.INVALID, "no lease came in time")
-            self.fault(error)
+            self.on_wire_error(error)
             self.end()
             raise error
 
-    def fault(self, error: RemoteProtocolError) -> None:
+    def on_wire_error(self, error: RemoteProtocolError) -> None:
         assert isinstance(error, WireError)
         self._broker.counts.refusals[f"dmp {error.code.name}"] += 1
         self._step(Event.REFUSED)
@@ -145,7 +145,7 @@ class Session(SessionBase):
         else:
             error = _no_access()
             self.connection.write(error.reply)
-            self.fault(error)
+            self.on_wire_error(error)
             self.end()
             self.connection.finish()
 

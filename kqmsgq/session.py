@@ -185,7 +185,7 @@ class Session(SessionBase):
     def too_late(self) -> None:
         raise WireError(f"an event was not complete after {self.input_seconds:g} s", fault=Fault.TOO_LATE)
 
-    def fault(self, error: RemoteProtocolError) -> None:
+    def on_wire_error(self, error: RemoteProtocolError) -> None:
         assert isinstance(error, WireError)
         self._queues.counts.faults[error.fault] += 1
         self.state = TRANSITIONS[self.state][Event.FAULT]

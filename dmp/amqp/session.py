@@ -138,7 +138,7 @@ class AmqpSession(SessionBase):
         """What the peer is owed is still answered; deliveries are not owed."""
         self._end(Event.END)
 
-    def fault(self, error: RemoteProtocolError) -> None:
+    def on_wire_error(self, error: RemoteProtocolError) -> None:
         """It is told nothing: by the specification (4.2.3) such a connection closes without another word."""
         self.broker.counts.refusals[Code.FRAME_ERROR.name] += 1
 

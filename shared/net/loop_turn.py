@@ -144,22 +144,25 @@ class DrivenConnection(Connection):
 
     def fail(self, error: Exception) -> None:
         """The peer's fault is answered; a bug of the session costs its connection, and no other."""
-        loop = self._loop
         if isinstance(error, RemoteProtocolError):
-            loop.log.info(
-                "protocol error: the connection is closed; mend the client", peer=self.peer, error=error.text
-            )
-            self.write(error.reply)
-            self._reason = "protocol error"
-            self.finish()
-        else:
-            loop.counters.crashes += 1
-            loop.log.error(
-                "a session crashed: its connection is closed, all others are served; report this bug",
-                peer=self.peer,
-                exc_info=error,
-            )
-            self.close("crash")
+            self._reply_to_wire_error(error)
+            return
+        self._loop.counters.crashes += 1
+        self._loop.log.error(
+            "a session crashed: its connection is closed, all others are served; report this bug",
+            peer=self.peer,
+            exc_info=error,
+        )
+        self.close("crash")
+
+    def _reply_to_wire_error(self, error: RemoteProtocolError) -> None:
+        """`SessionBase.on_wire_error` was told before: what the session writes there goes first."""
+        self._loop.log.info(
+            "protocol error: the connection is closed; mend the client", peer=self.peer, error=error.text
+        )
+        self.write(error.reply)
+        self._reason = "protocol error"
+        self.finish()
 
     # What lists show of it.
 

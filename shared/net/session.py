@@ -157,8 +157,10 @@ class SessionBase:
         """Give back everything that depends on this connection. Called once: by `end`, or when it is lost."""
         raise NotImplementedError
 
-    def fault(self, error: RemoteProtocolError) -> None:
-        """The peer has broken the protocol; after this the session ends, and the driver sends the reply."""
+    def on_wire_error(self, error: RemoteProtocolError) -> None:
+        """The peer has broken the protocol: count it. Then the session ends, and the driver sends the reply
+        that the error carries.
+        """
 
     def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
         """What is said in place of `reply`, the answers to `count` requests: the disk has not taken them."""
@@ -523,7 +525,7 @@ class SessionBase:
 
     def _broken(self, error: RemoteProtocolError) -> None:
         if not self.ended:
-            self.fault(error)
+            self.on_wire_error(error)
             self.end()
 
     def _uncongested(self) -> None:

@@ -88,7 +88,7 @@ class Lines(SessionBase):
     def release(self) -> None:
         self.told.append("released")
 
-    def fault(self, error: RemoteProtocolError) -> None:
+    def on_wire_error(self, error: RemoteProtocolError) -> None:
         self.told.append(error.text)
 
     def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
