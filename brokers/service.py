@@ -292,7 +292,7 @@ class SupervisedService:
         try:
             return self._network.group(
                 self.name,
-                after_round=self._context.store.commit_pending,
+                after_turn=self._context.store.commit_pending,
                 log=self._log,
                 tls=tls,
                 logs_in=self._config.logs_in(self.name),

@@ -50,7 +50,7 @@ class Refusals:
         """The connection ends with this answer."""
         self._counts.refusals[refusal.status] += 1
         self._log.info(
-            "protocol error: the connection is closed; mend the client",
+            "protocol error: the connection is closed; fix the client",
             peer=connection.peer,
             status=refusal.status.name,
             error=refusal.text,

@@ -214,7 +214,7 @@ class Session(SessionBase):
         if ticket is not None:
             self._acked_after(ticket, reply, 1)
             reply = b""
-        elif alone or produces or self.replies.owed:
+        elif alone or produces or self.replies.pending:
             self.reply(reply)
             reply = b""
         if alone:
@@ -840,7 +840,7 @@ class Session(SessionBase):
     # -- answers
 
     def reply(self, data: bytes) -> None:
-        if self.replies.owed:
+        if self.replies.pending:
             self.replies.reply(data)
         else:
             self.push(data)

@@ -829,7 +829,7 @@ class Session(SessionBase):
 
         if offset < log.visible:
             self._await_read(begin, finish)
-        elif offset < log.end and self.replies.owed:
+        elif offset < log.end and self.replies.pending:
             self.replies.slot(in_turn)
         else:
             self.reply(_EOF)
@@ -1038,7 +1038,7 @@ class Session(SessionBase):
 
     def _await_turn(self) -> None:
         """For requests that look at, or change, what earlier ones change."""
-        if self.replies.owed:
+        if self.replies.pending:
             raise _NotYetError
 
     def _answer(self, slot: ReplySlot | None, *parts: bytes | FileRange) -> None:

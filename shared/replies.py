@@ -1,14 +1,13 @@
 """Answers in request order, although some of them wait: for the disk, for new records, for a cold read.
 
-A session says each answer through its `Replies`, in the order of the requests. What waits for a ticket is
-owed; everything that shares a ticket and stands side by side is one entry, joined once and written once, so
-a run of a thousand requests costs one entry and not a thousand. What comes from elsewhere is held. An answer
-leaves when everything before it has left.
+A session gives each answer to its `Replies`, in request order. An answer that waits for a ticket is pending.
+Neighbours with the same ticket are one entry, joined and written once: a run of a thousand requests costs one
+entry. An answer that comes from elsewhere has a `ReplySlot`. An answer is written when all before it are.
 
-A session's own code runs here at times that no driver chose: when a commit ends, when bytes have been read. A
-bug in it costs its own connection, and nobody else's (`Connection.attempt`, `Connection.guarded`).
+Session code runs here when a commit ends or a read completes. A bug in it ends its own connection only
+(`Connection.attempt`, `Connection.guarded`).
 
-Nothing here does I/O or knows any protocol; it all runs in the trio thread.
+No I/O and no protocol; all of it runs in the trio thread.
 """
 
 from collections import deque
@@ -24,32 +23,32 @@ if TYPE_CHECKING:
 
 Part = bytes | FileRange
 
-OWED_BYTES_MAX = 1024 * 1024
-"""What may wait in memory on one connection before its input waits too: as much as its outbox holds."""
-OWED_ENTRIES_MAX = 256
-"""Waits of different kinds on one connection (commits, reads, holds) before its input waits too."""
+PENDING_BYTES_MAX = 1024 * 1024
+"""Pending bytes on one connection above which its input waits: as much as its outbox may hold."""
+PENDING_ENTRIES_MAX = 256
+"""Pending entries on one connection (tickets, slots) above which its input waits."""
 PART_BYTES = 64
-"""What an answer that waits takes beside its bytes: an object's header, and its places in two lists."""
+"""Memory of a pending answer beside its bytes: an object's header, and its places in two lists."""
 FILE_BYTES = 256
-"""A range of a file that waits: the object, and what releases it."""
+"""Memory of a pending file range: the object, and what releases it."""
 TOLD_BYTES = 16 * 1024
-"""The owner hears of what waits once it differs by so much."""
+"""The owner is told of pending bytes when they change by this much."""
 
 
 class ReplyOwner(Protocol):
-    """Whose answers they are: a session."""
+    """A session, as its `Replies` see it."""
 
     @property
     def connection(self) -> Connection: ...
 
     def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
-        """What is said in place of `reply`, the answers to `count` requests whose ticket failed."""
+        """The reply in place of `reply`, which answered `count` requests whose ticket failed."""
 
     def replies_full(self, full: bool) -> None:
-        """More waits than should, or half of that and less: no more requests are to be taken, or again."""
+        """True: too much is pending, take no more requests. False: half of that is left."""
 
     def count_held(self) -> None:
-        """`owed_bytes` is another: it counts with the process's backlogs."""
+        """`pending_bytes` has changed: report it to the process's backlogs."""
 
 
 class ReplySlot:
@@ -62,29 +61,28 @@ class ReplySlot:
         self._on_turn = on_turn
         self._parts: list[Part] = []
         self.in_turn = False
-        """Everything before it has left."""
+        """Everything before it has been written."""
         self.ready = False
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Say a part of the answer now. Only in turn, and before `resolve`."""
+        """Write a part of the answer now; only while `in_turn`, and before `resolve`."""
         assert self.in_turn, "an answer was written out of turn"
         assert not self.ready, "an answer was written after its end"
         self._replies.write(data)
 
     def resolve(self, answer: bytes | FileRange | Sequence[Part]) -> None:
-        """The answer, or the rest of it; it leaves at once if it is its turn. File ranges become ours."""
+        """Give the answer or the rest of it, written at once if `in_turn`. `Replies` releases file ranges."""
         assert not self.ready, "an answer was resolved twice"
         self.ready = True
         self._parts = [answer] if isinstance(answer, bytes | FileRange) else list(answer)
         self._replies._resolved(self)
 
 
-class _Owed:
-    """Answers that wait for one ticket, and what was said behind them. It is the ticket's callback itself.
+class _Pending:
+    """Answers that wait for one ticket, and ready ones behind them. The object is the ticket's callback.
 
-    `counts`: for each part the number of requests that it answers, 0 for a part that does not depend on the
-    ticket.
+    `counts`: for each part, the number of requests that it answers; 0 where it does not depend on the ticket.
     """
 
     __slots__ = ("counts", "parts", "plain", "ready", "replies", "size", "ticket")
@@ -95,7 +93,7 @@ class _Owed:
         self.parts: list[Part] = [reply]
         self.counts = [count]
         self.size = PART_BYTES + len(reply)
-        self.plain = True  # no file among them
+        self.plain = True  # no file range among the parts
         self.ready = False
 
     def __call__(self, ticket: "Ticket") -> None:
@@ -106,9 +104,9 @@ class _Owed:
                 self.parts = replies.with_refusals(ticket.error, self.parts, self.counts)
             entries = replies._entries
             if entries and len(entries) == 1 and entries[0] is self and self.plain and not replies._advancing:
-                # All that is owed are answers from memory to one commit, as nearly always.
+                # The usual case: all that is pending are answers from memory to one commit.
                 entries.clear()
-                replies.owed_bytes -= self.size
+                replies.pending_bytes -= self.size
                 answers: Sequence[bytes] = self.parts  # type: ignore[assignment]
                 replies._connection.write(answers[0] if len(answers) == 1 else b"".join(answers))
                 if replies.full or replies._when_empty or replies._told_bytes:
@@ -119,8 +117,8 @@ class _Owed:
             replies._connection.fail(error)
 
 
-class _Said:
-    """Answers that are ready, behind others that are not."""
+class _Ready:
+    """Ready answers behind an unresolved slot."""
 
     __slots__ = ("parts", "ready", "size")
 
@@ -131,10 +129,10 @@ class _Said:
 
 
 class Replies:
-    """What one connection is owed.
+    """The pending answers of one connection.
 
-    While more than `bytes_max` bytes or `entries_max` waits are owed, `full` is True: the owner hears of it,
-    and again once half of that is left. `owed_bytes`: the memory that answers take while they wait.
+    Above `bytes_max` bytes or `entries_max` entries `full` is True and the owner is told; it is told again
+    when half of that is left. `pending_bytes`: the memory of pending answers.
     """
 
     __slots__ = (
@@ -149,53 +147,53 @@ class Replies:
         "_told_bytes",
         "_when_empty",
         "full",
-        "owed_bytes",
+        "pending_bytes",
     )
 
     def __init__(
         self,
         owner: ReplyOwner,
         *,
-        bytes_max: int = OWED_BYTES_MAX,
-        entries_max: int = OWED_ENTRIES_MAX,
+        bytes_max: int = PENDING_BYTES_MAX,
+        entries_max: int = PENDING_ENTRIES_MAX,
     ) -> None:
         self._owner = owner
         self._connection = owner.connection
         self._bytes_max = bytes_max
         self._entries_max = entries_max
-        # Made when first needed: most of ten thousand connections are idle.
-        self._entries: deque[_Owed | ReplySlot | _Said] | None = None
+        # Made when first needed: most connections are idle.
+        self._entries: deque[_Pending | ReplySlot | _Ready] | None = None
         self._when_empty: list[Callable[[], None]] | None = None
         self._advancing = False
         self._dropped = False
         self.full = False
-        self.owed_bytes = 0
-        self._told_bytes = 0  # of these the owner has heard
+        self.pending_bytes = 0
+        self._told_bytes = 0  # `pending_bytes` when the owner was last told
         self._look_bytes = min(bytes_max, TOLD_BYTES)
 
     @property
-    def owed(self) -> bool:
-        """Whether any answer still waits."""
+    def pending(self) -> bool:
+        """Whether any answer is pending."""
         return bool(self._entries)
 
     def reply(self, reply: bytes | FileRange) -> None:
-        """An answer that is ready: it leaves at once if nothing before it waits."""
+        """Give an answer that is ready; it is written at once if nothing is pending."""
         if not self._entries:
             self.write(reply)
             return
         last = self._entries[-1]
-        if type(last) is _Owed and not last.ready:
+        if type(last) is _Pending and not last.ready:
             last.parts.append(reply)
             last.counts.append(0)
         else:
-            if type(last) is not _Said:
-                last = _Said()
+            if type(last) is not _Ready:
+                last = _Ready()
                 self._entries.append(last)
             last.parts.append(reply)
         self._grow(last, reply)
 
     def reply_after(self, ticket: "Ticket", reply: bytes, count: int = 1) -> None:
-        """`reply`, the answers to `count` requests, once `ticket` is done; if it fails `count` refusals."""
+        """Give `reply`, the answers to `count` requests, once `ticket` is done; if it fails, refusals."""
         if ticket.done:
             if ticket.error is None:
                 self.reply(reply)
@@ -206,24 +204,24 @@ class Replies:
         entries = self._entries
         if entries:
             last = entries[-1]
-            if type(last) is _Owed and last.ticket is ticket:
+            if type(last) is _Pending and last.ticket is ticket:
                 last.parts.append(reply)
                 last.counts.append(count)
                 self._grow(last, reply)
                 return
         elif entries is None:
             entries = self._entries = deque()
-        owed = _Owed(self, ticket, reply, count)
-        entries.append(owed)
-        self.owed_bytes += owed.size
-        if self.owed_bytes > self._look_bytes or len(entries) > self._entries_max:
+        pending = _Pending(self, ticket, reply, count)
+        entries.append(pending)
+        self.pending_bytes += pending.size
+        if self.pending_bytes > self._look_bytes or len(entries) > self._entries_max:
             self._check_full()
-        ticket.when_done(owed)
+        ticket.when_done(pending)
 
     def slot(self, on_turn: Callable[[ReplySlot], None] | None = None) -> ReplySlot:
-        """Keep a place for an answer that comes later.
+        """Reserve the place of an answer that comes later.
 
-        `on_turn` is called once everything before it has left, at once if nothing is owed; from then on the
+        `on_turn` is called when everything before it has been written, which may be now. From then on the
         answer may be written in parts.
         """
         held = ReplySlot(self, on_turn)
@@ -236,7 +234,7 @@ class Replies:
         return held
 
     def when_empty(self, callback: Callable[[], None]) -> None:
-        """Call once when nothing is owed any more; at once if that is so now."""
+        """Call once when nothing is pending, which may be now."""
         if not self._entries:
             callback()
         elif self._when_empty is None:
@@ -245,16 +243,16 @@ class Replies:
             self._when_empty.append(callback)
 
     def drop(self) -> None:
-        """The connection is gone: forget everything, let go of files, ignore what is resolved later."""
+        """The connection is gone: forget everything, release files, ignore what is resolved later."""
         self._dropped = True
         entries, self._entries = self._entries, None
         self._when_empty = None
-        self.owed_bytes = 0
+        self.pending_bytes = 0
         for entry in entries or ():
             _release(entry._parts if type(entry) is ReplySlot else entry.parts)  # type: ignore[union-attr]
 
     def with_refusals(self, error: StoreError, parts: Sequence[Part], counts: Sequence[int]) -> list[Part]:
-        """`parts`, with refusals for those that answer `counts` requests, where that is not 0."""
+        """`parts`, each that answers `count` > 0 requests replaced by its refusal."""
         failed = self._owner.store_failed
         return [
             failed(error, part, count) if count and isinstance(part, bytes) else part
@@ -262,17 +260,17 @@ class Replies:
         ]
 
     def write(self, part: Part) -> None:
-        """Straight to the connection: for what is in turn."""
+        """Write to the connection now: only for a slot that is `in_turn`."""
         if isinstance(part, bytes):
             self._connection.write(part)
         else:
             self._connection.write_file(part)
 
-    def _grow(self, entry: "_Owed | _Said", reply: Part) -> None:
+    def _grow(self, entry: "_Pending | _Ready", reply: Part) -> None:
         size = _size_of(reply)
         entry.size += size
-        self.owed_bytes += size
-        if type(entry) is _Owed and not isinstance(reply, bytes):
+        self.pending_bytes += size
+        if type(entry) is _Pending and not isinstance(reply, bytes):
             entry.plain = False
         self._check_full()
 
@@ -281,23 +279,23 @@ class Replies:
             _release(held._parts)
             return
         held.size = sum(map(_size_of, held._parts))
-        self.owed_bytes += held.size
+        self.pending_bytes += held.size
         self._check_full()
         self._advance()
 
     def _check_full(self) -> None:
-        if self.owed_bytes > self._told_bytes + TOLD_BYTES:
+        if self.pending_bytes > self._told_bytes + TOLD_BYTES:
             self._tell()
         if self.full or self._entries is None:
             return
-        if self.owed_bytes > self._bytes_max or len(self._entries) > self._entries_max:
+        if self.pending_bytes > self._bytes_max or len(self._entries) > self._entries_max:
             self.full = True
             self._owner.replies_full(True)
 
     def _advance(self) -> None:
         """Write what is ready at the front."""
         entries = self._entries
-        if not entries or self._advancing:  # what resolves inside `on_turn` is picked up by the loop below
+        if not entries or self._advancing:  # the loop below also writes what `on_turn` resolves
             return
         self._advancing = True
         gathered: list[bytes] = []
@@ -314,7 +312,7 @@ class Replies:
                     entry._on_turn(entry)
                     continue
                 entries.popleft()
-                self.owed_bytes -= entry.size
+                self.pending_bytes -= entry.size
                 for part in entry._parts if isinstance(entry, ReplySlot) else entry.parts:
                     if isinstance(part, bytes):
                         gathered.append(part)
@@ -332,14 +330,14 @@ class Replies:
             gathered.clear()
 
     def _tell(self) -> None:
-        self._told_bytes = self.owed_bytes
-        self._look_bytes = min(self._bytes_max, self.owed_bytes + TOLD_BYTES)
+        self._told_bytes = self.pending_bytes
+        self._look_bytes = min(self._bytes_max, self.pending_bytes + TOLD_BYTES)
         self._owner.count_held()
 
-    def _after(self, entries: "deque[_Owed | ReplySlot | _Said]") -> None:
-        if self._told_bytes and (not entries or self.owed_bytes + TOLD_BYTES < self._told_bytes):
+    def _after(self, entries: "deque[_Pending | ReplySlot | _Ready]") -> None:
+        if self._told_bytes and (not entries or self.pending_bytes + TOLD_BYTES < self._told_bytes):
             self._tell()
-        if self.full and self.owed_bytes * 2 <= self._bytes_max and len(entries) * 2 <= self._entries_max:
+        if self.full and self.pending_bytes * 2 <= self._bytes_max and len(entries) * 2 <= self._entries_max:
             self.full = False
             self._owner.replies_full(False)
         while self._when_empty and not self._entries:

@@ -246,7 +246,7 @@ class Echo:
 
 async def _serve_polled() -> None:
     log = structlog.stdlib.get_logger()
-    group = Network(NetSettings()).group("echo", after_round=lambda: None, log=log)
+    group = Network(NetSettings()).group("echo", after_turn=lambda: None, log=log)
     ((_, port),) = group.bind_tcp("echo", "127.0.0.1", 0, Echo)
     print(port, flush=True)
     await group.serve()

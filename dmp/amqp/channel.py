@@ -214,8 +214,8 @@ class Mux:
 
     def room_bytes(self) -> int:
         """How much more may be delivered now; negative: nothing."""
-        if self.replies.owed or not self.dealing or self.connection.closed:
-            if self.replies.owed and not self._waits_to_deal:
+        if self.replies.pending or not self.dealing or self.connection.closed:
+            if self.replies.pending and not self._waits_to_deal:
                 self._waits_to_deal = True
                 self.replies.when_empty(self.deal)
             return -1
@@ -235,7 +235,7 @@ class Mux:
 
     def finish_if_answered(self) -> None:
         if self._finishing and not self.session.lost:
-            if self.replies.owed:
+            if self.replies.pending:
                 self.replies.when_empty(self.finish_if_answered)
             elif not any(channel.owes_confirms for channel in self.by_number.values()):
                 self.connection.finish()

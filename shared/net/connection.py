@@ -17,7 +17,7 @@ from shared.net.outbox import Outbox, Policy
 
 SHED_BYTES = 1024 * 1024
 HELD_BYTES_MIN = 4 * 1024
-"""Of a message that is not all there so much is each connection's own, and counts nowhere."""
+"""Up to this much of an incomplete message is part of what a connection costs, and is not charged."""
 
 
 class Session(Protocol):
@@ -31,7 +31,7 @@ class Session(Protocol):
         """
 
     def receive_eof(self) -> None:
-        """The peer has sent all. What is owed is still answered; then the session calls `finish`."""
+        """The peer has sent everything. Pending answers are still sent; then the session calls `finish`."""
 
     def on_deadline(self, now: float) -> None:
         """The deadline set by `connection.wake_at` has passed; none is set any more."""
@@ -43,12 +43,11 @@ class Session(Protocol):
 class Connection:
     """One peer, as its session sees it; the drivers supply the transport.
 
-    `peer`: `"127.0.0.1:51234"` or `"[::1]:51234"`. `closed`: nothing said here reaches anybody any
-    more; all methods may still be called and do nothing. `on_drained` is called when the outbox falls below
-    half its bound after having been above the bound, never from inside a call to the connection.
-    `held_bytes`: what the session said that it holds. `certificate_user`: the name in the client certificate
-    that was shown and accepted; "" without one. `stranger`: it has to log in first, and is served in
-    the pace of those who have to (`shared.net.strangers`).
+    `peer`: `"127.0.0.1:51234"` or `"[::1]:51234"`. `closed`: nothing reaches the peer any more; all methods
+    may still be called and do nothing. `on_drained`: called when the outbox, after being above its bound,
+    falls below half of it; never from inside a call to the connection. `held_bytes`: what the session said
+    that it holds. `certificate_user`: the name in the accepted client certificate, "" without one.
+    `stranger`: it has to log in first, and is served at the pace of strangers (`shared.net.strangers`).
     """
 
     __slots__ = (
@@ -73,24 +72,22 @@ class Connection:
         self.stranger = False
         self.held_bytes = 0
         self.on_drained: Callable[[], None] | None = None
-        self._above = False  # the outbox has been above its bound, and not yet below half of it
-        self._paused = False  # the session asked for silence
+        self._above = False  # the outbox has been above its bound, and is not yet below half of it
+        self._paused = False  # the session has paused reading
         self._mute = False  # finished or closed: nothing more may be written
-        self._dirty = False  # somebody will flush what is written now
+        self._dirty = False  # what is written now will be flushed by a caller further up
 
     @property
     def now(self) -> float:
-        """Monotonic seconds (trio's clock): inside a turn the time at which that began."""
+        """Monotonic seconds (trio's clock); inside a turn, when that turn began."""
         raise NotImplementedError
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append to the outbox.
+        """Append to the outbox; ignored after `finish` or `abort`.
 
-        It is sent at one of three moments. On the connection that is being served: when the session's
-        `receive` or `on_deadline` returns; little of it together with some other sessions'. On any other
-        connection: at the end of the turn. Outside of a turn: at once. A driver that is about to look for
-        input does so first, so the answers to what came meanwhile go along. Nothing is sent after `finish`
-        or `abort`.
+        Sent to the connection that is being served when its session's `receive` or `on_deadline` returns;
+        to others at the end of the turn; outside a turn at once, unless the driver is about to look for
+        input. The whole of it: `shared.net.loop_turn`.
         """
         if self._mute or not data:
             return
@@ -98,7 +95,7 @@ class Connection:
         chunks = outbox.chunks
         if chunks is None:
             size = outbox.push(data)
-        else:  # the same without a call: this is where every answer passes
+        else:  # `push`, inlined: every answer comes through here
             chunks.append(data)
             outbox.size = size = outbox.size + len(data)
         if not self._dirty:
@@ -118,30 +115,30 @@ class Connection:
             self._outbox_over_bound()
 
     def expect(self) -> None:
-        """More is written at the end of this turn; what is written until then may go along with it."""
+        """More is written at the end of this turn: output may wait and be sent along with it."""
 
     def finish(self) -> None:
-        """Nothing more to say: flush the outbox, shut down writing, discard input for up to 1 s, close.
+        """Flush the outbox, shut down writing, discard input for up to `linger_seconds`, close.
 
-        Further input, the end of input and deadlines are not delivered any more.
+        No input, end of input or deadline is delivered any more.
         """
         raise NotImplementedError
 
     def abort(self, reason: str, *, reset: bool = False) -> None:
-        """Close now, unsent output lost; counted and logged by `reason` (fixed words, no peer's bytes).
+        """Close now; unsent output is lost. `reason`, a few fixed words, is counted and logged.
 
-        `reset`: the peer sees no orderly end, also where there was no such output.
+        `reset`: send a reset even if no output is lost.
         """
         raise NotImplementedError
 
     def fail(self, error: Exception) -> None:
-        """What the session raised outside of a call by the driver; it ends as if it were inside of one."""
+        """The session raised outside a call of the driver's; handle it as if it were inside one."""
         raise NotImplementedError
 
     def attempt(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call something of the session's on somebody else's time: the store's, or another session's.
+        """Call the session from the store or from another session's call.
 
-        What it raises costs this connection, as it would in a call of the driver's, and nobody else.
+        What it raises ends this connection, as in a call of the driver's, and affects nobody else.
         """
         try:
             call(*arguments)
@@ -149,35 +146,35 @@ class Connection:
             self.fail(error)
 
     def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """The callback so called: for all that is handed to the store, or waits beside other sessions'."""
+        """`callback` under `attempt`: for callbacks given to the store or kept beside other sessions'."""
         return partial(self.attempt, callback)
 
     def in_its_turn(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """As `guarded`, for what is answered to a login: it is called when strangers have their turn."""
+        """As `guarded`, for the answer to a login: called when strangers are served."""
         return self.guarded(callback)
 
     def set_stranger(self, stranger: bool) -> None:
-        """Whether it has to log in first."""
+        """Set whether the peer has to log in first."""
         self.stranger = stranger
 
     def wake_at(self, deadline: float) -> None:
-        """Have `on_deadline` called once `now` has reached `deadline`; replaces the one before; inf: none."""
+        """Have `on_deadline` called at `deadline`. Replaces the one set before; inf cancels it."""
         raise NotImplementedError
 
     def await_first(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
-        """The peer has `first_request_seconds`, but no more than `seconds_max`, from now on; then it is sent
-        `farewell`, and closed.
+        """Give the peer `first_request_seconds`, at most `seconds_max`, for its first complete request.
 
-        For a session to say when it is opened; `spoke` ends it. It is apart from `wake_at`.
+        After that it is sent `farewell` and closed. For a session to call when it is opened; `spoke` ends it.
+        Independent of `wake_at`.
         """
         raise NotImplementedError
 
     def spoke(self) -> None:
-        """The first request is there, and whole."""
+        """The first request is complete."""
         raise NotImplementedError
 
     def pause_reading(self) -> None:
-        """Stop `receive` and `receive_eof` until `resume_reading`; the peer is held by TCP."""
+        """Stop `receive` and `receive_eof` until `resume_reading`; TCP flow control holds the peer."""
         self._paused = True
 
     def resume_reading(self) -> None:
@@ -185,28 +182,28 @@ class Connection:
         self._paused = False
 
     def hold(self, size: int) -> None:
-        """The session holds so many bytes of a message that is not all there; 0: none any more.
+        """The session holds `size` bytes of an incomplete message or of pending answers; 0: none any more.
 
-        They count with the outbox: all backlogs of the process have one bound, and above it the largest
-        pays, which may be this connection, now: by being closed. What is small is each connection's own.
+        They count with the outbox. When all backlogs of the process exceed their bound, the largest is shed:
+        that may close this connection, now. Up to `HELD_BYTES_MIN` is not counted.
         """
         self.held_bytes = size if size > HELD_BYTES_MIN else 0
 
     def await_rest(self) -> None:
-        """A read has left something begun, to which there is no answer yet.
+        """A read ended inside a request, and no answer goes out: acknowledge it now.
 
-        Where a peer sends a header and what follows it apart, its system may hold the second back until the
-        first is acknowledged, and ours puts that off for up to 40 ms, to let it go along with an answer. So
-        have it sent now. That holds until the next answer at most: say it at each such read.
+        A peer that sends a header and its body apart may hold the body back until the header is
+        acknowledged (Nagle), and the kernel delays acknowledgements by up to 40 ms. The effect lasts until
+        the next answer, so call it at each such read.
         """
 
     def go_on(self) -> None:
-        """Of a range in the outbox more can be read: its `read` had nothing before."""
+        """A `FileRange` in the outbox has more to read: its `read` had nothing before."""
 
     def shed(self) -> int:
-        """All backlogs of the process are above their bound and this is the largest: drop half, or close.
+        """Drop half of this backlog, the process's largest, or close. Returns what is still held, in bytes.
 
-        Not more than `SHED_BYTES` at a time: who counts what is dropped may take long over it.
+        At most `SHED_BYTES` at a time: whoever counts what is dropped may take long.
         """
         outbox = self.outbox
         waiting = outbox.waiting_bytes
@@ -218,11 +215,11 @@ class Connection:
     # The rest is between this class and its drivers.
 
     def _touch(self) -> None:
-        """Something was written and nobody has promised to flush it."""
+        """Output was written that nobody has promised to flush."""
         raise NotImplementedError
 
     def _outbox_over_bound(self) -> None:
-        """The outbox is above its bound with what was just written: see to it, by the policy."""
+        """The outbox has just gone above its bound: apply the policy."""
         raise NotImplementedError
 
     def _drop(self, size: int) -> int:
@@ -230,7 +227,7 @@ class Connection:
         return self.outbox.drop_oldest(size)
 
     def _enforce_bound(self) -> None:
-        """The outbox is above its bound after what could be sent was sent."""
+        """The outbox is still above its bound after sending: apply the policy."""
         outbox = self.outbox
         too_much = outbox.waiting_bytes > outbox.bound and outbox.waiting_chunks > 1
         if too_much and outbox.policy is Policy.DISCONNECT:
@@ -242,5 +239,5 @@ class Connection:
 
     @property
     def _reading(self) -> bool:
-        """Whether input may be read: neither the session nor a full outbox says no."""
+        """Whether input may be read: neither the session nor a full outbox prevents it."""
         return not (self._paused or (self._above and self.outbox.policy is Policy.WAIT))

@@ -1,15 +1,14 @@
-"""Turns of the loop: the synchronous stretches in which a group's sessions are called, whatever the driver.
+"""Turns of the loop: the synchronous stretches in which a group's sessions are called, under either driver.
 
-When output is sent. A connection that has something to say is in one list, `LoopTurn.to_send`, which is sent
+When output is sent:
 
-1. when the turn ends, before `after_round`: what sessions wrote to others than the connection being served;
-2. after `after_round` (the host commits what was appended), with what that brought: at once or, where that is
-   for many and the driver asks for it (`hold`), when the driver has looked who is ready.
-
-A connection whose session said that more comes with the commit (`expect`) is left out of the first, and sent
-to at once in the second: all that it gets is there by then. What a session writes to its own connection is
-sent when its call returns; the poll driver puts small answers of some connections together. Outside a turn
-the socket is tried at once, unless the driver looks for input next.
+- To the connection being served: when the call into its session returns. The poll driver sends small answers
+  of several connections together.
+- To other connections: at the end of the turn, before `after_turn`. They wait in `LoopTurn.to_send`.
+- What `after_turn` brings (the host commits there, and tickets resolve): right after it. If that is for many
+  connections and the driver asks for it (`hold`), the driver first looks who has sent more.
+- To a connection whose session said that the commit brings more (`expect`): only after `after_turn`.
+- Outside a turn: at once, unless the driver is about to look for input.
 
 A session's `connection_lost` is called at the end of a turn, never from inside a call that the session made.
 """
@@ -39,30 +38,30 @@ from shared.net.settings import NetSettings
 from shared.net.strangers import Strangers
 
 OpenSession = Callable[[Connection], Session]
-AfterRound = Callable[[], bool | None]
-"""Called at the end of every turn; True asks the driver to let other tasks run at once."""
+AfterTurn = Callable[[], bool | None]
+"""Called at the end of every turn; True asks the driver to let other tasks run before the next."""
 
 DEADLINES_SECONDS = 2e-3
-"""Work on deadlines in one turn. Sessions that leave others a turn ask for one at once; where many do, input
+"""Work on deadlines per turn. Sessions that yield to others set a deadline for "now"; without a bound, input
 would wait for all of them."""
 FAREWELLS_SECONDS = 2e-3
-"""The same for sessions whose connections are gone: one may have ten thousand subscriptions to take back."""
+"""Work per turn on sessions whose connections are gone: one may have 10,000 subscriptions to remove."""
 SILENT_AT_ONCE = 32
-"""Connections that are closed in one turn because they said nothing: about a millisecond."""
+"""Silent connections closed per turn: about a millisecond of work."""
 SENDS_SECONDS = 4e-3
-"""Work on sending at a time: a message for 5,000 consumers is 5,000 system calls, which took 45 ms."""
+"""Work on sending at a time: a message for 5,000 consumers is 5,000 system calls, and those took 45 ms."""
 SENDS_LOOK = 32
-"""So many are sent to between two looks at the clock."""
+"""Connections sent to between two looks at the clock."""
 HOLD_LEAST = 4
-"""Fewer connections than this are sent at once what `after_round` brought them: they have it soonest so."""
+"""Fewer connections than this are sent to right after `after_turn`: holding back would only delay them."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER: closing drops what the system still holds of our output, and sends a reset."""
+"""SO_LINGER of 0: closing drops unsent output in the kernel and sends a reset."""
 
 
 class DrivenConnection(Connection):
-    """A connection under a driver; `send`, `_advance` and `_shut` are the transport's.
+    """A connection under a driver, which supplies the transport: `send`, `_advance` and `_shut`.
 
-    `host`: the peer's numeric address.
+    `host`: the peer's numeric address. `number`: unique within the group. `opened`: seconds, trio's clock.
     """
 
     __slots__ = (
@@ -88,15 +87,15 @@ class DrivenConnection(Connection):
         super().__init__(peer, Outbox(loop.settings.outbox_bytes_max))
         self._loop = loop
         self.host = host
-        self.number = loop.next_number()  # among all connections of the group, ever
+        self.number = loop.next_number()
         self.opened = loop.time()
         self.deadline = self.heaped = self.stalled_since = math.inf
-        self.expects = False  # more comes with the commit: what is written before may go along
-        self._accounted = False  # the budget knows of a backlog here
+        self.expects = False  # the commit brings more to send: output may wait for it
+        self._accounted = False  # part of the process's backlogs
         self._eof = False  # the peer has sent all
-        self._input_over = False  # the session has been told so, by the peer or for the drain
+        self._input_over = False  # the session knows that no more input comes: end of input, or drain
         self._finishing = False
-        self._finish_left = 0  # what was unsent when the time for finishing was last looked at
+        self._finish_left = 0  # bytes unsent when the flush deadline was last set
         self._reason = "finished"
 
     @property
@@ -137,13 +136,11 @@ class DrivenConnection(Connection):
 
     def abort(self, reason: str, *, reset: bool = False) -> None:
         if not self.closed:
-            self._loop.log.info(
-                "connection aborted: what it was not sent is lost", peer=self.peer, reason=reason
-            )
+            self._loop.log.info("connection aborted: unsent output is lost", peer=self.peer, reason=reason)
             self.close(reason, reset=reset)
 
     def fail(self, error: Exception) -> None:
-        """The peer's fault is answered; a bug of the session costs its connection, and no other."""
+        """Reply to a protocol error and finish; any other exception is our bug and closes the connection."""
         if isinstance(error, RemoteProtocolError):
             self._reply_to_wire_error(error)
             return
@@ -156,25 +153,25 @@ class DrivenConnection(Connection):
         self.close("crash")
 
     def _reply_to_wire_error(self, error: RemoteProtocolError) -> None:
-        """`SessionBase.on_wire_error` was told before: what the session writes there goes first."""
+        """Called after `SessionBase.on_wire_error`: what the session writes there is sent before the reply."""
         self._loop.log.info(
-            "protocol error: the connection is closed; mend the client", peer=self.peer, error=error.text
+            "protocol error: the connection is closed; fix the client", peer=self.peer, error=error.text
         )
         self.write(error.reply)
         self._reason = "protocol error"
         self.finish()
 
-    # What lists show of it.
+    # What lists of connections show.
 
     @property
     def user(self) -> str:
-        """Who has logged in."""
+        """Who has logged in; "" while nobody has."""
         user: str = getattr(getattr(self, "_session", None), "user", "")
         return user
 
     @property
     def stage(self) -> str:
-        """open, paused (its input is held back) or finishing."""
+        """`open`, `paused` (input is held back) or `finishing`."""
         return "finishing" if self._finishing else "open" if self._reading else "paused"
 
     @property
@@ -185,7 +182,7 @@ class DrivenConnection(Connection):
 
     @property
     def traffic(self) -> Mapping[str, Any]:
-        """`messages_in`, `messages_out` and `held`, those of them that its protocol knows."""
+        """`messages_in`, `messages_out` and `held`: those that the protocol knows."""
         known: Mapping[str, Any] = getattr(getattr(self, "_session", None), "traffic", {})
         return known
 
@@ -194,11 +191,11 @@ class DrivenConnection(Connection):
         return False
 
     def kick(self, reason: str) -> None:
-        """Somebody who may has it closed; its protocol says so where it has words for that."""
+        """Close at an administrator's request; the session may tell its peer first."""
         getattr(getattr(self, "_session", None), "kick", self.abort)(reason)
 
     def tcp_info(self, size: int = UNACKED.size) -> bytes | None:
-        """For `liveness`; None where the transport is not TCP."""
+        """The socket's TCP_INFO, for `liveness`; None where the transport is not TCP."""
         raise NotImplementedError
 
     def _touch(self) -> None:
@@ -213,9 +210,9 @@ class DrivenConnection(Connection):
 
     def _outbox_over_bound(self) -> None:
         if self.outbox.policy is Policy.WAIT:
-            self._above = True  # it is flushed when the session returns, which by now should be soon
+            self._above = True  # the driver flushes when the session returns, which should be soon
         else:
-            self.send()  # before anybody pays, the peer gets what it can take
+            self.send()  # send what the peer takes before dropping or disconnecting
 
     def _drop(self, size: int) -> int:
         chunks = self.outbox.dropped_chunks
@@ -234,7 +231,7 @@ class DrivenConnection(Connection):
             self._account()
 
     def _account(self) -> None:
-        """Tell the process's budget what waits here; it may make this or another connection pay."""
+        """Report this backlog to the process's budget. That may shed this or another connection's backlog."""
         size = self.held_bytes
         if self.outbox.size:
             self.outbox.pack()
@@ -243,11 +240,11 @@ class DrivenConnection(Connection):
         self._loop.backlogs.hold(self, size)
 
     def _broken(self, error: OSError) -> None:
-        """The transport says that the peer is gone."""
+        """The transport says that the peer is gone: close."""
         self.close("timed out" if error.errno == errno.ETIMEDOUT else "reset")
 
     def close(self, reason: str, *, reset: bool = False) -> None:
-        """Let go of everything but the session, which hears of it at the end of the round."""
+        """Release everything but the session, which is told at the end of the turn."""
         if self.closed:
             return
         self.closed = self._mute = True
@@ -259,17 +256,17 @@ class DrivenConnection(Connection):
             self._account()
         self._shut(reset=reset or backlog)
 
-    # What the turn of the loop calls.
+    # What drivers and `LoopTurn` call.
 
     def send(self) -> None:
         """Send what the transport takes now, account for the rest, apply the policy to it.
 
-        It waits for nobody else to send it any more (`_dirty`, `expects`). Harmless on a closed connection.
+        Clears `_dirty` and `expects`. Harmless on a closed connection.
         """
         raise NotImplementedError
 
     def call(self, call: Callable[..., None], *arguments: Any) -> None:
-        """One call into the session, whose own output is sent afterwards."""
+        """Call into the session, then send what it wrote to this connection."""
         self._dirty = True
         try:
             call(*arguments)
@@ -278,19 +275,19 @@ class DrivenConnection(Connection):
         self.send()
 
     def open(self, open_session: OpenSession) -> None:
-        """Have the session made."""
+        """Make the session."""
         self.call(lambda: self._join(open_session(self)))
 
     def end_input(self) -> None:
-        """Tell the session, once, that the peer has sent all, or that we read no more. While input is held
-        back it is not told: that comes again when it is not.
+        """Tell the session, once, that no more input comes. While input is held back this does nothing:
+        `_reads_again` asks for it again.
         """
         if self._reading and not (self._mute or self._input_over):
             self._stop_input()
             self.call(self._session.receive_eof)
 
     def deadline_came(self, now: float) -> None:
-        if self.closed:  # by the time that a stranger had its turn
+        if self.closed:  # a stranger's deadline may run long after it was due
             return
         if self._finishing:
             self._advance()
@@ -298,32 +295,33 @@ class DrivenConnection(Connection):
             self.call(self._session.on_deadline, now)
 
     def close_silent(self, farewell: bytes, *, stranger: bool = False) -> None:
-        """It has said nothing in its time. `stranger`: unless it has logged in meanwhile."""
+        """No complete request came in time. `stranger`: close only if it has not logged in meanwhile."""
         if not self._mute and stranger == self.stranger:
             self._loop.counters.deadlines += 1
             self._loop.log.info(
-                "no whole request in net.first_request_seconds: the connection is closed", peer=self.peer
+                "no complete request within net.first_request_seconds: the connection is closed",
+                peer=self.peer,
             )
             self.write(farewell)
             self._reason = "silent"
             self.finish()
 
     def tell_lost(self) -> None:
-        """The session hears that its connection is gone, and is let go, and so is the cycle of references."""
+        """Tell the session that its connection is gone, and drop it, which breaks the reference cycle."""
         self.on_drained = None
         session = self._part()
-        if session is not None:  # else it could not be made
+        if session is not None:  # None: `open_session` failed
             try:
                 session.connection_lost()
             except Exception as error:
                 self._loop.counters.crashes += 1
                 self._loop.log.error(
-                    "a session crashed at its end: it may still hold what was its; report this bug",
+                    "a session crashed while it was released: it may still hold messages; report this bug",
                     peer=self.peer,
                     exc_info=error,
                 )
 
-    # Within.
+    # Helpers.
 
     def _join(self, session: Session) -> None:
         self._session = session
@@ -335,37 +333,37 @@ class DrivenConnection(Connection):
         return session
 
     def _reads_again(self) -> None:
-        """Neither the session nor a full outbox holds input back any more; in a drain there is none."""
+        """Input is read again. In a drain there is none: the end of input is told instead."""
         if self._loop.draining and not self._input_over:
             self._loop.end_input_soon(self)
 
     def _stop_input(self) -> None:
-        """Nothing more is delivered: the peer has sent all, or the server drains."""
+        """Deliver no more input: the peer has sent everything, or the server drains."""
         self._input_over = True
 
     def _has_time_to_flush(self) -> bool:
-        """Finishing, with output left: while the peer takes some of it, it has time for the next step."""
+        """Whether finishing may go on: the peer has taken some output since the deadline was last set."""
         if self.outbox.size == self._finish_left and self.deadline == math.inf:
-            return False  # the deadline has come, and nothing has moved
+            return False  # the deadline has passed and nothing has moved
         if self.outbox.size != self._finish_left:
             self._finish_left = self.outbox.size
             self._loop.set_deadline(self, self.now + self._loop.settings.flush_seconds)
         return True
 
     def _advance(self) -> None:
-        """Go on with finishing."""
+        """Take the next step of finishing: flush, shut down writing, discard input, close."""
         raise NotImplementedError
 
     def _shut(self, *, reset: bool) -> None:
-        """Close the transport; `reset`: what the system still holds of our output is thrown away too."""
+        """Close the transport; `reset`: drop what the kernel still holds of our output."""
         raise NotImplementedError
 
 
 class LoopTurn:
     """The connections of one group of listeners, the calls into their sessions, and their deadlines.
 
-    `admission`, `backlogs` and `strangers` are the process's, `counters` the group's. `now`: the time of this
-    turn. `asks_login`: whether who comes has to log in first.
+    `admission`, `backlogs` and `strangers` are the process's, `counters` the group's. `now`: when this turn
+    began. `asks_login`: whether new connections have to log in first.
     """
 
     def __init__(
@@ -375,7 +373,7 @@ class LoopTurn:
         admission: Admission,
         backlogs: Backlogs,
         counters: NetCounters,
-        after_round: AfterRound,
+        after_turn: AfterTurn,
         log: structlog.stdlib.BoundLogger,
         strangers: Strangers | None = None,
         asks_login: Callable[[], bool] = lambda: False,
@@ -388,23 +386,23 @@ class LoopTurn:
         self.counters = counters
         self.log = log
         self.now = 0.0
-        self.time: Callable[[], float] = trio.current_time  # until `watch_deadlines` knows the clock itself
+        self.time: Callable[[], float] = trio.current_time  # `watch_deadlines` replaces it by a faster one
         self.in_turn = False
         self.awake = False
-        """A driver looks for input soon, and for what was left to be sent: nobody else needs to."""
+        """The driver looks for input soon and sends then: output from outside a turn may wait for it."""
         self.draining = False
         self.next_number = count(1).__next__
         self.to_send: list[DrivenConnection] = []
-        """Those that have something to say (above)."""
+        """Connections with output; see the top of this file."""
         self.connections: set[DrivenConnection] = set()
-        self.pushed: set[DrivenConnection] = set()  # those that are sent to unasked
-        self._after_round = after_round
+        self.pushed: set[DrivenConnection] = set()  # connections that get messages without requests
+        self._after_turn = after_turn
         self._deadlines: Deadlines[DrivenConnection] = Deadlines()
         self._silent: OrderedDict[DrivenConnection, tuple[float, bytes]] = OrderedDict()
-        """Until when each may say nothing, and what it is told then. All of a protocol have the same time,
-        so the first of them is the first to be late. Where users change that time, those that came before may
-        get the longer one. (A dict would look for its first behind all that have left.)"""
-        self._silent_until = math.inf  # no later than that of the first
+        """When each connection must have spoken, and its farewell. A protocol's connections all have the same
+        time, so the first entry is the first to be late; after a change of settings some may get the longer
+        time. (Not a dict: finding its first entry would step over all that were removed.)"""
+        self._silent_until = math.inf  # not later than the first entry's time
         self._timer = trio.CancelScope()
         self._lost: deque[DrivenConnection] = deque()
         self._ending: deque[DrivenConnection] = deque()
@@ -421,7 +419,7 @@ class LoopTurn:
             self._timer.deadline = deadlines.next
 
     def await_first(self, connection: DrivenConnection, farewell: bytes, seconds_max: float) -> None:
-        """`connection` has been opened, and is to say something."""
+        """`connection` is open and must send a complete request in time."""
         until = connection.now + min(self.settings.first_request_seconds, seconds_max)
         self._silent[connection] = until, farewell
         if self._silent_until == math.inf:
@@ -429,11 +427,11 @@ class LoopTurn:
             self._timer.deadline = min(self._timer.deadline, until)
 
     def is_silent(self, connection: DrivenConnection) -> bool:
-        """Whether it is to say something first, and has not."""
+        """Whether the first request is still missing."""
         return connection in self._silent
 
     def spoke(self, connection: DrivenConnection) -> None:
-        """It has; harmless if it was not to."""
+        """The first request is complete. Harmless if none was awaited."""
         self._silent.pop(connection, None)
 
     def forget(self, connection: DrivenConnection, reason: str) -> None:
@@ -454,7 +452,7 @@ class LoopTurn:
     # For drivers and the group.
 
     def request(self) -> None:
-        """Something was left to do by a call from outside a turn: have one soon."""
+        """Have a turn soon: a call from outside a turn has left work."""
         self._timer.cancel()
 
     def open(self, connection: DrivenConnection, open_session: OpenSession, *, pushes: bool) -> None:
@@ -466,20 +464,20 @@ class LoopTurn:
         connection.open(open_session)
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Have something done in a turn when strangers have theirs. It must not raise."""
+        """Have `call` run in a turn when strangers are served. It must not raise."""
         self._soon.append(call)
         self._more_soon.unpark()
 
     def end_input_soon(self, connection: DrivenConnection) -> None:
-        """The same, but not from inside a call that the session made."""
+        """Tell the connection's session at the end of a turn that no more input comes."""
         self._ending.append(connection)
         if not self.in_turn:
             self.request()
 
     def drain(self) -> None:
-        """End every connection as if its peer had shut down writing: what is owed is still answered.
+        """End the input of every connection; pending answers are still sent.
 
-        Where input is held back, by the session or by a full outbox, its end is told when that is over.
+        A connection whose input is held back is told when it would be read again.
         """
         self.draining = True
         self.begin()
@@ -491,13 +489,14 @@ class LoopTurn:
         self.in_turn = True
 
     def interrupt(self) -> None:
-        """Other tasks run; then this turn goes on, with `begin`."""
+        """Let other tasks run; `begin` then continues this turn."""
         self.in_turn = False
 
     def end(self, *, hold: bool = False) -> bool:
-        """Deadlines, output for other connections, `after_round`, farewells. True: let other tasks run.
+        """Run deadlines, send to other connections, call `after_turn`, tell lost sessions.
 
-        `hold`: what `after_round` brings to many waits for the caller's `send`, which must come soon.
+        `hold`: what `after_turn` brings to many waits for the caller's `send`, which must come soon.
+        True: let other tasks run.
         """
         if self._deadlines.next <= self.now:
             self._run_deadlines()
@@ -505,7 +504,7 @@ class LoopTurn:
             self._close_silent()
         behind = bool(self._ending) and not self._end_inputs()
         expecting = self._send_others() if self.to_send else ()
-        yield_now = self._after_round()
+        yield_now = self._after_turn()
         if expecting:
             self.to_send[:0] = self._send_some(expecting)
         hold = hold and len(self.to_send) >= HOLD_LEAST
@@ -522,7 +521,7 @@ class LoopTurn:
         return bool(yield_now) or behind
 
     def _run_deadlines(self) -> None:
-        """Some, where those that have come up are many: the rest follow in the next turn."""
+        """Run the deadlines that have passed, for `DEADLINES_SECONDS`; the rest follow in the next turn."""
         ends = perf_counter() + DEADLINES_SECONDS
         with closing(self._deadlines.due(self.now)) as due:
             for connection in due:
@@ -535,7 +534,7 @@ class LoopTurn:
                     break
 
     def _close_silent(self) -> None:
-        """Those that have said nothing in their time; where they are many, the rest in the next turn."""
+        """Close connections whose first request is late, `SILENT_AT_ONCE` a turn."""
         for _ in range(SILENT_AT_ONCE):
             if not self._silent:
                 self._silent_until = math.inf
@@ -551,7 +550,7 @@ class LoopTurn:
                 connection.close_silent(farewell)
 
     def _end_inputs(self) -> bool:
-        """Those that are to be ended. False: not all, for `SENDS_SECONDS` are over."""
+        """End inputs for `SENDS_SECONDS`. False: some are left."""
         ends = perf_counter() + SENDS_SECONDS
         while self._ending:
             self._ending.popleft().end_input()
@@ -560,9 +559,9 @@ class LoopTurn:
         return True
 
     def send(self, but: Container[DrivenConnection | None] = ()) -> bool:
-        """Send what was written. `but`: these are to be served soon, and wait until then.
+        """Send what was written. `but`: connections that are about to be served, whose output waits for that.
 
-        False: sending would take long, and the rest stays in `to_send`.
+        False: time ran out, and the rest stays in `to_send`.
         """
         to_send, self.to_send = self.to_send, []
         if but:
@@ -574,7 +573,7 @@ class LoopTurn:
         return not left
 
     def _send_others(self) -> list[DrivenConnection]:
-        """Send what was written to those that expect no more; returns the others, for the caller to send."""
+        """Send to connections that do not wait for the commit; returns those that do."""
         to_send, self.to_send = self.to_send, []
         expecting = [each for each in to_send if each.expects]
         if expecting:
@@ -597,7 +596,7 @@ class LoopTurn:
         return []
 
     def say_farewell(self, until: float = math.inf) -> bool:
-        """Tell sessions whose connections are gone. False: not all, for `until` (`perf_counter`) has come."""
+        """Tell sessions whose connections are gone. False: at `until` (`perf_counter`) some were left."""
         while self._lost:
             connection = self._lost.popleft()
             connection.tell_lost()
@@ -608,7 +607,7 @@ class LoopTurn:
         return True
 
     async def watch_deadlines(self) -> None:
-        """Runs a turn when a deadline comes up while nothing else happens, or when one was requested."""
+        """Run a turn when a deadline passes while nothing else happens, or when one was requested."""
         self.time = trio.lowlevel.current_clock().current_time
         while True:
             with self._timer:
@@ -621,7 +620,7 @@ class LoopTurn:
             self._timer.deadline = min(self._timer.deadline, self._deadlines.next, self._silent_until)
 
     async def serve_strangers(self) -> None:
-        """Do what was asked for `soon`, in the pace of strangers, until cancelled."""
+        """Run what `soon` was given, in the pace of strangers, until cancelled."""
         while True:
             if not self._soon:
                 await self._more_soon.park()
@@ -639,7 +638,7 @@ class LoopTurn:
             await self._emptied.park()
 
     def close_all(self, reason: str) -> None:
-        """End every connection now, unsent output lost."""
+        """Close every connection now; unsent output is lost."""
         self.in_turn = True
         for connection in tuple(self.connections):
             connection.close(reason)

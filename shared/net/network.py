@@ -1,12 +1,12 @@
-"""The network of a process, and the group of listeners that one protocol has in it.
+"""The network of a process, and each protocol's group of listeners and connections in it.
 
 network = Network(settings, log)
-group = network.group("logmq", after_round=store.commit_pending, log=log)
+group = network.group("logmq", after_turn=store.commit_pending, log=log)
 addresses = group.bind_tcp("logmq", "127.0.0.1", 8080, open_session)
 await nursery.start(group.serve)    # until cancelled
 ...
 group.stop_accepting()              # the drain: then the service ends its waits,
-group.drain()                       # every session hears the end of its input and says what it owes,
+group.drain()                       # and every session is told that no more input comes
 await group.wait_no_connections()   # under the host's deadline
 """
 
@@ -30,7 +30,7 @@ from shared.net.counters import NetCounters
 from shared.net.datagram_sink import DatagramSink, SlotSink
 from shared.net.datagrams import DatagramEndpoint, Subnet, bind_udp
 from shared.net.listeners import Acceptor, Admitted, BoundAddress, bind_tcp, check_exposure
-from shared.net.loop_turn import AfterRound, DrivenConnection, LoopTurn, OpenSession
+from shared.net.loop_turn import AfterTurn, DrivenConnection, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs
 from shared.net.settings import CertificateUser, NetSettings, TlsSettings
 from shared.net.strangers import Strangers
@@ -53,7 +53,7 @@ class Network:
         certificate_user: CertificateUser = "cn",
         strangers: Strangers | None = None,
     ) -> None:
-        """`certificate_user`: where a client certificate has the name of its user."""
+        """`certificate_user`: the field of a client certificate that names its user."""
         self.settings = settings
         self.certificate_user = certificate_user
         budget = self._budget = budget or unbounded()
@@ -63,7 +63,7 @@ class Network:
         self.backlogs = Backlogs(budget.account("backlogs", limit))
 
     def take_settings(self, settings: NetSettings, certificate_user: CertificateUser) -> None:
-        """Take other settings from now on; each group still has to (`Group.take_settings`)."""
+        """Use other settings from now on; each group must be told too (`Group.take_settings`)."""
         self.settings, self.certificate_user = settings, certificate_user
         self.admission.take_settings(settings)
         limit = int(memory_limit_bytes() * settings.outboxes_memory_percent / 100)
@@ -73,19 +73,20 @@ class Network:
         self,
         name: str,
         *,
-        after_round: AfterRound,
+        after_turn: AfterTurn,
         log: structlog.stdlib.BoundLogger,
         tls: TlsSettings | None = None,
         logs_in: bool = False,
         insecure: bool = False,
         asks_login: Callable[[], bool] = lambda: False,
     ) -> "Group":
-        """A group for the protocol `name`. `logs_in`: it asks all clients for a password; `insecure`: it may
-        listen beyond loopback without knowing who comes. `asks_login`: whether they have to log in."""
+        """A group for the protocol `name`. `logs_in`: it asks every client for a password. `insecure`: it may
+        listen beyond loopback without knowing who connects. `asks_login`: whether a login is required now.
+        """
         return Group(
             name,
             self,
-            after_round=after_round,
+            after_turn=after_turn,
             log=log,
             tls=tls or TlsSettings(),
             logs_in=logs_in,
@@ -94,29 +95,29 @@ class Network:
         )
 
     def samples(self) -> Iterable[Sample]:
-        """What is counted for the whole process; each group has samples of its own."""
+        """The process's metrics; each group has its own."""
         yield Sample("net_connections", self.admission.connections, "Open connections.", kind="gauge")
         yield Sample("net_connections_max", self.admission.connections_max, "Their cap.", kind="gauge")
         yield Sample(
             "net_outboxes_bytes",
             self.backlogs.held_bytes,
-            "In memory: unsent output, and large messages that are not all there.",
+            "In memory: unsent output, and large messages that are incomplete.",
             kind="gauge",
         )
         yield Sample("net_outboxes_bytes_max", self.backlogs.memory.limit_bytes, "Its bound.", kind="gauge")
         yield Sample(
             "net_outboxes_payments_total",
             self.backlogs.times_shed,
-            "Times that the largest of these paid because all together were above their bound.",
+            "Times that the largest backlog was shed because all together exceeded their bound.",
         )
 
 
 class Group:
     """The listeners of one protocol, their connections and the tasks that serve them.
 
-    Binding comes first and raises CannotListen (a taken port, an address that is not ours) or ConfigError
-    (strangers would be let in, files are no certificate); `serve` then runs once. A group that is not going
-    to be served is closed with `close`.
+    Bind first: that raises CannotListen (a taken port, an address of another machine) or ConfigError (it
+    would serve strangers, or files are no certificate). Then `serve` runs once. A group that is not served is
+    closed with `close`.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Group:
         name: str,
         network: Network,
         *,
-        after_round: AfterRound,
+        after_turn: AfterTurn,
         log: structlog.stdlib.BoundLogger,
         tls: TlsSettings,
         logs_in: bool,
@@ -138,13 +139,13 @@ class Group:
         self._log = log.bind(protocol=name)
         self._check_exposure = partial(check_exposure, tls=tls, logs_in=logs_in, insecure=insecure)
         self.tls = ServerTls.load(tls)
-        """What new connections are served with; None: plain text."""
+        """TLS for new connections; None: plain text."""
         self.loop = LoopTurn(
             settings=network.settings,
             admission=network.admission,
             backlogs=network.backlogs,
             counters=self.counters,
-            after_round=after_round,
+            after_turn=after_turn,
             log=self._log,
             strangers=network.strangers,
             asks_login=asks_login,
@@ -163,7 +164,7 @@ class Group:
     def bind_tcp(
         self, name: str, host: str, port: int, open_session: OpenSession, *, pushes: bool = False
     ) -> list[BoundAddress]:
-        """Bind a listener, one socket for each address of `host`; the addresses as bound (port 0: any)."""
+        """Bind a listener, one socket for each address of `host`; returns their addresses (port 0: any)."""
         self._check_exposure(f"{name}.host", host)
         sockets = bind_tcp(host, port, self._settings, pushes=pushes)
         admitted = self._admitted(open_session, pushes=pushes)
@@ -174,14 +175,16 @@ class Group:
     def bind_udp(
         self, host: str, port: int, sink: DatagramSink | SlotSink, networks: Sequence[Subnet] = ()
     ) -> list[BoundAddress]:
-        """Bind a UDP endpoint; `networks`: whose datagrams are taken (`allowed_networks`)."""
+        """Bind a UDP endpoint; `networks`: whose datagrams are accepted (`allowed_networks`)."""
         sockets = bind_udp(host, port, self._settings)
         self._endpoints += [DatagramEndpoint(sock, sink, self.loop, networks) for sock in sockets]
         return [sock.getsockname()[:2] for sock in sockets]
 
     def take_settings(self, tls: ServerTls | None, allow: Sequence[Subnet]) -> None:
-        """Take the network's settings and these from now on; connections that stand keep what they began
-        with. `allow`: whose datagrams are taken; nobody's network: everybody's."""
+        """Use these and the network's settings from now on; open connections keep theirs.
+
+        `allow`: networks whose datagrams are accepted; empty: all.
+        """
         self._settings = self.loop.settings = self._network.settings
         self._stream.certificate_user = self._network.certificate_user
         self.tls = tls
@@ -190,11 +193,11 @@ class Group:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Open connections."""
         return len(self.loop.connections)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Accept and serve until cancelled; then every connection is closed, its unsent output lost."""
+        """Accept and serve until cancelled; then close every connection, losing unsent output."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.loop.watch_deadlines, name=f"{self.name}: deadlines")
@@ -213,11 +216,11 @@ class Group:
             self.close()
 
     def stop_accepting(self) -> None:
-        """Close the listening sockets; connections and datagrams go on."""
+        """Close the listening sockets; connections and datagrams are served on."""
         self._accepting.cancel()
 
     def drain(self) -> None:
-        """End every connection as if its peer had shut down writing: what is owed is still answered."""
+        """End the input of every connection; pending answers are still sent."""
         self.loop.drain()
 
     async def wait_no_connections(self) -> None:
@@ -225,7 +228,7 @@ class Group:
         await self.loop.wait_no_connections()
 
     def close(self) -> None:
-        """Close everything at once: connections, unsent output lost, and sockets. May be called again."""
+        """Close every connection and socket at once, losing unsent output. May be called again."""
         self.loop.close_all("shutdown")
         for acceptor in self.acceptors:
             acceptor.close()
@@ -243,9 +246,9 @@ class Group:
             yield self.tls.sample(self.name, time.time())
 
     def objects(self) -> Objects:
-        """Its connections, to list and to close."""
+        """Its connections, to be listed and closed."""
         kick = Action(
-            "kick", "Close it; what it holds goes back.", self._kick, dry_runs=True, answers=("closed",)
+            "kick", "Close it; what it holds is released.", self._kick, dry_runs=True, answers=("closed",)
         )
         return Objects(
             CONNECTIONS,
@@ -304,7 +307,7 @@ class Group:
         )
 
     def _admitted(self, open_session: OpenSession, *, pushes: bool) -> Admitted:
-        """Who takes accepted sockets over: the poll driver where it can, for it is the faster one."""
+        """What takes accepted sockets over: the poll driver where there is one, because it is faster."""
         driver = self._poll
 
         def admitted(sock: socket.socket, peer: str, host: str) -> None:
@@ -332,11 +335,11 @@ _VALUES: Mapping[str, Callable[[DrivenConnection], Any]] = {
     "input_bytes": attrgetter("held_bytes"),
     "backlog_bytes": attrgetter("outbox.size"),
 }
-"""Columns of a connection, beside those that its group knows."""
+"""Columns of a connection, besides those that only its group knows."""
 
 
 def _poll_driver(loop: LoopTurn) -> "PollDriver | None":
-    """None where the system has no epoll (macOS); the module cannot even be imported there."""
+    """None where the system has no epoll (macOS): there `poll` cannot even be imported."""
     if not (hasattr(select, "epoll") and hasattr(os, "eventfd")):
         return None
     from shared.net.poll import PollDriver

@@ -1,7 +1,7 @@
-"""What a connection still has to say: a queue of chunks with a bound, and who pays when it is full.
+"""A connection's unsent output: a bounded queue of chunks, and the policy when it is full.
 
-An `Outbox` belongs to one connection; only the connection's driver takes from it. All outboxes of a process
-share one `Backlogs`: a slow peer's backlog is memory, and memory is one thing for the whole process.
+An `Outbox` belongs to one connection, and only that connection's driver takes from it. All outboxes of a
+process share one `Backlogs`, because memory is the process's.
 """
 
 from collections import deque
@@ -20,7 +20,8 @@ CHUNK_OVERHEAD_BYTES = 64  # a bytes object's header, its slot in the deque, the
 
 PACK_CHUNKS = 1024
 PACK_BYTES = 16 * 1024
-"""So many new chunks that wait are joined to pieces of this size, where they are small on average."""
+"""Every `PACK_CHUNKS` new chunks are joined to pieces of this size, if they average below
+`PACK_AVERAGE_BYTES`."""
 PACK_AVERAGE_BYTES = 256
 
 
@@ -28,11 +29,11 @@ class Policy(Enum):
     """What happens when an outbox is above its bound."""
 
     WAIT = "wait"
-    """Input is not read until the outbox is below half its bound: for requests and replies."""
+    """Read no input until the outbox is below half its bound: for requests and replies."""
     DROP = "drop"
-    """The oldest whole chunks not yet begun go, counted; the newest always stays: for pushes."""
+    """Drop and count the oldest whole chunks not yet begun; the newest always stays: for pushes."""
     DISCONNECT = "disconnect"
-    """The connection is closed: for pushes that may not have gaps."""
+    """Close the connection: for pushes that may not have gaps."""
 
 
 Chunk = bytes | memoryview | FileRange
@@ -41,10 +42,9 @@ Chunk = bytes | memoryview | FileRange
 class Outbox:
     """A queue of chunks. The deque is made at the first write, so that an idle connection costs little.
 
-    `size`: bytes not yet taken by the transport, file ranges included. `bound`: bytes; being above it invokes
-    `policy`. `begun`: the first chunk as it was written, where part of it may be out already: then it may not
-    be dropped. A session may set `bound`, `policy`, `on_drop`, which is called with each chunk of bytes that
-    is dropped, and `on_clear`.
+    `size`: bytes that the transport has not taken, file ranges included. `bound`: bytes above which `policy`
+    applies. `begun`: the first chunk as it was written, if part of it may be sent already; it is not dropped.
+    A session may set `bound`, `policy`, `on_drop` (called with each dropped chunk of bytes) and `on_clear`.
     """
 
     __slots__ = (
@@ -70,12 +70,12 @@ class Outbox:
         self.begun: Chunk | None = None
         self.on_drop: Callable[[bytes | memoryview], None] | None = None
         self.on_clear: Callable[[Sequence[Chunk], Chunk | None], None] | None = None
-        """Told what is left when the connection goes, and `begun`: where the transport says how far it came,
-        that is longer than the first chunk that is left."""
+        """Called with the chunks that are left when the connection goes, and `begun`. Where the transport
+        tells how far it came, `begun` is longer than the first chunk that is left."""
         self.dropped_chunks = 0
         self.dropped_bytes = 0
         self.pack_at = PACK_CHUNKS
-        """How many chunks there are when the newest are next looked at by `pack`."""
+        """The number of chunks at which `pack` next looks at the newest."""
 
     def push(self, data: bytes | memoryview) -> int:
         """Append a chunk, not empty; returns the new size."""
@@ -97,7 +97,7 @@ class Outbox:
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits behind a first chunk that is being sent; all of it while none is."""
+        """Bytes behind a first chunk that is being sent; all bytes while none is."""
         chunks = self.chunks
         if self.begun is None or not chunks:
             return self.size
@@ -110,12 +110,13 @@ class Outbox:
 
     @property
     def memory_bytes(self) -> int:
-        """About what the queue holds in memory; a file range holds none."""
+        """Approximate memory of the queue; file ranges take none."""
         return self.size - self.file_bytes + CHUNK_OVERHEAD_BYTES * len(self.chunks or ())
 
     def gather(self, bytes_max: int = JOIN_BYTES) -> list[bytes | memoryview]:
-        """The chunks in front that are in memory, up to `bytes_max` and `GATHER_CHUNKS` (IOV_MAX is 1024), at
-        least one; they stay. Empty where a file range is in front.
+        """The chunks in front that are in memory, up to `bytes_max` and `GATHER_CHUNKS` (IOV_MAX is 1024).
+
+        At least one; empty if a file range is in front. They stay in the queue.
         """
         gathered: list[bytes | memoryview] = []
         total = 0
@@ -129,10 +130,10 @@ class Outbox:
         return gathered
 
     def pack(self) -> None:
-        """Join small chunks that wait, once there are many: each costs `CHUNK_OVERHEAD_BYTES` of memory.
+        """Join the newest small chunks, once there are many: each costs `CHUNK_OVERHEAD_BYTES` of memory.
 
-        And dropping goes chunk by chunk: half a backlog of 8 MiB in messages of 10 bytes took 1.6 s. What is
-        dropped is a whole piece then. Not where `on_clear` is to be told each chunk by itself.
+        Dropping is by chunk: half a backlog of 8 MiB in 10-byte messages took 1.6 s. After joining, a whole
+        piece is dropped at once. With `on_clear` nothing is joined, as that is told each chunk.
         """
         chunks = self.chunks
         count = len(chunks or ())
@@ -154,10 +155,10 @@ class Outbox:
         self.pack_at = len(chunks) + PACK_CHUNKS
 
     def begin(self) -> bytes | memoryview:
-        """What to send next, marked as begun; for a transport that takes time, then calls `advance`.
+        """What to send next, marked as begun; for a transport that takes time and then calls `advance`.
 
-        Chunks are joined in place, so that those being sent are one chunk, which is not dropped meanwhile.
-        Not to be called on an empty outbox. Raises EOFError where a file is shorter than its range.
+        Joins chunks in place, so that what is being sent is one chunk, which is not dropped. Not for an empty
+        outbox. Raises EOFError where a file is shorter than its range.
         """
         chunks = self.chunks
         assert chunks
@@ -206,10 +207,10 @@ class Outbox:
             count -= taken
 
     def drop_oldest(self, size: int) -> int:
-        """Drop oldest whole chunks until `size` bytes wait; returns how many bytes went.
+        """Drop oldest whole chunks until `size` bytes wait; returns the bytes dropped.
 
-        The newest chunk stays: one message always fits, however large. What is being sent does not count:
-        while that is a large one, what comes behind it has the whole of the bound.
+        The newest chunk stays: one message always fits, however large. A chunk that is being sent neither
+        counts nor goes.
         """
         chunks = self.chunks
         if chunks is None:
@@ -247,7 +248,7 @@ class Outbox:
 
 
 def _joined(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The same bytes in pieces of up to `PACK_BYTES`; a chunk is never cut."""
+    """The same bytes in pieces of up to `PACK_BYTES`; chunks are never cut."""
     piece: list[bytes | memoryview] = []
     size = 0
     for chunk in chunks:
@@ -261,17 +262,17 @@ def _joined(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview
 
 
 class BacklogOwner(Protocol):
-    """Who holds a backlog: a connection."""
+    """A connection with a backlog."""
 
     def shed(self) -> int:
-        """Give memory back, by policy: drop some of the backlog, or close. Returns what is still held."""
+        """Free memory by policy: drop some of the backlog, or close. Returns the bytes still held."""
 
 
 class Backlogs:
-    """All backlogs together stay within the limit of `memory`; above it large ones are shed until it is so.
+    """All backlogs of the process, within the limit of `memory`: above it large ones are shed.
 
-    A backlog is what is not sent, and what has come of a large message that is not all there. Only a
-    connection with one is in here, so those that keep up cost nothing.
+    A backlog is unsent output, plus what has come of an incomplete large message. Connections without one are
+    not in here, so those that keep up cost nothing.
     """
 
     def __init__(self, memory: Account) -> None:
@@ -284,7 +285,7 @@ class Backlogs:
         return self._held.total
 
     def hold(self, owner: BacklogOwner, held_bytes: int) -> None:
-        """`owner` now holds so much (0: nothing); may make someone shed, `owner` itself included."""
+        """`owner` now holds `held_bytes` (0: nothing). May make an owner shed, `owner` itself included."""
         self._set(owner, held_bytes)
         while self._held.total > self.memory.limit_bytes:
             largest = self._held.large()
@@ -292,7 +293,7 @@ class Backlogs:
             self._set(largest, 0)
             self.times_shed += 1
             held = largest.shed()
-            if 0 < held < before:  # what could not shrink has been closed, and holds nothing
+            if 0 < held < before:  # otherwise it has been closed, and holds nothing
                 self._set(largest, held)
 
     def _set(self, owner: BacklogOwner, held_bytes: int) -> None:

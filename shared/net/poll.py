@@ -1,17 +1,16 @@
-"""The poll driver: one task serves every plain TCP connection of a group, without a task for each.
+"""The poll driver: one task serves all plain TCP connections of a group.
 
-All sockets are registered once, edge-triggered, with an epoll descriptor of the driver's own. Such a
-descriptor can itself be waited for: trio waits for it, and one wake-up brings every socket that is ready.
-Between two waits nothing is awaited: read, apply, next. Registering once means no epoll_ctl afterwards, not
-even while a socket is blocked or a session has paused. The price: the driver remembers what an edge told it
-(`_unread`) until the socket has said that it has no more.
+All sockets are registered once, edge-triggered, with an epoll descriptor of the driver's own. trio waits for
+that descriptor, so one wake-up brings every socket that is ready. Between two waits nothing is awaited.
+Registering once means no epoll_ctl later, not even when a socket blocks or a session pauses. The price: the
+driver remembers that a socket has input (`_unread`) until a read finds none.
 
-All that one look at epoll brings is one turn of the loop (`LoopTurn`), so that one commit is for many
-connections. It is served in slices, between which other tasks run. What a turn leaves undone (a socket with
-more to read, a file range with more to send) is put in `_again` and served in the next one.
+What one `epoll.poll` returns is one turn of the loop (`LoopTurn`), so one commit serves many connections. A
+turn is served in slices, between which other tasks run. Sockets with more to read and file ranges with more
+to send go to `_again`, for the next turn.
 
-What a commit brings to many is not sent before the driver has looked who is ready: a peer that has gone on
-meanwhile gets it along with its next answer.
+What a commit brings to many connections is sent after another `epoll.poll`: a peer that has sent more
+meanwhile gets it together with its next answer.
 """
 
 import math
@@ -33,36 +32,36 @@ from shared.net.outbox import JOIN_BYTES
 EVENTS_MAX = 128
 """Sockets served in one turn of the loop."""
 SLICES_MAX = 4
-"""Of one turn of the loop, so that `after_round` is never far away, however much each socket brings."""
+"""Slices of one turn. A bound, so that `after_turn` comes soon, however much each socket brings."""
 SLICE_SECONDS = 300e-6
-"""Work after which other tasks run; to let them costs about 5 µs."""
+"""Work after which other tasks run; letting them costs about 5 µs."""
 LOOK_WORK = 8 * 1024
 """Work between two looks at the clock, in bytes read plus `EVENT_WORK` for each event."""
 EVENT_WORK = 512
 ANSWERS_TOGETHER = 32
-"""Small answers are sent so many in a row. To wake a process that waits costs more than to send; peers that
-share one are woken by the first, and the others' answers find it awake."""
+"""Small answers sent in one go. Waking a waiting process costs more than sending; connections of one process
+share the wake-up."""
 
 READABLE = select.EPOLLIN | select.EPOLLOUT
-"""What epoll says of a socket that has input and nothing else to tell."""
+"""The events of a socket that has input and nothing else to report."""
 INPUT = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 ENDING = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 URGENT = select.EPOLLPRI
-"""What comes before an urgent byte is read by itself: one read more is needed for what is behind it."""
+"""A read stops before an urgent byte: one more read is needed for what is behind it."""
 INTEREST = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLPRI | select.EPOLLET
 
 
 READ_BYTES = 64 * 1024
-"""Read at once, until a read is full: then as much as the settings allow, for as long as so much comes.
-To read 64 KiB first and to join the rest to it takes more of the processor, one producer to one consumer: for
-1 kB by kqmsgq 0.66 us and not 0.54, for 10 kB by DMP direct 8.0 us and not 5.9."""
+"""Bytes of a read. After a full one `read_bytes_max`, for as long as that much comes. Reading 64 KiB first
+and joining the rest costs more processor time, with one producer and one consumer: 0.66 us a message and not
+0.54 for 1 kB over kqmsgq, 8.0 us and not 5.9 for 10 kB over DMP direct."""
 SEND_BYTES = 1024 * 1024
-"""Sent to one connection before others are served."""
+"""Bytes sent to one connection before others are served."""
 IOVEC_BYTES = 1024
-"""Chunks of so much on average go as they are, others are joined. Each takes, joined and not, 0.03
-and 0.06 us where it has 128 bytes, 0.05 and 0.04 where it has 1 KiB, 0.77 and 0.35 where it has 16."""
+"""Average chunk size from which chunks are sent with sendmsg and not joined. Each costs, joined and not, 0.03
+and 0.06 us at 128 bytes, 0.05 and 0.04 at 1 KiB, 0.77 and 0.35 at 16 KiB."""
 SMALL_BYTES = 4 * 1024
-"""So little is always joined."""
+"""Up to this many bytes are always joined."""
 
 
 class PollConnection(DrivenConnection):
@@ -93,13 +92,13 @@ class PollConnection(DrivenConnection):
         self.recv_some = sock.recv
         self.send_some = sock.send
         self.fd = sock.fileno()
-        self._plain = False  # input may be read at once: not paused, blocked, finishing or at its end
-        self._blocked = False  # the socket's buffer is full; an edge will tell
+        self._plain = False  # input may be read at once: not paused, blocked, finishing or over
+        self._blocked = False  # the socket's send buffer is full, until an EPOLLOUT
         self._read_bytes = READ_BYTES
-        self._unread = False  # an edge told of input that has not been read to its end
-        self._ending = False  # an edge told of the peer's last word, or of an error: read until it shows
-        self._again = False  # waits in the driver's list
-        self._at_door = False  # is looked at when strangers have their turn
+        self._unread = False  # there may be more input than was read
+        self._ending = False  # the peer has ended or reset: read until that shows
+        self._again = False  # is in the driver's `_again`
+        self._at_door = False  # is polled with the strangers
         self._shut_writing = False
 
     def read(self) -> int:
@@ -112,7 +111,7 @@ class PollConnection(DrivenConnection):
         except OSError as error:
             self._broken(error)
             return 0
-        except MemoryError as error:  # there is none to read into
+        except MemoryError as error:  # no memory for the buffer
             self.fail(error)
             return 0
         count = len(data)
@@ -120,7 +119,7 @@ class PollConnection(DrivenConnection):
             self._eof = True
             self.end_input()
             return 0
-        if count == size:  # there may be more: it comes in the next turn, in larger pieces
+        if count == size:  # there may be more: next turn, in larger reads
             self._unread = True
             self._driver.again(self)
             self._read_bytes = self._driver.read_bytes_max
@@ -151,7 +150,7 @@ class PollConnection(DrivenConnection):
         return count
 
     def attend(self, flags: int) -> None:
-        """All that is not plain input: room to send, an end, an error, what an earlier turn left."""
+        """Handle all but plain input: room to send, an end, an error, what an earlier turn left."""
         if self.closed:
             return
         if flags & INPUT:
@@ -176,7 +175,7 @@ class PollConnection(DrivenConnection):
         if self._input_over or not self._reading:
             if flags & select.EPOLLERR:
                 number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if number:  # else the event was about an earlier owner of the descriptor
+                if number:  # 0: the event was about an earlier owner of the descriptor
                     self._broken(OSError(number, os.strerror(number)))
             return
         if self._unread:
@@ -194,7 +193,7 @@ class PollConnection(DrivenConnection):
         self.expects = self._loop.in_turn
 
     def go_on(self) -> None:
-        self._blocked = False  # it stood for "nothing to send"; if the socket is full, that shows again
+        self._blocked = False  # it meant "nothing to send"; if the socket is full, sending shows it again
         if not self.closed:
             self._driver.again(self)
 
@@ -204,11 +203,11 @@ class PollConnection(DrivenConnection):
         return self.sock.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, size)
 
     def await_rest(self) -> None:
-        if not (self.closed or self._unread):  # else it is read next, or what is read next asks for it
+        if not (self.closed or self._unread):  # `_unread`: the next read asks for it, if needed
             acknowledge_now(self.sock)
 
     def attend_again(self) -> None:
-        """In the turn of strangers, what an earlier one left."""
+        """What an earlier turn left, when strangers are served."""
         self._again = False
         self.attend(0)
 
@@ -265,12 +264,12 @@ class PollConnection(DrivenConnection):
             self._settle()
 
     def _can_read_plainly(self) -> bool:
-        """Not before its first word, which may be far more work than its bytes: a session comes back."""
+        """Not before the first request, which may cost far more work than its bytes (a session resumes)."""
         blocked = self._mute or self._input_over or self._blocked
         return self._reading and not blocked and not self._loop.is_silent(self)
 
     def _send_many(self) -> None:
-        """Send all, or until the socket says no (BlockingIOError), or until others are to be served."""
+        """Send all, until the socket is full (BlockingIOError) or `SEND_BYTES` are sent."""
         outbox = self.outbox
         counters = self._loop.counters
         taken = 0
@@ -306,7 +305,7 @@ class PollConnection(DrivenConnection):
         return self.send_some(b"".join(gathered), more)
 
     def _settle(self) -> None:
-        """After sending: account for what is left, apply the policy, see to what comes next."""
+        """After sending: account for what is left, apply the policy, arrange what comes next."""
         outbox = self.outbox
         self._account()
         if outbox.size > outbox.bound:
@@ -347,7 +346,7 @@ class PollConnection(DrivenConnection):
         self._discard()
 
     def _discard(self) -> None:
-        """Read and throw away: closing with unread input would reset, and the peer lose our last words."""
+        """Read and throw away: closing with unread input would send a reset and lose our last answer."""
         if self._eof:
             return
         try:
@@ -368,7 +367,7 @@ class PollConnection(DrivenConnection):
             try:
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             except OSError:
-                pass  # the peer was faster
+                pass  # the peer has closed already
         self._driver.drop(self.fd)
         self.sock.close()
 
@@ -380,16 +379,16 @@ class PollDriver:
         self.loop = loop
         self._epoll = select.epoll()
         self._door = select.epoll()
-        """Of those that have not logged in: what they send wakes nobody until strangers have their turn. Who
-        becomes a stranger again, as users change, stays inside."""
+        """Connections that have not logged in: their input wakes nobody until strangers are served. Who
+        becomes a stranger again, as users change, stays in `_epoll`."""
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake_fd, select.EPOLLIN | select.EPOLLET)
         self._by_fd: dict[int, PollConnection] = {}
         self._again: list[PollConnection] = []
-        self.answered: list[PollConnection] = []  # served in this turn, and not sent to yet
-        self._pending: list[tuple[int, int]] = []  # events that no slice had time for
+        self.answered: list[PollConnection] = []  # served in this turn and not yet sent to
+        self._pending: list[tuple[int, int]] = []  # events left over from the last slice
         self._parked = False
-        self._slices = 0  # that this turn of the loop has had
+        self._slices = 0  # of this turn so far
         self.read_bytes_max = max(READ_BYTES, loop.settings.read_bytes_max)
 
     def add(
@@ -407,7 +406,7 @@ class PollDriver:
         self.loop.end()
 
     def let_in(self, connection: PollConnection) -> None:
-        """It has logged in. What it has sent meanwhile is told anew."""
+        """The connection has logged in. Registering anew reports input that has come meanwhile."""
         self._door.unregister(connection.fd)
         self._register(self._epoll, connection)
 
@@ -418,13 +417,13 @@ class PollDriver:
             connection.abort(os.strerror(error.errno or 0))
 
     def drop(self, fd: int) -> None:
-        """A connection closes its socket, which ends its registration too."""
+        """A connection is closing its socket, which ends its registration too."""
         del self._by_fd[fd]
-        if self._pending:  # else they might be taken for another's, which gets the same descriptor
+        if self._pending:  # the next connection may get the same descriptor
             self._pending = [event for event in self._pending if event[0] != fd]
 
     def is_behind(self) -> bool:
-        """Whether some that were ready wait for another slice."""
+        """Whether ready connections wait for another slice."""
         return bool(self._pending)
 
     def again(self, connection: PollConnection) -> None:
@@ -440,7 +439,7 @@ class PollDriver:
                 os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        """Once every connection has closed; may be called again."""
+        """Close the driver, once every connection has closed; may be called again."""
         if not self._epoll.closed:
             self._epoll.close()
             self._door.close()
@@ -470,7 +469,7 @@ class PollDriver:
                         self._parked = False
                     slice_ends = perf_counter() + SLICE_SECONDS
                     continue
-                # Other tasks run. That takes half the time of a wait, so it is also tried before parking.
+                # Let other tasks run. That takes half the time of a wait, so it is tried before waiting too.
                 rested = True
                 await trio.lowlevel.checkpoint()
                 slice_ends = perf_counter() + SLICE_SECONDS
@@ -478,11 +477,11 @@ class PollDriver:
             loop.awake = False
 
     async def serve_strangers(self) -> None:
-        """Serve those who have not logged in, in their pace, until cancelled."""
+        """Serve connections that have not logged in, at the pace of strangers, until cancelled."""
         loop, strangers = self.loop, self.loop.strangers
         events: list[tuple[int, int]] = []
         while True:
-            if not events:  # it has been seen that nobody is ready
+            if not events:  # the last poll found nobody ready
                 await trio.lowlevel.wait_readable(self._door)
             async with strangers:
                 loop.begin()
@@ -494,7 +493,7 @@ class PollDriver:
                 loop.end()
 
     def _look(self) -> list[tuple[int, int]]:
-        """Who is ready; what waits to be sent to the others goes out, to these it goes with what they get."""
+        """Poll. Output that waits is sent to all who are not ready; the others get it with their answers."""
         if not self._pending:
             events = self._pending = self._epoll.poll(0, EVENTS_MAX)
             loop = self.loop
@@ -504,7 +503,7 @@ class PollDriver:
         return self._pending
 
     def _serve(self, events: list[tuple[int, int]], slice_ends: float) -> bool:
-        """Serve what is ready, until the slice ends; what is left comes first in the next one.
+        """Serve events and `_again` until the slice ends; the rest comes first in the next slice.
 
         True: let other tasks run.
         """
@@ -534,8 +533,7 @@ class PollDriver:
             if work > LOOK_WORK:
                 work = 0
                 if perf_counter() > slice_ends:
-                    # Not those of who was closed meanwhile: with the next slice another may have the
-                    # descriptor.
+                    # Drop events of closed connections: another may get the descriptor before the next slice.
                     self._pending = [event for event in left if event[0] in by_fd]
                     break
         else:
@@ -550,7 +548,7 @@ class PollDriver:
         return self.loop.end(hold=True)
 
     def send_answers(self) -> None:
-        """Send to those that were served in this turn, and wait for others to be sent to with them."""
+        """Send to the connections whose answers were collected in this turn."""
         answered, self.answered = self.answered, []
         for connection in answered:
             connection.send()

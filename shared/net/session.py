@@ -1,22 +1,22 @@
-"""What every protocol's session is built on: the pace of its input, the order of its answers, its deadlines.
+"""The base of every protocol's session: partial input, backpressure, reply order, deadlines, the end.
 
-A subclass says in `apply` how input is parsed and what it does. The rest is here, once for all protocols:
+A subclass parses and applies input in `apply`. Everything else is here, once for all protocols:
 
-*Partial input.* What is left of a read, the beginning of a request, is kept and joined with what follows; it
-counts with the process's backlogs. `need` says how much must come before another look is worth it, so that a
-large request is gathered in place and not joined anew with every read. Where that is the request's whole
-length, only its rest may be joined with it (`take_first`): most of a large read is not copied.
+*Partial input.* The start of an incomplete request is kept and joined with the next read. It is charged to
+the process's backlogs. `need` says how many bytes must be there before `apply` is called again, so a large
+request is not joined anew with every read. If that is the request's exact length, `take_first` gets the
+request alone, and the rest of a large read is not copied.
 
-*Time.* What has begun must be whole within `input_seconds`. That time does not run while we hold input back:
-then it is not the peer that is late.
+*Time.* A request must be complete within `input_seconds` of its first byte. The clock does not run while the
+server itself holds input back.
 
-*Pauses.* While one of the reasons in `stopped` holds, nothing is read. What was read and not applied is kept,
-and applied when the last reason goes: never from inside `apply`.
+*Pauses.* While `stopped` has a reason set, nothing is read. Input that was read and not applied is kept. It
+is applied when the last reason is cleared, but never from inside `apply`.
 
 *Fairness.* After a stretch of work `let_others` leaves the rest of the input to the next turn of the loop.
 
-*The end.* The end of input is told when everything before it has been applied. What the session holds is
-given back exactly once, when it ends or when its connection is lost.
+*The end.* `input_ended` is called after everything before the end of input has been applied. `release` is
+called exactly once: when the session ends, or when its connection is lost.
 
 No I/O and no clock: the driver calls, and time is `connection.now`.
 """
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
 
 
 class Stop:
-    """Why input is held back: bits, for several may hold at once. A protocol's own begin at `FIRST_OWN`.
+    """Reasons to hold input back, as bits: several may hold at once. A protocol's own start at `FIRST_OWN`.
 
-    Plain numbers: an operation on an `IntFlag` takes twenty times as long, and these are on every path.
+    Plain ints: an operation on an `IntFlag` takes twenty times as long, and every message tests these.
     """
 
-    OWED = 1
-    """Too many answers wait."""
+    REPLIES = 1
+    """Too many answers are pending."""
     OUTBOX = 2
-    """The peer does not take its answers."""
+    """The peer does not read its answers."""
     STORE = 4
-    """The disk is behind."""
+    """The store is congested: the disk does not keep up."""
     OTHERS = 8
-    """Other connections have their turn."""
+    """Other connections are served first."""
     LOGIN = 16
     """A password is being checked."""
     FIRST_OWN = 1 << 8
 
 
 STOP_WORDS = {
-    Stop.OWED: "answers that wait",
+    Stop.REPLIES: "answers that wait",
     Stop.OUTBOX: "its peer to read",
     Stop.STORE: "the disk",
     Stop.OTHERS: "its turn",
@@ -62,21 +62,20 @@ STOP_WORDS = {
 }
 
 COPIED_BYTES_MAX = 16 * 1024
-"""So much behind a request that had begun is copied to it."""
+"""At most this much of the read behind an incomplete request is copied when the two are joined."""
 LOGIN_SECONDS = 10.0
-"""For the first whole request where a login is required: strangers hold no connection for longer."""
+"""Time for the first complete request where a login is required, in place of `net.first_request_seconds`."""
 _IDLE, _APPLYING, _RELEASED = range(3)
 
 
 class SessionBase:
-    """One connection's server side (`shared.net.connection.Session`), without its protocol.
+    """The server side of one connection (`shared.net.connection.Session`), without its protocol.
 
-    For a subclass to read: `stopped`, why input is held back (0: it is not); `kept`, input that is not
-    applied yet; `ended`, nothing more is taken from the peer; `lost`, the connection is gone.
-    `user`: whose connection it is, "" while he has to log in first; `guard`: what to ask whether he may do
-    something, None where everything is allowed.
-    For it to set: `input_seconds`, the time that a request has from its first byte to its last; `amid`, a
-    request has begun of which nothing is kept here; `gathered_bytes`, what the subclass itself holds of it.
+    A subclass reads: `stopped`, why input is held back (0: it is not); `kept`, input that is not applied yet;
+    `ended`, no more input is taken; `lost`, the connection is gone; `user`, who has logged in ("": nobody
+    yet); `guard`, the access rules to ask (None: everything is allowed).
+    It sets: `input_seconds`, the time that a request has from its first byte to its last; `amid`, a request
+    has begun of which nothing is in `kept`; `gathered_bytes`, what the subclass holds of that request.
     """
 
     __slots__ = (
@@ -115,63 +114,59 @@ class SessionBase:
         self.lost = False
         self.gathered_bytes = 0
         self._at = 0  # how far `kept` has been applied
-        self._needed_is_whole = False  # that is the length of what has begun
-        self._needed = 0  # so much must be kept before it is looked at again,
-        self._delimiter = b""  # or this must have come
+        self._needed_is_whole = False  # `_needed` is the exact length of the request that has begun
+        self._needed = 0  # `apply` is called again once so many bytes are kept,
+        self._delimiter = b""  # or once this has come
         self._phase = _IDLE
         self._eof = False
         self._released = False
         self._input_due = math.inf  # when the request that has begun must be whole
-        self._wake = math.inf  # what the driver was asked for
+        self._wake = math.inf  # the deadline that the driver has been asked for
         self._deadlines: dict[int, float] | None = None  # made when first needed: most connections are idle
         self.user = ANONYMOUS
         self.guard: Guard | None = None
-        self._gate: Guard | None = None  # the protocol's, whether anything is to be asked or not
+        self._gate: Guard | None = None  # the protocol's guard, also where everything is allowed
 
     # What a subclass supplies.
 
     def apply(self, data: bytes, at: int) -> int:
-        """Apply all that is whole in `data` from `at` on, until `stopped`; returns where that ended."""
+        """Apply all complete requests in `data` from `at` on, until `stopped`; returns where that ended."""
         raise NotImplementedError
 
     def take_first(self, request: bytes) -> bool:
-        """One whole request, whose length was said by `need`: `apply` comes next, with what follows it.
+        """Apply one complete request of the length given to `need(whole=True)`; `apply` gets what follows.
 
-        False: it is not what nearly all are, and `apply` gets both in one piece. For those who say `whole`.
+        False: a rare kind that `take_first` does not handle; `apply` gets it joined with what follows.
         """
         raise NotImplementedError
 
     def input_ended(self) -> None:
-        """The peer has sent all, and everything whole is applied. A request that did not end was nothing."""
+        """The peer has sent everything, and all of it is applied; an incomplete last request is dropped."""
         raise NotImplementedError
 
     def too_late(self) -> None:
-        """The request that has begun was not whole within `input_seconds`."""
+        """The request that has begun was not complete within `input_seconds`."""
         raise NotImplementedError
 
     def due(self, what: int, now: float) -> None:
-        """A `deadline` has come, and is none any more."""
+        """The deadline `what` has passed; it is not set any more."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Give back everything that depends on this connection. Called once: by `end`, or when it is lost."""
+        """Release all that is held for this connection. Called once: by `end`, or when it is lost."""
         raise NotImplementedError
 
     def on_wire_error(self, error: RemoteProtocolError) -> None:
-        """The peer has broken the protocol: count it. Then the session ends, and the driver sends the reply
-        that the error carries.
-        """
+        """The peer broke the protocol: count it. Then the session ends, and the driver sends the reply."""
 
     def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
-        """What is said in place of `reply`, the answers to `count` requests: the disk has not taken them."""
+        """The reply in place of `reply`, which answered `count` requests that the disk did not take."""
         raise NotImplementedError
 
     # The driver's calls.
 
     def receive(self, data: bytes) -> None:
-        """For a fast path to override: it takes what it can where nothing is `kept` and nothing `stopped`,
-        and leaves the rest to this.
-        """
+        """Take input. A subclass may override it with a fast path for when `kept` and `stopped` are empty."""
         if self.ended:
             return
         at = 0
@@ -223,33 +218,34 @@ class SessionBase:
     # What a subclass uses: answers.
 
     def reply(self, data: bytes) -> None:
-        """An answer, in its turn."""
+        """Answer, in request order."""
         self.replies.reply(data)
 
     def reply_after(self, ticket: "Ticket", data: bytes, count: int = 1) -> None:
-        """The answers to `count` requests, in their turn, once `ticket` is done."""
+        """Answer `count` requests, in request order, once `ticket` is done."""
         self.replies.reply_after(ticket, data, count)
 
     def push(self, data: bytes) -> None:
-        """Something that has no turn."""
+        """Send something that answers no request: it does not wait for pending answers."""
         self.connection.write(data)
 
     # Input.
 
     def need(self, length: int, delimiter: bytes = b"", *, whole: bool = False) -> None:
-        """What is left where `apply` ends is worth another look once so many bytes are there, or `delimiter`
-        has come. Said in `apply`, for its end. `whole`: the request that has begun is so long, and may be
-        given to `take_first`.
+        """Call `apply` again only once `length` unapplied bytes are there, or `delimiter` has come.
+
+        For `apply` to call before it returns. `whole`: `length` is exactly that of the request that has
+        begun, which may then be given to `take_first`.
         """
         self._needed, self._delimiter, self._needed_is_whole = length, delimiter, whole
 
     def begin_input(self, seconds: float) -> None:
-        """What comes next is something new: it has so many seconds from now on, or from its first byte."""
+        """The next request has `seconds`, from its first byte on."""
         self.input_seconds = seconds
         self._input_due = math.inf
 
     def apply_kept(self) -> None:
-        """Apply what was read, whatever holds it back: the server stops."""
+        """Apply what was read, whatever holds it back: the server is stopping."""
         self.stopped = 0
         self._go_on()
 
@@ -262,7 +258,7 @@ class SessionBase:
         self.stopped |= reason
 
     def go(self, reason: int) -> None:
-        """The reason to hold input back has gone; with the last one what was kept is applied."""
+        """Clear a reason to hold input back; when it was the last, apply what was kept."""
         if self.stopped & reason:
             self.stopped &= ~reason
             if not self.stopped and not self.lost:
@@ -272,47 +268,47 @@ class SessionBase:
                     self._go_on()
 
     def go_soon(self, reason: int) -> None:
-        """As `go`, for a call from deep within a queue or the store: input goes on in the next turn."""
+        """As `go`, but input goes on in the next turn: for calls from deep within a queue or the store."""
         if self.stopped & reason and not self.lost:
             self.let_others()
             self.stopped &= ~reason
 
     def let_others(self) -> None:
-        """Other connections have their turn; then input goes on."""
+        """Serve other connections first; the rest of the input follows in the next turn."""
         if not self.stopped & Stop.OTHERS:
             self.stop(Stop.OTHERS)
             self.wake_by(self.connection.now)
 
     def stop_if_crowded(self) -> bool:
-        """Stop where the peer does not take its answers. Returns whether anything holds input back."""
+        """Stop if the peer does not read its answers. Returns whether anything holds input back."""
         outbox = self.connection.outbox
         if outbox.size > outbox.bound:
-            self.connection.on_drained = self.drained  # not before: a bound method for each is memory
+            self.connection.on_drained = self.drained  # set late: a bound method per connection costs memory
             self.stop(Stop.OUTBOX)
         return self.stopped != 0
 
     def stop_if_congested(self, store: "Store") -> None:
-        """Stop where the disk is behind."""
+        """Stop if the disk does not keep up."""
         if store.congested and not self.stopped & Stop.STORE:
             self.stop(Stop.STORE)
             store.when_uncongested(self.connection.guarded(self._uncongested))
 
     def drained(self) -> None:
-        """The peer has taken its answers. A subclass that has more to say then hangs itself in here."""
+        """The outbox has drained. A subclass that has more to send then overrides this."""
         self.go(Stop.OUTBOX)
 
     def replies_full(self, full: bool) -> None:
-        """Too many answers wait, or not any more (`Replies`)."""
+        """Too many answers are pending (`Replies`), or no longer."""
         if full:
-            self.stop(Stop.OWED)
+            self.stop(Stop.REPLIES)
         else:
-            self.go(Stop.OWED)
+            self.go(Stop.REPLIES)
 
-    # Who it is, and what he may do.
+    # Login and access.
 
     def admit(self, gate: Guard | None, user: str = "") -> None:
-        """Say who watches over this protocol's clients. The connection is `user`'s; where that is "", it is
-        that of the user whose certificate was shown.
+        """Put the connection under a protocol's guard. It belongs to `user`; where that is "", to the user
+        named in the client certificate.
         """
         if gate is not None:
             self._gate = gate
@@ -324,18 +320,18 @@ class SessionBase:
             self._set_guard(gate)
 
     def await_first(self, farewell: bytes = b"") -> None:
-        """`Connection.await_first`, with less time for who has to log in."""
+        """`Connection.await_first`, with `LOGIN_SECONDS` at most where a login is required."""
         gate = self._gate
         has_to_log_in = gate is not None and gate.asks_login
         self.connection.await_first(farewell, LOGIN_SECONDS if has_to_log_in else math.inf)
 
     def audit(self, action: str, name: str | bytes) -> None:
-        """Leave a line in the audit log: the user has done that."""
+        """Write a line to the audit log: the user has done `action` to `name`."""
         if self._gate is not None:
             self._gate.done(self.user, self.connection.peer, action, name)
 
     def log_in(self, user: str, password: bytes, done: Callable[[bool], None]) -> None:
-        """Tell `done` whether they fit: then the connection is that user's. Meanwhile input is held back."""
+        """Check a password and call `done` with the result. Input is held back until then."""
 
         def checked(fits: bool) -> None:
             if self.lost or self.ended:
@@ -344,7 +340,7 @@ class SessionBase:
                 self.user = user
                 self.access_changed()
             done(fits)
-            self.go_soon(Stop.LOGIN)  # in a turn of the driver, whose end commits what was written
+            self.go_soon(Stop.LOGIN)  # in a turn of the driver, so what `done` wrote is committed at its end
 
         gate = self._gate
         if gate is None:
@@ -354,7 +350,7 @@ class SessionBase:
             gate.log_in(user, password, self.connection.peer, checked, self.connection.in_its_turn)
 
     def may(self, action: str, name: str | bytes) -> bool:
-        """Whether the user may do that; a refusal is counted and told."""
+        """Whether the user may do `action` to `name`; a refusal is counted and logged."""
         guard = self.guard
         if guard is None or guard.may(self.user, action, name):
             return True
@@ -362,7 +358,7 @@ class SessionBase:
         return False
 
     def may_see(self, name: str | bytes) -> bool:
-        """Whether the user may do anything at all with it; a refusal is counted and told, as one to read."""
+        """Whether the user may do anything at all with `name`; a refusal is counted and logged as a read."""
         guard = self.guard
         if guard is None or guard.may_see(self.user, name):
             return True
@@ -370,16 +366,16 @@ class SessionBase:
         return False
 
     def access_changed(self) -> None:
-        """Rules are others now, or the user is. For a subclass to end what is no longer allowed."""
+        """The rules or the user have changed. A subclass also ends what is no longer allowed."""
         if self._gate is not None:
             self._set_guard(self._gate)
 
     def close_for(self, reason: str) -> None:
-        """Its user is gone."""
+        """Close: the user no longer exists."""
         self.connection.abort(reason)
 
     def kick(self, reason: str) -> None:
-        """An administrator closes it. A subclass says so, where its protocol has words and it takes them."""
+        """Close: an administrator asks for it. A subclass says so first, if its protocol can."""
         self.close_for(reason)
 
     def _set_guard(self, gate: Guard) -> None:
@@ -390,18 +386,18 @@ class SessionBase:
 
     @property
     def waits_for(self) -> list[str]:
-        """Why its input is held back, in words."""
+        """Why input is held back, in words."""
         return [word for bit, word in STOP_WORDS.items() if self.stopped & bit]
 
     @property
     def traffic(self) -> Mapping[str, Any]:
-        """Columns of a connection that only its protocol knows: `messages_in`, `messages_out`, `held`."""
+        """What only the protocol knows about a connection: `messages_in`, `messages_out`, `held`."""
         return {}
 
     # Deadlines.
 
     def deadline(self, what: int, at: float) -> None:
-        """Have `due(what)` called at that time; replaces the one before, inf: not any more."""
+        """Have `due(what)` called at `at`. Replaces an earlier deadline of that kind; inf cancels it."""
         deadlines = self._deadlines
         if at < math.inf:
             if deadlines is None:
@@ -409,10 +405,10 @@ class SessionBase:
             deadlines[what] = at
             self.wake_by(at)
         elif deadlines:
-            deadlines.pop(what, None)  # the wake-up that was set finds nothing to do
+            deadlines.pop(what, None)  # the driver's wake-up stays set and finds nothing to do
 
     def wake_by(self, at: float) -> None:
-        """Have `on_deadline` called then, if it would not be before."""
+        """Have `on_deadline` called at `at`, or earlier if that is set already."""
         if at < self._wake:
             self._wake = at
             self.connection.wake_at(at)
@@ -420,14 +416,14 @@ class SessionBase:
     # The end.
 
     def end(self) -> None:
-        """Nothing more is taken from the peer, and all is given back. What it is owed may still be sent."""
+        """Take no more input, and release everything. Pending answers may still be sent."""
         self.ended = True
         self.forget_input()
         self._deadlines = None
         self.let_go()
 
     def let_go(self) -> None:
-        """Have everything given back now, where the peer is still listened to."""
+        """Release everything now; input may still be taken."""
         if not self._released:
             self._released = True
             if self._gate is not None:
@@ -435,13 +431,13 @@ class SessionBase:
             self.release()
 
     def finish_when_answered(self) -> None:
-        """Half-close: what is owed is sent, then the connection closes."""
+        """Half-close: pending answers are sent, then the connection closes."""
         self.replies.when_empty(self.connection.finish)
 
     # Within.
 
     def _run(self, data: bytes, at: int) -> None:
-        """Apply what can be, and keep the rest."""
+        """Apply what can be applied, and keep the rest."""
         start = at
         self._needed = self._at = 0
         self._needed_is_whole = False
@@ -452,7 +448,7 @@ class SessionBase:
                 at = self.apply(data, at)
                 if self._phase == _APPLYING or self.stopped:
                     break
-                self._phase = _APPLYING  # it stopped for something that went before it returned
+                self._phase = _APPLYING  # `apply` stopped for a reason that was cleared before it returned
         except RemoteProtocolError as error:
             self._broken(error)
             raise
@@ -469,7 +465,7 @@ class SessionBase:
             if left:
                 self.kept = data[at:]
             self.connection.await_rest()
-            if self._input_due == math.inf or (left and at > start):  # it is new: something else ended before
+            if self._input_due == math.inf or (left and at > start):  # the incomplete request is a new one
                 self._await_rest_in_time()
         else:
             self._input_due = math.inf
@@ -477,14 +473,14 @@ class SessionBase:
             self.count_held()
 
     def _joined(self, data: bytes) -> bytes | None:
-        """What was kept, with `data` behind it; None where that is not to be looked at now."""
+        """What was kept plus `data`; None if it stays kept for now."""
         kept = self.kept
         if not self.stopped and (
             len(kept) + len(data) >= self._needed or (self._delimiter and self._delimiter in data)
         ):
             self.kept = b""
             return b"".join((kept, data))
-        if type(kept) is not bytearray:  # it may be large: no copy of all of it with every read
+        if type(kept) is not bytearray:  # grow in place: `kept` may be large, and this runs at every read
             self.kept = kept = bytearray(memoryview(kept)[self._at :])
             self._at = 0
         kept += data
@@ -494,7 +490,7 @@ class SessionBase:
         return None
 
     def _go_on(self) -> None:
-        """Nothing holds input back any more."""
+        """Nothing holds input back any more: apply what was kept, then read on."""
         if self.kept:
             data, self.kept = bytes(self.kept), b""
             self._run(data, self._at)
@@ -514,14 +510,14 @@ class SessionBase:
         self.connection.pause_reading()
 
     def count_held(self) -> None:
-        """What is kept, and answers that wait, count with what waits to be sent."""
-        self.connection.hold(len(self.kept) - self._at + self.gathered_bytes + self.replies.owed_bytes)
+        """Charge unapplied input and pending answers to the process's backlogs."""
+        self.connection.hold(len(self.kept) - self._at + self.gathered_bytes + self.replies.pending_bytes)
 
     def forget_input(self) -> None:
-        """What was read and not applied is not applied any more."""
+        """Drop the input that was read and not applied."""
         self.kept, self._at, self.amid = b"", 0, False
         self._input_due = math.inf
-        self.connection.hold(self.replies.owed_bytes)
+        self.connection.hold(self.replies.pending_bytes)
 
     def _broken(self, error: RemoteProtocolError) -> None:
         if not self.ended:
@@ -529,4 +525,4 @@ class SessionBase:
             self.end()
 
     def _uncongested(self) -> None:
-        self.go_soon(Stop.STORE)  # very many wait for the same: what they kept is not for one stretch
+        self.go_soon(Stop.STORE)  # thousands may wait for the store: not all of them in one turn

@@ -1,13 +1,13 @@
-"""Those who have not logged in, on all listeners of the process: what they may have of the loop.
+"""The share of the loop for strangers: connections of the process that have not logged in.
 
-Where logins are asked for, everything that a connection brings before it has logged in is done in a *piece*:
-to accept it, to read and answer it, to close it. A piece ends after `PIECE_SECONDS`, and then others run.
-Pieces are paid from a credit, which fills by a share of the time that passes. So a flood costs those who are
-served a share of the loop, and each of their requests one piece at most. What is over waits in the kernel:
-connections in the backlog, input unread. While nobody else is served all of the loop is theirs.
+Where a login is required, all work for a stranger is done in a *piece*: accepting, reading, answering,
+closing. After `PIECE_SECONDS` a piece ends and others run. Pieces are paid from a credit that grows with time
+by a share of it. So a flood of strangers costs logged-in clients that share of the loop, and delays each of
+their requests by one piece. The rest waits in the kernel: connections in the backlog, input unread. While no
+one else is served, strangers have the whole loop.
 
-An address that has failed often has few connections at a time that are not logged in. Further ones are closed
-as they are accepted, which is ten times less work: so who comes from elsewhere is soon reached.
+An address with many failed logins may have few strangers at a time. Further ones are closed when accepted,
+which is ten times less work, so clients from other addresses are soon reached.
 """
 
 import ipaddress
@@ -19,33 +19,33 @@ from types import TracebackType
 import trio
 
 PIECE_SECONDS = 100e-6
-"""Work after which others run; what is begun is ended."""
+"""Work after which a piece ends; what has begun is finished."""
 ALONE_PIECE_SECONDS = 1e-3
-"""The same while nobody else is served."""
+"""The same while no one else is served."""
 ALONE_SECONDS = 1.0
-"""Nobody has been served for so long: strangers are alone."""
+"""If no one has been served for so long, strangers are alone."""
 TURN_SECONDS = 20e-6
-"""What it costs to come to a piece: the loop's round, and waking a task."""
+"""What a piece costs besides its work: a round of trio's loop, and waking a task."""
 SHARE, FLOOD_SHARE = 0.5, 0.06
-"""Of the loop. Clients that come back all at once, as after a restart, have the first."""
+"""Shares of the loop. The first is for clients that come back all at once, as after a restart."""
 CREDIT_SECONDS = 2e-3
-"""At most. A login takes some 0.3 ms in all, and waits for nothing where few come."""
+"""The most credit. A login takes about 0.3 ms in all, so it waits for nothing where few come."""
 FLOOD_FAILURES, FLOOD_SECONDS = 50, 5.0
-"""So many strangers have failed within that time: it is a flood."""
+"""So many failures within that time are a flood."""
 
 FAILURES_MAX = 5
 FAILURES_SECONDS = 60.0
-"""So many failures within that time, and an address is slow."""
+"""So many failures of an address within that time make it slow."""
 ADDRESSES_MAX = 10_000
-"""Of which failures are kept; then those that failed longest ago are forgotten."""
+"""Addresses whose failures are remembered; the one that failed longest ago is forgotten first."""
 SLOW_MAX = 8
-"""Connections of a slow address that are not logged in."""
+"""Strangers that a slow address may have at a time."""
 
 
 class Strangers:
-    """Their pace: `async with` it around a piece, which goes on until `is_over`.
+    """The pace of strangers: `async with` it around a piece, and work until `is_over`.
 
-    `served_at`: when (by trio's clock) somebody was last served who is none. Drivers set it.
+    `served_at`: when (trio's clock) a logged-in connection was last served. Drivers set it.
     """
 
     def __init__(self) -> None:
@@ -78,26 +78,26 @@ class Strangers:
         self._lock.release()
 
     def is_over(self) -> bool:
-        """The piece has taken its time."""
+        """Whether the piece has used up its time."""
         return thread_time() > self._ends
 
     async def turn(self, seconds: float) -> None:
-        """Wait for a piece whose work comes later, and takes about so long."""
+        """Wait for a piece whose work, about `seconds` long, is done later."""
         async with self:
             self._credit -= seconds
 
     def are_alone(self) -> bool:
-        """Nobody else is served."""
+        """Whether no one else is served."""
         return trio.current_time() > self.served_at + ALONE_SECONDS
 
     def is_flood(self) -> bool:
-        """Very many have failed of late."""
+        """Whether very many logins have failed recently."""
         if len(self._failed) < FLOOD_FAILURES:
             return False
         return trio.current_time() < self._failed[0] + FLOOD_SECONDS
 
     def _seconds_short(self) -> float:
-        """How long it takes until a piece can be paid."""
+        """Seconds until the credit pays for a piece."""
         now = trio.current_time()
         share = FLOOD_SHARE if self.is_flood() else SHARE
         self._credit = min(CREDIT_SECONDS, self._credit + (now - self._credit_at) * share)
@@ -108,29 +108,29 @@ class Strangers:
     # Their connections.
 
     def came(self, host: str) -> None:
-        """A connection is open that is not logged in."""
+        """A connection has opened that is not logged in."""
         self._here[address_of(host)] += 1
 
     def left(self, host: str) -> None:
-        """It is logged in, or gone."""
+        """It has logged in, or closed."""
         address = address_of(host)
         self._here[address] -= 1
         if not self._here[address]:
             del self._here[address]
 
     def are_too_many(self, host: str) -> bool:
-        """Another connection from there is to be closed: it has failed often, and enough are open."""
+        """Whether to refuse another connection from `host`: it fails often and has enough open."""
         address = address_of(host)
         return self._here[address] >= SLOW_MAX and self.is_slow(address)
 
     def gave_up(self) -> None:
-        """One has gone, or was refused, and has not logged in."""
+        """A stranger has closed, or was refused, without logging in."""
         self._failed.append(trio.current_time())
 
     # Their addresses.
 
     def failed(self, address: str) -> None:
-        """A login from there has failed."""
+        """A login from `address` has failed."""
         now = trio.current_time()
         self._failed.append(now)
         failures = self._failures.setdefault(address, deque(maxlen=FAILURES_MAX))
@@ -140,7 +140,7 @@ class Strangers:
             self._failures.popitem(last=False)
 
     def is_slow(self, address: str) -> bool:
-        """It has failed often of late."""
+        """Whether `address` has failed often recently."""
         failures = self._failures.get(address)
         if failures is None or len(failures) < FAILURES_MAX:
             return False
@@ -148,7 +148,7 @@ class Strangers:
 
 
 def address_of(host: str) -> str:
-    """A numeric host. An IPv6 network of 64 bits is one address, for one peer has all of it."""
+    """A numeric host; for IPv6 its /64 network, because one peer has all of that."""
     if ":" not in host:
         return host
     address = ipaddress.IPv6Address(host.partition("%")[0])
@@ -156,5 +156,5 @@ def address_of(host: str) -> str:
 
 
 def address_of_peer(peer: str) -> str:
-    """Of `host:port`."""
+    """The address of `host:port`."""
     return address_of(peer.rpartition(":")[0].strip("[]")) or peer

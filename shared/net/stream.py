@@ -1,8 +1,8 @@
-"""The stream driver: a task for each connection, over any trio stream.
+"""The stream driver: two tasks for each connection, over any trio stream.
 
-It serves what the poll driver cannot: TLS, memory streams in tests, and plain TCP where there is no epoll. A
-connection is a reading task and a writing task. The writer ends both once all is said; then comes the
-lingering close. The session notices no difference.
+It serves what the poll driver cannot: TLS, memory streams in tests, and plain TCP without epoll. One task
+reads, one writes. The writer ends both once all is sent; the lingering close follows. Sessions behave the
+same under either driver.
 """
 
 import socket
@@ -17,9 +17,9 @@ from shared.net.settings import CertificateUser
 from shared.net.tls import TlsStream, in_words
 
 HANDSHAKE_SECONDS = 1.5e-3
-"""What a TLS handshake takes of a processor, about; most of it in one stretch."""
+"""Processor time of a TLS handshake, most of it in one stretch."""
 READ_BYTES = 64 * 1024
-"""One read; TLS gives 16 KiB at most anyway."""
+"""Bytes of a read; TLS gives 16 KiB at most."""
 
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -32,7 +32,7 @@ class StreamConnection(DrivenConnection):
     def __init__(self, loop: LoopTurn, stream: trio.abc.Stream, peer: str, host: str) -> None:
         super().__init__(loop, peer, host)
         self.stream = stream
-        self._changed = trio.lowlevel.ParkingLot()  # where both tasks wait for something to do
+        self._changed = trio.lowlevel.ParkingLot()  # both tasks wait here for work
         self._scope = trio.CancelScope()  # around both tasks
 
     @property
@@ -40,7 +40,7 @@ class StreamConnection(DrivenConnection):
         return isinstance(self.stream, TlsStream)
 
     async def serve(self, open_session: OpenSession, *, pushes: bool) -> None:
-        """Serve it to its end."""
+        """Serve the connection to its end."""
         loop = self._loop
         try:
             loop.begin()
@@ -57,14 +57,14 @@ class StreamConnection(DrivenConnection):
             self.close("shutdown")
 
     async def _read(self) -> None:
-        """Give input to the session until its end; throw it away once the connection is finishing."""
+        """Give input to the session; throw it away once the connection is finishing."""
         loop = self._loop
         try:
             while not self._eof:
                 data = await self.stream.receive_some(READ_BYTES)
                 while not self._reading and not self._finishing:
                     await self._changed.park()
-                if self.closed:  # by the writer, while this was on its way
+                if self.closed:  # by the writer, while this task waited
                     return
                 self._eof = not data
                 if self._finishing or self._input_over:
@@ -79,7 +79,7 @@ class StreamConnection(DrivenConnection):
             self._gone(error)
 
     def _take(self, data: bytes | bytearray) -> None:
-        if self.closed or self._finishing or self._input_over:  # while a stranger waited for its turn
+        if self.closed or self._finishing or self._input_over:  # while a stranger waited to be served
             return
         loop = self._loop
         loop.begin()
@@ -91,7 +91,7 @@ class StreamConnection(DrivenConnection):
         loop.end()
 
     async def _write(self) -> None:
-        """Send what the outbox holds as it comes; once all is sent of a finishing connection, end it."""
+        """Send from the outbox; return once a finishing connection has sent all."""
         outbox = self.outbox
         try:
             while outbox.chunks or not self._finishing:
@@ -116,7 +116,7 @@ class StreamConnection(DrivenConnection):
             self.abort("file ended early")
 
     def _sent(self) -> None:
-        """Some of the outbox has gone: account for it, and tell the session if it waits for that."""
+        """Part of the outbox was sent: account for it, and tell the session if it waits for that."""
         self._account()
         outbox = self.outbox
         if not self._above or outbox.size * 2 > outbox.bound or self.closed:
@@ -145,7 +145,7 @@ class StreamConnection(DrivenConnection):
 
     @property
     def _transport(self) -> trio.abc.Stream:
-        """What is under TLS, or the stream itself."""
+        """The stream below TLS, or the stream itself."""
         return self.stream.transport if isinstance(self.stream, TlsStream) else self.stream
 
     def _reads_again(self) -> None:
@@ -166,23 +166,23 @@ class StreamConnection(DrivenConnection):
         self._changed.unpark_all()
 
     def _gone(self, error: Exception) -> None:
-        """trio says that the stream is broken; why is in the cause."""
+        """The stream is broken: close. trio puts the reason into the cause."""
         cause = error.__cause__
         self._broken(cause if isinstance(cause, OSError) else OSError(str(error)))
 
     def _shut(self, *, reset: bool) -> None:
-        """The connection's task closes the stream, as soon as it may run."""
+        """Cancel the connection's task, which closes the stream."""
         transport = self._transport
         if reset and isinstance(transport, trio.SocketStream):
             try:
                 transport.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             except OSError:
-                pass  # the peer was faster
+                pass  # the peer has closed already
         self._scope.cancel()
 
 
 class StreamDriver:
-    """Serves streams given to `add` for as long as `run` runs, or one given to `serve`."""
+    """Serves streams given to `add` while `run` runs, or one given to `serve`."""
 
     def __init__(self, loop: LoopTurn, certificate_user: CertificateUser = "cn") -> None:
         self.loop = loop
@@ -203,7 +203,7 @@ class StreamDriver:
         self._nursery.start_soon(self.serve, stream, peer, host, open_session, pushes)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hold the tasks of what `add` is given, until cancelled."""
+        """Run the tasks that `add` starts, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -257,9 +257,9 @@ class StreamDriver:
 async def linger(
     stream: trio.abc.Stream, transport: trio.abc.Stream, seconds: float, *, eof: bool = False
 ) -> None:
-    """Say that we are done; read and throw away input for a while, or our last words may be lost.
+    """Shut down writing, then read and discard: closing with unread input may lose our last answer.
 
-    `transport`: what is under TLS, or the stream itself; `eof`: the peer has said that it is done too.
+    `transport`: the stream below TLS, or the stream itself; `eof`: the peer has ended too.
     """
     with trio.move_on_after(seconds):
         try:

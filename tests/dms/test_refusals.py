@@ -64,7 +64,7 @@ def test_what_closes_a_connection_is_told_with_its_peer() -> None:
         world.connect(handshake=False).send(b"GET / HTTP/1.1\r\n\r\n")
         world.connect(handshake=False).send(wire.pack(Type.LIST_QUEUES, 1))
         world.connect().send(wire.pack(Type.ACK, 1, version=9))
-    told = "protocol error: the connection is closed; mend the client"
+    told = "protocol error: the connection is closed; fix the client"
     assert [entry["event"] for entry in logged] == [told] * 3
     assert [entry["status"] for entry in logged] == ["BAD_MAGIC", "PROTOCOL_ERROR", "VERSION_MISMATCH"]
     assert all(entry["peer"] == "127.0.0.1:1" for entry in logged)

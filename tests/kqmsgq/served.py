@@ -74,7 +74,7 @@ async def served(
     async with trio.open_nursery() as nursery:
         (endpoint,) = service.endpoints
         assert isinstance(endpoint, TcpEndpoint)
-        group = Network(net or NetSettings()).group("kqmsgq", after_round=lambda: None, log=LOG, tls=tls)
+        group = Network(net or NetSettings()).group("kqmsgq", after_turn=lambda: None, log=LOG, tls=tls)
         ((_, bound),) = group.bind_tcp(
             "kqmsgq", "127.0.0.1", 0, endpoint.open_session, pushes=endpoint.pushes
         )

@@ -99,7 +99,7 @@ async def served(
         (endpoint,) = service.endpoints
         assert isinstance(endpoint, TcpEndpoint)
         group = Network(net or NetSettings()).group(
-            "logmq", after_round=store.commit_pending, log=LOG, tls=tls
+            "logmq", after_turn=store.commit_pending, log=LOG, tls=tls
         )
         ((_, bound),) = group.bind_tcp("logmq", "127.0.0.1", port, endpoint.open_session, pushes=True)
         await nursery.start(group.serve)

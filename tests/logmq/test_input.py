@@ -78,7 +78,7 @@ def test_pipelined_requests_are_answered_as_by_a_plain_model(
     while more := peer.ask(b""):
         answers += more
     assert model.strip_answers(answers, asked) == b""
-    assert not peer.session.replies.owed
+    assert not peer.session.replies.pending
 
 
 @given(st.lists(model.steps, max_size=25), st.sets(st.sampled_from(model.TOPICS)))

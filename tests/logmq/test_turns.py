@@ -36,7 +36,7 @@ def test_too_many_owed_answers_hold_input_back(peer: Peer) -> None:
     for _ in range(40):
         peer.send(b"PRODUCE t x\n" * 10_000)
     assert not peer.connection.reading
-    assert peer.session.replies.owed_bytes < 2 << 20
+    assert peer.session.replies.pending_bytes < 2 << 20
     while more := peer.ask(b""):
         answers += more.count(b"\n")
     assert answers == 400_000
@@ -48,7 +48,7 @@ def test_answers_behind_one_that_waits_are_bounded(peer: Peer) -> None:
     peer.send(b"CONSUME big 0\n" * 1000)
     for _ in range(50):
         peer.settle()
-    assert peer.session.replies.owed_bytes < 2 << 20
+    assert peer.session.replies.pending_bytes < 2 << 20
     assert not peer.connection.reading
     peer.advance(61)
     got = peer.take()

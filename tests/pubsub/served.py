@@ -57,7 +57,7 @@ async def served(
     assert isinstance(tcp, TcpEndpoint)
     assert isinstance(udp, UdpEndpoint)
     assert isinstance(udp.sink, Fanout)
-    group = Network(NetSettings()).group("pubsub", after_round=lambda: None, log=LOG, tls=tls)
+    group = Network(NetSettings()).group("pubsub", after_turn=lambda: None, log=LOG, tls=tls)
     async with trio.open_nursery() as nursery:
         ((_, port),) = group.bind_tcp("pubsub", "127.0.0.1", 0, tcp.open_session, pushes=tcp.pushes)
         group.bind_udp("127.0.0.1", int(port), udp.sink)

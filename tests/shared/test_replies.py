@@ -44,7 +44,7 @@ class Owner:
 
     def count_held(self) -> None:
         if self.replies is not None:
-            self.held_bytes.append(self.replies.owed_bytes)
+            self.held_bytes.append(self.replies.pending_bytes)
 
     def replies_full(self, full: bool) -> None:
         self.told.append(full)
@@ -79,7 +79,7 @@ def test_what_is_ready_leaves_at_once() -> None:
     replies, connection = pair()
     replies.reply(b"one")
     assert connection.taken() == b"one"
-    assert not replies.owed
+    assert not replies.pending
 
 
 def test_what_is_ready_waits_behind_what_is_not() -> None:
@@ -91,12 +91,12 @@ def test_what_is_ready_waits_behind_what_is_not() -> None:
     replies.reply(b"4")
     replies.reply(b"5")
     assert connection.taken() == b""
-    assert replies.owed
+    assert replies.pending
     held.resolve(b"3")
     assert connection.taken() == b""
     ticket.resolve()
     assert connection.taken() == b"12345"
-    assert not replies.owed
+    assert not replies.pending
 
 
 def test_a_held_answer_lets_go_what_was_ready_before_it() -> None:
@@ -180,7 +180,7 @@ def test_a_turn_comes_at_once_where_nothing_is_owed_and_may_resolve_there() -> N
     replies, connection = pair()
     replies.slot(lambda held: held.resolve(b"now"))
     assert connection.taken() == b"now"
-    assert not replies.owed
+    assert not replies.pending
 
 
 def test_a_file_range_keeps_its_place() -> None:
@@ -208,7 +208,7 @@ def test_a_lost_connection_lets_go_of_files_and_ignores_what_comes_later() -> No
     ticket.resolve()
     assert sorted(released) == [b"after", b"resolved", b"said"]
     assert connection.taken() == b""
-    assert not replies.owed
+    assert not replies.pending
 
 
 def test_reading_pauses_while_too_many_bytes_are_owed() -> None:
@@ -232,19 +232,19 @@ def test_reading_goes_on_once_half_of_the_bytes_have_left() -> None:
         owe(replies, ticket, bytes(size))
     assert not connection.reading
     tickets[0].resolve()
-    assert (replies.owed_bytes, connection.reading) == (2 * (400 + PART_BYTES), False)
+    assert (replies.pending_bytes, connection.reading) == (2 * (400 + PART_BYTES), False)
     tickets[1].resolve()
-    assert (replies.owed_bytes, connection.reading) == (400 + PART_BYTES, True)
+    assert (replies.pending_bytes, connection.reading) == (400 + PART_BYTES, True)
 
 
 def test_answers_that_come_out_of_turn_count_with_what_is_owed() -> None:
     replies, connection = pair(bytes_max=100)
     first, second = replies.slot(), replies.slot()
     second.resolve([b"x" * 60, b"y" * 41])
-    assert replies.owed_bytes == 101 + 2 * PART_BYTES
+    assert replies.pending_bytes == 101 + 2 * PART_BYTES
     assert not connection.reading
     first.resolve(b"")
-    assert replies.owed_bytes == 0
+    assert replies.pending_bytes == 0
     assert connection.reading
 
 
@@ -321,8 +321,8 @@ def test_in_any_course_of_events_answers_leave_in_request_order(steps: list[tupl
     for one, text in held:
         one.resolve(text)
     assert sent + connection.taken() == expected
-    assert not replies.owed
-    assert replies.owed_bytes == 0
+    assert not replies.pending
+    assert replies.pending_bytes == 0
 
 
 class Guarded(MemoryConnection):
@@ -387,10 +387,10 @@ def test_what_waits_is_told_in_steps_and_once_more_when_nothing_does() -> None:
     slot = replies.slot()
     for _ in range(2000):
         replies.reply(b"PONG\n")
-    assert 2000 * (41 + 5) < replies.owed_bytes < 2000 * 100, "with what an object takes beside its bytes"
-    assert len(owner.held_bytes) == replies.owed_bytes // (16 * 1024)
+    assert 2000 * (41 + 5) < replies.pending_bytes < 2000 * 100, "with what an object takes beside its bytes"
+    assert len(owner.held_bytes) == replies.pending_bytes // (16 * 1024)
     slot.resolve(b"")
-    assert owner.held_bytes[-1] == replies.owed_bytes == 0
+    assert owner.held_bytes[-1] == replies.pending_bytes == 0
     ticket = Ticket()
     owe(replies, ticket, b"x" * 20_000)
     assert owner.held_bytes[-1] > 20_000

@@ -10,7 +10,7 @@ from shared.file_range import FileRange
 from shared.net.admission import Admission
 from shared.net.connection import Connection
 from shared.net.counters import NetCounters
-from shared.net.loop_turn import AfterRound, LoopTurn, OpenSession
+from shared.net.loop_turn import AfterTurn, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs, Outbox, Policy
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamDriver
@@ -124,7 +124,7 @@ class StreamServer:
         self,
         settings: NetSettings | None = None,
         *,
-        after_round: AfterRound = lambda: None,
+        after_turn: AfterTurn = lambda: None,
         log: structlog.stdlib.BoundLogger | None = None,
         outboxes_bytes_max: int = 1 << 30,
     ) -> None:
@@ -135,7 +135,7 @@ class StreamServer:
             admission=Admission(settings),
             backlogs=Backlogs(Account("backlogs", outboxes_bytes_max)),
             counters=self.counters,
-            after_round=after_round,
+            after_turn=after_turn,
             log=log or structlog.stdlib.get_logger(),
         )
         self._driver = StreamDriver(self.loop)

@@ -15,7 +15,7 @@ import trio
 import trustme
 
 from shared.net.connection import Connection, Session
-from shared.net.loop_turn import AfterRound, OpenSession
+from shared.net.loop_turn import AfterTurn, OpenSession
 from shared.net.network import Group, Network
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.tls import client_context
@@ -102,7 +102,7 @@ async def serving(
     open_session: OpenSession,
     *,
     certificates: Certificates | None = None,
-    after_round: AfterRound = lambda: None,
+    after_turn: AfterTurn = lambda: None,
     pushes: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Served]:
@@ -110,7 +110,7 @@ async def serving(
     net = NetSettings(driver="auto" if kind == "poll" else "stream", **settings)
     network = Network(net)
     tls = certificates.server if certificates is not None and kind == "tls" else None
-    group = network.group("test", after_round=after_round, log=structlog.stdlib.get_logger(), tls=tls)
+    group = network.group("test", after_turn=after_turn, log=structlog.stdlib.get_logger(), tls=tls)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, open_session, pushes=pushes)
     context = certificates.client_context() if certificates is not None and kind == "tls" else None
     served = Served(group, network, address, context)

@@ -343,17 +343,17 @@ async def test_what_is_written_outside_a_round_leaves_at_once(serve: Serve) -> N
 
 
 @everywhere
-async def test_after_round_runs_after_the_sessions_and_its_writes_leave_too(serve: Serve) -> None:
+async def test_after_turn_runs_after_the_sessions_and_its_writes_leave_too(serve: Serve) -> None:
     owed: list[Connection] = []
 
-    def after_round() -> None:
+    def after_turn() -> None:
         while owed:
             owed.pop().write(b"committed")
 
     def prepare(session: Recorder) -> None:
         session.on_receive = lambda data: owed.append(session.connection)
 
-    async with serve(Sessions(prepare), after_round=after_round) as served, await served.connect() as client:
+    async with serve(Sessions(prepare), after_turn=after_turn) as served, await served.connect() as client:
         await client.send_all(b"append")
         assert await read_all(client, 9) == b"committed"
 

@@ -77,7 +77,7 @@ def _has_ipv6() -> bool:
 async def test_ipv6_is_served_and_its_peers_shown_in_brackets() -> None:
 
     sessions = Sessions(echo)
-    group = Network(SETTINGS).group("test", after_round=lambda: None, log=structlog.stdlib.get_logger())
+    group = Network(SETTINGS).group("test", after_turn=lambda: None, log=structlog.stdlib.get_logger())
     (address,) = group.bind_tcp("test", "::1", 0, sessions)
     async with trio.open_nursery() as nursery:
         await nursery.start(group.serve)
@@ -234,7 +234,7 @@ from tests.shared.net.served import Recorder, Sessions, echo, read_all
 
 async def main(driver):
     network = Network(NetSettings(driver=driver))
-    group = network.group("test", after_round=lambda: None, log=structlog.stdlib.get_logger())
+    group = network.group("test", after_turn=lambda: None, log=structlog.stdlib.get_logger())
     sessions = Sessions(echo)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, sessions)
     async with trio.open_nursery() as nursery:

@@ -224,17 +224,17 @@ def _wait_queued(served: Served, count: int) -> None:
         assert perf_counter() < until
 
 
-async def test_after_round_may_ask_for_a_turn_of_the_others() -> None:
+async def test_after_turn_may_ask_for_a_turn_of_the_others() -> None:
     """Rounds follow one another without a turn for others in between, unless the hook asks for one."""
     turns = 0
     turns_at_round: list[int] = []
 
-    def after_round() -> bool:
+    def after_turn() -> bool:
         turns_at_round.append(turns)
         return True
 
     sessions = Sessions()
-    async with serving("poll", sessions, after_round=after_round, read_bytes_max=1) as served:
+    async with serving("poll", sessions, after_turn=after_turn, read_bytes_max=1) as served:
         _, session = await sessions.join(served)
         sock = served.connect_socket()
         other = await sessions.next()
@@ -271,7 +271,7 @@ async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_the
 
         session.on_receive = answer
 
-    def after_round() -> None:
+    def after_turn() -> None:
         waited, waiting[:] = waiting[:], []
         for session in waited:
             if not clients.get(session):
@@ -287,7 +287,7 @@ async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_the
     monkeypatch.setattr(loop_turn, "HOLD_LEAST", 1)
     clients: dict[Recorder, socket.socket] = {}
     sessions = Sessions(prepare)
-    async with serving("poll", sessions, after_round=after_round) as served:
+    async with serving("poll", sessions, after_turn=after_turn) as served:
         sock = served.connect_socket()
         clients[await sessions.next()] = sock
         sock.send(b"one")
@@ -302,7 +302,7 @@ async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_the
 async def test_a_round_is_all_that_was_ready_though_other_tasks_have_turns_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One `after_round` for many; for fewer, where each takes long."""
+    """One `after_turn` for many; for fewer, where each takes long."""
     turns = 0
     turn_of: list[int] = []
     rounds_of: list[int] = []
@@ -316,13 +316,13 @@ async def test_a_round_is_all_that_was_ready_though_other_tasks_have_turns_meanw
 
         session.on_receive = take_a_turn
 
-    def after_round() -> None:
+    def after_turn() -> None:
         if turn_of:
             rounds_of.append(len(turn_of))
 
     monkeypatch.setattr(poll, "LOOK_WORK", 0)  # the clock is read after each
     sessions = Sessions(prepare)
-    async with serving("poll", sessions, after_round=after_round) as served:
+    async with serving("poll", sessions, after_turn=after_turn) as served:
         ready = []
         for _ in range(2 * SLICES_MAX):
             sock = served.connect_socket()
@@ -359,12 +359,12 @@ async def test_what_a_session_expects_at_the_end_of_the_round_goes_along_with_wh
 
         session.on_receive = answer
 
-    def after_round() -> None:
+    def after_turn() -> None:
         while expecting:
             expecting.pop().connection.write(b"later ")
 
     sessions = Sessions(prepare)
-    async with serving("poll", sessions, after_round=after_round) as served:
+    async with serving("poll", sessions, after_turn=after_turn) as served:
         client, session = await sessions.join(served)
         await client.send_all(b"expect")
         assert await read_all(client, 10) == b"now later "
@@ -433,13 +433,13 @@ async def test_what_was_told_of_a_closed_connection_is_not_told_to_the_next_with
     monkeypatch.setattr(poll, "LOOK_WORK", 0)  # so a turn is one event
     rounds_had = 0
 
-    def after_round() -> None:
+    def after_turn() -> None:
         nonlocal rounds_had
         rounds_had += 1
 
     sessions = Sessions()
     with contextlib.ExitStack() as stack:
-        async with serving("poll", sessions, after_round=after_round) as served:
+        async with serving("poll", sessions, after_turn=after_turn) as served:
             sockets = [served.connect_socket() for _ in range(30)]
             first, *_, last = [await sessions.next() for _ in sockets]
             freed = last.connection.fd  # type: ignore[attr-defined]

@@ -190,7 +190,7 @@ def test_what_is_kept_counts_with_the_backlogs_while_it_is_kept() -> None:
     assert connection.held_bytes == 0
 
 
-@pytest.mark.parametrize("reason", [Stop.OWED, Stop.OUTBOX, Stop.STORE, OWN])
+@pytest.mark.parametrize("reason", [Stop.REPLIES, Stop.OUTBOX, Stop.STORE, OWN])
 def test_input_waits_for_the_last_of_its_reasons(reason: int) -> None:
     session, connection = opened()
     session.stop(reason)
@@ -268,7 +268,7 @@ def test_too_many_answers_that_wait_hold_input_back_until_half_have_left() -> No
     session, connection = opened()
     slots = [session.replies.slot() for _ in range(257)]
     session.reply(b"last")
-    assert session.stopped == Stop.OWED
+    assert session.stopped == Stop.REPLIES
     assert not connection.reading
     for slot in slots:
         slot.resolve(b".")

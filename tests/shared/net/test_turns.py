@@ -56,7 +56,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> LoopTurn:
         admission=Admission(settings),
         backlogs=Backlogs(Account("backlogs", 1 << 20)),
         counters=NetCounters(),
-        after_round=lambda: None,
+        after_turn=lambda: None,
         log=structlog.stdlib.get_logger("test"),
     )
 

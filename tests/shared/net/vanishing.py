@@ -17,7 +17,7 @@ async def main(kind: str) -> None:
     settings = NetSettings(driver="auto" if kind == "poll" else "stream", user_timeout_seconds=SECONDS)
     sessions = Sessions()
     log = structlog.stdlib.get_logger()
-    group = Network(settings).group("test", after_round=lambda: None, log=log, insecure=True)
+    group = Network(settings).group("test", after_turn=lambda: None, log=log, insecure=True)
     (pushed_to,) = group.bind_tcp("test", "10.9.9.1", 0, sessions, pushes=True)
     (asked_by,) = group.bind_tcp("test", "10.9.9.1", 0, sessions)
 
