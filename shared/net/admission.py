@@ -1,23 +1,23 @@
-"""Who may connect: the process's caps, the memory that a connection takes, and the descriptors kept back."""
+"""Admission of connections: the caps, the memory that each takes, and the descriptors kept in reserve."""
 
-import ipaddress
 from collections.abc import Callable
 
 from shared.budget import Account, OverBudget, unbounded
 from shared.net.settings import NetSettings
+from shared.net.strangers import address_of
 from shared.process_limits import connections_within, raise_file_limit
 
 CONNECTION_BYTES = 4 << 10
-"""What a connection takes that says nothing, with its session: about 4 KB."""
+"""Memory of an idle connection with its session."""
 TLS_BYTES = 64 << 10
-"""More for one with TLS: a task, OpenSSL's state, and buffers for a record each way."""
+"""Additional memory of a connection with TLS: a task, OpenSSL's state, and buffers for a record each way."""
 _TELL_EVERY = 16
 
 
 class Admission:
-    """Counts open connections, in all and by address, against the caps. Loopback has no cap of its own.
+    """Counts open connections, in all and by address, against the caps. Loopback has no cap per address.
 
-    `memory`: the account that each is taken from.
+    `memory`: the account that each connection is charged to.
     """
 
     def __init__(self, settings: NetSettings, memory: Account | None = None) -> None:
@@ -25,16 +25,18 @@ class Admission:
         self.take_settings(settings)
         self.connections = 0
         self.on_connections: Callable[[int], None] | None = None
-        """Called with `connections` as they come and go, not at each one."""
+        """Called with `connections` every 16 connections that come or go."""
         self._by_address: dict[str, int] = {}
 
     def take_settings(self, settings: NetSettings) -> None:
-        """Take other caps from now on; who is above them stays."""
+        """Use other caps from now on; connections above them stay open."""
         self.connections_max = min(settings.connections_max, connections_within(raise_file_limit()))
         self.per_address_max = settings.connections_per_address_max
 
     def admit(self, host: str) -> str | None:
-        """Count a connection from `host` (numeric, or "" in memory); or the cap that refuses it."""
+        """Count a connection from `host` (numeric, or "" in memory); returns the cap that refuses it, or
+        None.
+        """
         if self.connections >= self.connections_max:
             return "connections_max"
         if key := _address_key(host):
@@ -69,12 +71,6 @@ class Admission:
 
 
 def _address_key(host: str) -> str:
-    """What the cap counts by: the address; for IPv6 its /64, as one peer has all of it; "" for loopback."""
-    if host.startswith("127.") or host in ("", "::1"):
-        return ""
-    if ":" not in host:
-        return host
-    address = ipaddress.IPv6Address(host.partition("%")[0])
-    if address.ipv4_mapped is not None:
-        return _address_key(str(address.ipv4_mapped))
-    return address.exploded[:19]
+    """What the cap per address counts by; "" for loopback."""
+    address = "" if host in ("", "::1") else address_of(host)
+    return "" if address.startswith("127.") else address

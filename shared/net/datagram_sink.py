@@ -1,8 +1,8 @@
-"""The contract between a protocol and a UDP endpoint: datagrams singly, or in frames of its own.
+"""The contract between a protocol and a UDP endpoint: datagrams one by one, or in frames of the protocol's.
 
-A sink is sans-IO: the endpoint (`shared.net.datagrams`) calls it in a round of the loop, so what it writes to
-connections leaves when the call returns. An exception is a bug in the sink: it is logged and counted, and the
-endpoint goes on with the next batch.
+A sink is sans-IO. The endpoint (`shared.net.datagrams`) calls it in a turn of the loop, so its output to
+connections is sent when the call returns. An exception is a bug in the sink: it is logged and counted, and
+the endpoint continues with the next batch.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Address = tuple[str, int]
 
 
 class DatagramSink(Protocol):
-    """Who takes the datagrams of one UDP endpoint one by one."""
+    """Takes the datagrams of a UDP endpoint one by one."""
 
     def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
         """Apply one or more datagrams, in order of arrival. A datagram has 0 to 65507 bytes."""
@@ -23,11 +23,11 @@ class DatagramSink(Protocol):
 
 @attrs.frozen
 class Layout:
-    """A frame, `frame_bytes` long, in which a datagram arrives.
+    """A frame of `frame_bytes` in which a datagram arrives.
 
-    `parts`: (offset, size) of where its bytes go, in order; `sender`: the same for its sender, as text
-    (`127.0.0.1:51234`, `[::1]:51234`), cut if it is longer. Everything else is NUL, and so is what a datagram
-    is too short for. One that is longer than all parts is cut.
+    `parts`: (offset, size) of where its bytes go, in order. `sender`: the same for its sender's address as
+    text (`127.0.0.1:51234`, `[::1]:51234`), cut if too long. All other bytes are NUL, also those of a part
+    that a short datagram does not fill. A datagram longer than all parts is cut.
     """
 
     frame_bytes: int
@@ -35,7 +35,7 @@ class Layout:
     sender: tuple[int, int]
 
     def unfilled(self, length: int) -> list[tuple[int, int]]:
-        """What of the parts a datagram of `length` bytes does not reach, as (start, stop) in the frame."""
+        """The (start, stop) ranges of the frame's parts that a datagram of `length` bytes does not fill."""
         beyond = []
         for offset, size in self.parts:
             if length < size:
@@ -50,7 +50,7 @@ Frames = tuple[bytes, Sequence[int]]
 
 @runtime_checkable
 class SlotSink(Protocol):
-    """Who takes datagrams in frames of its own."""
+    """Takes datagrams in frames of its own."""
 
     layout: Layout
 

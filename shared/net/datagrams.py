@@ -1,4 +1,4 @@
-"""Datagrams in bulk: many for one wake-up, but never so many that the connections wait."""
+"""UDP endpoints: many datagrams per wake-up, but never so many that connections wait."""
 
 import errno
 import ipaddress
@@ -22,16 +22,15 @@ from shared.net.slots import Slots
 DATAGRAM_BYTES_MAX = 65535
 TURN_DATAGRAMS = 256
 TURN_SECONDS = 500e-6
-"""Work of one turn, whichever is reached first; then connections and other tasks get theirs."""
+"""The bounds of one turn; then connections and other tasks run."""
 LOOK_DATAGRAMS = 16  # between two looks at the clock
 SLOTS_LEAST = 16
-"""Frames of a turn that took too long are halved down to this: a smaller batch only costs more in all."""
+"""Frames per turn are halved down to this if a turn takes too long; smaller batches only cost more in all."""
 SLOTS_TURN_SECONDS = 2e-3
-"""For a turn in frames, fan-out included; the system gives no smaller pieces of time to TCP's own peers."""
-SO_RCVBUFFORCE = 33  # Linux: above net.core.rmem_max, for those who may
-SO_MEMINFO = (
-    55  # Linux: nine u32 about the socket's memory, the last of them its drops (what SO_RXQ_OVFL tells too)
-)
+"""Bound for a turn in frames, fan-out included: 2 ms, about what the kernel's scheduler gives to each peer.
+"""
+SO_RCVBUFFORCE = 33  # Linux: may exceed net.core.rmem_max; needs CAP_NET_ADMIN
+SO_MEMINFO = 55  # Linux: nine u32 about the socket's memory; the last one counts drops, as SO_RXQ_OVFL does
 MEMINFO = struct.Struct("=32xI")
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -47,7 +46,7 @@ def bind_udp(host: str, port: int, settings: NetSettings) -> list[socket.socket]
 
 
 def _enlarge_buffer(sock: socket.socket, size: int) -> None:
-    """As large as asked, or as the system allows: Linux caps it but for root, others refuse: then half."""
+    """As large as allowed: Linux caps it except for root; other systems refuse, so it is halved."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, size)
         return
@@ -62,8 +61,9 @@ def _enlarge_buffer(sock: socket.socket, size: int) -> None:
 
 
 def allowed_networks(key: str, host: str, allow: Sequence[str]) -> tuple[Subnet, ...]:
-    """Whom to take datagrams from. Beyond loopback they must be named: a sender's address is all there is to
-    tell friend from foe. Raises ConfigError about `key`."""
+    """The networks whose datagrams are accepted. Beyond loopback they must be named, because the sender's
+    address is all there is to judge by. Raises ConfigError about `key`.
+    """
     networks = []
     for text in allow:
         try:
@@ -89,14 +89,14 @@ class DatagramEndpoint:
         self._sink = sink
         self._slots = Slots(sink.layout, TURN_DATAGRAMS) if isinstance(sink, SlotSink) else None
         self._slots_most = SLOTS_LEAST
-        self._left: Frames | None = None  # what the sink has put off
+        self._left: Frames | None = None  # frames that the sink has put off
         self._loop = loop
         self._networks = networks
         self._drops_seen = 0
-        self._is_allowed = lru_cache(maxsize=4096)(self._compare)  # a flood has few senders, or forged ones
+        self._is_allowed = lru_cache(maxsize=4096)(self._compare)  # even a flood has few senders
 
     def allow(self, networks: Sequence[Subnet]) -> None:
-        """Take datagrams of these from now on; none: everybody's."""
+        """Accept datagrams of these networks from now on; empty: all."""
         self._networks = networks
         self._is_allowed.cache_clear()
 
@@ -118,7 +118,7 @@ class DatagramEndpoint:
         self._socket.close()
 
     def count_drops(self) -> None:
-        """Bring the counter of what the system dropped up to date."""
+        """Update the counter of datagrams that the kernel dropped."""
         try:
             (drops,) = MEMINFO.unpack(self._socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO.size))
         except (OSError, struct.error):  # not Linux, or closed
@@ -127,7 +127,7 @@ class DatagramEndpoint:
         self._drops_seen = drops
 
     def _take_turn(self) -> bool:
-        """Receive what is there, within bounds; whether there was anything."""
+        """Receive for one turn; whether there was anything."""
         receive = self._socket.recvfrom
         received: list[tuple[bytes, Address]] = []
         turn_ends = perf_counter() + TURN_SECONDS
@@ -156,7 +156,7 @@ class DatagramEndpoint:
         return True
 
     def _fill_slots(self, slots: Slots) -> bool:
-        """The same in frames. How many are taken follows from how long the last ones took."""
+        """`_take_turn` in frames. The time that a turn took decides how many the next one receives."""
         assert isinstance(self._sink, SlotSink)
         if self._left is not None:
             self._left = self._deliver(self._sink.receive_frames, *self._left)

@@ -1,8 +1,7 @@
 """One heap of deadlines for all connections of a driver.
 
-Sessions renew their deadline often and let it pass seldom, so setting one later than the heap knows only
-stores a number: the entry moves when it comes up. An entry is pushed only for a deadline earlier than the
-one it replaces.
+Sessions often renew a deadline and seldom let it pass. So a later deadline than the heap's only changes a
+number: the entry moves when it comes up. An earlier one pushes a new entry.
 """
 
 import math
@@ -16,7 +15,7 @@ STALE_MIN = 64  # below this many dead entries the heap is not worth rebuilding
 
 
 class Timed(Protocol):
-    """What has a deadline: `deadline` as wanted, `heaped` as the heap knows it; inf where there is none."""
+    """Something with a deadline: `deadline` is the wanted one, `heaped` the heap's; inf: none."""
 
     deadline: float
     heaped: float
@@ -26,21 +25,21 @@ T = TypeVar("T", bound=Timed)
 
 
 class Deadlines(Generic[T]):
-    """`next`: the time of the earliest entry, or inf; never later than the earliest deadline wanted."""
+    """`next`: the time of the earliest entry, or inf; never later than the earliest wanted deadline."""
 
     __slots__ = ("_heap", "_order", "_stale", "next")
 
     def __init__(self) -> None:
         self.next = math.inf
         self._heap: list[tuple[float, int, T]] = []
-        self._order = count()  # so that two of the same time never compare by what they are
+        self._order = count()  # breaks ties, so that items are never compared
         self._stale = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def set(self, item: T, deadline: float) -> None:
-        """Replace the deadline of `item`; inf takes it away."""
+        """Replace the deadline of `item`; inf removes it."""
         item.deadline = deadline
         if deadline >= item.heaped:
             return
@@ -52,7 +51,7 @@ class Deadlines(Generic[T]):
         self.next = self._heap[0][0]
 
     def forget(self, item: T) -> None:
-        """`item` is gone, and its entry must not keep it alive: short connections have long deadlines."""
+        """`item` is gone. A dead entry must not keep it alive: short connections have long deadlines."""
         item.deadline = math.inf
         if item.heaped != math.inf:
             item.heaped = math.inf
@@ -60,11 +59,10 @@ class Deadlines(Generic[T]):
             self._rebuild_if_stale()
 
     def due(self, now: float, seconds: float = math.inf) -> Generator[T, None, None]:
-        """Take those whose deadline has come, one by one; each has none any more when it is given.
+        """Yield the items whose deadline has passed; each has no deadline any more when it is yielded.
 
-        The caller may set new ones meanwhile: however early, they are for the next call. After so many
-        `seconds` of its work no more are given: they stay, for the next call. It may also stop anywhere
-        (and `close` this).
+        Deadlines that the caller sets meanwhile, however early, are for the next call. After `seconds` of the
+        caller's work the rest stays for the next call. The caller may stop anywhere (and `close` this).
         """
         newest = next(self._order)
         ends = perf_counter() + seconds

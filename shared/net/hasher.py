@@ -1,7 +1,7 @@
-"""The program of a process that hashes passwords for the server; `shared.net.hashing` starts it.
+"""The program of the process that hashes passwords for the server; `shared.net.hashing` starts it.
 
-It is run as a file and imports nothing of ours, so that it is small. For each password standard input brings
-`ASKED`, the salt and the password, and standard output gets the key. It ends at its input's end.
+It is run as a file and imports nothing of ours, to stay small. For each password standard input brings
+`ASKED`, the salt and the password; standard output gets the key. It ends at the end of its input.
 """
 
 import hashlib
@@ -11,14 +11,14 @@ import struct
 import sys
 
 ASKED = struct.Struct("<IIIHHH")
-"""scrypt's n, r and p, the lengths of the key, the salt and the password."""
+"""scrypt's n, r, p; the lengths of key, salt and password."""
 
 
 def stand_aside() -> None:
-    """Have this process run while no other wants the processor.
+    """Run this process only while no other wants the processor.
 
-    With the lowest priority alone (nice 19) it still costs the others half of their p99. Raises OSError where
-    the system forbids it.
+    With the lowest priority alone (nice 19) it still raises the others' p99 by half. Raises OSError where the
+    system forbids it.
     """
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -27,12 +27,12 @@ def stand_aside() -> None:
 
 
 def main() -> None:
-    # They may come for all processes of a unit or a terminal: the server's word is the input's end.
+    # Signals may go to all processes of a unit or a terminal; this one ends when the server closes its input.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
         stand_aside()
-    except OSError:  # a sandbox; what it hashes then costs what it would in the server
+    except OSError:  # a sandbox: hashing then takes processor time from others, as it would in the server
         pass
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     while head := asked.read(ASKED.size):

@@ -1,12 +1,11 @@
-"""Passwords are hashed in threads; those of addresses that fail often, in a process behind all others.
+"""Password hashing: in threads, or, for addresses that fail often, in a process of the lowest priority.
 
-So a usual login has its answer soon, however busy the machine is. In a flood of logins threads would take a
-processor from the loop and from clients, so these go to a process that runs while no other wants the
-processor. A thread of low priority would stop the loop: it holds the interpreter's lock for as long as others
-have the processor.
+A usual login is answered soon, however busy the machine is. In a flood of failing logins, threads would take
+a processor from the loop and from clients. So those go to a process that runs only while no other wants the
+processor. A thread of low priority would not do: it could stop the loop by holding the interpreter's lock.
 
-The process is started when a password needs it, and ended after idle minutes. Where it cannot be started, or
-dies, or the machine leaves it no processor, threads do its work for a minute.
+The process is started when needed and ended after idle minutes. If it cannot start, dies or gets no
+processor, threads do its work for a minute.
 """
 
 import math
@@ -29,13 +28,13 @@ from shared.net import hasher
 from shared.storage.threads import Threads
 
 AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
-"""Passwords that threads hash at a time; each has a processor for some 50 ms, and 16 MiB."""
+"""Passwords that threads hash at a time; each takes about 50 ms of a processor, and 16 MiB."""
 PATIENCE_SECONDS = 1.0
-"""A process that has not answered by then is ended: others leave it no processor."""
+"""A process that does not answer in time is ended: the machine leaves it no processor."""
 IDLE_SECONDS = 300.0
-"""A process without work is ended."""
+"""A process without work for so long is ended."""
 IN_THREADS_SECONDS = 60.0
-"""So long threads do what a process could not."""
+"""How long threads take over from a process that failed."""
 COMMAND = (sys.executable, "-S", "-E", "-I", str(Path(hasher.__file__)))
 
 logger = structlog.stdlib.get_logger("brokers.net")
@@ -45,10 +44,10 @@ logger = structlog.stdlib.get_logger("brokers.net")
 class _Hasher:
     process: trio.Process
     alive: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    """The process is ended when it is cancelled, or at its deadline."""
+    """The process is ended when this is cancelled, or at its deadline."""
 
     async def key(self, secret: Secret, password: bytes) -> bytes:
-        """The key of a password with the secret's salt. Raises OSError where the process has ended."""
+        """The key of a password with the secret's salt. Raises OSError if the process has ended."""
         cost = access.SCRYPT_N, access.SCRYPT_R, access.SCRYPT_P
         head = hasher.ASKED.pack(*cost, KEY_BYTES, len(secret.salt), len(password))
         pipes, found = self.process.stdio, b""
@@ -76,18 +75,18 @@ class Hashing:
         self._in_threads_until = -math.inf
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the process until cancelled; then it is ended. Without this threads do all."""
+        """Keep the process until cancelled. While this does not run, threads do all the work."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             await trio.sleep_forever()
 
     async def fits(self, secret: Secret, password: bytes, *, aside: bool = False) -> bool:
-        """Whether a password is the secret's. `aside`: this is not to delay anybody."""
+        """Whether a password is the secret's. `aside`: use the process, so as not to delay anybody."""
         if aside and self._nursery is not None and trio.current_time() >= self._in_threads_until:
             try:
                 with trio.fail_after(PATIENCE_SECONDS):
                     return secret.has_key(await self._key(self._nursery, secret, password))
-            except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started for it
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started for it
                 self._turn_to_threads(str(error))
             except trio.TooSlowError:
                 self._turn_to_threads("other processes leave it no processor")
@@ -98,8 +97,8 @@ class Hashing:
         now = trio.current_time()
         if now >= self._in_threads_until:
             logger.warning(
-                "the process that hashes passwords of those who fail often does not do it: for a minute "
-                "threads of the server do, and a flood of logins then delays whoever is served",
+                "the process that hashes passwords of addresses that fail often did not answer: for a minute "
+                "threads of the server do its work, and a flood of logins delays other clients",
                 reason=reason,
             )
         self._in_threads_until = now + IN_THREADS_SECONDS
@@ -117,7 +116,7 @@ class Hashing:
         return found
 
     async def _keep(self, *, task_status: trio.TaskStatus[_Hasher]) -> None:
-        """Start a process, and see to its end."""
+        """Start a process, and end it."""
         process = await trio.lowlevel.open_process(
             self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, process_group=0
         )

@@ -1,4 +1,4 @@
-"""Whether the other end of a silent connection is still there: TCP asks, where asking makes sense."""
+"""TCP keepalive: finding out whether a silent peer still exists."""
 
 import ipaddress
 import socket
@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 
 def keepalive(idle_seconds: float) -> Iterator[tuple[int, int, int]]:
-    """Options, `(level, option, value)`: ask after so much silence, then three times at a third of it.
+    """Options, `(level, option, value)`: probe after so much silence, then three times at a third of it.
 
-    Not for connections within one machine: there the system tells when a process ends. And to ask is not
-    harmless: the probes of connections that were made together go out together, and loopback drops what is
-    above net.core.netdev_max_backlog (1000), so that of thousands of living idle peers hundreds would be
-    given up.
+    Not for connections within one machine: there the kernel reports the end of a process. Probing would do
+    harm: connections made together are probed together, and loopback drops what exceeds
+    net.core.netdev_max_backlog (1000). Of thousands of idle living peers, hundreds would be given up.
     """
     yield socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
     idle = max(1, round(idle_seconds))

@@ -1,4 +1,4 @@
-"""Listening sockets: binding them, their options, and taking connections off them within the caps."""
+"""Listening sockets: binding them, their options, and accepting connections within the caps."""
 
 import errno
 import os
@@ -20,17 +20,16 @@ from shared.net.settings import NetSettings, TlsSettings
 from shared.net.strangers import Strangers
 
 ACCEPTS_MAX = 64
-"""Connections taken in one turn; the rest stay in the kernel's backlog for the next."""
+"""Connections accepted in one turn; the rest stay in the kernel's backlog for the next."""
 ACCEPT_SECONDS = 2e-3
-"""Work of one turn: with each that is taken, sessions that had left others a turn go on."""
+"""Work of one turn. Each accepted connection also runs a turn of the driver, in which sessions go on."""
 ACCEPTS_BEHIND = 4
-"""The same while those that are open wait to be served: as many as can be served, and closed, in the driver's
-own turn. More, and a flood of short connections piles up inside, up to the cap, with everybody behind it."""
+"""`ACCEPTS_MAX` while open connections wait to be served: about as many as the driver can serve and close per
+turn. With more, a flood of short connections would pile up inside, with everybody behind it."""
 PAUSE_SECONDS = 0.1
-"""Accepting rests for so long when no descriptor was to be had (nginx: 0.5 s)."""
+"""Pause after running out of descriptors (nginx: 0.5 s)."""
 LOG_SECONDS = 1.0
-"""A refusal is logged at most this often for each reason, with the number of those that were not: floods fill
-no disk."""
+"""Each reason for refusals is logged at most this often, with the count: a flood does not fill the disk."""
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 BoundAddress = tuple[str, int]
@@ -56,9 +55,9 @@ def format_address(host: str, port: int) -> str:
 def check_exposure(
     key: str, host: str, tls: TlsSettings | None, *, logs_in: bool = False, insecure: bool = False
 ) -> None:
-    """Refuse to serve beyond loopback whoever comes, unless told to. `key`: the setting to name.
+    """Refuse to listen beyond loopback without knowing who connects, unless `insecure`. `key`: the setting.
 
-    `logs_in`: the protocol asks every client for a password; in the clear everybody on the way can read it.
+    `logs_in`: the protocol asks every client for a password, which anybody on the way could read without TLS.
     """
     identified = tls is not None and (tls.client_ca is not None or (tls.enabled and logs_in))
     if identified or insecure or is_loopback(host):
@@ -96,9 +95,9 @@ def bind_each(
     *,
     backlog: int | None = None,
 ) -> list[socket.socket]:
-    """Nonblocking sockets, one for each address of `host`, listening where there is a `backlog`.
+    """Nonblocking sockets, one for each address of `host`, listening if there is a `backlog`.
 
-    `prepare`: called with each, and the numeric address that it will have. Otherwise as `bind_tcp`.
+    `prepare`: called with each socket and its numeric address before it is bound. Otherwise as `bind_tcp`.
     """
     sockets: list[socket.socket] = []
     try:
@@ -124,18 +123,18 @@ def resolve(host: str, port: int, kind: int) -> list[tuple[int, str]]:
     """Families and numeric addresses, without duplicates, in the system's order. Raises OSError."""
     try:
         found = socket.getaddrinfo(host or None, port, type=kind, flags=socket.AI_PASSIVE)
-    except UnicodeError as error:  # no host can have that name: `a..b`, or a part of above 63 letters
+    except UnicodeError as error:  # no host can have that name: `a..b`, or a part of more than 63 letters
         raise socket.gaierror(socket.EAI_NONAME, "not the name of a host") from error
-    if host == "":  # a machine without IPv6 still names it
+    if host == "":  # getaddrinfo names IPv6 even on a machine without it
         found = [each for each in found if each[0] != socket.AF_INET6 or socket.has_dualstack_ipv6()]
     return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
 
 
 def connection_options(settings: NetSettings, host: str, *, pushes: bool) -> Iterator[tuple[int, int, int]]:
-    """Options of a connection to a socket bound to `host` (numeric), `(level, option, value)`.
+    """Options, `(level, option, value)`, of connections to a socket bound to `host` (numeric).
 
-    On Linux a listening socket hands them down. Who can only be on this machine is not asked whether he is
-    still there. (Where others may connect too, `Acceptor` tells who is on this machine by his address.)
+    On Linux connections inherit them from the listening socket. Connections over loopback get no keepalive;
+    where a socket is not bound to loopback, `Acceptor` turns it off for peers on this machine.
     """
     yield socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
     if not is_loopback(host):
@@ -145,26 +144,26 @@ def connection_options(settings: NetSettings, host: str, *, pushes: bool) -> Ite
 
 
 def acknowledge_now(sock: socket.socket | trio.socket.SocketType) -> None:
-    """Send the acknowledgement that the system puts off (Linux). It is for what came so far, no more."""
+    """Send a delayed acknowledgement now (Linux), for what came so far."""
     if hasattr(socket, "TCP_QUICKACK"):
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         except OSError:
-            pass  # it is gone: the next read tells
+            pass  # the connection is gone: the next read shows it
 
 
 INHERITS_OPTIONS = sys.platform == "linux"
 
 Admitted = Callable[[socket.socket, str, str], None]
-"""Takes over an accepted, nonblocking socket; then the peer as it is shown, and its numeric host."""
+"""Takes over an accepted, nonblocking socket; the peer as shown, `host:port`; and its numeric host."""
 
 
 class Acceptor:
-    """Takes connections off one listening socket and hands those that are admitted to `admitted`.
+    """Accepts from one listening socket and hands connections within the caps to `admitted`.
 
-    While `is_behind` says so it takes few; those who have to log in it takes in the pace of `strangers`. When
-    the process is out of descriptors it closes its spare one to turn those away who wait, rather than let
-    them hang, and rests for a moment.
+    While `is_behind` it accepts few; strangers it accepts at their pace. When the process is out of
+    descriptors it closes a spare one to accept and close waiting connections, rather than let them hang, and
+    pauses.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class Acceptor:
             self._options = tuple(connection_options(settings, host, pushes=pushes))
         self._probes = not is_loopback(host)
         self._spare_fd = _open_spare()
-        self._refusals_unlogged: Counter[str] = Counter()  # by reason, as what follows
+        self._refusals_unlogged: Counter[str] = Counter()  # by reason, as `_logged_at`
         self._logged_at: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -227,7 +226,7 @@ class Acceptor:
             self._spare_fd = None
 
     def accept_many(self, strangers: Strangers | None = None) -> bool:
-        """`strangers`: they come in a piece of theirs. False: nobody waits any more."""
+        """Accept for one turn, or one piece of `strangers`. False: none are waiting."""
         behind = self._is_behind is not None and self._is_behind()
         ends = perf_counter() + ACCEPT_SECONDS
         for _ in range(ACCEPTS_BEHIND if behind else ACCEPTS_MAX):
@@ -257,7 +256,7 @@ class Acceptor:
                     sock.setsockopt(level, option, value)
                 if self._probes and is_loopback(host):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
-            except OSError:  # macOS: the peer has gone again
+            except OSError:  # macOS: the peer has closed already
                 self._admission.leave(host)
                 sock.close()
                 continue
@@ -277,7 +276,7 @@ class Acceptor:
                 for _ in range(ACCEPTS_MAX):
                     self.listening.accept()[0].close()
                     turned_away += 1
-            except OSError:  # nobody waits any more, or somebody else took the descriptor
+            except OSError:  # none are waiting, or another thread took the descriptor
                 pass
             self._spare_fd = _open_spare()
         self._refuse("descriptors", error.strerror or str(error), turned_away)

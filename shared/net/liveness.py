@@ -1,9 +1,9 @@
 """Finding dead peers among those that receive pushes.
 
-A user timeout would also end a living peer that keeps its window closed, since probes of a closed window
-count as unacknowledged. So these connections have none, and are looked at instead: dead is who has data in
-flight and has acknowledged nothing for the whole of the time. (A peer that dies with nothing in flight is
-TCP keepalive's.)
+TCP's user timeout would also end a living peer that keeps its window closed, because probes of a closed
+window count as unacknowledged. So these connections have none. Instead they are examined: a peer is dead if
+data is in flight and it has acknowledged nothing for the whole timeout. (If nothing is in flight, keepalive
+finds it.)
 """
 
 import math
@@ -17,9 +17,9 @@ import trio
 
 AVAILABLE = sys.platform == "linux"
 LOOKS = 5
-"""How often each connection is looked at within the time it has: it is found dead at most a fifth late."""
+"""Examinations of each connection per timeout: a dead one is found at most a fifth late."""
 SLICE = 100
-"""Connections looked at before others get a turn: about 100 µs."""
+"""Connections examined before other tasks run: about 100 µs."""
 TCP_INFO = getattr(socket, "TCP_INFO", 11)
 UNACKED = struct.Struct("=24xI28xI")
 """Of Linux's struct tcp_info: tcpi_unacked (segments) at 24, tcpi_last_ack_recv (ms ago) at 56."""
@@ -33,18 +33,19 @@ class Pushed(Protocol):
     """A connection that receives pushes."""
 
     stalled_since: float
-    """When data was first seen in flight with no acknowledgement since; inf: not so at the last look."""
+    """When data was first seen in flight with no acknowledgement since; inf: not so at the last examination.
+    """
 
     def tcp_info(self, size: int = UNACKED.size) -> bytes | None:
-        """The first `size` bytes of struct tcp_info; None where there is none (a closed one)."""
+        """The first `size` bytes of struct tcp_info; None where there is none (a closed connection)."""
 
     def abort(self, reason: str) -> None: ...
 
 
 def bytes_passed(connection: Pushed) -> tuple[int, int] | tuple[None, None]:
-    """Received and acknowledged bytes, as the system counts them; with TLS these are the encrypted ones.
+    """Bytes received and bytes acknowledged, as the kernel counts them; with TLS, encrypted ones.
 
-    To count them on the way took 9 to 19 % of KqueueMsgQ's processor time a message, one producer to one
+    Counting them in the driver took 9 to 19 % more processor time a KqueueMsgQ message, one producer to one
     consumer (6 runs in turns, twice).
     """
     try:
@@ -58,7 +59,7 @@ def bytes_passed(connection: Pushed) -> tuple[int, int] | tuple[None, None]:
 
 
 def is_dead(connection: Pushed, now: float, seconds: float) -> bool:
-    """Look once. The first look that finds data in flight starts the time; an acknowledgement ends it."""
+    """Examine once. The first examination that finds data in flight starts the clock; an ack stops it."""
     info = connection.tcp_info()
     if info is None:
         return False
@@ -74,7 +75,7 @@ def is_dead(connection: Pushed, now: float, seconds: float) -> bool:
 
 
 async def watch(connections: Iterable[Pushed], seconds: float) -> None:
-    """Abort dead connections until cancelled. `connections` is read anew at every look."""
+    """Abort dead connections until cancelled; `connections` is read anew each time."""
     while True:
         await trio.sleep(seconds / LOOKS)
         for number, connection in enumerate(tuple(connections)):

@@ -1,9 +1,9 @@
-"""Passwords are checked beside the loop (`shared.net.hashing`): a flood of logins holds nobody else up.
+"""The queue of logins whose passwords wait to be checked (`shared.net.hashing`), away from the loop.
 
-A check takes some 50 ms of a processor. Addresses take turns, so that who tries a thousand passwords delays
-his own next login and no one else's. An address that has failed often (`shared.net.strangers`) waits a second
-for each answer. Who logged in once is known again by a keyed hash, until the users change. The same login on
-many connections of an address, as after a restart, is checked once.
+A check takes about 50 ms of a processor. Addresses are served in rotation, so whoever tries a thousand
+passwords delays only his own next login. An address that has failed often (`shared.net.strangers`) waits a
+second for each answer. A successful login is remembered as a keyed hash until the users change. The same
+login on many connections of an address, as after a restart, is checked once.
 """
 
 import hashlib
@@ -23,20 +23,20 @@ SLOW_SECONDS = 1.0
 WAITING_MAX = 10_000
 WAITING_ADDRESS_MAX = 5_000
 WAITING_SLOW_MAX = 64
-"""Logins that wait, in all, and different ones of one address, which may have failed often (slow); another
-one is refused unlooked at, a second later. In all, above the bound: at once. Clients of one address that come
-back all at once, each with a password of its own, wait for each other."""
+"""Bounds on waiting logins: in all, different ones of one address, and the same for a slow address (one that
+failed often). Above an address's bound a login is refused unchecked, a second later; above the total, at
+once. Clients of one address that return all at once, each with its own password, wait for each other."""
 REMEMBERED_MAX = 10_000
-"""Logins that are known again. Then all are forgotten: each costs one check more."""
+"""Remembered logins. At this number all are forgotten, and each costs one more check."""
 SLOW_RESTS = 7
-"""Logins of addresses that fail often have one part in eight of a processor while others are served. On a
-machine of two a flood of them would else take one for good."""
+"""Rests of as many check times: slow addresses get one part in eight of a processor while others are served.
+On a machine with two processors a flood would otherwise take one for good."""
 ANSWERS_AT_ONCE = 50
-"""Of the same login, in one step: each has its session go on."""
+"""Answers to the same login in one step: each makes its session continue."""
 USER_NAME_MAX = 65
-"""As much of a name as is looked at: with so many characters it is nobody's."""
+"""Longer than any user's name: it is only used to compare."""
 PASSWORD_BYTES_MAX = 1024
-"""No longer one is looked at: hashing it would cost what it is long."""
+"""Longer passwords are refused unchecked: the cost of hashing grows with the length."""
 
 
 @attrs.define(eq=False)
@@ -46,19 +46,19 @@ class _Login:
     address: str
     done: Callable[[bool], None]
     digest: bytes = attrs.field(repr=False)
-    """Of user and password, keyed."""
+    """Keyed hash of user and password."""
 
 
 @attrs.define(eq=False)
 class _Line:
-    """Those that wait to be checked, by address: addresses take turns."""
+    """Logins that wait to be checked, by address; addresses are served in rotation."""
 
     waiting: OrderedDict[str, deque[_Login]] = attrs.field(factory=OrderedDict)
     more: trio.Event = attrs.field(factory=trio.Event)
 
 
 class Logins:
-    """Checks passwords for an `Access`, while `run` runs."""
+    """Checks passwords for an `Access` while `run` runs."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class Logins:
         self._known: set[bytes] = set()
         self._known_for = access.users
         self._line, self._slow_line = _Line(), _Line()
-        self._held: Counter[str] = Counter()  # by address, different ones that wait or are looked at
+        self._held: Counter[str] = Counter()  # by address: different logins that wait or are being checked
         self._held_total = 0
-        # By address and digest: those that wait, of which the first is the one to be checked.
+        # By address and digest: identical logins that wait; the first of them is in line.
         self._same: dict[tuple[str, bytes], list[_Login]] = {}
-        # Until when, and whether it is looked at then.
+        # When each is due, and whether it is checked then or refused.
         self._late: deque[tuple[float, _Login, bool]] = deque()
         self._more_late = trio.Event()
         self._runs = False
@@ -84,7 +84,7 @@ class Logins:
         access.check_password = self.check
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Check what comes until cancelled."""
+        """Check logins until cancelled."""
         async with trio.open_nursery() as nursery:
             self._runs = True
             try:
@@ -119,7 +119,7 @@ class Logins:
             self._put(login)
 
     async def refuse(self, guard: Guard, peer: str) -> None:
-        """A login with something else than a password has failed: it counts, and is answered as late."""
+        """Count a failed login by other means than a password, and delay its answer like any other."""
         address = address_of_peer(peer)
         slow = self._strangers.is_slow(address)
         self._strangers.failed(address)
@@ -128,7 +128,7 @@ class Logins:
             await trio.sleep(SLOW_SECONDS)
 
     def _put_off(self, login: _Login, *, looked_at: bool) -> None:
-        """Have it wait a second; then it is checked, or refused."""
+        """Delay a login by a second; then it is checked, or refused."""
         if looked_at:
             self._hold(login.address, 1)
         else:
@@ -137,7 +137,7 @@ class Logins:
         self._more_late.set()
 
     def _put(self, login: _Login) -> None:
-        """Answer a login that is known, or have it wait to be checked, with those that are the same."""
+        """Answer a remembered login; let any other wait to be checked, with identical ones."""
         key = (login.address, login.digest)
         if self._is_known(login):
             self._held_total -= 1
@@ -174,7 +174,7 @@ class Logins:
             del self._held[address]
 
     async def _work(self, line: _Line, rests: int) -> None:
-        """Check what waits in line, and rest so many times as long while others are served."""
+        """Check what waits in line. While others are served, rest `rests` times as long as a check took."""
         while True:
             if not line.waiting:
                 if line.more.is_set():
@@ -185,14 +185,14 @@ class Logins:
             slow = self._strangers.is_slow(address)
             crowded = slow and len(logins) > WAITING_SLOW_MAX
             if slow and not crowded and line is self._line and self._strangers.is_flood():
-                # It was not slow when they came.
+                # The address has become slow since its logins came.
                 logins.extend(self._slow_line.waiting.pop(address, ()))
                 self._slow_line.waiting[address] = logins
                 self._slow_line.more.set()
                 continue
             login = logins.popleft()
             if logins:
-                line.waiting[address] = logins  # behind all others
+                line.waiting[address] = logins  # to the end of the rotation
             if crowded:
                 for each in self._same.pop((address, login.digest)):
                     self._put_off(each, looked_at=False)
@@ -210,7 +210,7 @@ class Logins:
             for number, each in enumerate(same):
                 if number and number % ANSWERS_AT_ONCE == 0:
                     await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-                # The users may have changed meanwhile: only a password that is valid now is a login.
+                # The users may have changed during the check: only a password that is valid now counts.
                 now = self._user(each)
                 self._answer(each, fits and now is not None and now.password == secret)
             if rests and not self._strangers.are_alone():

@@ -1,9 +1,8 @@
-"""Datagrams received straight into a protocol's own frames: many in one system call, no work for each.
+"""Datagrams received directly into a protocol's own frames: many per system call, no work for each.
 
-A protocol that sends on what it receives, in frames of one size, says where in a frame a datagram's bytes go
-(`datagram_sink.Layout`). The system then puts them there by itself (scatter), with `recvmmsg` many datagrams
-in one call; what is left for Python is done for a whole batch at once. Where the system has no `recvmmsg`,
-one `recvmsg` a datagram gives the same result.
+A protocol that forwards what it receives in fixed-size frames says where in a frame a datagram's bytes go
+(`datagram_sink.Layout`). The kernel puts them there (scatter input), and `recvmmsg` receives many at once.
+Python's work is per batch. Without `recvmmsg`, one `recvmsg` a datagram gives the same result.
 """
 
 import ctypes
@@ -17,17 +16,17 @@ from typing import Any
 from shared.net.datagram_sink import Layout
 from shared.net.listeners import format_address
 
-NAME_BYTES = 28  # sockaddr_in6, the larger of the two
+NAME_BYTES = 28  # sockaddr_in6, the larger of IPv4 and IPv6
 SENDERS_MAX = 4096
-"""Senders whose addresses are remembered as text; when there are more, all are looked at anew."""
+"""Senders whose addresses are cached as text; above that the cache is emptied."""
 
 
 Receive = Callable[[socket.socket, int], tuple[list[int], bytes]]
-"""Fills frames; returns the datagrams' lengths, and their senders' names, `NAME_BYTES` each."""
+"""Fills frames; returns the datagrams' lengths, and their senders' sockaddrs, `NAME_BYTES` each."""
 
 
 class Slots:
-    """Memory for `count` frames, and what fills it. One for each socket."""
+    """Memory for `count` frames of one socket, and what fills it."""
 
     def __init__(self, layout: Layout, count: int, *, in_bulk: bool = True) -> None:
         self._layout = layout
@@ -36,8 +35,8 @@ class Slots:
         self._view = memoryview(self._memory)
         self._zeros = bytes(layout.frame_bytes * count)
         self._senders: dict[bytes, tuple[str, bytes]] = {}
-        # What the memory holds besides NULs: in the first `_used` frames at most what a datagram of `_tail`
-        # bytes leaves, and in each the sender whose name is in `_stamps`.
+        # What `_memory` holds besides NULs: in the first `_used` frames, remains of datagrams of up to
+        # `_tail` bytes; in each frame, the sender in `_stamps`.
         self._tail = 0
         self._used = 0
         self._stamps = bytes(count * NAME_BYTES)
@@ -47,9 +46,9 @@ class Slots:
     def receive(
         self, sock: socket.socket, most: int, allowed: Callable[[str], bool] | None
     ) -> tuple[int, bytes, list[int]]:
-        """What is there, up to `most` datagrams: how many came, and the frames and lengths of those allowed.
+        """Receive up to `most` datagrams: how many came, and the frames and lengths of those allowed.
 
-        Raises BlockingIOError where there is none, and OSError.
+        Raises BlockingIOError if there are none, and OSError.
         """
         lengths, names = self._receive(sock, min(most, self._count))
         count = len(lengths)
@@ -62,7 +61,7 @@ class Slots:
             self._clear_beyond(lengths)
         frame_bytes = self._layout.frame_bytes
         frames = bytes(self._view[: count * frame_bytes])
-        if mixed:  # so that the next ones find nothing to clear, one by one
+        if mixed:  # clear all at once, so that the next batch needs no clearing one by one
             self._clear()
         else:
             self._tail = longest
@@ -85,7 +84,7 @@ class Slots:
         self._stamps = names + stamps[len(names) :]
 
     def _sender(self, name: bytes) -> tuple[str, bytes]:
-        """The host, and the text for the frame."""
+        """The sender's host, and its text for the frame."""
         found = self._senders.get(name)
         if found is None:
             if len(self._senders) >= SENDERS_MAX:
@@ -97,7 +96,7 @@ class Slots:
         return found
 
     def _clear_beyond(self, lengths: Sequence[int]) -> None:
-        """Put NULs where an earlier datagram was longer than the one that is there now."""
+        """Write NULs where an earlier datagram in a frame was longer than the present one."""
         memory, zeros, frame_bytes = self._memory, self._zeros, self._layout.frame_bytes
         for place, length in enumerate(lengths):
             if length < self._tail:
@@ -112,7 +111,7 @@ class Slots:
         self._tail = self._used = 0
 
     def _receive_each(self, sock: socket.socket, most: int) -> tuple[list[int], bytes]:
-        """One system call a datagram, for systems without recvmmsg."""
+        """One system call per datagram, for systems without recvmmsg."""
         layout, view = self._layout, self._view
         room = sum(size for _, size in layout.parts)
         lengths: list[int] = []
@@ -125,7 +124,7 @@ class Slots:
             except OSError:
                 if not lengths:
                     raise
-                break  # an error shows again, or has gone
+                break  # the next call shows the error again, if it lasts
             lengths.append(room + 1 if flags & socket.MSG_TRUNC else length)
             names.append(_name(sock.family, address))
             at += layout.frame_bytes
@@ -133,7 +132,7 @@ class Slots:
 
 
 def _address(name: bytes) -> tuple[str, int]:
-    """Host and port of a raw address, as the system writes it."""
+    """Host and port of a sockaddr."""
     port = int.from_bytes(name[2:4], "big")
     if int.from_bytes(name[:2], sys.byteorder) == socket.AF_INET:
         return socket.inet_ntop(socket.AF_INET, name[4:8]), port
@@ -141,7 +140,7 @@ def _address(name: bytes) -> tuple[str, int]:
 
 
 def _name(family: int, address: Any) -> bytes:
-    """The other way round."""
+    """The sockaddr of a host and port."""
     start: bytes = int(family).to_bytes(2, sys.byteorder) + address[1].to_bytes(2, "big")
     flow = b"" if family == socket.AF_INET else bytes(4)
     host: bytes = socket.inet_pton(family, address[0].partition("%")[0])
@@ -155,7 +154,7 @@ class _Part(ctypes.Structure):
 
 
 class _Message(ctypes.Structure):
-    """A msghdr as 64-bit Linux has it, and behind it what recvmmsg(2) adds: the datagram's length."""
+    """64-bit Linux's msghdr, and behind it what recvmmsg(2) adds: the datagram's length."""
 
     _fields_ = (
         ("name", ctypes.c_void_p),
@@ -171,7 +170,7 @@ class _Message(ctypes.Structure):
 
 
 def _recvmmsg(memory: bytearray, layout: Layout, count: int) -> Receive | None:
-    """None where there is no such call, or not by these structures."""
+    """None where the system has no such call, or other structures."""
     if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     try:
@@ -190,15 +189,15 @@ def _recvmmsg(memory: bytearray, layout: Layout, count: int) -> Receive | None:
             parts[number].size = size
         message = messages[place]
         message.name = names_base + place * NAME_BYTES
-        message.name_bytes = NAME_BYTES  # the system puts the real size there, which suits the next call too
+        message.name_bytes = NAME_BYTES  # overwritten by the real size, which suits the next call
         message.parts = ctypes.addressof(parts) + first * ctypes.sizeof(_Part)
         message.parts_count = len(layout.parts)
     words = memoryview(messages).cast("B").cast("I")
     length_at, stride = _Message.length.offset // 4, ctypes.sizeof(_Message) // 4
-    flags = socket.MSG_DONTWAIT | socket.MSG_TRUNC  # TRUNC: the length is the datagram's, cut or not
+    flags = socket.MSG_DONTWAIT | socket.MSG_TRUNC  # TRUNC: the full length even if cut
 
     def receive(sock: socket.socket, most: int) -> tuple[list[int], bytes]:
-        # `parts` and `names` are named here so that they live as long as the structures that point to them.
+        # Naming `parts` here keeps it alive as long as the structures that point to it, as `names` is below.
         received = call(sock.fileno(), messages, most, flags, None)
         if received < 0:
             code = ctypes.get_errno()

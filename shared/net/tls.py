@@ -1,8 +1,8 @@
-"""TLS: contexts from settings, and a stream over a stream.
+"""TLS: contexts from settings, and a server-side stream over a stream.
 
-`trio.SSLStream` cannot say that it has nothing more to say and still listen, and when input is left unread it
-closes without saying so at all; the peer of a lingering close would take our last words for cut off. So the
-stream is our own, the TLS is OpenSSL's.
+`trio.SSLStream` cannot half-close: it cannot send its closing alert and still receive. If input is left
+unread it closes without an alert, and the peer of a lingering close takes our last answer for cut off. So the
+stream is our own; the TLS is OpenSSL's.
 """
 
 import re
@@ -21,21 +21,21 @@ from shared.net.settings import CertificateUser, TlsSettings
 
 DAY_SECONDS = 86_400
 CIPHER_BYTES = 64 * 1024
-"""One read of the transport."""
+"""Bytes of one read of the transport."""
 _ALERT = bytes.fromhex("15 0301 0002 02 46")
 """Fatal, "protocol version" (RFC 8446, 6)."""
 
 
 @attrs.frozen
 class ServerTls:
-    """What a listener needs for TLS. `ends`: when its certificate does, in seconds since 1970."""
+    """What a listener needs for TLS. `ends`: when its certificate expires, in seconds since 1970."""
 
     context: ssl.SSLContext
     ends: float
 
     @classmethod
     def load(cls, settings: TlsSettings, section: str = "tls") -> "ServerTls | None":
-        """From the files that are there now; None where they are to speak no TLS. Raises ConfigError."""
+        """Load the files as they are now; None if TLS is off. Raises ConfigError."""
         if not settings.enabled:
             return None
         context = server_context(settings, section)
@@ -58,7 +58,7 @@ def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContex
         raise ConfigError(f"{section}.certificate", "TLS needs a certificate")
     context = _tell_cuts(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could make us work for nothing
+    context.options |= ssl.OP_NO_RENEGOTIATION  # it lets a client cause work at no cost
     _readable(settings.certificate, f"{section}.certificate")
     if settings.key is not None:
         _readable(settings.key, f"{section}.key")
@@ -87,11 +87,11 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 def certificate_ends(path: Path) -> float:
-    """When the first certificate of a PEM file that OpenSSL has taken ends (RFC 5280, 4.1)."""
+    """When the first certificate of a PEM file expires (RFC 5280, 4.1). OpenSSL has accepted the file."""
     found = _FIRST_CERTIFICATE.search(path.read_text(errors="replace"))
     assert found is not None
     der = b64decode(found[2])
-    at = _element(der, _element(der, 0)[0])[0]  # within the certificate, within what is signed
+    at = _element(der, _element(der, 0)[0])[0]  # inside the certificate, inside its signed part
     if der[at] == _VERSION:
         at = _element(der, at)[1]
     for _ in ("serial number", "algorithm", "issuer"):
@@ -99,13 +99,13 @@ def certificate_ends(path: Path) -> float:
     ends_at = _element(der, _element(der, at)[0])[1]  # behind `not before`
     begin, end = _element(der, ends_at)
     text = der[begin:end].decode()
-    if der[ends_at] == _UTC_TIME:  # two digits of the year, of 1950 to 2049
+    if der[ends_at] == _UTC_TIME:  # two-digit years mean 1950 to 2049
         text = ("19" if text >= "5" else "20") + text
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
 
 
 def _element(der: bytes, at: int) -> tuple[int, int]:
-    """Where the content of the element at `at` begins and ends."""
+    """Where the content of the DER element at `at` begins and ends."""
     size = der[at + 1]
     at += 2
     if size >= 0x80:
@@ -116,7 +116,9 @@ def _element(der: bytes, at: int) -> tuple[int, int]:
 
 
 def faults(settings: TlsSettings, section: str = "tls") -> list[ConfigError]:
-    """All that keeps these from being a server's: files that cannot be read, else what does not fit."""
+    """All that prevents a server from using these settings: unreadable files, else what does not fit
+    together.
+    """
     found = []
     for name in ("certificate", "key", "client_ca"):
         path = getattr(settings, name)
@@ -142,7 +144,7 @@ def client_context(ca: str | Path | None = None, *, pem: str | None = None) -> s
 
 
 def _tell_cuts(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Tell a stream that is cut off from one that ended. Python before 3.11.4 takes both for an end."""
+    """Report a truncated stream as an error. Python before 3.11.4 takes it for an orderly end."""
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     return context
 
@@ -182,7 +184,7 @@ _NAME_MISMATCHES = (62, 64)
 
 
 def in_words(error: BaseException, *, server_side: bool = False) -> str:
-    """What a failure of TLS means; any other error's own words."""
+    """What a TLS failure means, in words; for any other error its own text."""
     if not isinstance(error, ssl.SSLError):
         return str(error)
     if isinstance(error, ssl.SSLCertVerificationError) and not server_side:
@@ -207,15 +209,15 @@ def _readable(path: Path, key: str) -> None:
 
 
 def _no_password() -> str:
-    """Without this OpenSSL would ask on the terminal, and a start by a supervisor would hang."""
+    """Without this OpenSSL would ask on the terminal, and a supervised start would hang."""
     raise ValueError("the key is encrypted; a key without a password is needed")
 
 
 class TlsStream(trio.abc.HalfCloseableStream):
     """The server's side of TLS over `transport`. One task may send while another receives.
 
-    A peer that ends without TLS's goodbye is taken at its word (`b""`): every protocol here frames what it
-    sends, so a cut shows. Closing closes the transport and says nothing; `send_eof` says goodbye.
+    A peer that ends without a closing alert counts as ended (`b""`): every protocol here frames its messages,
+    so truncation shows. `aclose` closes the transport without an alert; `send_eof` sends one.
     """
 
     def __init__(self, transport: trio.abc.HalfCloseableStream, context: ssl.SSLContext) -> None:
@@ -223,17 +225,18 @@ class TlsStream(trio.abc.HalfCloseableStream):
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._sending = trio.Lock()  # TLS has words of its own, which a receiving task sends
+        self._sending = trio.Lock()  # a receiving task also sends: TLS has messages of its own
 
     async def do_handshake(self) -> None:
-        """Raises BrokenResourceError, its cause saying why, where it fails."""
+        """Raises BrokenResourceError, with the reason as its cause."""
         while True:
             try:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 await self._exchange()
             except ssl.SSLError as error:
-                # OpenSSL has none for a peer that speaks no TLS; a client of ours takes it for the reason.
+                # OpenSSL sends no alert to a peer that speaks no TLS; our clients report this one as the
+                # reason.
                 await self._send_outgoing(otherwise=_ALERT)
                 raise trio.BrokenResourceError from error
             else:
@@ -241,8 +244,10 @@ class TlsStream(trio.abc.HalfCloseableStream):
                 return
 
     def certificate_name(self, field: CertificateUser) -> str:
-        """The name in the client certificate that was accepted: its common name (`cn`), or its first DNS name
-        (`san`). "" where none was shown, or it has none."""
+        """The name in the accepted client certificate: its common name (`cn`) or first DNS name (`san`).
+
+        "" without a certificate or without that field.
+        """
         found: Any = self._tls.getpeercert() or {}
         if field == "cn":
             names = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
@@ -276,12 +281,10 @@ class TlsStream(trio.abc.HalfCloseableStream):
         await self.transport.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:
-        """Say goodbye and shut down writing; input is still received."""
+        """Send the closing alert and shut down writing; input is still received."""
         try:
             self._tls.unwrap()
-        except (
-            ssl.SSLError
-        ):  # the peer has not said goodbye (yet), or sends on: ours is in `_outgoing` all the same
+        except ssl.SSLError:  # the peer has sent no alert yet; ours is in `_outgoing` all the same
             pass
         await self._send_outgoing()
         await self.transport.send_eof()
@@ -290,7 +293,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
         await self.transport.aclose()
 
     async def _exchange(self) -> None:
-        """Send what TLS has to say, then wait for more from the peer."""
+        """Send what TLS has to send, then wait for more from the peer."""
         await self._send_outgoing()
         data = await self.transport.receive_some(CIPHER_BYTES)
         if data:
