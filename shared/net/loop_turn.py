@@ -153,7 +153,7 @@ class DrivenConnection(Connection):
         self.close("crash")
 
     def _reply_to_wire_error(self, error: RemoteProtocolError) -> None:
-        """Called after `SessionBase.on_wire_error`: what the session writes there is sent before the reply."""
+        """`SessionBase.on_wire_error` has run: what the session wrote there is sent before the reply."""
         self._loop.log.info(
             "protocol error: the connection is closed; fix the client", peer=self.peer, error=error.text
         )
