@@ -29,7 +29,7 @@ from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, asking, swe
 from brokers.errors import ExitCode, Refusal
 from dms import wire
 from dms.link import hello
-from dms.wire import Type
+from dms.wire import Status, Type
 from shared.cli.options import Json
 
 Mode = Literal["memory", "synced", "queues"]
@@ -126,7 +126,7 @@ def _served(stack: ExitStack, folder: Path, *, persist: bool, others: int = 0) -
 
 
 def make_queues(address: Address, names: Sequence[str]) -> None:
-    """Raises Refusal where the server says no."""
+    """Those that are there already stay. Raises Refusal where the server says no."""
     with connect(address) as sock:
         requests = [wire.pack(Type.HANDSHAKE, 0, hello(login()))]
         requests += [wire.pack(Type.CREATE_QUEUE, 0, wire.pack_name(name) + OPTIONS) for name in names]
@@ -138,8 +138,8 @@ def make_queues(address: Address, names: Sequence[str]) -> None:
                 frames, at = wire.decode(data)
                 del data[:at]
                 answered += len(frames)
-                for type_, _, _, _, payload in frames:
-                    if type_ == Type.ERROR:
+                for type_, _, status, _, payload in frames:
+                    if type_ == Type.ERROR and status != Status.QUEUE_EXISTS:
                         raise Refusal(f"the server that was to be measured: {payload.decode()}")
 
 

@@ -385,6 +385,12 @@ def test_a_sweep_has_a_row_for_every_point_and_peer(protocol: str) -> None:
         assert (row.ratio is None) == (row.baseline == "-")
 
 
+@pytest.mark.usefixtures("_short")
+def test_later_rounds_of_dms_use_the_queues_of_the_first(tmp_path: Path) -> None:
+    found = sweep.rounds_at(dms.SWEPT["memory"], sweep.Point(16, 1, 1, 1), 0.02, 2, tmp_path)
+    assert all(found["dms"])
+
+
 def test_a_round_that_begins_within_a_message_is_refused_and_not_a_crash() -> None:
     ours, theirs = socket.socketpair()
     fan = load.FanOut(message=lambda queue, stamp: stamp, delivered_bytes=100, stamp_at=100)
