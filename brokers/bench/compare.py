@@ -10,8 +10,6 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +17,10 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.bench.all import ADAPTERS, PROTOCOLS, Protocol
-from brokers.bench.load import Address
+from brokers.bench.load import Measured
 from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, some
-from brokers.bench.servers import serving
-from brokers.bench.sweep import Clients, Names, Point, RoundFigures, Sizes, Sweep, Swept, rounds_at
+from brokers.bench.servers import brokers_server
+from brokers.bench.sweep import Clients, Names, Point, Sizes, Sweep, Swept, rounds_at
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import progress
 
@@ -80,14 +78,10 @@ def bench(
     found: dict[str, list[tuple[Point, Pairs]]] = {}
     by_mode = {f"{adapter.protocol} {adapter.mode}": adapter for adapter in chosen}
 
-    @contextmanager
-    def base(adapter: Swept, folder: Path, own: Address) -> Iterator[Address]:
-        with serving(folder, adapter.protocol, adapter.environ, str(python.absolute())) as bound:
-            yield bound[adapter.protocol]
-
     with progress("measuring", total=len(points)) as update:
         for done, (adapter, point) in enumerate(points, 1):
-            both = attrs.evolve(adapter, peers={BASE: (partial(base, adapter), adapter.load)}, floor=None)
+            base = brokers_server(adapter.protocol, adapter.environ, str(python.absolute()))
+            both = attrs.evolve(adapter, peers={BASE: (base, adapter.load)}, floor=None)
             taken = rounds_at(both, point, seconds, rounds, data_dir)
             pairs = list(zip(taken[BASE], taken[adapter.protocol], strict=True))
             found.setdefault(f"{adapter.protocol} {adapter.mode}", []).append((point, pairs))
@@ -96,7 +90,7 @@ def bench(
     return [row for row in rows if all_figures or row.beyond_noise or row.size is None]
 
 
-Pairs = Sequence[tuple[RoundFigures | None, RoundFigures | None]]
+Pairs = Sequence[tuple[Measured | None, Measured | None]]
 """Each round: of the base, and ours."""
 
 

@@ -14,9 +14,8 @@ limit, it is so for all of them. Measured in turns:
 """
 
 import socket
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,11 +24,11 @@ import trio
 from pamqp import base, commands
 
 from brokers.bench import bare
-from brokers.bench.load import Address, Case, FanOut, Measured, in_turns, opened, poured
+from brokers.bench.load import Address, Case, FanOut, Measured, opened, poured
 from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, some
-from brokers.bench.servers import nats_fan_out, nats_server, redis_server, serving
-from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, passing, swept
+from brokers.bench.servers import nats_fan_out, nats_server, redis_server, same_server
+from brokers.bench.sweep import NO_SWEEP, Point, Sweep, Swept, measured_at, passing, started, swept
 from brokers.errors import ExitCode, Refusal
 from dmp import wire
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, encode
@@ -82,21 +81,10 @@ def bench(
     if not 4 <= size <= SIZE_MAX:
         raise Refusal(f"--size: 4 to {SIZE_MAX} bytes", ExitCode.USAGE)
     rows: list[Row] = []
-    with ExitStack() as stack, progress("measuring", total=3) as update:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        own = stack.enter_context(serving(folder, "dmp"))["dmp"]
-        peers: dict[str, tuple[Address, Load]] = {"direct": (own, direct)}
-        for name, (start, load) in SWEPT.peers.items():
-            if (address := stack.enter_context(start(folder, own))) is not None:
-                peers[name] = address, load
-
-        def way(address: Address, load: Load, point: Point) -> Callable[[], Measured]:
-            return lambda: load(address, point, seconds)
-
+    with started(SWEPT.servers) as ways, progress("measuring", total=3) as update:
         for done, (count, under_way) in enumerate(((1, 1), (1, window), (readers, window)), 1):
-            point = Point(size, 1, count, under_way)
-            best = in_turns(rounds, {name: way(*peer, point) for name, peer in peers.items()})
-            mine = best.pop("direct")
+            best = measured_at(ways, Point(size, 1, count, under_way), seconds, rounds)
+            mine = best.pop("dmp")
             rows += [
                 Row(
                     mode="direct",
@@ -238,9 +226,9 @@ SWEPT = Swept(
     "direct",
     direct,
     {
-        "basic": (lambda folder, own: nullcontext(own), passing(_basic)),
-        "redis": (lambda folder, own: redis_server(folder), passing(_redis)),
-        "nats": (lambda folder, own: nats_server(), passing(_nats)),
+        "basic": (same_server, passing(_basic)),
+        "redis": (redis_server, passing(_redis)),
+        "nats": (nats_server, passing(_nats)),
     },
     bare.relays(),
     SIZE_MAX,

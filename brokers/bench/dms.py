@@ -14,18 +14,27 @@ The servers are processes of their own, the load comes from this one. Measured i
 """
 
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from brokers.bench import bare, options
-from brokers.bench.load import Address, Measured, Row, Talk, connect, fill, in_turns, repeated, run
+from brokers.bench.load import Address, Measured, Row, Talk, connect, fill, repeated
 from brokers.bench.login import login
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, maybe_none, some
-from brokers.bench.servers import beanstalkd, redis_server, serving
-from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, asking, swept
+from brokers.bench.servers import beanstalkd, brokers_server, redis_server, synced_beanstalkd
+from brokers.bench.sweep import (
+    NO_SWEEP,
+    Load,
+    Peer,
+    Point,
+    Sweep,
+    Swept,
+    asking,
+    measured_at,
+    started,
+    swept,
+)
 from brokers.errors import ExitCode, Refusal
 from dms import wire
 from dms.link import hello
@@ -36,8 +45,9 @@ Mode = Literal["memory", "synced", "queues"]
 MODES: tuple[Mode, ...] = ("memory", "synced", "queues")
 QUEUE = "bench"
 SIZE_MAX = 4000
-MANY = {"BROKERS_DMS_CLIENTS_MAX": "10000", "BROKERS_DMS_QUEUES_MAX": "10000"}
+MANY = {"BROKERS_DMS_CLIENTS_MAX": "10000", "BROKERS_DMS_QUEUES_MAX": "1000000"}
 """The largest sweep has more clients and queues than there may be unless that is set."""
+IN_MEMORY = MANY | {"BROKERS_DMS_PERSIST": "false"}
 OPTIONS = b'{"depth":1000000}'
 """What is under way when a round ends stays, as it does with the others."""
 
@@ -73,56 +83,34 @@ def bench(
     if not 1 <= size <= SIZE_MAX:
         raise Refusal(f"--size: 1 to {SIZE_MAX} bytes", ExitCode.USAGE)
 
+    cases = {
+        "memory": [
+            (connections, 1),
+            (8, window),
+        ],  # one message at a time on each of many, a few with windows
+        "synced": [(1, 1), (64, window)],
+        "queues": [(8, window)],
+    }
+
     def measure(mode: Mode) -> Iterator[Row]:
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
-            peers: Peers = {}
-            if mode == "queues":  # two servers, so that both are measured in turns
-                for name, others in ((f"1 of {queues + 1}", queues), ("one alone", 0)):
-                    home = folder / name.replace(" ", "-")
-                    home.mkdir()
-                    peers[name] = _served(stack, home, persist=False, others=others), dms_talk
-                cases = [(8, window)]
-            elif mode == "memory":  # one message at a time on each of many connections; a few with windows
-                peers["dms"] = _served(stack, folder, persist=False), dms_talk
-                if (address := stack.enter_context(beanstalkd())) is not None:
-                    peers["beanstalkd"] = address, beanstalk_talk
-                cases = [(connections, 1), (8, window)]
-            else:  # one client, then many with windows
-                peers["dms"] = _served(stack, folder, persist=True), dms_talk
-                if (address := stack.enter_context(beanstalkd(folder))) is not None:
-                    peers["beanstalkd -f 0"] = address, beanstalk_talk
-                if (address := stack.enter_context(redis_server(folder))) is not None:
-                    peers["redis lists"] = address, redis_talk
-                cases = [(1, 1), (64, window)]
-            for count, under_way in cases:
-                ways = {name: _way(*peer, count, size, under_way, seconds) for name, peer in peers.items()}
-                measured = in_turns(rounds, ways)
-                ours, *theirs = measured
-                best = measured[ours]
-                for name in theirs or ["-"]:
-                    ratio = best.rate / measured[name].rate if theirs else None
-                    yield Row.of(mode, count, under_way, size, best, name, ratio)
+        with started(_servers(mode, queues), data_dir) as ways:
+            for count, under_way in cases[mode]:
+                measured = measured_at(ways, Point(size, 1, count, under_way), seconds, rounds)
+                yield from Row.beside(mode, count, under_way, size, measured)
 
     return each(modes, measure)
 
 
-Peers = dict[str, tuple[Address, Callable[[int, int], Talk]]]
-"""What is measured in turns: by name, where it is and what one connection says to it (size, window)."""
+def _servers(mode: Mode, queues: int) -> dict[str, Peer]:
+    if mode == "memory":
+        return SWEPT[mode].servers
+    if mode == "synced":
+        ours, redis = SWEPT[mode].servers.items()
+        return dict((ours, ("beanstalkd -f 0", (synced_beanstalkd, _at(beanstalk_talk))), redis))
 
-
-def _way(
-    address: Address, talk: Callable[[int, int], Talk], count: int, size: int, window: int, seconds: float
-) -> Callable[[], Measured]:
-    return lambda: run(address, [talk(size, window) for _ in range(count)], seconds)
-
-
-def _served(stack: ExitStack, folder: Path, *, persist: bool, others: int = 0) -> Address:
-    """A server with the queue that is used, and others beside it."""
-    environ = {"BROKERS_DMS_PERSIST": str(persist).lower(), "BROKERS_DMS_QUEUES_MAX": str(others + 1)}
-    address = stack.enter_context(serving(folder, "dms", environ))["dms"]
-    make_queues(address, [*(f"other-{number}" for number in range(others)), QUEUE])
-    return address
+    start = brokers_server("dms", IN_MEMORY)  # two of them, so that both are measured in turns
+    others = [f"other-{number}" for number in range(queues)]
+    return {f"1 of {queues + 1}": (start, partial(_dms, others=others)), "one alone": (start, _dms)}
 
 
 def make_queues(address: Address, names: Sequence[str]) -> None:
@@ -179,15 +167,13 @@ def dms_talk(size: int, window: int, queues: Sequence[bytes] = (QUEUE.encode(),)
     return Talk(requests, answers, window)
 
 
-def beanstalk_talk(size: int, window: int, tubes: Sequence[bytes] = (b"default",)) -> Talk:
+def beanstalk_talk(size: int, window: int, tubes: Sequence[bytes] = (QUEUE.encode(),)) -> Talk:
     """put, reserve, delete."""
     # By turns: what it syncs one by one would otherwise all come before the first answer.
     put = b"put 0 0 60 %d\r\n%b\r\nreserve\r\n" % (size, b"x" * size)
     unit = repeated([put] if len(tubes) == 1 else [b"use %b\r\n%b" % (tube, put) for tube in tubes])
-    greeting = b""
-    if tubes[0] != b"default":
-        watched = b"".join(b"watch %b\r\n" % tube for tube in tubes)
-        greeting = b"use %b\r\n%bignore default\r\n" % (tubes[0], watched)
+    watched = b"".join(b"watch %b\r\n" % tube for tube in tubes)
+    greeting = b"use %b\r\n%bignore default\r\n" % (tubes[0], watched)
     reserved = re.compile(rb"RESERVED (\d+) %d\r\nx{%d}\r\n" % (size, size))
     jobs: list[bytes] = []
     rest = b""
@@ -231,8 +217,9 @@ def _at(talk: Callable[[int, int, Sequence[bytes]], Talk]) -> Load:
     return asking(lambda point, client: talk(point.size, point.window, point.names_of(client)))
 
 
-def _swept_dms(address: Address, point: Point, seconds: float) -> Measured:
-    make_queues(address, [name.decode() for name in point.name_list()])
+def _dms(address: Address, point: Point, seconds: float, others: Sequence[str] = ()) -> Measured:
+    """`others`: queues beside those that are used."""
+    make_queues(address, [*others, *(name.decode() for name in point.name_list())])
     return _at(dms_talk)(address, point, seconds)
 
 
@@ -240,18 +227,18 @@ SWEPT = {
     "memory": Swept(
         "dms",
         "memory",
-        _swept_dms,
-        {"beanstalkd": (lambda folder, own: beanstalkd(), _at(beanstalk_talk))},
+        _dms,
+        {"beanstalkd": (beanstalkd, _at(beanstalk_talk))},
         bare.echoes(synced=False),
         SIZE_MAX,
-        MANY | {"BROKERS_DMS_PERSIST": "false"},
+        IN_MEMORY,
         one_name_each=True,  # a connection waits for messages of one queue only
     ),
     "synced": Swept(
         "dms",
         "synced",
-        _swept_dms,
-        {"redis lists": (lambda folder, own: redis_server(folder), _at(redis_talk))},
+        _dms,
+        {"redis lists": (redis_server, _at(redis_talk))},
         bare.echoes(synced=True),
         SIZE_MAX,
         MANY,

@@ -8,32 +8,18 @@ The servers are processes of their own, the load comes from this one. Measured i
 - `fan-out`: one producer, many consumers, each of which gets everything.
 """
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import attrs
 
 from brokers.bench import bare, options
-from brokers.bench.load import (
-    STAMP_BYTES,
-    Address,
-    Case,
-    FanOut,
-    Measured,
-    beside,
-    fan_out,
-    in_turns,
-    opened,
-    poured,
-    stamped_body,
-)
+from brokers.bench.load import STAMP_BYTES, Case, FanOut, beside, opened, poured, stamped_body
 from brokers.bench.login import SAY_FIRST
 from brokers.bench.options import Rounds, Seconds, Size, each, some
-from brokers.bench.servers import nats_fan_out, nats_server, serving
-from brokers.bench.sweep import NO_SWEEP, Load, Sweep, Swept, passing, swept
+from brokers.bench.servers import nats_fan_out, nats_server
+from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, measured_at, passing, started, swept
 from brokers.errors import ExitCode, Refusal
 from kqmsgq import wire
 from shared.cli.options import Json
@@ -84,55 +70,34 @@ def bench(
         raise Refusal(f"--size: {STAMP_BYTES + 8} bytes at least, for a message's time", ExitCode.USAGE)
     if queues % many or queues > 1000:
         raise Refusal("--queues: a multiple of --many, 1000 at most", ExitCode.USAGE)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        servers: Servers = {"kqmsgq": (stack.enter_context(serving(folder, "kqmsgq"))["kqmsgq"], fan_out_of)}
-        if (address := stack.enter_context(nats_server())) is not None:
-            servers["nats-server"] = address, nats_fan_out
+    cases = {
+        "one": [Point(size, 1, 1, window), Point(size, 1, 1, LATENCY_WINDOW)],
+        "queues": [Point(size, queues, many, window)],
+        "fan-out": [Point(size, 1, consumers, window // 10)],
+    }
 
-        def row(mode: Mode, producers: int, consumers: int, under_way: int, of_queues: int = 1) -> Row:
-            names = [b"bench-%03d" % number for number in range(of_queues)]
-
-            def way(address: Address, speak: Speak) -> Callable[[], Measured]:
-                return lambda: fan_out(
-                    address,
-                    speak(names, size, share=consumers if of_queues > 1 else 1),
-                    producers=producers,
-                    consumers=consumers,
-                    window=under_way,
-                    seconds=seconds,
+    def measure(mode: Mode) -> Iterator[Row]:
+        with started((_beside_nats(_shared) if mode == "queues" else SWEPT).servers) as ways:
+            for point in cases[mode]:
+                best, baseline, ratio, p99_ratio = beside(measured_at(ways, point, seconds, rounds))
+                yield Row(
+                    mode=mode,
+                    producers=point.producers,
+                    consumers=point.clients,
+                    window=point.window,
+                    **best.figures("deliveries_per_second", size),
+                    baseline=baseline,
+                    ratio=ratio,
+                    p99_ratio=p99_ratio,
                 )
 
-            measured = in_turns(rounds, {name: way(*server) for name, server in servers.items()})
-            best, baseline, ratio, p99_ratio = beside(measured)
-            return Row(
-                mode=mode,
-                producers=producers,
-                consumers=consumers,
-                window=under_way,
-                **best.figures("deliveries_per_second", size),
-                baseline=baseline,
-                ratio=ratio,
-                p99_ratio=p99_ratio,
-            )
-
-        def measure(mode: Mode) -> Iterator[Row]:
-            if mode == "one":
-                yield row(mode, 1, 1, window)
-                yield row(mode, 1, 1, LATENCY_WINDOW)
-            elif mode == "queues":
-                yield row(mode, many, many, window, queues)
-            else:
-                yield row(mode, 1, consumers, window // 10)
-
-        return each(modes, measure)
+    return each(modes, measure)
 
 
 SAY_FIRST["kqmsgq"] = lambda who: (wire.account(who.user, who.secret), b"")
 
 Speak = Callable[..., FanOut]
 """How a server is spoken to: the names, a size, and how many share these names."""
-Servers = dict[str, tuple[Address, Speak]]
 
 
 def fan_out_of(names: Sequence[bytes], size: int, *, share: int = 1, groups: int = 1) -> FanOut:
@@ -157,13 +122,17 @@ def _at(speak: Speak) -> Load:
     return passing(lambda point: speak(point.name_list(), point.size, groups=point.producers))
 
 
-SWEPT = Swept(
-    "kqmsgq",
-    "fan-out",
-    _at(fan_out_of),
-    {"nats-server": (lambda folder, own: nats_server(), _at(nats_fan_out))},
-    bare.relays(),
-)
+def _shared(speak: Speak) -> Load:
+    """All producers go round all names, which the consumers share."""
+    return passing(lambda point: speak(point.name_list(), point.size, share=point.clients))
+
+
+def _beside_nats(load: Callable[[Speak], Load]) -> Swept:
+    peers = {"nats-server": (nats_server, load(nats_fan_out))}
+    return Swept("kqmsgq", "fan-out", load(fan_out_of), peers, bare.relays())
+
+
+SWEPT = _beside_nats(_at)
 
 
 def recorded(size: int) -> Case:

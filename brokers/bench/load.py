@@ -53,12 +53,19 @@ T = TypeVar("T")
 @attrs.frozen
 class Measured:
     """One round: answers a second, and microseconds of the answers' round trips. `total`: all answers, the
-    warm-up's too."""
+    warm-up's too.
+
+    `cpu_us`: of the server's processor for a message, warm-up and connecting included; None: nobody looked,
+    or the system does not say. `load_percent`: how busy the load's own process was; near 100 it is the load
+    that is measured.
+    """
 
     rate: float
     median_us: float
     p99_us: float
     total: int = 0
+    cpu_us: float | None = None
+    load_percent: float = 0.0
 
     @classmethod
     def of(cls, count: int, nanoseconds: int, trips: HdrHistogram, total: int = 0) -> "Measured":
@@ -105,6 +112,25 @@ class Row:
         figures = measured.figures("messages_per_second", size)
         ratio = None if ratio is None else round(ratio, 2)
         return cls(mode, connections, window, **figures, baseline=baseline, ratio=ratio)
+
+    @classmethod
+    def beside(
+        cls,
+        mode: str,
+        connections: int,
+        window: int,
+        size: int,
+        measured: Mapping[str, Measured],
+        *trips: str,
+    ) -> "Iterator[Row]":
+        """The first of `measured` beside each other; alone, where there is none. `trips`: the others that are
+        round trips."""
+        (_, best), *others = measured.items()
+        for name, other in others:
+            ratio = other.median_us / best.median_us if name in trips else best.rate / other.rate
+            yield cls.of(mode, connections, window, size, best, name, ratio)
+        if not others:
+            yield cls.of(mode, connections, window, size, best, "-", None)
 
 
 @attrs.frozen

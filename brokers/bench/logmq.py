@@ -15,7 +15,7 @@ are measured in the same run, in turns with the rounds they are compared with:
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import count as numbers
 from pathlib import Path
@@ -44,8 +44,8 @@ from brokers.bench.load import (
 )
 from brokers.bench.login import SAY_FIRST
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, some
-from brokers.bench.servers import redis_server, serving
-from brokers.bench.sweep import NO_SWEEP, Load, Sweep, Swept, asking, swept
+from brokers.bench.servers import redis_server, same_server, serving
+from brokers.bench.sweep import NO_SWEEP, Load, Peer, Point, Sweep, Swept, asking, measured_at, started, swept
 from brokers.errors import ExitCode, Refusal
 from logmq.connector import auth
 from shared.cli.options import Json, Port
@@ -105,28 +105,16 @@ def _produce(
     address: Address, folder: Path, size: int, connections: int, window: int, seconds: float, rounds: int
 ) -> Iterator[Row]:
     """One durable client, then many."""
-    body = b"x" * size
-    xadd = _xadd(b"bench", body)
-    with redis_server(folder) as redis:
+    alone: dict[str, Peer] = {
+        "fdatasync": (same_server, lambda _, point, seconds: sync_loop(folder, point.size, seconds / 2)),
+        "floor": (same_server, lambda _, point, seconds: closed_loop(folder, point.size, seconds)),
+    }
+    own: Peer = (lambda *_: nullcontext(address), SWEPT.load)
+    with started({"logmq": own, **alone, **SWEPT.peers}) as ways:
         for count, under_way in ((1, 1), (connections, window)):
-            line = b"PRODUCE bench-%d %b\n" % (perf_counter_ns(), body)
-            ways = {"logmq": _way(address, seconds, count, line, 1, under_way)}
-            if redis is not None:
-                ways["redis"] = _way(redis, seconds, count, xadd, 2, under_way)
-            if count == 1:
-                ways["fdatasync"] = partial(sync_loop, folder, size, seconds / 2)
-                ways["floor"] = partial(closed_loop, folder, size, seconds)
-            found = in_turns(rounds, ways)
-            best = found["logmq"]
-            if count == 1:
-                for name in ("fdatasync", "floor"):
-                    ratio = found[name].median_us / best.median_us
-                    yield Row.of("produce", count, under_way, size, best, name, ratio)
-            if redis is not None:
-                ratio = best.rate / found["redis"].rate
-                yield Row.of("produce", count, under_way, size, best, "redis", ratio)
-            elif count > 1:
-                yield Row.of("produce", count, under_way, size, best, "-", None)
+            chosen = {name: way for name, way in ways.items() if count == 1 or name not in alone}
+            found = measured_at(chosen, Point(size, 1, count, under_way), seconds, rounds)
+            yield from Row.beside("produce", count, under_way, size, found, *alone)
 
 
 def _topics(
@@ -253,35 +241,16 @@ SWEPT = Swept(
     "logmq",
     "produce",
     _at(lambda topic, body: b"PRODUCE %b %b\n" % (topic, body), 1),
-    {"redis": (lambda folder, own: redis_server(folder), _at(_xadd, 2))},
+    {"redis": (redis_server, _at(_xadd, 2))},
     bare.answers(synced=True),
 )
 
 
-def _way(
-    address: Address, seconds: float, count: int, request: bytes, lines_each: int, window: int
-) -> Callable[[], Measured]:
-    return lambda: run(
-        address, [Talk.repeating([request], lines_each, window) for _ in range(count)], seconds
-    )
-
-
 def _preload(address: Address, size: int) -> tuple[bytes, int]:
     """A topic to read: its name, and how many messages it has."""
-    topic = b"bench-%d" % perf_counter_ns()
-    total = max(PRELOADED_BYTES // (size + 4), 1000)
-    line = b"PRODUCE %b %b\n" % (topic, b"x" * size)
-    with connect(address) as sock:
-        answered = sent = 0
-        answers = lines()
-        while answered < total:
-            count = min(2000, total - sent)
-            if count and sent - answered < 20_000:
-                sock.sendall(line * count)
-                sent += count
-            else:
-                answered += answers(sock.recv(1 << 18))
-    return topic, total
+    topic, total = f"bench-{perf_counter_ns()}", max(PRELOADED_BYTES // (size + 4) // 1000, 1) * 1000
+    fill_topic(address, topic, size, total)
+    return topic.encode(), total
 
 
 def _fetch_round(

@@ -13,7 +13,8 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Annotated, Any, Literal
@@ -23,22 +24,22 @@ import attrs
 from brokers import control
 from brokers.bench import bare, options
 from brokers.bench.datagrams import bare_receiver, flood
-from brokers.bench.load import (
-    STAMP_BYTES,
-    UNREAD,
-    Address,
-    Case,
-    FanOut,
-    Measured,
-    beside,
-    fan_out,
-    in_turns,
-    stamped_body,
-)
+from brokers.bench.load import STAMP_BYTES, UNREAD, Case, FanOut, beside, stamped_body
 from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, each, some
-from brokers.bench.servers import mosquitto, serving
-from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, passing, swept
+from brokers.bench.servers import brokers_server, mosquitto, serving
+from brokers.bench.sweep import (
+    NO_SWEEP,
+    Load,
+    Peer,
+    Point,
+    Sweep,
+    Swept,
+    measured_at,
+    passing,
+    started,
+    swept,
+)
 from brokers.errors import ExitCode, Refusal
 from pubsub import wire
 from pubsub.recording import BEFORE_BYTES
@@ -101,30 +102,18 @@ def bench(
         raise Refusal(f"--size: {STAMP_BYTES + 8} to {wire.PAYLOAD_BYTES_MAX} bytes", ExitCode.USAGE)
     if not 1 <= matching <= subscribers:
         raise Refusal("--matching: one at least, and --subscribers at most", ExitCode.USAGE)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        address: Address = stack.enter_context(serving(folder, "pubsub"))["pubsub"]
+    others = subscribers - matching
+    servers: dict[str, Peer] = {
+        "pubsub": (brokers_server("pubsub"), passing(lambda _: pubsub_fan_out(size, matching), others)),
+        "mosquitto": (mosquitto, passing(lambda _: mqtt_fan_out(size, matching), others)),
+    }
 
-        def measure(mode: Mode) -> Iterator[Row]:
-            if mode == "intake":
-                yield _intake(address, folder / "data", size, rate, seconds, rounds)
-                return
-            peers = {"pubsub": (address, pubsub_fan_out(size, matching))}
-            if (other := stack.enter_context(mosquitto(folder))) is not None:
-                peers["mosquitto"] = other, mqtt_fan_out(size, matching)
-
-            def way(address: Address, fan: FanOut) -> Callable[[], Measured]:
-                return lambda: fan_out(
-                    address,
-                    fan,
-                    producers=1,
-                    consumers=matching,
-                    window=window,
-                    seconds=seconds,
-                    bystanders=subscribers - matching,
-                )
-
-            measured = in_turns(rounds, {name: way(*peer) for name, peer in peers.items()})
+    def measure(mode: Mode) -> Iterator[Row]:
+        if mode == "intake":
+            yield _intake(size, rate, seconds, rounds)
+            return
+        with started(servers) as ways:
+            measured = measured_at(ways, Point(size, 1, matching, window), seconds, rounds)
             ours, baseline, ratio, p99_ratio = beside(measured)
             yield Row(
                 mode="fan-out",
@@ -140,7 +129,7 @@ def bench(
                 baseline_dropped_percent=None,
             )
 
-        return each(modes, measure)
+    return each(modes, measure)
 
 
 def pubsub_fan_out(
@@ -228,7 +217,7 @@ SWEPT = Swept(
     "pubsub",
     "fan-out",
     _at(pubsub_fan_out, b"*"),
-    {"mosquitto": (lambda folder, own: mosquitto(folder), _at(mqtt_fan_out, b"#"))},
+    {"mosquitto": (mosquitto, _at(mqtt_fan_out, b"#"))},
     bare.relays(datagrams=True),
     SIZE_MAX,
     under_way_bytes=128 << 10,  # or datagrams are lost for want of a buffer
@@ -256,16 +245,19 @@ class Intake:
     dropped: float
 
 
-def _intake(address: Address, data: Path, size: int, rate: int, seconds: float, rounds: int) -> Row:
+def _intake(size: int, rate: int, seconds: float, rounds: int) -> Row:
     datagram = wire.datagram(TOPICS[0], Kind.STRING, b"x" * size)
     ours, bare = [], []
-    for _ in range(rounds):
-        with subscribed(address):
-            ours.append(
-                flooded(address, datagram, rate, seconds, lambda: counter(data, "net_datagrams_in_total"))
-            )
-        with bare_receiver() as (where, received):
-            bare.append(flooded(where, datagram, rate, seconds, received))
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        serving(Path(folder), "pubsub") as bound,
+    ):
+        taken_in = partial(counter, Path(folder) / "data", "net_datagrams_in_total")
+        for _ in range(rounds):
+            with subscribed(bound["pubsub"]):
+                ours.append(flooded(bound["pubsub"], datagram, rate, seconds, taken_in))
+            with bare_receiver() as (where, received):
+                bare.append(flooded(where, datagram, rate, seconds, received))
     here, there = (sorted(found, key=lambda each: each.rate)[rounds // 2] for found in (ours, bare))
     return Row(
         mode="intake",
@@ -324,9 +316,8 @@ def recorded(size: int, rate: int) -> Case:
 
     def run(address: tuple[str, int], data: Path, seconds: float) -> float:
         with subscribed(address):
-            return flooded(
-                address, datagram, rate, seconds, lambda: counter(data, "net_datagrams_in_total")
-            ).rate
+            taken_in = partial(counter, data, "net_datagrams_in_total")
+            return flooded(address, datagram, rate, seconds, taken_in).rate
 
     return Case(run, "pubsub_messages_published_total", 2 + BEFORE_BYTES + len(datagram))
 

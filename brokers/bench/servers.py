@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import clock_gettime, monotonic, sleep
 
@@ -59,6 +59,24 @@ def serving(
             process.send_signal(signal.SIGTERM)
 
 
+Start = Callable[[Path, Address], AbstractContextManager[Address | None]]
+"""Starts a server, given a folder for it and the address of the one that is measured; None where it is not
+installed."""
+
+
+def brokers_server(
+    protocol: str, environ: Mapping[str, str] | None = None, python: str = sys.executable
+) -> Start:
+    """Starts our own with one protocol, as `serving` does."""
+
+    @contextmanager
+    def start(folder: Path, _: Address) -> Iterator[Address]:
+        with serving(folder, protocol, environ, python) as bound:
+            yield bound[protocol]
+
+    return start
+
+
 def server_process(data: Path) -> int:
     """Whose data folder it is."""
     return int((data / "LOCK").read_text())
@@ -90,29 +108,34 @@ def processes_of(root: int) -> list[int]:
     return found
 
 
+def same_server(_: Path, own: Address) -> AbstractContextManager[Address]:
+    """The one that is measured, spoken to in another way."""
+    return nullcontext(own)
+
+
 Other = AbstractContextManager[Address | None]
 """Another broker that runs while it is measured; None where it is not installed."""
 
 
-def redis_server(folder: Path) -> Other:
+def redis_server(folder: Path, _: Address) -> Other:
     """Syncs each answer."""
-    home = folder / "redis"
-    home.mkdir(exist_ok=True)
-    synced = ("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", str(home))
+    synced = ("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", str(folder))
     return _other("redis-server", lambda port: ("--port", str(port), "--bind", "127.0.0.1", *synced))
 
 
-def beanstalkd(folder: Path | None = None) -> Other:
-    """In memory; with a folder it syncs each answer."""
-    synced: Sequence[str] = ()
-    if folder is not None:
-        home = folder / "beanstalkd"
-        home.mkdir(exist_ok=True)
-        synced = ("-b", str(home), "-f", "0")
-    return _other("beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port), *synced))
+def beanstalkd(folder: Path, _: Address) -> Other:
+    """In memory."""
+    return _other("beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port)))
 
 
-def nats_server() -> Other:
+def synced_beanstalkd(folder: Path, _: Address) -> Other:
+    """Syncs each answer."""
+    return _other(
+        "beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port), "-b", str(folder), "-f", "0")
+    )
+
+
+def nats_server(_: Path, __: Address) -> Other:
     """Core only: in memory, at most once."""
     return _other("nats-server", lambda port: ("-a", "127.0.0.1", "-p", str(port), "-l", os.devnull))
 
@@ -137,7 +160,7 @@ def nats_fan_out(names: Sequence[bytes], size: int, *, share: int = 1, groups: i
     )
 
 
-def mosquitto(folder: Path) -> Other:
+def mosquitto(folder: Path, _: Address) -> Other:
     """In memory, set to drop nothing and to wait for nothing."""
     settings = folder / "mosquitto.conf"
     lines = "allow_anonymous true\npersistence false\nset_tcp_nodelay true\n"

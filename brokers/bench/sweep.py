@@ -13,7 +13,8 @@ each producer has one consumer.
 import importlib.util
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Annotated, Any
@@ -21,9 +22,9 @@ from typing import Annotated, Any
 import attrs
 from cyclopts import Parameter
 
-from brokers.bench.load import Address, FanOut, Measured, Talk, fan_out, run, taken_in_turns
+from brokers.bench.load import Address, FanOut, Measured, Talk, fan_out, in_turns, middle, run, taken_in_turns
 from brokers.bench.options import SEVERAL
-from brokers.bench.servers import processor_seconds, server_process, serving
+from brokers.bench.servers import Start, brokers_server, processor_seconds, server_process
 from brokers.errors import ExitCode, Refusal
 from brokers.render import Following
 from shared.cli.options import a_path, flag
@@ -98,13 +99,13 @@ class Point:
 
 Load = Callable[[Address, Point, float], Measured]
 """A round of so many seconds at a point."""
-Start = Callable[[Path, Address], AbstractContextManager[Address | None]]
-"""Starts a peer, with a folder for it and the address of our own server; None where it is not installed."""
 Peer = tuple[Start, Load]
+Way = Callable[[Point, float], Measured]
+"""A round of so many seconds at a point, of a server that runs."""
 FLOOR = "floor"
 
 
-def passing(fan: Callable[[Point], FanOut]) -> Load:
+def passing(fan: Callable[[Point], FanOut], bystanders: int = 0) -> Load:
     """Messages are handed on."""
     return lambda address, point, seconds: fan_out(
         address,
@@ -113,6 +114,7 @@ def passing(fan: Callable[[Point], FanOut]) -> Load:
         consumers=point.clients,
         window=point.window,
         seconds=seconds,
+        bystanders=bystanders,
     )
 
 
@@ -139,6 +141,11 @@ class Swept:
     one_name_each: bool = False
     """A client uses one name, so there are no points with more names than clients."""
 
+    @property
+    def servers(self) -> dict[str, Peer]:
+        """Our own first, then its peers."""
+        return {self.protocol: (brokers_server(self.protocol, self.environ), self.load), **self.peers}
+
     def points(self, sweep: Sweep, window: int) -> list[Point]:
         """Those that the protocol can have."""
         return [
@@ -149,18 +156,6 @@ class Swept:
             for clients in sweep.clients
             if names <= clients or not self.one_name_each
         ]
-
-
-@attrs.frozen
-class RoundFigures:
-    """One round. `cpu_us`: of the server's processor for a message, warm-up and connecting included.
-    `load_percent`: how busy the load's own process was; near 100 it is the load that is measured."""
-
-    rate: float
-    median_us: float
-    p99_us: float
-    cpu_us: float | None
-    load_percent: float
 
 
 @attrs.frozen
@@ -229,53 +224,63 @@ def _rows(
         picture.write_bytes(draw(rows))
 
 
-def rounds_at(
-    adapter: Swept, point: Point, seconds: float, rounds: int, data_dir: Path | None
-) -> dict[str, list[RoundFigures | None]]:
-    """The rounds of each server, ours first; None is a round that failed."""
+@contextmanager
+def started(servers: Mapping[str, Peer], data_dir: Path | None = None) -> Iterator[dict[str, Way]]:
+    """Start those servers that are installed, each in a folder of its own; the first is the one that is
+    measured. Each way also says what the server and the load took of the processors."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
-        home = folder / adapter.protocol
-        home.mkdir()
-        bound = stack.enter_context(serving(home, adapter.protocol, adapter.environ))
-        ways = {adapter.protocol: _metered(adapter.load, bound[adapter.protocol], home, point, seconds)}
-        floor = {} if adapter.floor is None else {FLOOR: adapter.floor}
-        for name, (start, load) in {**adapter.peers, **floor}.items():
+        ways: dict[str, Way] = {}
+        own: Address = ("", 0)
+        for name, (start, load) in servers.items():
             home = folder / name.replace(" ", "-")
             home.mkdir()
-            address = stack.enter_context(start(home, bound[adapter.protocol]))
+            address = stack.enter_context(start(home, own))
             if address is not None:
-                ways[name] = _metered(load, address, home, point, seconds)
-        return taken_in_turns(rounds, ways)
+                own = address if not ways else own
+                ways[name] = partial(_metered, load, address, home / "data")
+        yield ways
 
 
-def _metered(
-    load: Load, address: Address, home: Path, point: Point, seconds: float
-) -> Callable[[], RoundFigures | None]:
-    def measure() -> RoundFigures | None:
-        data = home / "data"
-        server = server_process(data) if data.exists() else None  # one of ours
-        before = None if server is None else processor_seconds(server)
-        begun, busy = perf_counter(), process_time()
+def _metered(load: Load, address: Address, data: Path, point: Point, seconds: float) -> Measured:
+    server = server_process(data) if data.exists() else None  # one of ours
+    before = None if server is None else processor_seconds(server)
+    begun, busy = perf_counter(), process_time()
+    measured = load(address, point, seconds)
+    busy = 100 * (process_time() - busy) / (perf_counter() - begun)
+    after = None if server is None else processor_seconds(server)
+    cpu = None if before is None or after is None else (after - before) * 1e6 / max(measured.total, 1)
+    return attrs.evolve(measured, cpu_us=cpu, load_percent=busy)
+
+
+def measured_at(ways: Mapping[str, Way], point: Point, seconds: float, rounds: int) -> dict[str, Measured]:
+    """The middle round of each server, taken in turns."""
+    return in_turns(rounds, {name: partial(way, point, seconds) for name, way in ways.items()})
+
+
+def rounds_at(
+    adapter: Swept, point: Point, seconds: float, rounds: int, data_dir: Path | None
+) -> dict[str, list[Measured | None]]:
+    """The rounds of each server, ours first; None is a round that failed."""
+
+    def attempt(way: Way) -> Measured | None:
         try:
-            measured = load(address, point, seconds)
+            return way(point, seconds)
         except (Refusal, OSError):
             return None
-        busy = 100 * (process_time() - busy) / (perf_counter() - begun)
-        after = None if server is None else processor_seconds(server)
-        cpu = None if before is None or after is None else (after - before) * 1e6 / max(measured.total, 1)
-        return RoundFigures(measured.rate, measured.median_us, measured.p99_us, cpu, busy)
 
-    return measure
+    floor = {} if adapter.floor is None else {FLOOR: adapter.floor}
+    with started({**adapter.servers, **floor}, data_dir) as ways:
+        return taken_in_turns(rounds, {name: partial(attempt, way) for name, way in ways.items()})
 
 
 def beside_peers(
-    adapter: Swept, point: Point, found: Mapping[str, Sequence[RoundFigures | None]]
+    adapter: Swept, point: Point, found: Mapping[str, Sequence[Measured | None]]
 ) -> Iterator[Row]:
     """A row for each peer, of the middle rounds."""
-    middle = {name: _middle(rounds) for name, rounds in found.items()}
-    ours, floor = middle.pop(adapter.protocol), middle.pop(FLOOR, None)
-    for name, theirs in middle.items() or [("-", None)]:
+    best = {name: _middle(rounds) for name, rounds in found.items()}
+    ours, floor = best.pop(adapter.protocol), best.pop(FLOOR, None)
+    for name, theirs in best.items() or [("-", None)]:
         yield Row(
             adapter.protocol,
             adapter.mode,
@@ -293,12 +298,12 @@ def beside_peers(
         )
 
 
-def _middle(rounds: Iterable[RoundFigures | None]) -> RoundFigures | None:
-    known = sorted((each for each in rounds if each is not None), key=lambda each: each.rate)
-    return known[len(known) // 2] if known else None
+def _middle(rounds: Iterable[Measured | None]) -> Measured | None:
+    known = [each for each in rounds if each is not None]
+    return middle(known) if known else None
 
 
-def _ratio(ours: RoundFigures | None, theirs: RoundFigures | None, figure: str) -> float | None:
+def _ratio(ours: Measured | None, theirs: Measured | None, figure: str) -> float | None:
     if ours is None or theirs is None:
         return None
     above: Any = getattr(ours, figure)

@@ -459,7 +459,7 @@ def test_a_sweep_without_a_point_is_refused(protocol: str) -> None:
         swept(PROTOCOLS[protocol][0], sizes=(2 << 20,))
 
 
-FAST, SLOW = (sweep.RoundFigures(rate, 1e6 / rate, 2e6 / rate, None, 50) for rate in (300.0, 100.0))
+FAST, SLOW = (load.Measured(rate, 1e6 / rate, 2e6 / rate) for rate in (300.0, 100.0))
 
 
 def test_a_row_is_the_middle_round_beside_each_peer_that_managed_one() -> None:
@@ -520,12 +520,12 @@ def test_the_picture_has_a_panel_for_each_size_and_peer() -> None:
 # -- two environments
 
 
-def rounds_of(*rates: float) -> list[sweep.RoundFigures]:
-    return [sweep.RoundFigures(rate, 1e6 / rate, 2e6 / rate, None, 50) for rate in rates]
+def rounds_of(*rates: float) -> list[load.Measured]:
+    return [load.Measured(rate, 1e6 / rate, 2e6 / rate) for rate in rates]
 
 
 def compared(
-    *points: tuple[list[sweep.RoundFigures], list[sweep.RoundFigures]],
+    *points: tuple[list[load.Measured], list[load.Measured]],
 ) -> dict[str, list[compare.Comparison]]:
     measured = [
         (sweep.Point(100, 1, clients, 1), list(zip(base, ours, strict=True)))
