@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from brokers.bench.ground import cpu_by_process
-from brokers.bench.servers import server_process, serving
+from brokers.bench.processes import cpu_by_process, server_process
+from brokers.bench.servers import serving
 from brokers.errors import Refusal
 
 if TYPE_CHECKING:

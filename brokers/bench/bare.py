@@ -4,8 +4,6 @@ The server is `bare_server.py`, which does what no broker can leave out. A broke
 system call can be faster: this is a measure, not a bound.
 """
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +11,7 @@ from pathlib import Path
 
 from brokers.bench.bare_server import CONSUMER, GROUP_BYTES, PRODUCER, Kind
 from brokers.bench.load import Address, FanOut, Talk, stamped_body
+from brokers.bench.processes import helper
 from brokers.bench.sweep import Load, Peer, Point, asking, passing
 
 
@@ -69,11 +68,5 @@ def _group(number: int) -> bytes:
 
 @contextmanager
 def _started(kind: Kind, synced: bool, folder: Path, own: Address) -> Iterator[Address]:
-    command = [sys.executable, "-m", "brokers.bench.bare_server", kind]
-    command += [str(folder / "written")] * synced
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            yield "127.0.0.1", int(process.stdout.readline())
-        finally:
-            process.kill()
+    with helper("bare_server", kind, *[str(folder / "written")] * synced) as process:
+        yield "127.0.0.1", process.number()

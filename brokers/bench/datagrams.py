@@ -10,9 +10,7 @@ Linux takes many datagrams in one system call (sendmmsg); elsewhere each is a ca
 import ctypes
 import json
 import select
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from time import perf_counter, sleep
 
 import attrs
 
+from brokers.bench.processes import helper
 from brokers.errors import Refusal
 from shared.net.datagrams import bind_udp
 from shared.net.settings import NetSettings
@@ -48,25 +47,17 @@ def flood(
     address: tuple[str, int], datagram: bytes, *, rate: float, seconds: float
 ) -> Iterator[Callable[[], Flood]]:
     """Send `datagram` `rate` times a second. What is given waits for the end, and says what was sent."""
-    command = [sys.executable, "-m", "brokers.bench.datagrams", "send", *map(str, address)]
-    with subprocess.Popen(
-        [*command, str(rate), str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    with helper("datagrams", "send", *map(str, (*address, rate, seconds))) as process:
 
         def sent() -> Flood:
-            assert process.stdout is not None
-            said = process.stdout.read()
+            said = process.answers.read()
             if not said:
                 raise Refusal("the flood was not sent")
             return Flood(**json.loads(said))
 
-        assert process.stdin is not None
-        try:
-            process.stdin.write(datagram)
-            process.stdin.close()
-            yield sent
-        finally:
-            process.send_signal(signal.SIGKILL)
+        process.requests.write(datagram)
+        process.requests.close()
+        yield sent
 
 
 @contextmanager
@@ -75,24 +66,14 @@ def bare_receiver() -> Iterator[tuple[tuple[str, int], Callable[[], int]]]:
 
     What it takes in is what this machine can, at this moment, in a plain loop in Python.
     """
-    with subprocess.Popen(
-        [sys.executable, "-m", "brokers.bench.datagrams", "receive"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        requests, answers = process.stdin, process.stdout
+    with helper("datagrams", "receive") as process:
 
         def received() -> int:
-            requests.write(b"\n")
-            requests.flush()
-            return int(answers.readline())
+            process.requests.write(b"\n")
+            process.requests.flush()
+            return process.number()
 
-        try:
-            yield ("127.0.0.1", int(answers.readline())), received
-        finally:
-            process.send_signal(signal.SIGKILL)
+        yield ("127.0.0.1", process.number()), received
 
 
 def _send(host: str, port: str, rate: str, seconds: str) -> None:

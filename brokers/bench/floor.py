@@ -7,16 +7,14 @@ loopback. `brokers bench logmq` shows one durable client beside these three toge
 import mmap
 import os
 import socket
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
 
 from brokers.bench.load import Measured, Spread, connect, histogram
 from brokers.bench.options import DataDir, Seconds
+from brokers.bench.processes import helper
 from shared.cli.options import Json
 from shared.cli.progress import progress
 
@@ -94,7 +92,7 @@ def synced(folder: Path, size: int, seconds: float) -> tuple[list[int], list[int
 
 def round_trips(seconds: float) -> list[int]:
     """Nanoseconds of each request of 100 bytes and its echo, by bare system calls of two processes."""
-    with _echo() as sock:
+    with helper("floor") as process, connect(("127.0.0.1", process.number())) as sock:
 
         def ask() -> None:
             sock.sendall(REQUEST)
@@ -127,19 +125,6 @@ def _timed(action: Callable[[], None], seconds: float) -> list[int]:
         now = perf_counter_ns()
         spent.append(now - begun)
     return spent
-
-
-@contextmanager
-def _echo() -> Iterator[socket.socket]:
-    """A connection to a process that sends back what it reads."""
-    command = [sys.executable, "-m", "brokers.bench.floor"]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            with connect(("127.0.0.1", int(process.stdout.readline()))) as sock:
-                yield sock
-        finally:
-            process.kill()
 
 
 def _serve() -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import attrs
 
 from brokers.bench import tuples
-from brokers.bench.servers import processes_of, serving
+from brokers.bench.processes import cpu_seconds
+from brokers.bench.servers import serving
 from brokers.errors import Refusal
 
 if TYPE_CHECKING:
@@ -120,23 +121,6 @@ class Ground:
                 ratio=round(others_seconds / seconds, 2),
                 cpu_ratio=round(others_cpu / max(cpu, 0.01), 2),
             )
-
-
-def cpu_seconds(root: int) -> float:
-    """What a process and all below it have used, those that have ended too; 0 where there is no /proc."""
-    return sum(cpu_by_process(root).values())
-
-
-def cpu_by_process(root: int) -> dict[int, float]:
-    """The same for each of them. One that has ended is in its parent's, if that waited for it."""
-    seconds = {}
-    for pid in processes_of(root):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        seconds[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return seconds
 
 
 @contextmanager

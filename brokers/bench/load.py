@@ -656,38 +656,46 @@ def poured(writer: socket.socket, reader: socket.socket, message: bytes, seconds
     """Write `message` over and over, as fast as it is taken, while all that comes is read and not looked at;
     how many a second were taken, after a warm-up."""
     data = message * (WRITE_BYTES // len(message) + 1)
+    with thrown_away(reader) as ended:
+        try:
+            begun = perf_counter()
+            measured_from, ends = begun + WARM_UP_SECONDS, begun + WARM_UP_SECONDS + seconds
+            sent = before = 0
+            since = now = begun
+            while now < ends or sent == before:  # one write may take longer than all of them should
+                writer.sendall(data)
+                sent += len(data)
+                now = perf_counter()
+                if since == begun and now >= measured_from:
+                    since, before = now, sent
+                if ended.is_set():
+                    raise Refusal("the server that is measured closed a connection")
+            return (sent - before) / len(message) / max(now - since, 1e-9)
+        finally:
+            writer.shutdown(socket.SHUT_WR)
+            while writer.recv(WRITE_BYTES):  # until the server, which has read everything, closes it
+                pass
+
+
+@contextmanager
+def thrown_away(sock: socket.socket) -> Iterator[threading.Event]:
+    """Read all that comes in a thread, and look no further. The event: the connection is closed."""
     ended = threading.Event()
 
     def read() -> None:
         room = bytearray(1 << 20)
-        try:
-            while reader.recv_into(room, 0, UNREAD):
+        with suppress(OSError):
+            while sock.recv_into(room, 0, UNREAD):
                 pass
-        except OSError:
-            pass
         ended.set()
 
     thread = threading.Thread(target=read)
     thread.start()
     try:
-        begun = perf_counter()
-        measured_from, ends = begun + WARM_UP_SECONDS, begun + WARM_UP_SECONDS + seconds
-        sent = before = 0
-        since = now = begun
-        while now < ends or sent == before:  # one write may take longer than all of them should
-            writer.sendall(data)
-            sent += len(data)
-            now = perf_counter()
-            if since == begun and now >= measured_from:
-                since, before = now, sent
-            if ended.is_set():
-                raise Refusal("the server that is measured closed a connection")
-        return (sent - before) / len(message) / max(now - since, 1e-9)
+        yield ended
     finally:
-        writer.shutdown(socket.SHUT_WR)
-        while writer.recv(WRITE_BYTES):  # until the server, which has read everything, closes it
-            pass
-        reader.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 

@@ -44,7 +44,7 @@ from brokers.bench.load import (
 )
 from brokers.bench.login import SAY_FIRST
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, some
-from brokers.bench.servers import redis_server, same_server, serving
+from brokers.bench.servers import brokers_server, redis_server, same_server, serving
 from brokers.bench.sweep import NO_SWEEP, Load, Peer, Point, Sweep, Swept, asking, measured_at, started, swept
 from brokers.errors import ExitCode, Refusal
 from logmq.connector import auth
@@ -110,7 +110,7 @@ def _produce(
         "floor": (same_server, lambda _, point, seconds: closed_loop(folder, point.size, seconds)),
     }
     own: Peer = (lambda *_: nullcontext(address), SWEPT.load)
-    with started({"logmq": own, **alone, **SWEPT.peers}) as ways:
+    with started({"logmq": own, **alone, **SWEPT.peers}, folder) as ways:
         for count, under_way in ((1, 1), (connections, window)):
             chosen = {name: way for name, way in ways.items() if count == 1 or name not in alone}
             found = measured_at(chosen, Point(size, 1, count, under_way), seconds, rounds)
@@ -121,16 +121,9 @@ def _topics(
     address: Address, size: int, topics: int, window: int, seconds: float, rounds: int
 ) -> Iterator[Row]:
     """As many connections as topics: all on one topic, then each on its own."""
-    stamp = perf_counter_ns()
-
-    def way(names: int) -> Measured:
-        requests = [
-            b"PRODUCE bench-%d-%d-%d %b\n" % (stamp, names, number % names, b"x" * size)
-            for number in range(topics)
-        ]
-        return run(address, [Talk.repeating([request], 1, window) for request in requests], seconds)
-
-    found = in_turns(rounds, {"one": partial(way, 1), "each": partial(way, topics)})
+    points = {"one": Point(size, 1, topics, window), "each": Point(size, topics, topics, window)}
+    ways = {name: partial(SWEPT.load, address, point, seconds) for name, point in points.items()}
+    found = in_turns(rounds, ways)
     for measured in found.values():
         yield Row.of("topics", topics, window, size, measured, "one", measured.rate / found["one"].rate)
 
@@ -141,18 +134,19 @@ def _checkpoint(folder: Path, size: int, topics: int, seconds: float, rounds: in
     count = min(16, topics)
     starts = [number * topics // count for number in range(count)]
 
-    def measured(address: Address) -> Measured:
+    def load(address: Address, point: Point, seconds: float) -> Measured:
         talks = [Talk.repeating(requests[start:] + requests[:start], 1, 1) for start in starts]
         return run(address, talks, seconds)
 
-    with ExitStack() as stack:
-        ways: dict[str, Callable[[], Measured]] = {}
-        for name, environ in (("checkpoint", CHECKPOINTED), ("quiet", {})):
-            home = folder / name
-            home.mkdir()
-            ways[name] = partial(measured, stack.enter_context(serving(home, "logmq", environ))["logmq"])
-            ways[name]()  # makes the topics
-        found = in_turns(rounds, ways)
+    both: dict[str, Peer] = {
+        "checkpoint": (brokers_server("logmq", CHECKPOINTED), load),
+        "quiet": (brokers_server("logmq"), load),
+    }
+    with started(both, folder) as ways:
+        point = Point(size, topics, count, 1)
+        for way in ways.values():
+            way(point, seconds)  # makes the topics
+        found = measured_at(ways, point, seconds, rounds)
     amid, quiet = found["checkpoint"], found["quiet"]
     yield Row.of("checkpoint", count, 1, size, amid, "quiet", quiet.p99_us / amid.p99_us)
 

@@ -8,13 +8,12 @@ machine is noisy to both, and the median round counts.
 
 import os
 import select
-import signal
 import socket
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Annotated, Literal
@@ -23,9 +22,9 @@ import attrs
 import structlog
 import trio
 
-from brokers.bench.load import MeasuredSpan
+from brokers.bench.load import Measured, MeasuredSpan, in_turns, middle
 from brokers.bench.options import Rounds, Seconds, maybe_none, some
-from brokers.bench.servers import processor_seconds
+from brokers.bench.processes import helper, processor_seconds
 from shared.cli.options import Json
 from shared.net.connection import Connection
 from shared.net.network import Network
@@ -91,12 +90,13 @@ def run(*, clients: int = 50, seconds: float = 1.0, rounds: int = 3) -> list[Ech
     rows = []
     with serving("poll") as poll, serving("task") as task:
         for count in (clients, 1):
-            taken: dict[Driver, list[_Load]] = {"poll": [], "task": []}
-            for _ in range(rounds):
-                taken["poll"].append(_load(poll, count, seconds))
-                taken["task"].append(_load(task, count, seconds))
-            medians = {driver: _middle(loads) for driver, loads in taken.items()}
-            for driver, load in medians.items():
+            ways = {
+                "poll": partial(_load, poll, count, seconds),
+                "task": partial(_load, task, count, seconds),
+            }
+            best = in_turns(rounds, ways)
+            for driver in DRIVERS:
+                load = best[driver]
                 rows.append(
                     EchoRow(
                         driver=driver,
@@ -105,7 +105,7 @@ def run(*, clients: int = 50, seconds: float = 1.0, rounds: int = 3) -> list[Ech
                         round_trip_median_us=round(load.median_us, 1),
                         round_trip_p99_us=round(load.p99_us, 1),
                         cpu_us_per_request=load.cpu_us and round(load.cpu_us, 2),
-                        ratio=round(load.rate / medians["task"].rate, 2),
+                        ratio=round(load.rate / best["task"].rate, 2),
                     )
                 )
     return rows
@@ -115,7 +115,7 @@ def measure_idle(driver: Driver, count: int, seconds: float) -> IdleRow:
     """Open `count` connections that stay silent, beside one that is busy."""
     raise_file_limit()
     with serving(driver) as server:
-        before = _middle([_load(server, 1, seconds) for _ in range(3)])
+        before = middle([_load(server, 1, seconds) for _ in range(3)])
         bytes_before = server.resident_bytes()
         idle = []
         try:
@@ -126,7 +126,7 @@ def measure_idle(driver: Driver, count: int, seconds: float) -> IdleRow:
             for sock in idle:
                 sock.recv(ANSWER_BYTES_MAX)
             bytes_after = server.resident_bytes()
-            beside = _middle([_load(server, 1, seconds) for _ in range(3)])
+            beside = middle([_load(server, 1, seconds) for _ in range(3)])
         finally:
             for sock in idle:
                 sock.close()
@@ -139,22 +139,9 @@ def measure_idle(driver: Driver, count: int, seconds: float) -> IdleRow:
     )
 
 
-@attrs.frozen
-class _Load:
-    """One round: answers per second, the server's CPU for each, and the round trips of the first client."""
-
-    rate: float
-    cpu_us: float | None
-    median_us: float
-    p99_us: float
-
-
-def _middle(loads: Sequence[_Load]) -> _Load:
-    return sorted(loads, key=lambda load: load.rate)[len(loads) // 2]
-
-
-def _load(server: "_Server", clients: int, seconds: float) -> _Load:
-    """Keep one request of each client under way for `seconds`; the client is bare system calls."""
+def _load(server: "_Server", clients: int, seconds: float) -> Measured:
+    """Keep one request of each client under way for `seconds`; the client is bare system calls. The round
+    trips are those of the first client."""
     sockets = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(clients)]
     poll = select.poll()
     by_fd = {}
@@ -191,7 +178,7 @@ def _load(server: "_Server", clients: int, seconds: float) -> _Load:
         sock.close()
     cuts = statistics.quantiles(trips, n=100) if len(trips) > 1 else [0.0] * 99
     cpu_us = None if cpu_before is None or cpu_after is None else (cpu_after - cpu_before) / answers * 1e6
-    return _Load(answers * 1e9 / (now - span.since), cpu_us, cuts[49] / 1e3, cuts[98] / 1e3)
+    return Measured(answers * 1e9 / (now - span.since), cuts[49] / 1e3, cuts[98] / 1e3, answers, cpu_us)
 
 
 # The servers.
@@ -210,17 +197,8 @@ class _Server:
 @contextmanager
 def serving(driver: Driver) -> Iterator[_Server]:
     """A process that echoes on a free port of loopback."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "brokers.bench.net", driver],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield _Server(int(process.stdout.readline()), process.pid)
-        finally:
-            process.send_signal(signal.SIGKILL)
+    with helper("net", driver) as process:
+        yield _Server(process.number(), process.pid)
 
 
 class Echo:

@@ -11,7 +11,6 @@ The servers are processes of their own, the load comes from this one. Measured i
 
 import socket
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,7 +23,7 @@ import attrs
 from brokers import control
 from brokers.bench import bare, options
 from brokers.bench.datagrams import bare_receiver, flood
-from brokers.bench.load import STAMP_BYTES, UNREAD, Case, FanOut, beside, stamped_body
+from brokers.bench.load import STAMP_BYTES, Case, FanOut, beside, stamped_body, thrown_away
 from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import brokers_server, mosquitto, serving
@@ -293,21 +292,9 @@ def flooded(
 @contextmanager
 def subscribed(address: tuple[str, int]) -> Iterator[None]:
     """A subscriber of everything, that reads and looks no further."""
-
-    def read() -> None:
-        room = bytearray(1 << 20)
-        while sock.recv_into(room, 0, UNREAD):
-            pass
-
-    with socket.create_connection(address) as sock:
+    with socket.create_connection(address) as sock, thrown_away(sock):
         sock.sendall(_identified(b"intake") + wire.encode_command(Command.SUBSCRIBE, b"*"))
-        reader = threading.Thread(target=read)
-        reader.start()
-        try:
-            yield
-        finally:
-            sock.shutdown(socket.SHUT_RDWR)
-            reader.join()
+        yield
 
 
 def recorded(size: int, rate: int) -> Case:

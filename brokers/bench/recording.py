@@ -24,8 +24,9 @@ from cyclopts import Parameter
 from brokers.bench import dmp, kqmsgq, pubsub
 from brokers.bench.load import Case
 from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, Size, each, some
+from brokers.bench.processes import processor_seconds, server_process
 from brokers.bench.pubsub import counter
-from brokers.bench.servers import processor_seconds, server_process, serving
+from brokers.bench.servers import serving
 from brokers.errors import ExitCode, Refusal
 from shared.cli.options import Json
 from shared.recording import blocks

@@ -10,14 +10,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from time import clock_gettime, monotonic, sleep
+from time import monotonic, sleep
 
 from brokers.bench.load import SAID_FIRST, Address, FanOut, stamped_body
 from brokers.bench.login import said_first, server_environ
 from brokers.errors import Refusal
 
 START_SECONDS = 60.0
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -75,37 +74,6 @@ def brokers_server(
             yield bound[protocol]
 
     return start
-
-
-def server_process(data: Path) -> int:
-    """Whose data folder it is."""
-    return int((data / "LOCK").read_text())
-
-
-def processor_seconds(process: int) -> float | None:
-    """What a process, and its children that have ended, have used of the processors so far; None where the
-    system does not say, or there is no such process."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        # There its own are in hundredths of a second: too coarse for a server that has little to do. This is
-        # what clock_getcpuclockid(3) gives on Linux, which Python does not have for other processes.
-        own = clock_gettime(~process << 3 | 2)
-    except OSError:
-        return None
-    return own + sum(map(int, fields[13:15])) / _CLOCK_TICKS
-
-
-def processes_of(root: int) -> list[int]:
-    """A process, those that it has started, and those that they have; only itself where there is no /proc."""
-    found, pids = [], [root]
-    while pids:
-        found.append(pids.pop())
-        try:
-            for task in Path(f"/proc/{found[-1]}/task").iterdir():
-                pids += map(int, (task / "children").read_text().split())
-        except OSError:  # it has just ended
-            continue
-    return found
 
 
 def same_server(_: Path, own: Address) -> AbstractContextManager[Address]:

@@ -24,7 +24,8 @@ from cyclopts import Parameter
 
 from brokers.bench.load import Address, FanOut, Measured, Talk, fan_out, in_turns, middle, run, taken_in_turns
 from brokers.bench.options import SEVERAL
-from brokers.bench.servers import Start, brokers_server, processor_seconds, server_process
+from brokers.bench.processes import processor_seconds, server_process
+from brokers.bench.servers import Start, brokers_server
 from brokers.errors import ExitCode, Refusal
 from brokers.render import Following
 from shared.cli.options import a_path, flag

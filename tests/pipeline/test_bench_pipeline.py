@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from brokers.bench import archiving, ground, pipeline
+from brokers.bench import archiving, ground, pipeline, processes
 from brokers.errors import ExitCode, Refusal
 from tests.support.server import until
 
@@ -59,10 +59,10 @@ def test_the_processors_time_of_a_process_and_its_children_is_counted() -> None:
     burn = "import time\nwhile time.process_time() < 0.2: pass"
     # By a process without other children: this one has Spark's, whose times go when they end.
     told = f"import os, subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}], check=True)"
-    told += "; from brokers.bench import ground; print(ground.cpu_seconds(os.getpid()))"
+    told += "; from brokers.bench import processes; print(processes.cpu_seconds(os.getpid()))"
     assert float(subprocess.check_output([sys.executable, "-c", told])) >= 0.19
     with subprocess.Popen([sys.executable, "-c", f"{burn}\ninput()"], stdin=subprocess.PIPE) as process:
-        until(lambda: ground.cpu_seconds(process.pid) >= 0.19)
+        until(lambda: processes.cpu_seconds(process.pid) >= 0.19)
         process.communicate(b"\n")
 
 
