@@ -151,11 +151,17 @@ class Routes(Generic[M]):
         """
         touched, self._touched = self._touched, []
         for bundle in touched:
-            pieces = bundle.copy()
-            bundle.clear()
+            members = bundle.members
             messages, bundle.messages = bundle.messages, 0
-            for chunk in chunks_of(pieces, len(bundle.members)):
-                yield bundle.members, chunk, messages
+            if len(bundle) == 1:
+                yield members, bundle.pop(), messages
+                continue
+            chunks = chunks_of(bundle, len(members))
+            if chunks is bundle:
+                chunks = bundle.copy()
+            bundle.clear()
+            for chunk in chunks:
+                yield members, chunk, messages
                 messages = 0
 
 
