@@ -6,7 +6,6 @@ ticket says when they are on the disk. What leaves durable queues is written onc
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import structlog
 
@@ -28,7 +27,6 @@ from dmp.topology_table import TopologyTable
 from shared.access import Guard
 from shared.budget import Account
 from shared.errors import StoreError
-from shared.net.connection import Connection
 from shared.queues.sliced_work import SlicedWork
 from shared.queues.timers import Timers
 from shared.queues.waits import Waits
@@ -39,14 +37,6 @@ from shared.storage.lost import Lost
 from shared.storage.store import Store, Ticket
 
 QUEUES_AT_ONCE = 64  # exclusive queues that go with their owner: half a millisecond
-
-
-class Drained(Protocol):
-    """A session that ends in its own way when the server stops."""
-
-    connection: Connection
-
-    def drain(self) -> None: ...
 
 
 Onlooker = Callable[[bytes, Head, Sequence[Queue], Sequence[bytes]], None]
@@ -102,8 +92,8 @@ class Broker:
         self.wild_words = 0
         """What of these counts against `wild_words_max`."""
         self.generation = 0
-        self.sessions: set[Drained] = set()
         self.draining = False
+        """The server stops: what comes back from a connection is given to no other."""
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.leases)
         self.sliced_work = SlicedWork(self.timers, self.report_crash)
         """What a deletion, or the end of a connection, leaves to do. Until it is done nobody declares, binds,

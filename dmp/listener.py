@@ -89,8 +89,6 @@ class DmpService:
 
     def drain(self) -> None:
         self.broker.draining = True
-        for session in tuple(self.broker.sessions):
-            session.connection.attempt(session.drain)
 
     def samples(self) -> Iterable[Sample]:
         broker = self.broker

@@ -53,6 +53,7 @@ class QueueContext(Protocol):
 
     bodies: Bodies
     counts: Counts
+    draining: bool
     memory: Memory
     timers: Timers
     waits: Waits
@@ -733,6 +734,8 @@ class Queue:
 
     def all_returned(self) -> None:
         """One who called `await_returns` has had its messages requeued."""
+        if self._context.draining:  # whoever got them now would soon lose them, too
+            return
         self.stops -= 1
         if self.stops == self.paused and not self.deleted:
             self.deal()

@@ -101,9 +101,6 @@ class DmsSource:
         self._failed = True
         self._context.wake()
 
-    def drain(self) -> None:
-        """The server stops: what was given is carried as far as time goes, and the rest goes back."""
-
     def fail(self, error: Exception) -> None:
         self._failed = True
         self._context.warn(

@@ -106,9 +106,6 @@ class DeliveryReceiver(Protocol):
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
         """These credits end without a message."""
 
-    def drain(self) -> None:
-        """The server stops."""
-
     def fail(self, error: Exception) -> None:
         """One of the others raised this."""
 
@@ -1185,7 +1182,7 @@ class Engine:
         finally:
             del self.returning[number]
             self.tell_budget()
-            for queue in queues:
+            for queue in () if self.draining else queues:  # whoever got them now would soon lose them, too
                 queue.stops -= 1
                 if queue.line:
                     queue.dispatch()
@@ -1240,8 +1237,6 @@ class Engine:
     def drain(self) -> None:
         """The server stops."""
         self.draining = True
-        for consumer in tuple(self.consumers.values()):
-            consumer.receiver.drain()
         self.sliced_work.add(self._flush_notes())
         self.note_age()
 

@@ -15,7 +15,6 @@ from shared.storage.store import Log, Store, Ticket
 if TYPE_CHECKING:
     import structlog
 
-    from logmq.session import Session
     from shared.access import Guard
 
 
@@ -31,7 +30,6 @@ class Broker:
     writers: Writers
     counts: Counts = attrs.field(factory=Counts)
     windows: Windows = attrs.field(factory=Windows)
-    sessions: "set[Session]" = attrs.field(factory=set)
     access: "Guard | None" = None
     draining: bool = False
     """The server stops: nothing waits any more."""
@@ -53,9 +51,3 @@ class Broker:
         self.groups.forget(
             log_id, lambda: self.writers.forget(log_id, lambda: self.groups.close_grave(log_id))
         )
-
-    def drain(self) -> None:
-        """End every wait, answer what is owed, close."""
-        self.draining = True
-        for session in tuple(self.sessions):
-            session.drain()

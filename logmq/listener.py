@@ -113,7 +113,7 @@ class LogmqService:
             await trio.sleep(LAGS_SECONDS)
 
     def drain(self) -> None:
-        self.broker.drain()
+        self.broker.draining = True
 
     def samples(self) -> Iterable[Sample]:
         yield from samples("logmq", self.broker.counts, GAUGES, self.broker)

@@ -138,7 +138,6 @@ class Session(SessionBase):
         self._tail: Tail | None = None
         self._fetches: dict[Fetch, None] | None = None
         self._listing: tuple[Iterator[tuple[bytes, bool]], ReplySlot] | None = None
-        broker.sessions.add(self)
         self.admit(broker.access)
         self.await_first(_SAID_NOTHING if self.user else _log_in_first().line)
 
@@ -177,7 +176,6 @@ class Session(SessionBase):
             self._await_fetches()
 
     def release(self) -> None:
-        self.broker.sessions.discard(self)
         self.broker.windows.drop(self)
         for reader in (self._tail, *(self._fetches or ())):
             if reader is not None:

@@ -100,7 +100,6 @@ class AmqpSession(SessionBase):
         self._heartbeat_seconds = 0
         self._heard = connection.now
         self._index = 0  # class and method id of the method that is being handled
-        broker.sessions.add(self)
         self.admit(broker.access)
         connection.on_drained = self.drained
         self.deadline(LOGIN, connection.now + settings.login_seconds)
@@ -528,7 +527,6 @@ class AmqpSession(SessionBase):
         self.mux.finish()
 
     def release(self) -> None:
-        self.broker.sessions.discard(self)
         if self.mux.owner.user:
             self.broker.counts.connections -= 1
         self.mux.end()

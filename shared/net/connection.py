@@ -39,6 +39,9 @@ class Session(Protocol):
     def connection_lost(self) -> None:
         """The connection is gone, for whatever reason: release everything. Called exactly once."""
 
+    # A session may have, too:
+    # `drain()`: the server stops. `receive_eof` follows, at once or when input is not held back any more.
+
 
 class Connection:
     """One peer, as its session sees it; the drivers supply the transport.

@@ -286,6 +286,13 @@ class DrivenConnection(Connection):
             self._stop_input()
             self.call(self._session.receive_eof)
 
+    def drain(self) -> None:
+        """The server stops: the session ends its waits, and reads no more."""
+        drain = getattr(getattr(self, "_session", None), "drain", None)
+        if drain is not None and not self._mute:
+            self.call(drain)
+        self.end_input()
+
     def deadline_came(self, now: float) -> None:
         if self.closed:  # a stranger's deadline may run long after it was due
             return
@@ -405,7 +412,7 @@ class LoopTurn:
         self._silent_until = math.inf  # not later than the first entry's time
         self._timer = trio.CancelScope()
         self._lost: deque[DrivenConnection] = deque()
-        self._ending: deque[DrivenConnection] = deque()
+        self._ending: deque[Callable[[], None]] = deque()
         self._emptied = trio.lowlevel.ParkingLot()
         self._soon: deque[Callable[[], None]] = deque()
         self._more_soon = trio.lowlevel.ParkingLot()
@@ -462,6 +469,8 @@ class LoopTurn:
             self.pushed.add(connection)
         self.counters.accepted += 1
         connection.open(open_session)
+        if self.draining:  # it was accepted before, and its handshake took until now
+            self._ending.append(connection.drain)
 
     def soon(self, call: Callable[[], None]) -> None:
         """Have `call` run in a turn when strangers are served. It must not raise."""
@@ -470,18 +479,18 @@ class LoopTurn:
 
     def end_input_soon(self, connection: DrivenConnection) -> None:
         """Tell the connection's session at the end of a turn that no more input comes."""
-        self._ending.append(connection)
+        self._ending.append(connection.end_input)
         if not self.in_turn:
             self.request()
 
     def drain(self) -> None:
-        """End the input of every connection; pending answers are still sent.
+        """Have every session `drain`, then end its input; pending answers are still sent.
 
-        A connection whose input is held back is told when it would be read again.
+        A connection whose input is held back is told when it would be read again. Many take several turns.
         """
         self.draining = True
         self.begin()
-        self._ending += self.connections
+        self._ending += [connection.drain for connection in self.connections]
         self.end()
 
     def begin(self) -> None:
@@ -550,10 +559,10 @@ class LoopTurn:
                 connection.close_silent(farewell)
 
     def _end_inputs(self) -> bool:
-        """End inputs for `SENDS_SECONDS`. False: some are left."""
+        """Drain sessions and end inputs for `SENDS_SECONDS`. False: some are left."""
         ends = perf_counter() + SENDS_SECONDS
         while self._ending:
-            self._ending.popleft().end_input()
+            self._ending.popleft()()
             if self._ending and perf_counter() > ends:
                 return False
         return True

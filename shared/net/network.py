@@ -220,7 +220,7 @@ class Group:
         self._accepting.cancel()
 
     def drain(self) -> None:
-        """End the input of every connection; pending answers are still sent."""
+        """Have every session `drain`, then end its input; pending answers are still sent."""
         self.loop.drain()
 
     async def wait_no_connections(self) -> None:

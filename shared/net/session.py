@@ -140,6 +140,9 @@ class SessionBase:
         """
         raise NotImplementedError
 
+    def drain(self) -> None:
+        """The server stops: end waits, and say so where the protocol has words. Then the input ends."""
+
     def input_ended(self) -> None:
         """The peer has sent everything, and all of it is applied; an incomplete last request is dropped."""
         raise NotImplementedError

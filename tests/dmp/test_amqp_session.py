@@ -96,7 +96,7 @@ async def test_garbage_ends_its_connection_and_nothing_else(
     peer.session.receive_eof()
     peer.connection.taken()
     peer.lose()
-    assert len(world.broker.sessions) == 1
+    assert world.broker.counts.connections == 1
     assert world.broker.memory.held_bytes == 0
     assert other.ask(C.Queue.Declare(0, "", exclusive=True)).name == "Queue.DeclareOk"
 

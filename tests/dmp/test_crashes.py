@@ -9,10 +9,8 @@ import pytest
 from pamqp import commands
 
 from dmp.amqp import channel
-from dmp.amqp.session import AmqpSession
 from dmp.amqp.wire import Direct
 from dmp.feed import Feed
-from dmp.listener import DmpService
 from dmp.message import Message
 from dmp.queue_log import QueueLog
 from dmp.queues import Queue
@@ -186,17 +184,6 @@ async def test_a_principal_that_fails_at_a_returned_message_leaves_the_sink_alon
     assert sink.say(packed(b"x", options=2) + packed(b"y")) == b""
     assert crashed == [principal.connection]
     assert world.broker.counts.sunk == 2
-
-
-async def test_a_session_that_fails_as_the_server_stops_does_not_keep_the_others_from_their_goodbye(
-    world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
-) -> None:
-    peers = [Peer(world).login() for _ in range(2)]
-    monkeypatch.setattr(AmqpSession, "drain", failing_once(AmqpSession.drain))
-    DmpService(world.broker).drain()
-    assert len(crashed) == 1
-    (left,) = [peer for peer in peers if peer.connection is not crashed[0]]
-    assert left.names() == ["Connection.Close"]
 
 
 class Unfillable(deque[Message]):

@@ -363,6 +363,18 @@ async def test_what_comes_back_to_a_paused_queue_in_slices_waits_with_the_rest(w
     assert taker.bodies == [b"0"]
 
 
+async def test_in_a_drain_what_comes_back_in_slices_is_given_to_nobody_else(world: World) -> None:
+    queue = world.queue()
+    world.publish(b"", b"q", b"0")
+    queue.await_returns()
+    world.broker.draining = True
+    queue.all_returned()
+    taker = Taker()
+    queue.add_consumer(taker)
+    queue.deal()
+    assert (taker.bodies, ready(queue)) == ([], [b"0"])
+
+
 async def test_a_durable_queue_stays_paused_over_crashes_and_purges_until_it_is_resumed(world: World) -> None:
     queue = world.queue(durable=True)
     world.topology.set_paused(queue, True)

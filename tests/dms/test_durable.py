@@ -222,7 +222,7 @@ def test_a_delivery_just_before_the_server_stops_counts() -> None:
     peer.create("q", b'{"max_deliveries":1}')
     peer.produce("q", b"a")
     peer.consume("q")
-    world.engine.drain()
+    world.drain()
     world.settle()
     world.kill()
     assert world.depths() == {"q": 0}

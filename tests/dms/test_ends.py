@@ -42,7 +42,7 @@ def test_a_half_closed_client_is_told_when_nothing_comes(world: World) -> None:
 def test_in_a_drain_waits_end_and_a_goodbye_is_said(world: World) -> None:
     peer, silent = with_queue(world), world.connect()
     peer.ask(Type.CONSUME, NAME, 5)
-    world.engine.drain()
+    world.drain()
     world.settle()
     assert [(f[0], f[2], f[3]) for f in peer.take()] == [
         (Type.ERROR, Status.TIMEOUT, 5),
@@ -51,6 +51,19 @@ def test_in_a_drain_waits_end_and_a_goodbye_is_said(world: World) -> None:
     assert [(f[0], f[3]) for f in silent.take()] == [(Type.DISCONNECT, 0)]
     assert peer.connection.finished
     assert silent.connection.finished
+
+
+def test_in_a_drain_what_comes_back_is_given_to_nobody_else(world: World) -> None:
+    peer, other = with_queue(world), world.connect()
+    peer.produce("orders", b"held")
+    peer.consume("orders")
+    other.ask(Type.CONSUME, NAME, 5)
+    world.engine.drain()
+    peer.lose()
+    assert other.take() == []
+    other.session.drain()
+    assert [frame[0] for frame in other.take()] == [Type.ERROR, Type.DISCONNECT]
+    assert world.depths() == {"orders": 1}
 
 
 def test_who_is_closed_by_an_administrator_gets_a_goodbye_and_gives_back_what_it_held(world: World) -> None:
@@ -73,7 +86,7 @@ def test_what_comes_while_a_drain_waits_for_the_disk_is_not_executed(late: bytes
     peer.create("orders")
     peer.take()
     peer.session.receive(wire.pack(Type.PRODUCE, 8, NAME + b"a message"))
-    world.engine.drain()
+    world.drain()
     peer.session.receive(late)
     peer.session.receive(wire.pack(Type.PRODUCE, 10, NAME + b"too late"))
     world.advance(31)

@@ -79,6 +79,12 @@ class World:
             assert [frame[0] for frame in peer.take()] == [Type.HANDSHAKE_ACK]
         return peer
 
+    def drain(self) -> None:
+        """The server stops."""
+        self.engine.drain()
+        for peer in self.peers:
+            peer.session.drain()
+
     def settle(self) -> None:
         """The end of a round of the driver."""
         self.store.commit_pending()

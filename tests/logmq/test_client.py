@@ -131,7 +131,7 @@ async def test_many_tasks_share_one_connection(tmp_path: Path) -> None:
                 nursery.start_soon(produce, number)
         got = {record.offset: record.payload async for record in client.records("t")}
         assert got == {offset: b"%04d" % number for number, offset in offsets.items()}
-        assert len(server.broker.sessions) == 1
+        assert server.group.connections == 1
 
 
 async def test_a_task_that_stops_waiting_leaves_the_connection_good(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ async def test_an_idle_connection_costs_little(tmp_path: Path) -> None:
         gc.collect()
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
-        sessions = len(server.broker.sessions)
+        sessions = server.group.connections
         peers = []
         for _ in range(100):
             peer = await server.connect()
@@ -168,5 +168,5 @@ async def test_an_idle_connection_costs_little(tmp_path: Path) -> None:
         gc.collect()
         held = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
-        assert len(server.broker.sessions) == sessions + 100
+        assert server.group.connections == sessions + 100
         assert held / 100 < 10 * 1024  # both ends of each, and the test's own

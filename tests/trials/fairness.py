@@ -38,7 +38,7 @@ _LIMITS = """
 [serve]
 durability = "interval:50ms"
 [dms]
-clients_max = 1000
+clients_max = 10000
 depth = 1000000
 queues_max = 60000
 [net]
@@ -594,6 +594,51 @@ def logmq_10000_connections_end_at_once(served: Served) -> None:
         with served.paused():
             stack.close()
     _until(lambda: not _listed(served, "connections?protocol=logmq&limit=1")["items"])
+
+
+def logmq_10000_connections_are_there_when_the_server_stops(served: Served) -> None:
+    with ExitStack() as stack:
+        for _ in range(10_000):
+            stack.enter_context(Peer(served.address("logmq"), b"PING\n")).until(lambda data: b"\n" in data)
+        served.begin()
+        served.stop()
+
+
+def dms_10000_consumers_are_there_when_the_server_stops(served: Served) -> None:
+    _dms_filled(served, 10_000)
+    with ExitStack() as stack:
+        for number in range(10_000):
+            client = stack.enter_context(Dms(served.address("dms")))
+            wanted = [dms.frame(dms.CONSUME, n, dms.name("q")) for n in range(1, 5)]
+            client.socket.sendall(b"".join(wanted))
+            if number < 2500:
+                client.replies(4)
+        _ping(served)
+        served.begin()
+        served.stop()
+
+
+def amqp_5000_consumers_are_there_when_the_server_stops(served: Served) -> None:
+    with _amqp_queue(served, 10_000), ExitStack() as stack:
+        for number in range(5000):
+            peer = stack.enter_context(Amqp(served.address("dmp")))
+            peer.call(commands.Basic.Qos(0, 5, False), commands.Basic.QosOk)
+            peer.call(commands.Basic.Consume(queue="q"), commands.Basic.ConsumeOk)
+            if number < 2000:
+                peer.deliveries(5)
+        served.begin()
+        served.stop()
+
+
+def pubsub_5000_subscribers_are_there_when_the_server_stops(served: Served) -> None:
+    with ExitStack() as stack:
+        for number in range(5000):
+            name = b"%d" % number
+            wish = pubsub.encode_id(name) + pubsub.encode_command(Command.SUBSCRIBE, name)
+            stack.enter_context(Peer(served.address("pubsub"), wish))
+        _ping(served)
+        served.begin()
+        served.stop()
 
 
 def logmq_5000_topics_are_deleted(served: Served) -> None:

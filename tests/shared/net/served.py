@@ -148,6 +148,7 @@ class Recorder:
         self.on_receive: Callable[[bytes], None] = lambda data: None
         self.on_eof: Callable[[], None] = connection.finish
         self.on_time: Callable[[float], None] = lambda now: None
+        self.on_drain: Callable[[], None] = lambda: None
 
     def receive(self, data: bytes) -> None:
         self.calls.append("receive")
@@ -162,6 +163,10 @@ class Recorder:
     def on_deadline(self, now: float) -> None:
         self.calls.append("deadline")
         self.on_time(now)
+
+    def drain(self) -> None:
+        self.calls.append("drain")
+        self.on_drain()
 
     def connection_lost(self) -> None:
         self.calls.append("lost")

@@ -2,7 +2,7 @@
 
 import os
 import struct
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -695,14 +695,36 @@ async def test_a_drain_waits_for_a_session_that_has_paused(serve: Serve) -> None
         served.group.stop_accepting()
         served.group.drain()
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert session.calls == []
+        assert session.calls == ["drain"]
         session.connection.write(b"answer")
         session.connection.resume_reading()
-        assert session.calls == [], "it was told from inside its own call"
+        assert session.calls == ["drain"], "it was told from inside its own call"
         assert await read_all(client) == b"answer"
         await client.aclose()
         await served.group.wait_no_connections()
-        assert session.calls == ["eof", "lost"]
+        assert session.calls == ["drain", "eof", "lost"]
+
+
+@unencrypted
+async def test_a_session_that_fails_in_a_drain_does_not_keep_the_others_from_their_goodbye(
+    serve: Serve,
+) -> None:
+    sessions = Sessions()
+    async with serve(sessions) as served:
+        crashing, first = await sessions.join(served)
+        other, second = await sessions.join(served)
+        first.on_drain = lambda: 1 / 0  # type: ignore[assignment]
+        second.on_drain = lambda: second.connection.write(b"goodbye")
+        served.group.stop_accepting()
+        served.group.drain()
+        assert await read_all(other) == b"goodbye"
+        with suppress(trio.BrokenResourceError):
+            assert await read_all(crashing) == b""
+        await other.aclose()
+        await served.group.wait_no_connections()
+        assert first.calls == ["drain", "lost"]
+        assert second.calls == ["drain", "eof", "lost"]
+        assert served.group.counters.crashes == 1
 
 
 @unencrypted
@@ -713,8 +735,8 @@ async def test_a_drain_waits_for_a_peer_that_has_yet_to_read(serve: Serve) -> No
         client, session = await sessions.join(served)
         session.connection.write(b"x" * size)
         served.group.drain()
-        assert session.calls == []
+        assert session.calls == ["drain"]
         assert len(await read_all(client)) == size
         await client.aclose()
         await served.group.wait_no_connections()
-        assert session.calls == ["eof", "lost"]
+        assert session.calls == ["drain", "eof", "lost"]

@@ -29,7 +29,7 @@ class Gone:
     def deadline_came(self, now: float) -> None:
         self.told.append(self)
 
-    def end_input(self) -> None:
+    def drain(self) -> None:
         self.told.append(self)
 
 

@@ -194,6 +194,7 @@ class Machine:
             bridges.stop()
             for service in services:
                 service.drain()
+            driver.loop.drain()
             with trio.move_on_after(DRAIN_SECONDS) as drain:
                 await self._network.wait_quiet()
             if drain.cancelled_caught and faults.slowest_sync_seconds < 0.5 and not faults.injected:
