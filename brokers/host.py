@@ -36,7 +36,7 @@ from brokers.fairness import LoopWatch
 from brokers.flows import Flows
 from brokers.rates import Rates
 from brokers.recent import Recent
-from brokers.reloading import Apply, Reloaded, Reloader
+from brokers.reloading import Apply, Prepare, Reloaded, Reloader
 from brokers.service import Bound, SupervisedService
 from brokers.tracing import Traces
 from shared.access import Access
@@ -110,7 +110,7 @@ class Host:
         self._told_refused: dict[str, float] = {}
         found, denied = users.load(config, log.warning), partial(users.tell_denied, log)
         self._access = Access(found, audit=logs.audit, denied=denied)
-        self._users = _UsersReload(self._access, log.warning)
+        self._in_thread = Threads()
         self._network = Network(config.net, self._budget, config.access.certificate_user)
         self._logins = Logins(self._access, self._network.strangers)
         self._watch = watch
@@ -172,8 +172,8 @@ class Host:
                 reloader = self._reloader = self._make_reloader()
                 await self._open_admin(nursery, reloader)
                 bridges = self._bridges = self._make_bridges(store)
-                reloader.register(bridges)
-                reloader.register(self._users)  # last: guards are as set before it
+                reloader.register(bridges.prepare)
+                reloader.register(self._prepare_users)  # last: guards are as set before it
                 nursery.start_soon(self._rates.run)
                 nursery.start_soon(self._flows.run)
                 nursery.start_soon(self._traces.run)
@@ -224,13 +224,13 @@ class Host:
     def _make_reloader(self) -> Reloader:
         takes = {service.name: service.takes_settings for service in self._services}
         reloader = Reloader(self._config, takes, self._log, self._reread)
-        reloader.register(self)
+        reloader.register(self._prepare)
         for service in self._services:
-            reloader.register(service)
+            reloader.register(service.prepare, service.watched)
         return reloader
 
-    async def prepare(self, config: Config) -> Apply:
-        """`Reloadable.prepare`: what is the host's own."""
+    async def _prepare(self, config: Config) -> Apply:
+        """What is the host's own."""
 
         async def apply() -> None:
             self._config = config
@@ -241,9 +241,11 @@ class Host:
 
         return apply
 
-    def watched(self, config: Config) -> Iterator[Path]:
-        """`Reloadable.watched`: none."""
-        return iter(())
+    async def _prepare_users(self, config: Config) -> Apply:
+        found = await self._in_thread(users.load, config, self._log.warning)
+        if found is None and self._access.users is not None:
+            raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
+        return partial(users.take_up, self._access, found)
 
     async def _tell_endings(self) -> None:
         """Warn each day of certificates that end soon."""
@@ -327,7 +329,7 @@ class Host:
             secure=loaded is not None,
         )
         self._admin_port = port
-        reloader.register(_AdminReload(port, gate))
+        reloader.register(_admin_reload(port, gate), lambda config: config.admin_tls()[1].files())
         await nursery.start(port.serve, gate)
         self.page = port.page
 
@@ -473,7 +475,7 @@ class Host:
         result = "refused"
         try:
             if action.startswith("user-"):  # it must not fail for settings that are being edited
-                await self._reloader.take_up(self._users)
+                await self._reloader.take_up(self._prepare_users)
                 found = Reloaded()
             else:
                 found = await self._reloader.reload()
@@ -517,45 +519,19 @@ class Host:
             yield from service.samples()
 
 
-class _UsersReload:
-    """The users file as a part of every reload (`brokers.reloading.Reloadable`)."""
+def _admin_reload(port: AdminPort, gate: admin_gate.Gate) -> Prepare:
+    """The admin port as a part of every reload."""
+    in_thread = Threads()
 
-    def __init__(self, access: Access, tell: users.Tell) -> None:
-        self._access = access
-        self._tell = tell
-        self._in_thread = Threads()
-
-    async def prepare(self, config: Config) -> Apply:
-        found = await self._in_thread(users.load, config, self._tell)
-        if found is None and self._access.users is not None:
-            raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
-
-        return partial(users.take_up, self._access, found)
-
-    def watched(self, config: Config) -> Iterator[Path]:
-        """None: rules are taken up when somebody says so."""
-        return iter(())
-
-
-class _AdminReload:
-    """The admin port as a part of every reload (`brokers.reloading.Reloadable`)."""
-
-    def __init__(self, port: AdminPort, gate: admin_gate.Gate) -> None:
-        self._admin_port = port
-        self._gate = gate
-        self._in_thread = Threads()
-
-    async def prepare(self, config: Config) -> Apply:
+    async def prepare(config: Config) -> Apply:
         section, tls = config.admin_tls()
-        loaded = await self._in_thread(ServerTls.load, tls, section)
+        loaded = await in_thread(ServerTls.load, tls, section)
 
         async def apply() -> None:
-            self._admin_port.tls = loaded
-            self._admin_port.certificate_user = config.access.certificate_user if tls.client_ca else ""
-            self._gate.take_settings(config.admin.names, secure=loaded is not None)
+            port.tls = loaded
+            port.certificate_user = config.access.certificate_user if tls.client_ca else ""
+            gate.take_settings(config.admin.names, secure=loaded is not None)
 
         return apply
 
-    def watched(self, config: Config) -> Iterator[Path]:
-        _, tls = config.admin_tls()
-        return tls.files()
+    return prepare

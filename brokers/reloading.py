@@ -4,14 +4,13 @@ All or nothing. First everything is read and checked in a thread, and every part
 phase ends the reload, and nothing is changed. Then all parts apply, which cannot fail. Settings that take a
 restart (`shared.units.RESTART`) keep their value, and are named in the result.
 
-The host, each protocol and the admin port are parts, registered with `Reloader.register`. Files that a part
-watches, mostly certificates, are checked each minute; if one changed, that part alone reloads it under the
-present settings.
+The host, each protocol and the admin port are parts, registered with `Reloader.register`. A part prepares: it
+checks all that it needs of the settings and of the files named there. Files that it watches, mostly
+certificates, are checked each minute; if one changed, that part alone reloads it under the present settings.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import attrs
 import structlog
@@ -33,19 +32,10 @@ NEXT_START = ("storage",)
 """Sections whose values all take a restart."""
 
 Apply = Callable[[], Awaitable[None]]
-
-
-class Reloadable(Protocol):
-    """A part of the server that can apply changed settings and files."""
-
-    async def prepare(self, config: Config) -> Apply:
-        """Check all that it needs of `config` and of the files named there; the result has it taken up.
-
-        Raises BrokerError, and nothing has changed. The result cannot fail; it may not be called at all.
-        """
-
-    def watched(self, config: Config) -> Iterable[Path]:
-        """Files that are applied when they change, without a reload."""
+Prepare = Callable[[Config], Awaitable[Apply]]
+"""Raises BrokerError, and nothing has changed. The result cannot fail; it may not be called at all."""
+Watched = Callable[[Config], Iterable[Path]]
+"""Files that are applied when they change, without a reload."""
 
 
 @attrs.frozen
@@ -72,13 +62,15 @@ class Reloader:
         self._protocols = protocols
         self._log = log
         self._read = read or (lambda: config)
-        self._seen: dict[Reloadable, Seen] = {}
+        self._parts: dict[Prepare, Watched] = {}
+        self._seen: dict[Prepare, Seen] = {}
         self._lock = trio.Lock()
         self._in_thread = Threads()
 
-    def register(self, part: Reloadable) -> None:
-        """Include `part` in every reload from now on."""
-        self._seen[part] = _look(part, self.config)
+    def register(self, prepare: Prepare, watched: Watched = lambda _: ()) -> None:
+        """Include a part in every reload from now on."""
+        self._parts[prepare] = watched
+        self._seen[prepare] = self._look(prepare, self.config)
 
     async def reload(self) -> Reloaded:
         """Read and apply everything again. Raises BrokerError; nothing is changed then."""
@@ -86,10 +78,10 @@ class Reloader:
             config: Config
             reloaded: Reloaded
             config, reloaded = await self._in_thread(self._read_and_check)
-            await self._take_up(config, tuple(self._seen))
+            await self._take_up(config, tuple(self._parts))
             return reloaded
 
-    async def take_up(self, part: Reloadable) -> None:
+    async def take_up(self, part: Prepare) -> None:
         """Have one part take up its files, as the settings are. Raises BrokerError: nothing changed."""
         async with self._lock:
             await self._take_up(self.config, [part])
@@ -99,7 +91,7 @@ class Reloader:
         while True:
             await trio.sleep(LOOK_SECONDS)
             async with self._lock:
-                parts = [part for part, seen in self._seen.items() if _look(part, self.config) != seen]
+                parts = [part for part, seen in self._seen.items() if self._look(part, self.config) != seen]
                 if not parts:
                     continue
                 try:
@@ -145,22 +137,21 @@ class Reloader:
             require_startable(each, list(self._protocols))
         return config, Reloaded(changed, restart)
 
-    async def _take_up(self, config: Config, parts: Sequence[Reloadable]) -> None:
-        seen = {part: _look(part, config) for part in parts}  # before they are read
-        applies = [await part.prepare(config) for part in parts]
+    async def _take_up(self, config: Config, parts: Sequence[Prepare]) -> None:
+        seen = {part: self._look(part, config) for part in parts}  # before they are read
+        applies = [await prepare(config) for prepare in parts]
         with trio.move_on_after(APPLY_SECONDS, shield=True):
             for apply in applies:
                 await apply()
         self.config = config
         self._seen |= seen
 
+    def _look(self, part: Prepare, config: Config) -> "Seen":
+        """What tells that a file was replaced or written, of each that the part watches."""
+        return {path: _stat(path) for path in self._parts[part](config)}
+
 
 Seen = Mapping[Path, Collection[int]]
-
-
-def _look(part: Reloadable, config: Config) -> Seen:
-    """What tells that a file was replaced or written, of each that it watches."""
-    return {path: _stat(path) for path in part.watched(config)}
 
 
 def _stat(path: Path) -> Collection[int]:

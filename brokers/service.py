@@ -129,7 +129,7 @@ class SupervisedService:
         self._ports = {bound.endpoint: bound.port for bound in self.bound}
 
     async def prepare(self, config: Config) -> Apply:
-        """`Reloadable.prepare`: certificates, the networks of datagrams, whether to log in, its section."""
+        """`reloading.Prepare`: certificates, the networks of datagrams, whether to log in, its section."""
         section, tls = config.tls_of(self.name)
         found = await self._in_thread(ServerTls.load, tls, section)
         networks = self._networks(config)

@@ -107,17 +107,25 @@ def counter_by(label: str, name: str, help_: str, shown: Callable[[Any], str] = 
     return attrs.field(factory=Counter, metadata={_Counter: _Counter(name, help_, label, shown)})
 
 
-def samples(protocol: str, counts: Any, gauges: Iterable[Gauge], owner: object) -> Iterator[Sample]:
-    """The present values of the counters of `counts` and the `gauges` of `owner`, named after `protocol`."""
+def samples(
+    protocol: str,
+    counts: Any,
+    gauges: Iterable[Gauge],
+    owner: object,
+    labels: tuple[tuple[str, str], ...] = (),
+) -> Iterator[Sample]:
+    """The present values of the counters of `counts` and the `gauges` of `owner`, named after `protocol`.
+    `labels`: of all of them."""
     for field in attrs.fields(type(counts)):
         declared: _Counter | None = field.metadata.get(_Counter)
         if declared is None:
             continue
         name, value = f"{protocol}_{declared.name}", getattr(counts, field.name)
         if declared.label is None:
-            yield Sample(name, value, declared.help)
+            yield Sample(name, value, declared.help, labels=labels)
         else:
             for key, count in sorted(value.items()):
-                yield Sample(name, count, declared.help, labels=((declared.label, declared.shown(key)),))
+                own = (declared.label, declared.shown(key))
+                yield Sample(name, count, declared.help, labels=(*labels, own))
     for gauge in gauges:
-        yield Sample(f"{protocol}_{gauge.name}", partial(gauge.read, owner), gauge.help, "gauge")
+        yield Sample(f"{protocol}_{gauge.name}", partial(gauge.read, owner), gauge.help, "gauge", labels)

@@ -35,6 +35,7 @@ from shared.bridging import (
 )
 from shared.budget import Account
 from shared.errors import StoreError
+from shared.metrics import counter, counter_by
 from shared.storage.log import CommitBatch
 from shared.storage.store import Store, Ticket
 
@@ -76,16 +77,18 @@ class BridgePositions(Positions, Protocol):
 class BridgeCounts:
     """Counts of messages since the process started."""
 
-    carried: int = 0
-    carried_bytes: int = 0
-    filtered: int = 0
-    circled: int = 0
-    dead: Counter[str] = attrs.Factory(Counter)
-    dropped: Counter[str] = attrs.Factory(Counter)
-    lost: Counter[str] = attrs.Factory(Counter)
-    """Messages of a volatile source that the bridge had no room for, by reason."""
-    waited: Counter[str] = attrs.Factory(Counter)
-    """Refusals after which the bridge waited and tried again."""
+    carried: int = counter("messages_total", "Messages carried.")
+    carried_bytes: int = counter("bytes_total", "Bytes of their bodies.")
+    filtered: int = counter("filtered_total", "Messages that its filter left out.")
+    circled: int = counter("circled_total", "Messages that had passed this bridge before.")
+    dead: Counter[str] = counter_by("reason", "dead_total", "Dead messages, which the target never takes.")
+    dropped: Counter[str] = counter_by(
+        "reason", "dropped_total", "Messages that were dropped because the target refused them."
+    )
+    lost: Counter[str] = counter_by(
+        "reason", "lost_total", "Messages of a source that cannot wait, without room for them."
+    )
+    waited: Counter[str] = counter_by("reason", "waits_total", "Refusals after which the bridge waited.")
 
 
 @attrs.define(eq=False)

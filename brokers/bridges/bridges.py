@@ -8,7 +8,6 @@ import json
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -21,7 +20,7 @@ from brokers.config import Config
 from shared.access import Access, User
 from shared.budget import Account
 from shared.errors import StoreError
-from shared.metrics import Sample
+from shared.metrics import Gauge, Sample, samples
 from shared.objects import BRIDGES, Action, BadArgument, Objects, a_text, key_of, time_text
 from shared.storage.settings import Durability
 from shared.storage.store import Store
@@ -243,7 +242,7 @@ class Bridges:
         return {"added": added, "changed": changed, "removed": removed}
 
     async def prepare(self, config: Config) -> Callable[[], Awaitable[None]]:
-        """`Reloadable.prepare`: the settings are checked already."""
+        """`reloading.Prepare`: the settings are checked already."""
 
         async def apply() -> None:
             try:
@@ -258,10 +257,6 @@ class Bridges:
                 self.log.info("bridges changed", **{key: ", ".join(value) for key, value in told.items()})
 
         return apply
-
-    def watched(self, config: Config) -> Iterator[Path]:
-        """`Reloadable.watched`: none."""
-        return iter(())
 
     def stop(self) -> None:
         """Stop all: carry what volatile sources have given, and give back the rest."""
@@ -410,30 +405,13 @@ def row(bridge: Bridge) -> dict[str, Any]:
     }
 
 
+GAUGES = (
+    Gauge("lag", "Messages not carried yet, for a log bytes.", lambda bridge: bridge.lag or 0),
+    Gauge("held_bytes", "Bytes taken and not carried yet.", lambda bridge: bridge.inbox.bytes),
+    Gauge("up", "1: it carries.", lambda bridge: bridge.state == "running"),
+)
+
+
 def _samples(bridge: Bridge) -> Iterator[Sample]:
-    counts, labels = bridge.counts, (("bridge", bridge.name),)
-    yield Sample("bridge_messages_total", counts.carried, "Messages carried.", labels=labels)
-    yield Sample("bridge_bytes_total", counts.carried_bytes, "Bytes of their bodies.", labels=labels)
-    yield Sample(
-        "bridge_filtered_total", counts.filtered, "Messages that its filter left out.", labels=labels
-    )
-    yield Sample(
-        "bridge_circled_total", counts.circled, "Messages that had passed this bridge before.", labels=labels
-    )
-    for name, help_, by_reason in (
-        ("bridge_dead_total", "Dead messages, which the target never takes.", counts.dead),
-        (
-            "bridge_dropped_total",
-            "Messages that were dropped because the target refused them.",
-            counts.dropped,
-        ),
-        ("bridge_lost_total", "Messages of a source that cannot wait, without room for them.", counts.lost),
-        ("bridge_waits_total", "Refusals after which the bridge waited.", counts.waited),
-    ):
-        for reason, count in sorted(by_reason.items()):
-            yield Sample(name, count, help_, labels=(*labels, ("reason", reason)))
-    lag = bridge.lag
-    if lag is not None:
-        yield Sample("bridge_lag", lag, "Messages not carried yet, for a log bytes.", "gauge", labels)
-    yield Sample("bridge_held_bytes", bridge.inbox.bytes, "Bytes taken and not carried yet.", "gauge", labels)
-    yield Sample("bridge_up", bridge.state == "running", "1: it carries.", "gauge", labels)
+    gauges = GAUGES if bridge.lag is not None else GAUGES[1:]
+    return samples("bridge", bridge.counts, gauges, bridge, (("bridge", bridge.name),))

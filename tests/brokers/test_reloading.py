@@ -72,7 +72,7 @@ def _reloader(read: Callable[[], Config], *files: Path, log: Any = None) -> tupl
     reloader = Reloader(config, {"logmq": True, "kqmsgq": False}, log or quiet_log(), read)
     parts = Part(config, files), Part(config)
     for part in parts:
-        reloader.register(part)
+        reloader.register(part.prepare, part.watched)
     return reloader, *parts
 
 
