@@ -24,8 +24,7 @@ from shared.errors import ConfigError
 from shared.local_path import local_path
 from shared.net.tls import client_context
 
-_T = TypeVar("_T")
-_D = TypeVar("_D")
+_E = TypeVar("_E", bound=Enum)
 
 NUMBER_MAX = (1 << 63) - 1
 _TIMEOUT_MS_MAX = (1 << 31) - 1
@@ -58,41 +57,38 @@ def declared(kind: type[attrs.AttrsInstance]) -> dict[str, Option]:
 
 
 class GivenOptions:
-    """The options that a user gave, under their declared names. `options`: all that `what` knows."""
+    """The values of the options that a user gave, by declared name. `options`: all that `what` knows."""
 
     def __init__(self, given: Mapping[str, str], options: Iterable[Option], what: str) -> None:
-        self._values: dict[str, str] = {}
-        self._known = {each.name.lower(): each for each in options}
-        for key, value in given.items():
-            found = self._known.get(key.lower())
+        self._given: dict[str, Option] = {}
+        self.values: dict[str, Any] = {}
+        known = {each.name.lower(): each for each in options}
+        for key, text in given.items():
+            found = known.get(key.lower())
             if found is None:
-                names = ", ".join(each.name for each in self._known.values())
-                near = difflib.get_close_matches(key.lower(), self._known, n=1)
-                hint = f"; did you mean {self._known[near[0]].name}?" if near else f"; there are {names}"
+                names = ", ".join(each.name for each in known.values())
+                near = difflib.get_close_matches(key.lower(), known, n=1)
+                hint = f"; did you mean {known[near[0]].name}?" if near else f"; there are {names}"
                 raise ConfigError(key, f"{what} has no such option{hint}")
-            self._values[found.name] = value
+            self._given[found.name] = found
+            try:
+                self.values[found.name] = found.parse(text)
+            except ValueError as error:
+                raise ConfigError(found.name, str(error)) from None
 
-    def has(self, name: str) -> bool:
-        return name in self._values
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
 
     def refuse(self, place: str) -> None:
         """Raise ConfigError if an option was given that is a mistake in that `place`."""
-        for each in self._known.values():
-            if self.has(each.name) and place in each.not_of:
-                raise ConfigError(each.name, each.not_of[place])
-
-    def take(self, name: str, parse: Callable[[str], _T], default: _D) -> _T | _D:
-        if name not in self._values:
-            return default
-        try:
-            return parse(self._values[name])
-        except ValueError as error:
-            raise ConfigError(name, str(error)) from None
+        for name, each in self._given.items():
+            if place in each.not_of:
+                raise ConfigError(name, each.not_of[place])
 
     def fields(self, kind: type[attrs.AttrsInstance]) -> dict[str, Any]:
         """Return what was given of a class's options, by field."""
         found = declared(kind).items()
-        return {field: self.take(each.name, each.parse, None) for field, each in found if self.has(each.name)}
+        return {field: self.values[each.name] for field, each in found if each.name in self}
 
 
 # -- texts that many options have; each raises ValueError
@@ -141,10 +137,7 @@ def duration(text: str) -> float:
 
 def timeout(text: str) -> float:
     """Parse milliseconds, and return seconds."""
-    number = count(text)
-    if number > _TIMEOUT_MS_MAX:
-        raise ValueError(f"above {_TIMEOUT_MS_MAX}: {text!r}")
-    return number / 1000
+    return _at_most(_TIMEOUT_MS_MAX, count(text)) / 1000
 
 
 def flag(text: str) -> bool:
@@ -333,7 +326,26 @@ class Unverified(Enum):
     FAIL = "fail"
 
 
-# -- single values
+class AfterEnd(Enum):
+    """What a time after a log's newest record is: a mistake, or the log's end."""
+
+    ERROR = "error"
+    LATEST = "latest"
+
+
+# -- values of one option; each raises ValueError
+
+
+def _word(kind: type[_E]) -> Callable[[str], _E]:
+    """Return a parser of one of an enum's words."""
+
+    def parse(text: str) -> _E:
+        try:
+            return kind(text.strip().lower())
+        except ValueError:
+            raise ValueError(f"not {', '.join(each.value for each in kind)}: {text!r}") from None
+
+    return parse
 
 
 def _namespace(text: str) -> str:
@@ -352,26 +364,17 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _unverified(text: str) -> Unverified:
-    try:
-        return Unverified(text.strip().lower())
-    except ValueError:
-        raise ValueError(f"not {', '.join(each.value for each in Unverified)}: {text!r}") from None
-
-
-def _named(check: Callable[..., str], text: str, *what: str) -> str:
-    try:
-        return check(text.encode(), *what)
-    except Refusal as error:
-        raise ValueError(error.text) from None
-
-
 def _group(text: str) -> str:
     return _named(name_untrusted, text, "group")
 
 
+def parse_groups(text: str) -> tuple[str, ...]:
+    """Parse `billing,audit`. Raises ValueError."""
+    return tuple(dict.fromkeys(_group(name.strip()) for name in text.split(",")))
+
+
 def served_name(name: str) -> str:
-    """The name of a topic, as given. Raises ValueError for a name that no topic of a server can have."""
+    """Return the name of a topic. Raises ValueError for a name that no topic of a server can have."""
     return _named(topic_untrusted, name)
 
 
@@ -382,18 +385,114 @@ def _writer(text: str) -> str:
     return name
 
 
+def _named(check: Callable[..., str], text: str, *what: str) -> str:
+    try:
+        return check(text.encode(), *what)
+    except Refusal as error:
+        raise ValueError(error.text) from None
+
+
 def _epoch(text: str) -> int:
-    number = 0 if text.strip() == "0" else count(text)
-    if number > _EPOCH_MAX:
-        raise ValueError(f"above {_EPOCH_MAX}")
-    return number
+    return 0 if text.strip() == "0" else _at_most(_EPOCH_MAX, count(text))
 
 
 def _batch_bytes(text: str) -> int:
-    number = size(text)
-    if number > SKIPPED_BODY_BYTES_MAX:
-        raise ValueError(f"above {SKIPPED_BODY_BYTES_MAX}, the most that the wire carries at once")
+    return _at_most(SKIPPED_BODY_BYTES_MAX, size(text), ", the most that the wire carries at once")
+
+
+def _at_most(most: int, number: int, why: str = "") -> int:
+    if number > most:
+        raise ValueError(f"above {most}{why}: {number}")
     return number
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(names):
+        raise ValueError(f"not names with commas between: {text!r}")
+    return names
+
+
+def _assigned(text: str) -> tuple[str, ...]:
+    """Parse `["orders"]`, or as for Kafka `{"orders": [0]}`. A log has one partition, number 0."""
+    found = json_of(text)
+    names = list(found) if isinstance(found, dict | list) else []
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"not a JSON list of topics: {text!r}")
+    if isinstance(found, dict) and any(partitions != [0] for partitions in found.values()):
+        raise ValueError("a topic has one partition, 0")
+    return tuple(dict.fromkeys(names))
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    """Parse several arguments of `load`, in the form in which Spark passes them."""
+    paths = json_of(text)
+    if not (isinstance(paths, list) and paths and all(isinstance(each, str) and each for each in paths)):
+        raise ValueError(f"not a JSON list of folders: {text!r}")
+    return once_each(map(path, paths))
+
+
+def _offsets(**words: At) -> Callable[[str], At | dict[str, At]]:
+    """Return a parser of one of these words, or of JSON by topic: -1 is `latest` and -2 `earliest`."""
+    numbers = {number: words[word] for word, number in (("latest", -1), ("earliest", -2)) if word in words}
+
+    def at(topic: str, number: int) -> At:
+        if number in numbers:
+            return numbers[number]
+        if not 0 <= number <= NUMBER_MAX:
+            raise ValueError(f"not an offset of {topic}: {number}")
+        return At(PositionKind.OFFSET, number)
+
+    def parse(text: str) -> At | dict[str, At]:
+        if (word := words.get(text.strip().lower())) is not None:
+            return word
+        if not text.lstrip().startswith("{"):
+            raise ValueError(f"not {' or '.join(sorted(words))}, nor JSON by topic: {text!r}")
+        return {topic: at(topic, number) for topic, number in _by_topic(text)}
+
+    return parse
+
+
+def _times(text: str) -> dict[str, At]:
+    found = {}
+    for topic, number in _by_topic(text):
+        if not 0 <= number <= NUMBER_MAX:
+            raise ValueError(f"not Unix milliseconds for {topic}: {number}")
+        found[topic] = At(PositionKind.TIME, number)
+    return found
+
+
+def _by_topic(text: str) -> list[tuple[str, int]]:
+    """Parse `{"orders": 7}`, or as for Kafka `{"orders": {"0": 7}}`."""
+    found = json_of(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"not a JSON object by topic: {text!r}")
+    numbers = []
+    for topic, value in found.items():
+        if isinstance(value, dict):
+            if list(value) != ["0"]:
+                raise ValueError(f"{topic}: a topic has one partition, 0")
+            value = value["0"]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{topic}: not a number: {value!r}")
+        numbers.append((topic, value))
+    return numbers
+
+
+def _time(text: str) -> At:
+    """Parse Unix milliseconds, as for Kafka, or ISO 8601 with a time zone."""
+    if text.strip().isdecimal():
+        number = int(text)
+        if number > NUMBER_MAX:
+            raise ValueError(f"not Unix milliseconds: {text}")
+        return At(PositionKind.TIME, number)
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(f"neither Unix milliseconds nor ISO 8601: {text!r}") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} does not say its time zone (Z, +01:00)")
+    return At(PositionKind.TIME, max(int(moment.timestamp() * 1000), 0))
 
 
 # -- all of them
@@ -427,7 +526,7 @@ class Options:
     fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
     verify_crc: bool = option("verifyCrc", flag, True)
     unverified: Unverified = option(  # noqa: RUF009 - it makes a field
-        *("unverified", _unverified, Unverified.READ),
+        *("unverified", _word(Unverified), Unverified.READ),
         servers="only a data folder (path) says which ranges are unverified",
     )
     prune_by_filters: bool = option(
@@ -462,17 +561,22 @@ class SinkOptions:
 _NO_SERVERS = "says how brokers (servers) are reached; there are none to read"
 _REACH = tuple(attrs.evolve(each, not_of={"folders": _NO_SERVERS}) for each in declared(Reach).values())
 _SOURCE = (
-    *(Option(name, str) for name in ("path", "paths", "subscribe", "subscribePattern", "assign")),
-    *(Option(f"starting{what}", str) for what in ("Offsets", "OffsetsByTimestamp", "Timestamp")),
-    *(
-        Option(f"ending{what}", str, {"stream": _NO_END})
-        for what in ("Offsets", "OffsetsByTimestamp", "Timestamp")
-    ),
-    Option("startingOffsetsByTimestampStrategy", str),
+    Option("path", path),
+    Option("paths", _paths),
+    Option("subscribe", _names),
+    Option("subscribePattern", _pattern),
+    Option("assign", _assigned),
+    Option("startingOffsets", _offsets(earliest=EARLIEST, latest=LATEST)),
+    Option("startingOffsetsByTimestamp", _times),
+    Option("startingTimestamp", _time),
+    Option("endingOffsets", _offsets(latest=LATEST), {"stream": _NO_END}),
+    Option("endingOffsetsByTimestamp", _times, {"stream": _NO_END}),
+    Option("endingTimestamp", _time, {"stream": _NO_END}),
+    Option("startingOffsetsByTimestampStrategy", _word(AfterEnd)),
     *_REACH,
     *declared(Options).values(),
 )
-_SINK = (Option("servers", str), *_REACH, *declared(SinkOptions).values())
+_SINK = (Option("servers", parse_servers), *_REACH, *declared(SinkOptions).values())
 NAMES = tuple(each.name for each in _SOURCE)
 
 
@@ -482,12 +586,13 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     Without `startingOffsets` a stream begins at the end of what is there, and a batch at the beginning.
     """
     options = GivenOptions(_without_urls(given), _SOURCE, "the source")
-    paths = options.take("paths", _paths, ())
-    one = options.take("path", path, "")
-    if one and paths:
-        raise ConfigError("path", "give path or the paths of load(), not both")
+    paths = options.values.get("paths", ())
+    if "path" in options:
+        if paths:
+            raise ConfigError("path", "give path or the paths of load(), not both")
+        paths = (options.values["path"],)
     # A relative path would mean another folder to an executor, which runs elsewhere.
-    paths = tuple(os.path.join(os.getcwd(), each) for each in ((one,) if one else paths))
+    paths = tuple(os.path.join(os.getcwd(), each) for each in paths)
     found = options.fields(Options)
     served = bool(found.get("servers"))
     if bool(paths) == served:
@@ -498,15 +603,15 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     least, most = found.get("min_offsets"), found.get("max_offsets")
     if least is not None and most is not None and least > most:
         raise ConfigError("minOffsetsPerTrigger", f"is above maxOffsetsPerTrigger: {least} > {most}")
-    if least is None and options.has("maxTriggerDelay"):
+    if least is None and "maxTriggerDelay" in options:
         raise ConfigError("maxTriggerDelay", "is for minOffsetsPerTrigger, which is missing")
-    topics = _topics(options, name_check=served_name if served else str)
+    topics = _topics(options.values, served=served)
     return Options(
         paths=paths,
         reach=_reach(options),
         topics=topics,
-        starting=_bound(options, "starting", LATEST if streaming else EARLIEST, topics),
-        ending=_bound(options, "ending", LATEST, topics),
+        starting=_bound(options.values, "starting", LATEST if streaming else EARLIEST, topics),
+        ending=_bound(options.values, "ending", LATEST, topics),
         **found,
     )
 
@@ -517,18 +622,51 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         raise ConfigError("path", "only its broker writes a data folder; give the broker's address (servers)")
     ours = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
     options = GivenOptions(_without_urls(ours), _SINK, "the sink")
-    servers = options.take("servers", parse_servers, ())
+    servers = options.values.get("servers", ())
     if len(servers) != 1:
         raise ConfigError("servers", "one broker's address is needed, host:port, to write to")
     if streaming:
         options.refuse("stream")
-    if options.has("epoch") and not options.has("writer"):
+    if "epoch" in options and "writer" not in options:
         raise ConfigError("epoch", "needs the option writer, which is missing")
     return SinkOptions(server=servers[0], reach=_reach(options), **options.fields(SinkOptions))
 
 
+def _topics(values: Mapping[str, Any], *, served: bool) -> TopicChoice:
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if name in values]
+    if not given:
+        raise ConfigError("subscribe", "say which topics: subscribe, subscribePattern or assign")
+    if len(given) > 1:
+        raise ConfigError(given[1], f"{given[0]} is given, too; give only one of them")
+    if given[0] == "subscribePattern":
+        return TopicChoice(pattern=values[given[0]], option=given[0])
+    if served:
+        for name in values[given[0]]:
+            try:
+                served_name(name)
+            except ValueError as error:
+                raise ConfigError(given[0], str(error)) from None
+    return TopicChoice(values[given[0]], option=given[0])
+
+
+def _bound(values: Mapping[str, Any], side: str, default: At, topics: TopicChoice) -> ReadBound:
+    """The first of these that is given counts: a time for all topics, times by topic, offsets."""
+    strategy = values.get("startingOffsetsByTimestampStrategy", AfterEnd.ERROR)
+    is_latest = side == "ending" or strategy is AfterEnd.LATEST
+    for name in (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"):
+        found = values.get(name)
+        if isinstance(found, At):
+            return ReadBound(found, {}, is_latest, name)
+        if found is not None:
+            for topic in found:
+                if topics.pattern is None and topic not in topics.names:
+                    raise ConfigError(name, f"{topic} is not among the topics of {topics.option}")
+            return ReadBound(EARLIEST if side == "starting" else LATEST, found, is_latest, name)
+    return ReadBound(default)
+
+
 def _reach(options: GivenOptions) -> Reach:
-    if options.has("tlsKey") and not options.has("tlsCertificate"):
+    if "tlsKey" in options and "tlsCertificate" not in options:
         raise ConfigError("tlsKey", "needs tlsCertificate, which is missing")
     reach = Reach(**options.fields(Reach))
     # The variables are the driver's: executors are told what they say.
@@ -579,141 +717,3 @@ def _without_urls(given: Mapping[str, str]) -> Mapping[str, str]:
     present = {key.lower() for key in given}
     new = {key: value for key, value in said[0].items() if key.lower() not in present}
     return {**given, **new, named: ",".join(addresses)}
-
-
-def _paths(text: str) -> tuple[str, ...]:
-    """Parse several arguments of `load`, in the form in which Spark passes them."""
-    paths = json_of(text)
-    if not (isinstance(paths, list) and paths and all(isinstance(each, str) and each for each in paths)):
-        raise ValueError(f"not a JSON list of folders: {text!r}")
-    return once_each(map(path, paths))
-
-
-# -- which topics
-
-
-def _topics(options: GivenOptions, name_check: Callable[[str], str]) -> TopicChoice:
-    """`name_check` raises ValueError for a name that no topic of that place can have."""
-    given = [name for name in ("subscribe", "subscribePattern", "assign") if options.has(name)]
-    if not given:
-        raise ConfigError("subscribe", "say which topics: subscribe, subscribePattern or assign")
-    if len(given) > 1:
-        raise ConfigError(given[1], f"{given[0]} is given, too; give only one of them")
-    if given[0] == "subscribePattern":
-        return TopicChoice(pattern=options.take("subscribePattern", _pattern, None), option=given[0])
-    parse = _names if given[0] == "subscribe" else _assigned
-    names = options.take(given[0], lambda text: tuple(map(name_check, parse(text))), ())
-    return TopicChoice(names, option=given[0])
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(names):
-        raise ValueError(f"not names with commas between: {text!r}")
-    return names
-
-
-def _assigned(text: str) -> tuple[str, ...]:
-    """Parse `["orders"]`, or as for Kafka `{"orders": [0]}`. A log has one partition, number 0."""
-    found = json_of(text)
-    names = list(found) if isinstance(found, dict | list) else []
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"not a JSON list of topics: {text!r}")
-    if isinstance(found, dict) and any(partitions != [0] for partitions in found.values()):
-        raise ValueError("a topic has one partition, 0")
-    return tuple(dict.fromkeys(names))
-
-
-# -- from where to where
-
-
-def _bound(options: GivenOptions, side: str, default: At, topics: TopicChoice) -> ReadBound:
-    """The first of these that is given counts: a time for all topics, times by topic, offsets."""
-    strict = False
-    if side == "starting":
-        strict = options.take("startingOffsetsByTimestampStrategy", _strategy, "error") == "error"
-    if options.has(name := f"{side}Timestamp"):
-        return ReadBound(options.take(name, _time, default), {}, not strict, name)
-    others = EARLIEST if side == "starting" else LATEST
-    if options.has(name := f"{side}OffsetsByTimestamp"):
-        times = options.take(name, lambda text: _of(topics, _times(text)), {})
-        return ReadBound(others, times, not strict, name)
-    if not options.has(name := f"{side}Offsets"):
-        return ReadBound(default)
-    words = {"latest": LATEST} | ({"earliest": EARLIEST} if side == "starting" else {})
-
-    def parse(text: str) -> ReadBound:
-        if (word := words.get(text.strip().lower())) is not None:
-            return ReadBound(word, option=name)
-        if not text.lstrip().startswith("{"):
-            raise ValueError(f"not {' or '.join(sorted(words))}, nor JSON by topic: {text!r}")
-        places = {topic: _at(topic, number, words) for topic, number in _by_topic(text)}
-        return ReadBound(others, _of(topics, places), option=name)
-
-    return options.take(name, parse, ReadBound(default))
-
-
-def _of(topics: TopicChoice, places: Mapping[str, At]) -> Mapping[str, At]:
-    """Return `places`. Raises ValueError for a topic that is not read."""
-    for topic in places:
-        if topics.pattern is None and topic not in topics.names:
-            raise ValueError(f"{topic} is not among the topics of {topics.option}")
-    return places
-
-
-def _at(topic: str, number: int, words: Mapping[str, At]) -> At:
-    if number == -1:
-        return LATEST
-    if number == -2 and "earliest" in words:
-        return EARLIEST
-    if not 0 <= number <= NUMBER_MAX:
-        raise ValueError(f"not an offset of {topic}: {number}")
-    return At(PositionKind.OFFSET, number)
-
-
-def _times(text: str) -> dict[str, At]:
-    found = {}
-    for topic, number in _by_topic(text):
-        if not 0 <= number <= NUMBER_MAX:
-            raise ValueError(f"not Unix milliseconds for {topic}: {number}")
-        found[topic] = At(PositionKind.TIME, number)
-    return found
-
-
-def _by_topic(text: str) -> list[tuple[str, int]]:
-    """Parse `{"orders": 7}`, or as for Kafka `{"orders": {"0": 7}}`."""
-    found = json_of(text)
-    if not isinstance(found, dict):
-        raise ValueError(f"not a JSON object by topic: {text!r}")
-    numbers = []
-    for topic, value in found.items():
-        if isinstance(value, dict):
-            if list(value) != ["0"]:
-                raise ValueError(f"{topic}: a topic has one partition, 0")
-            value = value["0"]
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{topic}: not a number: {value!r}")
-        numbers.append((topic, value))
-    return numbers
-
-
-def _time(text: str) -> At:
-    """Parse Unix milliseconds, as for Kafka, or ISO 8601 with a time zone."""
-    if text.strip().isdecimal():
-        number = int(text)
-        if number > NUMBER_MAX:
-            raise ValueError(f"not Unix milliseconds: {text}")
-        return At(PositionKind.TIME, number)
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise ValueError(f"neither Unix milliseconds nor ISO 8601: {text!r}") from None
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} does not say its time zone (Z, +01:00)")
-    return At(PositionKind.TIME, max(int(moment.timestamp() * 1000), 0))
-
-
-def _strategy(text: str) -> str:
-    if text.lower() not in ("error", "latest"):
-        raise ValueError(f"not error or latest: {text!r}")
-    return text.lower()
