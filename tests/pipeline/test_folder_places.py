@@ -352,7 +352,7 @@ def test_what_a_file_has_lost_ends_no_look_at_its_places(folder: Path) -> None:
         assert second.offset < ahead.stop <= second.end
         os.truncate(folder / "logmq" / "orders.log", third.offset + 5)
         assert third.offset <= opened.start_below(found, third.end - 1) < third.end
-        assert opened.written_ms(found, found.end) is None
+        assert opened.unread_ms([Stretch(found, found.end)]) == [0]
         rewrite_mark(folder, 0, lambda mark: mark[:40] + b"torn" + mark[44:])
         span = Span(str(folder), "orders", found.id, 0, found.end)
         assert opened.cut(span, second.offset - 1) == 0

@@ -171,7 +171,7 @@ def lag(
     """How far groups and sessions are behind."""
     require_spark()
     from brokers.pipeline.jobs import lag as job
-    from brokers.pipeline.source.servers import parse_groups
+    from brokers.pipeline.source.options import parse_groups
 
     there = where(path, reading, reading.reached, bounded=False)
     if there.servers is None:

@@ -22,7 +22,8 @@ from brokers.pipeline.jobs.tables import read
 from brokers.pipeline.jobs.where import SERVED, Where
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import Server, TopicChoice
-from brokers.pipeline.source.servers import Behind, behind
+from brokers.pipeline.source.origin import Origin
+from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot
 from brokers.pipeline.source.stretch import Stretch
 from shared.storage.format import LENGTH_BYTES
@@ -74,12 +75,16 @@ def of_folders(spark: "SparkSession | None", where: Where) -> Rows:
 def of_servers(where: Where, groups: Sequence[str]) -> Rows:
     """Return these groups. Raises OSError that names a server which does not answer."""
     options = where.parsed()
-    return _told_apart(
-        {
-            source: [_of_group(each) for each in behind(Server.parse(source), options.reach, groups)]
-            for source in options.sources
-        }
-    )
+    found = {}
+    for source in options.sources:
+        with closing(Served(Server.parse(source), options.reach)) as served:
+            spots = served.spots(TopicChoice(pattern=".*"))
+            readers = [
+                (SERVED, group, spots[topic], position)
+                for (group, topic), position in served.committed(groups, sorted(spots)).items()
+            ]
+            found[source] = _in_logs(served, readers)
+    return _told_apart(found)
 
 
 def uncounted(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -102,27 +107,18 @@ def _told_apart(found: Mapping[str, list[Lag]]) -> Rows:
     ]
 
 
-def _of_group(each: Behind) -> Lag:
-    spot = each.spot
-    seconds = (each.newest_ms - each.oldest_ms) / 1000
-    return _in_a_log(SERVED, each.group, spot, each.position, each.messages, seconds)
-
-
-def _in_a_log(
-    protocol: str, reader: str, spot: LogSpot, position: int, messages: int | None, seconds: float
-) -> Lag:
-    size = max(spot.end - max(position, spot.first), 0)
-    return Lag(
-        protocol,
-        reader,
-        spot.name,
-        position,
-        spot.end,
-        messages,
-        None if messages is None else size - LENGTH_BYTES * messages,
-        max(spot.first - position, 0),
-        seconds,
-    )
+def _in_logs(place: Origin, readers: Sequence[tuple[str, str, LogSpot, int]]) -> list[Lag]:
+    """Compare positions with their logs. `readers`: protocol, reader, log, position."""
+    ahead = [Stretch(spot, min(max(position, spot.first), spot.end)) for _, _, spot, position in readers]
+    place.advance(ahead)
+    found = []
+    for reader, stretch, ms in zip(readers, ahead, place.unread_ms(ahead), strict=True):
+        protocol, name, spot, position = reader
+        messages = stretch.records if stretch.is_exact else None
+        size = None if messages is None else spot.end - stretch.start - LENGTH_BYTES * messages
+        dropped = max(spot.first - position, 0)
+        found.append(Lag(protocol, name, spot.name, position, spot.end, messages, size, dropped, ms / 1000))
+    return found
 
 
 def newest(places: Frame) -> Frame:
@@ -155,30 +151,22 @@ def waiting(kept: Frame) -> Frame:
 def lag(path: Path, places: Sequence[Any], kept: Sequence[Any]) -> list[Lag]:
     """Compare rows of `newest` and `waiting` with the logs of a folder. Raises StoreFormat, OSError."""
     found = list(_places(path, [row for row in places if row["position"] is not None]))
-    found += _sessions([row for row in places if row["position"] is None], kept)
-    return sorted(found, key=lambda row: (row.protocol, row.reader, row.name))
+    return [*found, *_sessions([row for row in places if row["position"] is None], kept)]
 
 
 def _places(path: Path, rows: Sequence[Any]) -> Iterator[Lag]:
     for namespace in sorted({row["read_namespace"] for row in rows}):
         with closing(Folder(str(path), namespace)) as folder:
             logs = {spot.id: spot for spot in folder.spots(TopicChoice(pattern=".*")).values()}
-            for row in rows:
-                spot = logs.get(row["log_id"])
-                # The log of a row may be deleted. The broker forgets the row at its next start.
-                if row["read_namespace"] == namespace and spot is not None:
-                    yield _behind(folder, spot, row)
-
-
-def _behind(folder: Folder, spot: LogSpot, row: Any) -> Lag:
-    start = min(max(row["position"], spot.first), spot.end)
-    ahead, seconds = Stretch(spot, start), 0.0
-    if start < spot.end:
-        folder.advance([ahead])
-        oldest, last = folder.written_ms(spot, start), folder.last_ms(spot)
-        seconds = max(last - oldest, 0) / 1000 if oldest is not None and last is not None else 0.0
-    messages = ahead.records if ahead.is_exact else None
-    return _in_a_log(row["protocol"], row["reader"], spot, row["position"], messages, seconds)
+            yield from _in_logs(
+                folder,
+                [
+                    (row["protocol"], row["reader"], logs[row["log_id"]], row["position"])
+                    for row in rows
+                    # The log of a row may be deleted. The broker forgets the row at its next start.
+                    if row["read_namespace"] == namespace and row["log_id"] in logs
+                ],
+            )
 
 
 def _sessions(places: Sequence[Any], kept: Sequence[Any]) -> Iterator[Lag]:

@@ -190,17 +190,16 @@ class Folder:
             mark = index.at_time(unix_ms)
         return None if mark is None else min(max(mark.offset, spot.first), spot.end)
 
-    def written_ms(self, spot: LogSpot, offset: int) -> int | None:
-        """When the record at `offset` was written, as exactly as the index tells; None if it does not."""
-        with self._index_of(spot) as index:
-            mark = index.at_or_before(offset)
-        return None if mark is None or mark.end <= offset else mark.first_ms
-
-    def last_ms(self, spot: LogSpot) -> int | None:
-        """When the newest record was written; None if the index has no entry."""
-        with self._index_of(spot) as index:
-            mark = index.last()
-        return None if mark is None else mark.last_ms
+    def unread_ms(self, stretches: Sequence[Stretch]) -> list[int]:
+        found = []
+        for each in stretches:
+            with self._index_of(each.spot) as index:
+                oldest, newest = index.at_or_before(each.start), index.last()
+            if oldest is None or newest is None or oldest.end <= each.start:
+                found.append(0)
+            else:
+                found.append(max(newest.last_ms - oldest.first_ms, 0))
+        return found
 
     def start_below(self, spot: LogSpot, offset: int) -> int:
         if offset in (spot.first, spot.end):

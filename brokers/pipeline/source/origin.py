@@ -60,6 +60,9 @@ class Origin(Protocol):
     def advance(self, stretches: Sequence[Stretch]) -> None:
         """Go on with each stretch as far as its limits allow."""
 
+    def unread_ms(self, stretches: Sequence[Stretch]) -> list[int]:
+        """Return the time from each stretch's first record to its log's newest; 0: none, or not known."""
+
     def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
         """Yield the span's records in chunks of some megabytes, which may begin before it and end behind it.
 

@@ -11,9 +11,8 @@ Source: logmq/PROTOCOL.md.
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import product
-from typing import Any, cast
+from typing import cast
 
-import attrs
 import pyarrow as pa
 from crc32c import crc32c
 
@@ -23,7 +22,7 @@ from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.spans import Chunk, LogSpot, Span, chunk_groups, sound_chunks
 from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, Need, Stretch, advance_all
 from logmq import connector
-from logmq.connector import LogmqError, Refusal, Topic, name_untrusted
+from logmq.connector import LogmqError, Topic
 from shared.client.retry import Retry
 from shared.errors import BrokerError
 from shared.storage import format
@@ -134,7 +133,32 @@ class Served:
             (found,) = fetched
         return None if isinstance(found, LogmqError) else found
 
-    # -- a group's place
+    def unread_ms(self, stretches: Sequence[Stretch]) -> list[int]:
+        ends = [(each.start, max(each.spot.end - 1, 0)) for each in stretches]
+        asks = [
+            connector.marks(each.spot.name, at, at + 1)
+            for each, both in zip(stretches, ends, strict=True)
+            for at in both
+        ]
+        times = [
+            rows[-1].unix_ms if isinstance(rows, list) and rows else 0 for rows in self._link.ask_all(asks)
+        ]
+        return [
+            max(newest - oldest, 0) if oldest and each.start < each.spot.end else 0
+            for each, oldest, newest in zip(stretches, times[::2], times[1::2], strict=True)
+        ]
+
+    # -- groups' places
+
+    def committed(self, groups: Sequence[str], topics: Sequence[str]) -> dict[tuple[str, str], int]:
+        """Return the positions of these groups, by group and topic. The wire has no list of groups."""
+        pairs = list(product(groups, topics))
+        answers = self._link.ask_all([connector.committed(group, topic) for group, topic in pairs])
+        return {
+            pair: cast(tuple[int], answer)[0]
+            for pair, answer in zip(pairs, answers, strict=True)
+            if not isinstance(answer, LogmqError)  # the group has no position there
+        }
 
     def commit(self, group: str, places: Mapping[str, int]) -> dict[str, LogmqError]:
         """Commit the positions of a group. Returns what the server refuses, by topic."""
@@ -308,63 +332,3 @@ def _dropped(first: int) -> str:
 def _allocate(length: int) -> memoryview:
     """Allocate memory that is not cleared, because it is overwritten."""
     return memoryview(pa.allocate_buffer(length)).cast("B")
-
-
-@attrs.frozen
-class Behind:
-    """A group's position in a topic, and the messages from there to the end; None: damage hides how many.
-
-    `oldest_ms`, `newest_ms`: when the first and the last of these were written, as exactly as marks tell.
-    """
-
-    group: str
-    spot: LogSpot
-    position: int
-    messages: int | None
-    oldest_ms: int
-    newest_ms: int
-
-
-def parse_groups(text: str) -> tuple[str, ...]:
-    """Parse `billing,audit`. Raises ValueError."""
-    try:
-        return tuple(
-            dict.fromkeys(name_untrusted(name.strip().encode(), "group") for name in text.split(","))
-        )
-    except Refusal as error:
-        raise ValueError(error.text) from None
-
-
-def behind(server: Server, reach: Reach, groups: Sequence[str]) -> list[Behind]:
-    """Return each topic in which one of the groups has a position. The wire has no list of groups.
-
-    Raises OSError that names a server which is away.
-    """
-    with closing(Served(server, reach)) as served, closing(Link(server, reach)) as link:
-        spots = served.spots(TopicChoice(pattern=".*"))
-        pairs = list(product(sorted(spots), groups))
-        asks = [connector.committed(group, topic) for topic, group in pairs]
-        places = [
-            (group, spots[topic], cast(tuple[int], answer)[0])
-            for (topic, group), answer in zip(pairs, link.ask_all(asks), strict=True)
-            if not isinstance(answer, LogmqError)  # the group has no position there
-        ]
-        ahead = [Stretch(spot, min(max(position, spot.first), spot.end)) for _, spot, position in places]
-        served.advance(ahead)
-        oldest = link.ask_all([_mark_at(each.spot.name, each.start) for each in ahead])
-        newest = link.ask_all([_mark_at(each.spot.name, each.spot.end - 1) for each in ahead])
-    found = zip(places, ahead, oldest, newest, strict=True)
-    return [_behind(*place, stretch, times) for place, stretch, *times in found]
-
-
-def _behind(group: str, spot: LogSpot, position: int, ahead: Stretch, marks: Sequence[Any]) -> Behind:
-    times = [rows[-1].unix_ms for rows in marks if isinstance(rows, list) and rows]
-    if ahead.start == spot.end:
-        times = []
-    messages = ahead.records if ahead.is_exact else None
-    return Behind(group, spot, position, messages, min(times, default=0), max(times, default=0))
-
-
-def _mark_at(topic: str, offset: int) -> connector.Ask:
-    offset = max(offset, 0)
-    return connector.marks(topic, offset, offset + 1)
