@@ -13,7 +13,7 @@ import structlog
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-pytest_plugins = ["tests.support.places", "tests.support.server"]
+pytest_plugins = ["tests.support.places", "tests.support.server", "tests.support.worlds"]
 
 # A busy machine is no failure, nor are sources that only others may write.
 kept = {} if os.access(".", os.W_OK) else {"database": None}
