@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from brokers.page import files
 from shared.access import Access, Rule, Secret, User
 from shared.net.logins import Logins
 from tests.brokers.test_admin import Host
+from tests.support.forked import quick_passwords
 from tests.support.installed import quiet_log
 
 TOKEN = "a-token-of-the-test"
@@ -80,6 +81,12 @@ def parsed(data: bytes) -> Answer:
     first, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
     return Answer(int(first.split()[1]), headers, body)
+
+
+@pytest.fixture(autouse=True)
+def _quick_passwords() -> Iterator[None]:
+    with quick_passwords():
+        yield
 
 
 @asynccontextmanager
