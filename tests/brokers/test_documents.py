@@ -38,11 +38,12 @@ def commands(line: str) -> Iterator[list[str]]:
 
 
 def mistakes(lines: Iterator[str]) -> Iterator[str]:
+    app = root()
     for words in [words for line in lines for words in commands(line)]:
         if words[0].startswith("--"):
             continue
         try:
-            root(words).parse_args(words, print_error=False, exit_on_error=False)
+            app.parse_args(words, print_error=False, exit_on_error=False)
         except CycloptsError as error:
             yield f"{' '.join(words)}: {error}"
 

@@ -50,13 +50,7 @@ def test_three_kills_lose_nothing_that_was_counted_as_recorded(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("protocol", "bug"),
-    [
-        ("logmq", "batches-forgotten"),
-        ("dms", "replay-skips-last-batch"),
-        ("dms", "dms-replay-forgets-acks"),
-        ("dms", "dms-delivers-what-is-held"),
-    ],
+    ("protocol", "bug"), [("logmq", "batches-forgotten"), ("dms", "dms-replay-forgets-acks")]
 )
 def test_a_server_that_breaks_a_promise_is_found_out(protocol: str, bug: str, tmp_path: Path) -> None:
     """By which words the judges' own tests say: what comes first is chance. The simulation finds more."""

@@ -67,6 +67,9 @@ class SparkCluster:
             "spark.executor.memory": self._memory,
             "spark.executor.cores": "1",
             "spark.ui.enabled": "false",
+            # What runs over some hundred rows is not worth being compiled.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         }
         lines = "".join(f"{key} {value}\n" for key, value in settings.items())
         (self.folder / "conf" / "spark-defaults.conf").write_text(lines)
