@@ -357,4 +357,4 @@ def test_what_a_file_has_lost_ends_no_look_at_its_places(folder: Path) -> None:
         span = Span(str(folder), "orders", found.id, 0, found.end)
         assert opened.cut(span, second.offset - 1) == 0
         assert opened.cut(span, second.offset) == second.offset
-        assert opened.written_ms(found, 0) is None
+        assert opened.unread_ms([Stretch(found, 0)]) == [0]
