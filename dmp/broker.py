@@ -176,15 +176,17 @@ class Broker:
 
     def publish_to(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
         """To all of them, full or not."""
-        ticket = None
         persistent = head.persistent
-        logged = [
-            (queue, queue.log) for queue in queues if queue.log is not None and (persistent or queue.paged)
-        ]
-        if logged:
-            ticket = self.publish_logged(head, logged, bodies)
-            queues = [queue for queue in queues if queue.log is None or not (persistent or queue.paged)]
+        logged: list[tuple[Queue, QueueLog]] = []
+        others: list[Queue] = []
         for queue in queues:
+            log = queue.log
+            if log is not None and (persistent or queue.paged):
+                logged.append((queue, log))
+            else:
+                others.append(queue)
+        ticket = self.publish_logged(head, logged, bodies) if logged else None
+        for queue in others:
             try:
                 queue.publish(head, bodies)
             except Exception as error:
@@ -206,11 +208,12 @@ class Broker:
         taken: tuple[Log, bytes, int] | None = None,
     ) -> Ticket:
         """To durable queues, in one batch with `taken`, the record of what leaves another queue."""
-        runs = [queue.number(head, bodies) for queue, _ in logged]
-        parts = [
-            (log.log, put(head, messages), len(messages))
-            for (_, log), messages in zip(logged, runs, strict=True)
-        ]
+        runs: list[list[Message]] = []
+        parts: list[tuple[Log, bytes, int]] = []
+        for queue, log in logged:
+            messages = queue.number(head, bodies)
+            runs.append(messages)
+            parts.append((log.log, put(head, messages), len(messages)))
         if head.large:
             parts += self.bodies.whole_records(bodies)
         if taken is not None:
@@ -235,12 +238,6 @@ class Broker:
 
     def flush(self) -> None:
         """At the end of a stretch of work: write what has left durable queues."""
-        if self._changed:
-            self._flush_logs()
-        if not self._changed:  # else a large body would go before the word that its message has
-            self.bodies.flush()
-
-    def _flush_logs(self) -> None:
         changed, self._changed = self._changed, {}
         try:
             while changed:
@@ -262,6 +259,8 @@ class Broker:
                     "the disk",
                     reason=str(error),
                 )
+        if not self._changed:  # else a large body would go before the word that its message has
+            self.bodies.flush()
 
     def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
         if queue.kind.arguments.dead_letter_exchange is None:

@@ -118,12 +118,14 @@ class QueueLog:
         """Whether its record is not the one that it came with."""
         return message.number in self._copied
 
-    def take(self, message: Message) -> None:
-        """It leaves the queue; `flush` writes that down."""
-        number = message.number
-        if self._live.pop(number, None) is not None or self._copied.pop(number, None) is not None:
-            self._live_bytes -= put_bytes(message.head)
-            self._taken.append(number)
+    def take(self, messages: Sequence[Message]) -> None:
+        """They leave the queue; `flush` writes that down. Those that have no record are passed over."""
+        live, copied = self._live, self._copied
+        for message in messages:
+            number = message.number
+            if live.pop(number, None) is not None or copied.pop(number, None) is not None:
+                self._live_bytes -= put_bytes(message.head)
+                self._taken.append(number)
 
     def take_cold(self, first: int, end: int) -> None:
         """All that is cold leaves the queue. Raises StoreError."""
@@ -152,8 +154,7 @@ class QueueLog:
     def left(self, messages: Sequence[Message]) -> None:
         """That record is written."""
         before = len(self._taken)
-        for message in messages:
-            self.take(message)
+        self.take(messages)
         del self._taken[before:]
 
     def flush(self) -> Ticket | None:

@@ -332,7 +332,7 @@ class Queue:
             count += found.cold.count
             self._has_large = bool(found.cold.large)
         self._has_large = self._has_large or any(message.head.large for message in messages)
-        self._context.memory.take(_cost(messages))
+        self._context.memory.take(_sizes(messages)[1])
         self._context.counts.recovered += count
         self._put_in_front(messages)
         self._give_out_new()
@@ -367,28 +367,26 @@ class Queue:
             unsynced.append((ticket, messages))
 
     def _synced(self, _: Ticket) -> None:
+        """The disk has, or refuses, what stands first. Nobody waits for this call, so nothing is raised."""
+        unsynced = self._unsynced
         try:
-            self._take_synced()
+            while unsynced:
+                ticket, messages = unsynced[0]
+                if ticket is not None and not ticket.done:
+                    break
+                unsynced.popleft()
+                if self.deleted:
+                    continue
+                self.unsynced -= len(messages)
+                self.unsynced_bytes -= _sizes(messages)[0]
+                if self._unlogged:
+                    self._unlogged -= sum([message.offset < 0 for message in messages])
+                if ticket is not None and ticket.error is not None:
+                    self.forget(messages)
+                else:
+                    self._make_ready(messages)
         except Exception as error:
             self._context.report_crash(error)
-
-    def _take_synced(self) -> None:
-        unsynced = self._unsynced
-        while unsynced:
-            ticket, messages = unsynced[0]
-            if ticket is not None and not ticket.done:
-                break
-            unsynced.popleft()
-            if self.deleted:
-                continue
-            self.unsynced -= len(messages)
-            self.unsynced_bytes -= _body_bytes(messages)
-            if self._unlogged:
-                self._unlogged -= sum([message.offset < 0 for message in messages])
-            if ticket is not None and ticket.error is not None:
-                self.forget(messages)
-            else:
-                self._make_ready(messages)
 
     def _make_ready(self, messages: list[Message]) -> None:
         if self._timed and self.ready:
@@ -396,7 +394,7 @@ class Queue:
         cold = self.cold
         if cold is not None and (cold.count or self._turns_cold(messages)):
             cold.add(messages)
-            self._context.memory.give(_cost(messages))
+            self._context.memory.give(_sizes(messages)[1])
         else:
             if self.log is not None:
                 self.log.keep(messages)
@@ -407,8 +405,8 @@ class Queue:
     def _turns_cold(self, messages: list[Message]) -> bool:
         """Memory is scarce, nobody takes what is ready, and each of what is to follow has a record."""
         return (
-            self._context.memory.scarce
-            and self._hot_bytes > HOT_LEAST_BYTES
+            self._hot_bytes > HOT_LEAST_BYTES
+            and self._context.memory.scarce
             and not self._unlogged
             and messages[0].offset >= 0
             and messages[-1].offset >= 0
@@ -456,13 +454,15 @@ class Queue:
             self._count_in(messages)
 
     def _count_in(self, messages: Sequence[Message]) -> None:
-        self.ready_bytes += _body_bytes(messages)
-        self._hot_bytes += _cost(messages)
+        body_bytes, cost_bytes = _sizes(messages)
+        self.ready_bytes += body_bytes
+        self._hot_bytes += cost_bytes
 
     def _count_out(self, messages: Sequence[Message]) -> None:
         """They were taken out of `ready`."""
-        self.ready_bytes -= _body_bytes(messages)
-        self._hot_bytes -= _cost(messages)
+        body_bytes, cost_bytes = _sizes(messages)
+        self.ready_bytes -= body_bytes
+        self._hot_bytes -= cost_bytes
 
     # -- what is cold
 
@@ -509,7 +509,7 @@ class Queue:
         for message in messages:
             if message.redelivered:
                 message.expires = self._expires(message.head, self._started)
-        context.memory.take(_cost(messages))
+        context.memory.take(_sizes(messages)[1])
         self.ready.extend(messages)
         self._count_in(messages)
         if self._warming:
@@ -640,19 +640,14 @@ class Queue:
         if messages:
             self.forget(messages)
             if self.log is not None:
-                self._take_from_log(self.log, messages)
+                self.log.take(messages)
+                self._context.log_changed(self.log)
 
     def forget(self, messages: Sequence[Message]) -> None:
         """They leave the queue's books; their records are another's care."""
-        self._context.memory.give(_cost(messages))
+        self._context.memory.give(_sizes(messages)[1])
         if self._has_large:
             self._let_bodies_go(messages)
-
-    def _take_from_log(self, log: QueueLog, messages: Sequence[Message]) -> None:
-        for message in messages:
-            if message.offset >= 0:
-                log.take(message)
-        self._context.log_changed(log)
 
     def _let_bodies_go(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -705,7 +700,7 @@ class Queue:
         """The last that the feed was given comes back, unwritten, before all that is ready. You `deal`."""
         following = self.ready.first_number() if self.ready else self._next
         messages = self.number(head, bodies, following - len(bodies))
-        self._context.memory.take(_cost(messages))
+        self._context.memory.take(_sizes(messages)[1])
         self._context.counts.delivered -= len(messages)
         self._put_back(messages, given=False)
 
@@ -725,7 +720,7 @@ class Queue:
         if not lost:
             return messages
         self.lost = True
-        self._context.memory.give(_cost(lost))
+        self._context.memory.give(_sizes(lost)[1])
         return [message for message in messages if message not in lost]
 
     def await_returns(self) -> None:
@@ -865,7 +860,8 @@ class Queue:
         self.ready_bytes = self._hot_bytes = 0
         self._behind = False
         if messages and self.log is not None:
-            self._take_from_log(self.log, messages)
+            self.log.take(messages)
+            self._context.log_changed(self.log)
         self._let_bodies_go(messages)
         return count
 
@@ -873,7 +869,7 @@ class Queue:
         """Ready messages go, takers are cancelled; what is unacknowledged stays with its channel."""
         self.deleted = True
         unsynced = [message for _, messages in self._unsynced for message in messages]
-        self._context.memory.give(self._hot_bytes + _cost(unsynced))
+        self._context.memory.give(self._hot_bytes + _sizes(unsynced)[1])
         self._let_bodies_go((*self.ready, *unsynced) if self._has_large else ())
         self.ready.clear()
         self.ready_bytes = self._hot_bytes = self.unsynced = self.unsynced_bytes = self._unlogged = 0
@@ -892,9 +888,11 @@ class Queue:
                 taker.fail(error)
 
 
-def _cost(messages: Sequence[Message]) -> int:
-    return sum([message.head.cost_bytes for message in messages])
-
-
-def _body_bytes(messages: Sequence[Message]) -> int:
-    return sum([message.head.body_bytes for message in messages])
+def _sizes(messages: Sequence[Message]) -> tuple[int, int]:
+    """How long their bodies are, and what they take in memory."""
+    body_bytes = cost_bytes = 0
+    for message in messages:
+        head = message.head
+        body_bytes += head.body_bytes
+        cost_bytes += head.cost_bytes
+    return body_bytes, cost_bytes

@@ -332,6 +332,7 @@ class Topology:
             SavedQueue(queue.name, kind, lost=queue.lost, paused=queue.paused)
         )
         queue.define(kind)
+        self._broker.generation += 1
         self._charge_queue(queue)
         return ticket
 

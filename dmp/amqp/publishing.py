@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
+from pamqp import commands
 
 from dmp.amqp.content import Content
 from dmp.amqp.states import ChannelState
@@ -50,12 +51,14 @@ _RUN_MAX = 4096
 # first counts as so many messages more. Without it three messages to 2,000 queues were one stretch of 30 ms.
 _QUEUE_WORK = 6
 _END = FRAME_END[0]
+PUBLISH_INDEX = commands.Basic.Publish.index
 _SIZE = struct.Struct(">I").unpack_from
 
 
 @attrs.define(eq=False, repr=False)
 class Post:
-    """What the bytes before a body mean. `queues` is right while `generation` is the broker's.
+    """What the bytes before a body mean. `queues` is right while `generation` is the broker's, and so are
+    `rejecting`: those of them that refuse what they have no room for.
 
     `follower`: what came behind it the last time, and so may again.
     """
@@ -68,6 +71,7 @@ class Post:
     generation: int = -1
     run_max: int = _RUN_MAX
     queues: Sequence[Queue] = ()
+    rejecting: Sequence[Queue] = ()
 
 
 class Publishing:
@@ -97,7 +101,7 @@ class Publishing:
         """
         end, mux = len(data), self._mux
         before, session = self._last, mux.session
-        while not session.stopped:
+        while at < end and not session.stopped:
             post = None if before is None else before.follower
             if post is None or not data.startswith(post.bytes, at):
                 head_end = _head_end(data, at, end)
@@ -127,7 +131,7 @@ class Publishing:
             if not bodies:
                 break
             mux.at = at
-            mux.current = post.channel
+            mux.current, mux.index = post.channel, PUBLISH_INDEX
             self.publish(post, bodies)
         return at
 
@@ -190,8 +194,10 @@ class Publishing:
         elif broker.memory.full and mux.holds_messages:
             self.refuse(channel, count, broker.memory.why)
             return
-        elif channel.confirms is not None and any(
-            queue.kind.arguments.rejects and queue.room_for(head, count) < count for queue in queues
+        elif (
+            post.rejecting
+            and channel.confirms is not None
+            and any(queue.room_for(head, count) < count for queue in post.rejecting)
         ):
             self._publish_one_by_one(post, bodies, channel.confirms)
             mux.worked(count * (1 + _QUEUE_WORK) * len(queues))
@@ -228,6 +234,7 @@ class Publishing:
             raise Refusal(Code.PRECONDITION_FAILED, "user_id property set to another than the login's user")
         post.queues, work = broker.route(content.exchange, head)
         self._mux.worked(work)
+        post.rejecting = [queue for queue in post.queues if queue.kind.arguments.rejects]
         post.generation = broker.generation
         post.run_max = max(1, _RUN_MAX // (len(post.queues) or 1))
 
@@ -235,9 +242,7 @@ class Publishing:
         """Some queue is nearly full and rejects what it has no room for: each message has its own confirm."""
         head, recorded = post.head, self._mux.recorded
         for body in bodies:
-            rejected = any(
-                queue.kind.arguments.rejects and not queue.room_for(head, 1) for queue in post.queues
-            )
+            rejected = any(not queue.room_for(head, 1) for queue in post.rejecting)
             try:
                 ticket = self._mux.broker.publish(head, post.queues, (body,))
             except StoreError:

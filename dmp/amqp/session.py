@@ -25,6 +25,7 @@ from dmp.amqp import wire
 from dmp.amqp.channel import CHANNEL_BYTES, Channel, Mux
 from dmp.amqp.content import LARGE, Content
 from dmp.amqp.methods import HANDLERS, NotYet
+from dmp.amqp.publishing import PUBLISH_INDEX
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
 from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PUBLISH, encode
 from dmp.memory import check
@@ -58,7 +59,6 @@ HEADER_BYTES = 4
 
 _TOPOLOGY = frozenset((commands.Exchange.frame_id, commands.Queue.frame_id))
 _END = FRAME_END[0]
-_ACK_BYTES = 13
 _LOOPBACK = ("127.", "[::1]", "memory")
 _CAPABILITIES = dict.fromkeys(
     (
@@ -81,7 +81,6 @@ class AmqpSession(SessionBase):
         "_channel_max",
         "_heard",
         "_heartbeat_seconds",
-        "_index",
         "_name",
         "broker",
         "mux",
@@ -99,7 +98,6 @@ class AmqpSession(SessionBase):
         self._channel_max = settings.channels_max
         self._heartbeat_seconds = 0
         self._heard = connection.now
-        self._index = 0  # class and method id of the method that is being handled
         self.admit(broker.access)
         connection.on_drained = self.drained
         self.deadline(LOGIN, connection.now + settings.login_seconds)
@@ -114,7 +112,7 @@ class AmqpSession(SessionBase):
 
     def apply(self, data: bytes, at: int) -> int:
         mux = self.mux
-        mux.begin_stretch()
+        mux.work = 0
         while True:
             try:
                 at = self._take(data, at)
@@ -165,7 +163,7 @@ class AmqpSession(SessionBase):
                 incoming.large_progressed()
             elif incoming.large:
                 self.broker.counts.too_late += 1
-                self.mux.current, self._index = None, commands.Basic.Publish.index
+                self.mux.current, self.mux.index = None, PUBLISH_INDEX
                 self._refuse(Refusal(Code.RESOURCE_ERROR, "a large body took too long to come"))
         else:
             self.broker.counts.too_late += what != CLOSE
@@ -192,7 +190,7 @@ class AmqpSession(SessionBase):
                 if index == PUBLISH:
                     at = mux.publishing.take_runs(data, at)
                 elif index == ACK:
-                    at = self._take_acks(data, at)
+                    at = mux.take_acks(data, at)
                 if self.stopped:
                     break
             if end - at < head_bytes:
@@ -224,18 +222,6 @@ class AmqpSession(SessionBase):
                 self.stop(Stop.OUTBOX)
         return end if self.state is State.ENDED else at
 
-    def _take_acks(self, data: bytes, at: int) -> int:
-        """As many acknowledgements as stand here for one channel; none where they are to be looked at."""
-        kind, number, size = FRAME_HEAD.unpack_from(data, at)
-        channel = self.mux.by_number.get(number)
-        if kind != METHOD or size != _ACK_BYTES or channel is None or channel.state is not ChannelState.OPEN:
-            return at
-        if channel.transaction is not None:
-            return at
-        self.mux.current = channel
-        self._index = commands.Basic.Ack.index
-        return self.mux.take_acks(channel, data, at)
-
     def _frame(self, kind: int, number: int, payload: bytes) -> None:
         """Raises Refusal."""
         if kind == wire.HEARTBEAT:
@@ -255,7 +241,7 @@ class AmqpSession(SessionBase):
             if kind == METHOD:
                 self._while_closing(channel, payload)
         elif kind == METHOD:
-            self._index = int.from_bytes(payload[:4], "big")
+            self.mux.index = int.from_bytes(payload[:4], "big")
             self._method(channel, number, payload)
         elif channel is None:
             raise Refusal(Code.CHANNEL_ERROR, f"content on channel {number}, which is not open")
@@ -324,7 +310,7 @@ class AmqpSession(SessionBase):
         content, channel.content = channel.content, None
         assert content is not None
         assert content.head is not None
-        self._index = commands.Basic.Publish.index
+        self.mux.index = PUBLISH_INDEX
         publishing = self.mux.publishing
         if content.failed:
             publishing.refuse(channel, 1, content.failed)
@@ -342,8 +328,8 @@ class AmqpSession(SessionBase):
         """Raises Refusal."""
         if kind != METHOD:
             raise Refusal(Code.UNEXPECTED_FRAME, "content on channel 0")
-        self._index = int.from_bytes(payload[:4], "big")
-        if self.state is State.CLOSING and self._index not in (
+        self.mux.index = int.from_bytes(payload[:4], "big")
+        if self.state is State.CLOSING and self.mux.index not in (
             commands.Connection.Close.index,
             commands.Connection.CloseOk.index,
         ):
@@ -471,7 +457,7 @@ class AmqpSession(SessionBase):
     def kick(self, reason: str) -> None:
         if self.state is State.OPEN and not self.connection.outbox.size:  # it can still be told
             self.mux.owner.revoked = True
-            self._index = 0
+            self.mux.index = 0
             self._close(Refusal(Code.CONNECTION_FORCED, reason))
         else:
             self.close_for(reason)
@@ -499,7 +485,7 @@ class AmqpSession(SessionBase):
             self._close(refusal)
         else:
             close = commands.Channel.Close(
-                int(refusal.code), refusal.reply_text.decode(), self._index >> 16, self._index & 0xFFFF
+                int(refusal.code), refusal.reply_text.decode(), self.mux.index >> 16, self.mux.index & 0xFFFF
             )
             channel.fall_silent()
             channel.reply(close)
@@ -509,7 +495,7 @@ class AmqpSession(SessionBase):
     def _close(self, refusal: Refusal) -> None:
         """Say why, and wait for the peer to agree."""
         close = commands.Connection.Close(
-            int(refusal.code), refusal.reply_text.decode(), self._index >> 16, self._index & 0xFFFF
+            int(refusal.code), refusal.reply_text.decode(), self.mux.index >> 16, self.mux.index & 0xFFFF
         )
         self.mux.fall_silent()
         self.reply(encode(close, 0))
@@ -535,7 +521,7 @@ class AmqpSession(SessionBase):
     def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
         """A declaration or deletion did not reach the disk: nothing behind it can be trusted."""
         if self.state is State.OPEN:
-            self._index = 0
+            self.mux.index = 0
             self._close(Refusal(Code.INTERNAL_ERROR, str(error) or "the store takes no writes"))
         return b""
 
