@@ -279,3 +279,14 @@ async def test_an_internal_exchange_takes_nothing_from_clients(world: World, pee
     peer = Peer(world).login()
     peer.method(Direct.Put("in"))
     assert closed(peer) == ("Channel.Close", 403)
+
+
+async def test_a_refusal_within_a_run_of_publishes_names_the_publish() -> None:
+    world, peer = await opened()
+    peer.ask(C.Exchange.Declare(0, "gone"))
+    peer.publish("gone", "", b"known from this on")
+    world.topology.delete_exchange(b"gone")
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.publish("gone", "", b"not known any more")
+    ((_, close),) = peer.frames()
+    assert (close.reply_code, close.class_id, close.method_id) == (404, 60, 40)
