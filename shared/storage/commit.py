@@ -486,8 +486,9 @@ class Commit:
 
     def _write_entries(self, target: LogCommit, entries: Sequence[IndexEntry]) -> None:
         if target.index_fd < 0:
-            target.index_fd = index.open_for_writing(self.disk, self.files, target.log)
-        index.write_entries(self.disk, target.index_fd, target.log.id, target.entries_written, entries)
+            target.index_fd = index.open_at(self.disk, self.files, target.log, target.entries_written)
+        data, position = index.packed_entries(target.log, target.entries_written, entries)
+        write_all(self.disk, target.index_fd, data, position)
 
     def _open(self, target: LogCommit) -> None:
         if target.fd < 0:

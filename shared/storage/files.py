@@ -104,12 +104,12 @@ class OpenFiles:
 
     # -- from any thread
 
-    def open(self, file: LogFile, *, create: bool = False) -> int:
-        """A new descriptor. Raises FileGone, FileNotFoundError and other OSErrors."""
+    def open(self, file: LogFile, *, create: bool = False, exclusive: bool = False) -> int:
+        """A new descriptor. Raises FileGone, FileNotFoundError, FileExistsError and other OSErrors."""
         with self._names:
             if file.gone:
                 raise FileGone(file.path)
-            return self._disk.open(file.path, create=create)
+            return self._disk.open(file.path, create=create, exclusive=exclusive)
 
     @contextmanager
     def opened(self, file: LogFile, *, create: bool = False) -> Iterator[int]:

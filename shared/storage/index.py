@@ -7,6 +7,7 @@ with the tools that work on files. The store looks entries up with `index_reader
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -156,14 +157,8 @@ def _blocks(disk: Disk, fd: int, position: int) -> Iterator[bytes]:
 
 def write_entries(disk: Disk, fd: int, log_id: int, number: int, entries: Sequence[IndexEntry]) -> None:
     """Write entries from `number` on. Raises OSError; writing the same again is always right."""
-    data, position = packed_entries(log_id, number, entries)
-    write_all(disk, fd, data, position)
-
-
-def packed_entries(log_id: int, number: int, entries: Sequence[IndexEntry]) -> tuple[memoryview, int]:
-    """Entries from `number` on as bytes, in a buffer of their own, and where in the file they go."""
-    data = bytearray().join(format.pack_index_entry(entry, log_id) for entry in entries)
-    return memoryview(data), entry_position(number)
+    data = b"".join(format.pack_index_entry(entry, log_id) for entry in entries)
+    write_all(disk, fd, data, entry_position(number))
 
 
 def write_header(disk: Disk, fd: int, log_id: int, created_ms: int) -> None:
@@ -210,6 +205,22 @@ def entry_matches(disk: Disk, log_fd: int, entry: IndexEntry) -> bool:
 
 
 # -- a running store's index files, from any thread
+
+
+def packed_entries(log: Log, number: int, entries: Sequence[IndexEntry]) -> tuple[memoryview, int]:
+    """Entries from `number` on as bytes, in a buffer of their own, and where in the file they go; before the
+    first of all stands the header."""
+    packed = [] if number else [format.pack_index_header(log.id, log.created_ms)]
+    packed += [format.pack_index_entry(entry, log.id) for entry in entries]
+    return memoryview(bytearray().join(packed)), entry_position(number) if number else 0
+
+
+def open_at(disk: Disk, files: OpenFiles, log: Log, number: int) -> int:
+    """The index file's descriptor, for `packed_entries` from `number` on. Raises FileGone and OSError."""
+    if number == 0:  # a new file takes one system call, as its header comes with the first entry
+        with suppress(FileExistsError):
+            return files.open(log.index_file, create=True, exclusive=True)
+    return open_for_writing(disk, files, log)
 
 
 def open_for_writing(disk: Disk, files: OpenFiles, log: Log) -> int:

@@ -290,7 +290,7 @@ class LogWriter:
                 pass
             except OSError as error:
                 writing.index_error = error
-        parts = [(w.index_fd, *index.packed_entries(w.log.id, w.number, w.entries)) for w in together]
+        parts = [(w.index_fd, *index.packed_entries(w.log, w.number, w.entries)) for w in together]
         for writing, (_, data, _), taken in zip(together, parts, self._disk.write_many(parts), strict=True):
             if taken == len(data):
                 writing.entries_written = True
@@ -304,12 +304,13 @@ class LogWriter:
             writing.number, writing.last_ms = found
         if writing.index_fd >= 0:
             return False
-        writing.index_fd = index.open_for_writing(self._disk, self._files, writing.log)
+        writing.index_fd = index.open_at(self._disk, self._files, writing.log, writing.number)
         return True
 
     def _write_index(self, writing: _Writing) -> None:
         try:
-            index.write_entries(self._disk, writing.index_fd, writing.log.id, writing.number, writing.entries)
+            data, position = index.packed_entries(writing.log, writing.number, writing.entries)
+            write_all(self._disk, writing.index_fd, data, position)
             writing.entries_written = True
         except OSError as error:
             writing.index_error = error

@@ -82,6 +82,8 @@ class OsDisk:
                 raise
             self.read_only = True
             fd = os.open(name, _COMMON | os.O_RDONLY, dir_fd=folder)
+        if exclusive:
+            return fd  # it was made here, so it is a file
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, "not a regular file", path)
