@@ -10,6 +10,7 @@ A bridge holds no more than its inbox. A source that can wait is not asked for m
 wait loses messages, and they are counted.
 """
 
+import json
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,13 +32,13 @@ from shared.bridging import (
     BridgeTarget,
     Inbox,
     MessageRun,
-    Positions,
 )
 from shared.budget import Account
 from shared.errors import StoreError
 from shared.metrics import counter, counter_by
 from shared.storage.log import CommitBatch
 from shared.storage.store import Store, Ticket
+from shared.storage.table import Table
 
 MESSAGES_PER_STEP = 2048
 FORMED_PER_STEP = 256
@@ -59,18 +60,79 @@ _HEAD_BYTES = 4096
 State = Literal["starting", "running", "waiting", "paused", "stopped"]
 
 
-class BridgePositions(Positions, Protocol):
-    """What is stored about one bridge."""
+@attrs.define(eq=False)
+class KeptPositions:
+    """What is stored about one bridge (`shared.bridging.Positions`).
 
-    paused: bool
-    start: str | None
-    """Where a reset lets it begin; None: where the settings say."""
+    `source`: the address that the positions belong to; None: not stored yet. `start`: where a reset lets it
+    begin; None: where the settings say. `removed_ms`: when it left the settings.
+    """
 
-    def keep(self) -> None:
-        """Write down `paused` and `start`."""
+    _table: Table
+    _bridge: str
+    source: str | None = None
+    first_run: bool = True
+    paused: bool = False
+    start: str | None = None
+    removed_ms: float | None = None
+
+    @classmethod
+    def read(cls, table: Table, bridge: str) -> "KeptPositions":
+        found = cls(table, bridge)
+        try:
+            kept = json.loads(table.get(found._key()) or b"{}")
+        except ValueError:
+            kept = {}
+        found.source = kept.get("source")
+        found.first_run = not kept.get("started", False)
+        found.paused = bool(kept.get("paused", False))
+        found.start = kept.get("start")
+        found.removed_ms = kept.get("removed_ms")
+        return found
+
+    def get(self, name: bytes) -> bytes | None:
+        return self._table.get(self._key(name))
+
+    def put(self, name: bytes, value: bytes) -> None:
+        self._table.put(self._key(name), value)
+
+    def delete(self, name: bytes) -> None:
+        self._table.delete(self._key(name))
+
+    def take_from(self, source: str) -> None:
+        """Change to another source. It begins like a new one, except at positions that are stored for it."""
+        if self.source == source:
+            return
+        if self.source is not None:
+            self.first_run, self.start = True, None
+        known, self.source = self.source or not self.first_run, source
+        if known:
+            self.keep()
+
+    def started(self) -> None:
+        self.first_run, self.start = False, None
+        self.keep()
 
     def reset(self, start: str) -> None:
         """Forget all positions, and begin at `start`."""
+        self.forget()
+        self.first_run, self.start = True, start
+        self.keep()
+
+    def forget(self) -> None:
+        """Delete everything stored about the bridge. Raises StoreError."""
+        prefix = self._key()
+        self._table.delete_all([key for key, _ in self._table.items() if key.startswith(prefix)])
+
+    def keep(self) -> None:
+        """Write down all but the positions."""
+        row = {"started": not self.first_run, "paused": self.paused}
+        more = {"source": self.source, "start": self.start, "removed_ms": self.removed_ms}
+        row |= {name: value for name, value in more.items() if value is not None}  # type: ignore[misc]
+        self._table.put(self._key(), json.dumps(row).encode())
+
+    def _key(self, name: bytes = b"") -> bytes:
+        return self._bridge.encode() + b"\0" + name
 
 
 @attrs.define(eq=False)
@@ -129,7 +191,7 @@ class Bridge:
         settings: BridgeSettings,
         ends: Ends,
         around: Surroundings,
-        positions: BridgePositions,
+        positions: KeptPositions,
         account: Account,
         wake: Callable[[], None],
     ) -> None:
@@ -196,14 +258,10 @@ class Bridge:
     def paused(self) -> bool:
         return self._positions.paused
 
-    def pause(self) -> None:
-        """Take nothing more, and give back what is not carried. A restart keeps the pause."""
-        self._positions.paused = True
-        self._positions.keep()
-        self._wake()
-
-    def resume(self) -> None:
-        self._positions.paused = False
+    def set_paused(self, paused: bool) -> None:
+        """A paused bridge takes nothing more, and gives back what is not carried. A restart keeps the
+        pause."""
+        self._positions.paused = paused
         self._positions.keep()
         self._wake()
 

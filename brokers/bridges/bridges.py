@@ -4,7 +4,6 @@ One table stores them: a row by bridge and source name for each position, and a 
 The rows of a bridge that is removed from the settings stay for a day.
 """
 
-import json
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import attrs
 import structlog
 import trio
 
-from brokers.bridges.bridge import Bridge
+from brokers.bridges.bridge import Bridge, KeptPositions
 from brokers.bridges.settings import BridgeSettings, Ends, start_of
 from brokers.config import Config
 from shared.access import Access, User
@@ -35,75 +34,6 @@ LOOK_SECONDS = 600.0
 CHANGED_AT_ONCE = 16
 """Bridges that are handled between two checkpoints."""
 CRASH_SECONDS_MIN, CRASH_SECONDS_MAX = 0.1, 30.0
-
-
-@attrs.define(eq=False)
-class KeptPositions:
-    """See `BridgePositions`. `source`: the address that the positions belong to; None: not stored yet."""
-
-    _table: Table
-    _bridge: str
-    source: str | None = None
-    first_run: bool = True
-    paused: bool = False
-    start: str | None = None
-    removed_ms: float | None = None
-
-    @classmethod
-    def read(cls, table: Table, bridge: str) -> "KeptPositions":
-        found = cls(table, bridge)
-        try:
-            kept = json.loads(table.get(found._key()) or b"{}")
-        except ValueError:
-            kept = {}
-        found.source = kept.get("source")
-        found.first_run = not kept.get("started", False)
-        found.paused = bool(kept.get("paused", False))
-        found.start = kept.get("start")
-        found.removed_ms = kept.get("removed_ms")
-        return found
-
-    def get(self, name: bytes) -> bytes | None:
-        return self._table.get(self._key(name))
-
-    def put(self, name: bytes, value: bytes) -> None:
-        self._table.put(self._key(name), value)
-
-    def delete(self, name: bytes) -> None:
-        self._table.delete(self._key(name))
-
-    def take_from(self, source: str) -> None:
-        """Change to another source. It begins like a new one, except at positions that are stored for it."""
-        if self.source == source:
-            return
-        if self.source is not None:
-            self.first_run, self.start = True, None
-        known, self.source = self.source or not self.first_run, source
-        if known:
-            self.keep()
-
-    def started(self) -> None:
-        self.first_run, self.start = False, None
-        self.keep()
-
-    def reset(self, start: str) -> None:
-        self.forget()
-        self.first_run, self.start = True, start
-        self.keep()
-
-    def forget(self) -> None:
-        """Delete everything stored about the bridge. Raises StoreError."""
-        prefix = self._key()
-        self._table.delete_all([key for key, _ in self._table.items() if key.startswith(prefix)])
-
-    def keep(self) -> None:
-        row = {"started": not self.first_run, "paused": self.paused}
-        more = {"source": self.source, "start": self.start, "removed_ms": self.removed_ms}
-        row |= {name: value for name, value in more.items() if value is not None}  # type: ignore[misc]
-        self._table.put(self._key(), json.dumps(row).encode())
-
-    def _key(self, name: bytes = b"") -> bytes:
-        return self._bridge.encode() + b"\0" + name
 
 
 @attrs.define(eq=False)
@@ -347,18 +277,17 @@ class Bridges:
     # -- objects and actions of the API
 
     async def _pause(self, bridge: Bridge, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
-        changes = not bridge.paused
-        if changes and not dry_run:
-            bridge.pause()
-            self.store.commit_pending()
-        return {"paused": int(changes)}
+        return {"paused": self._set_paused(bridge, True, dry_run)}
 
     async def _resume(self, bridge: Bridge, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
-        changes = bridge.paused
+        return {"resumed": self._set_paused(bridge, False, dry_run)}
+
+    def _set_paused(self, bridge: Bridge, paused: bool, dry_run: bool) -> int:
+        changes = bridge.paused is not paused
         if changes and not dry_run:
-            bridge.resume()
+            bridge.set_paused(paused)
             self.store.commit_pending()
-        return {"resumed": int(changes)}
+        return int(changes)
 
     async def _reset(self, bridge: Bridge, arguments: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         try:

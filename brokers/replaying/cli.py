@@ -106,9 +106,7 @@ def replay(
         "which": [name, since, until],
         "to": [to, map, protocol, server.url or str(folder.absolute())],
     }
-    noted: engine.Notes = engine.Unnoted(of)
-    if resume is not None:
-        noted = engine.Progress(notes_file(resume), of, "--resume")
+    noted = engine.Progress(None if resume is None else notes_file(resume), of, "--resume")
     done, unread = _run(found, chosen, noted, pace, placed, lambda: opener(host, port, how))
     rows = {
         "messages": done.messages,
@@ -123,7 +121,7 @@ def replay(
 def _run(
     found: sources.Traffic,
     chosen: Chosen,
-    noted: engine.Notes,
+    noted: engine.Progress,
     pace: engine.Pace,
     placed: Callable[[engine.SourcedRecord], Place],
     connected: Callable[[], AbstractAsyncContextManager[Target]],

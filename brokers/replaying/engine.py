@@ -122,35 +122,22 @@ def begun(of: Mapping[str, Any], extents: Extents) -> ReplayBatch:
     )
 
 
-class Unnoted:
-    """A replay without a progress file: it starts over after a kill. `of`: source and target in words."""
-
-    def __init__(self, of: Mapping[str, Any]) -> None:
-        self._of = json.loads(json.dumps(of))
-
-    def load(self) -> ReplayBatch | None:
-        return None
-
-    def begin(self, extents: Extents) -> ReplayBatch:
-        return begun(self._of, extents)
-
-    def save(self, place: ReplayBatch) -> None:
-        pass
-
-
 class Progress:
     """The progress file, replaced as a whole. `of`: source and target in words; a file of another is refused.
 
-    `flag`: the flag that names the file, for error texts.
+    `file`: None: nothing is noted, and a replay that was killed starts over. `flag`: the flag that names the
+    file, for error texts.
     """
 
-    def __init__(self, file: Path, of: Mapping[str, Any], flag: str = "--progress") -> None:
+    def __init__(self, file: Path | None, of: Mapping[str, Any], flag: str = "--progress") -> None:
         self._file = file
         self._flag = flag
         self._of = json.loads(json.dumps(of))
 
     def load(self) -> ReplayBatch | None:
         """Return where to go on; None if it has not begun. Raises UsageError for another replay's file."""
+        if self._file is None:
+            return None
         try:
             found = ReplayBatch(**json.loads(self._file.read_bytes()))
         except FileNotFoundError:
@@ -169,6 +156,8 @@ class Progress:
 
     def save(self, place: ReplayBatch) -> None:
         """Replace the file. It is durable when this returns. Raises OSError."""
+        if self._file is None:
+            return
         new = self._file.with_name(self._file.name + ".new")
         with new.open("w") as file:
             json.dump(attrs.asdict(place), file)
@@ -176,9 +165,6 @@ class Progress:
             os.fsync(file.fileno())
         new.replace(self._file)
         sync_folder(self._file.absolute().parent)
-
-
-Notes = Progress | Unnoted
 
 
 @attrs.frozen
@@ -204,7 +190,7 @@ async def replay(
     records: Iterable[SourcedRecord],
     target: Target,
     place: ReplayBatch,
-    progress: Notes,
+    progress: Progress,
     pace: Pace = Pace(),
     *,
     placed: Callable[[SourcedRecord], Place] = lambda record: record.message.name,

@@ -12,7 +12,7 @@ from pamqp import commands
 
 from brokers import plugins
 from brokers.replaying import cli, engine
-from brokers.replaying.engine import Pace, SourcedRecord, Unnoted
+from brokers.replaying.engine import Pace, Progress, SourcedRecord
 from dmp import amqp_client
 from dmp.wire import RECORDED_PUBLISHES, message
 from dmp.wire import Message as DmpMessage
@@ -144,7 +144,7 @@ async def test_the_pace_is_within_one_in_a_hundred(
     pace: Pace, rate: float, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Of 20,000 messages that came 1,000 a second: each, not only the last, goes out when it should."""
-    target, notes = Sink(), Unnoted({})
+    target, notes = Sink(), Progress(None, {})
     place = notes.begin({"here x": (0, 1 << 40)})
     await engine.replay(steady(20_000, 0.001), target, place, notes, pace)
     began = target.times[0]
@@ -154,7 +154,7 @@ async def test_the_pace_is_within_one_in_a_hundred(
 
 
 async def test_what_cannot_be_carried_is_left_out_and_counted() -> None:
-    target, notes = Sink(), Unnoted({})
+    target, notes = Sink(), Progress(None, {})
     records = [SourcedRecord.of_log("here x", at, 0.0, bytes(size)) for at, size in ((0, 5), (9, 6), (19, 1))]
     done = await engine.replay(records, target, notes.begin({"here x": (0, 99)}), notes)
     assert (done.messages, done.refused, target.payloads) == (2, {"too large": 1}, [bytes(5), bytes(1)])

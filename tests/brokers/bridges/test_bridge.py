@@ -295,14 +295,14 @@ async def test_what_a_topic_has_dropped_meanwhile_is_told_and_the_rest_is_carrie
     world = await _crossing("logmq:in", "logmq:out")
     world.send("logmq", "in", b"sent")
     world.carry()
-    world.only.pause()
+    world.only.set_paused(True)
     world.carry()
     world.send("logmq", "in", b"lost")
     log = world.services["logmq"].broker.topics.find("in")
     log.drop_below(log.end)
     world.send("logmq", "in", b"kept")
     with capture_logs() as told:
-        world.only.resume()
+        world.only.set_paused(False)
         world.later()
     assert [each["reason"] for each in told] == ["the first kept offset is 16"]
     assert await world.found("logmq", "out") == [b"sent", b"kept"]
@@ -317,7 +317,7 @@ async def test_a_pause_outlives_a_restart_and_gives_back_what_was_taken() -> Non
     world = await World.open(await open_store(disk, SMALL), settings)
     world.make("dms", "in")
     world.later()
-    world.only.pause()
+    world.only.set_paused(True)
     world.send("dms", "in", b"a")
     world.carry()
     assert (world.only.state, world.services["dms"].engine.find("in").held) == ("paused", 0)
@@ -325,7 +325,7 @@ async def test_a_pause_outlives_a_restart_and_gives_back_what_was_taken() -> Non
     world = await World.open(store, settings)
     world.carry()
     assert world.only.state == "paused"
-    world.only.resume()
+    world.only.set_paused(False)
     world.later()
     assert await world.found("logmq", "out") == [b"a"]
 
@@ -393,7 +393,7 @@ async def test_a_paused_bridge_shows_its_lag(source: str, waits: int | None) -> 
     world.send(source, "in", b"seen")
     world.later()
     assert world.only.lag == 0
-    world.only.pause()
+    world.only.set_paused(True)
     world.carry()
     world.send(source, "in", b"a", b"b")
     assert row(world.only)["lag"] == waits
@@ -401,7 +401,7 @@ async def test_a_paused_bridge_shows_its_lag(source: str, waits: int | None) -> 
     world = await World.open(store, settings)
     world.carry()
     assert (world.only.state, world.only.lag) == ("paused", waits)
-    world.only.resume()
+    world.only.set_paused(False)
     world.later()
     assert world.only.lag == 0
 
