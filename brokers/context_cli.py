@@ -46,16 +46,10 @@ Name = Annotated[str, Parameter(help="The context's name.")]
 )
 def add(
     name: Name,
-    url: Annotated[
-        str | None,
-        Parameter(name="--url", help="Its admin port: http(s)://HOST:15800.", show_default=False),
-    ] = None,
+    url: Annotated[str | None, Parameter(name="--url", help="Its admin port: http(s)://HOST:15800.")] = None,
     *,
     data_dir: Annotated[
-        Path | None,
-        Parameter(
-            help="In place of a URL: its data folder, on this machine.", converter=a_path, show_default=False
-        ),
+        Path | None, Parameter(help="In place of a URL: its data folder, on this machine.", converter=a_path)
     ] = None,
     token_file: TokenFile = None,
     user: User = None,
@@ -100,9 +94,7 @@ def add(
 
 @command("use prod", "use")
 def use(
-    name: Annotated[
-        str | None, Parameter(help="The context's name; without one, none is used.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, Parameter(help="The context's name; without one, none is used.")] = None,
 ) -> str:
     """Ask this server from now on, where no flag and no variable says otherwise."""
     file = _File.read()

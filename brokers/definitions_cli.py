@@ -29,8 +29,7 @@ PATH = f"{ROOT}/definitions"
 @with_admin_flags
 def export(
     file: Annotated[
-        Path | None,
-        Parameter(help="The file to write; else standard output.", converter=a_path, show_default=False),
+        Path | None, Parameter(help="The file to write; else standard output.", converter=a_path)
     ] = None,
     *,
     at: AdminPlace,

@@ -256,7 +256,7 @@ async def _asked_by_api(request: Any, flags: Mapping[str, Any]) -> Any:
 TABLE_FLAGS: Mapping[str, Any] = {
     "wide": (Annotated[bool, flag("All columns on a terminal, however wide.")], False),
     "columns": (
-        Annotated[str | None, Parameter(help="Show these columns: names with commas.", show_default=False)],
+        Annotated[str | None, Parameter(help="Show these columns: names with commas.")],
         None,
     ),
 }

@@ -36,7 +36,7 @@ def _logs(
     follow: Annotated[bool, flag("Go on with each new line, until interrupted.", "--follow", "-f")] = False,
     level: Annotated[
         Literal["debug", "info", "warning", "error", "audit"] | None,
-        Parameter(help="Lines of this level and above; audit: those of the audit log.", show_default=False),
+        Parameter(help="Lines of this level and above; audit: those of the audit log."),
     ] = None,
     limit: Annotated[
         int | None,
@@ -44,7 +44,6 @@ def _logs(
             name=("--limit", "-n"),
             help="Of the lines before now, so many; 200 are kept.",
             validator=at_least_one,
-            show_default=False,
         ),
     ] = None,
     at: AdminPlace,

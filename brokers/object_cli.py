@@ -55,22 +55,12 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
             str,
             Parameter(help="Part of a name, or all of it with * and ?; COLUMN=VALUE: with that value alone."),
         ],
-        sort: Annotated[
-            str | None, Parameter(help="By this column; numbers largest first.", show_default=False)
-        ] = None,
+        sort: Annotated[str | None, Parameter(help="By this column; numbers largest first.")] = None,
         reverse: Annotated[bool, flag("The other way round.")] = False,
         limit: Annotated[
-            int | None,
-            Parameter(
-                name=("--limit", "-n"),
-                help="So many; else all.",
-                validator=at_least_one,
-                show_default=False,
-            ),
+            int | None, Parameter(name=("--limit", "-n"), help="So many; else all.", validator=at_least_one)
         ] = None,
-        after: Annotated[
-            str | None, Parameter(help="Those behind this name, for the next page.", show_default=False)
-        ] = None,
+        after: Annotated[str | None, Parameter(help="Those behind this name, for the next page.")] = None,
         at: AdminPlace,
         json: Json = False,
     ) -> Listing:

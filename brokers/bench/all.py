@@ -31,9 +31,7 @@ def bench(
     window: Annotated[int, some("Messages of each client on their way.")] = 64,
     seconds: Seconds = 0.5,
     rounds: Rounds = 1,
-    picture: Annotated[
-        Path | None, Parameter(help="A PNG of the ratios.", show_default=False, converter=a_path)
-    ] = None,
+    picture: Annotated[Path | None, Parameter(help="A PNG of the ratios.", converter=a_path)] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> Iterable[Row]:

@@ -63,8 +63,7 @@ class Sweep:
     names: Names = (1, 30, 1000)
     clients: Clients = (1, 30, 1000)
     picture: Annotated[
-        Path | None,
-        Parameter(help="A PNG of the ratios.", show_default=False, converter=a_path, group="Sweep"),
+        Path | None, Parameter(help="A PNG of the ratios.", converter=a_path, group="Sweep")
     ] = None
 
 

@@ -55,23 +55,19 @@ def replay(
     ],
     *,
     to: Annotated[
-        str | None,
-        Parameter(
-            help="An address, as logmq:audit-{key.1}; else where each message was.", show_default=False
-        ),
+        str | None, Parameter(help="An address, as logmq:audit-{key.1}; else where each message was.")
     ] = None,
-    since: Annotated[str | None, Parameter(help="Only what came then or later.", show_default=False)] = None,
-    until: Annotated[str | None, Parameter(help="Only what came before.", show_default=False)] = None,
+    since: Annotated[str | None, Parameter(help="Only what came then or later.")] = None,
+    until: Annotated[str | None, Parameter(help="Only what came before.")] = None,
     rate: Annotated[str, Parameter(help="1x: as they came; 10x; N/s; or max.")] = "1x",
-    name: Annotated[str | None, Parameter(help="Only names that match a glob.", show_default=False)] = None,
+    name: Annotated[str | None, Parameter(help="Only names that match a glob.")] = None,
     map: Annotated[  # the contract's word
         str | None,
         Parameter(help="Change names, as sed does: 's/^/again-/'.", show_default=False),
     ] = None,
     wire: Annotated[bool, flag("Datagrams come from where the recording says, where that can be.")] = False,
     resume: Annotated[
-        str | None,
-        Parameter(help="Note under this name how far it is, and go on from there.", show_default=False),
+        str | None, Parameter(help="Note under this name how far it is, and go on from there.")
     ] = None,
     at: AdminPlace,
     json: Json = False,

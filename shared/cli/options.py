@@ -47,23 +47,15 @@ Host = Annotated[
         help="The server's address, this machine unless set (client.host); or PROTOCOL[+tls]://USER@HOST:PORT.",
     ),
 ]
-Port = Annotated[
-    int | None, Parameter(name=("--port", "-p"), help="Its port.", validator=_a_port, show_default=False)
-]
+Port = Annotated[int | None, Parameter(name=("--port", "-p"), help="Its port.", validator=_a_port)]
 """The port of a server to connect to."""
 BoundPort = Annotated[int, Parameter(help="Listen on this port; 0 picks one.", validator=_bindable)]
 """The port of a server to start, for commands whose port is not checked by the settings."""
 DataDir = Annotated[
-    Path | None,
-    Parameter(
-        name=("--data-dir", "-D"), help="The server's data folder.", show_default=False, converter=a_path
-    ),
+    Path | None, Parameter(name=("--data-dir", "-D"), help="The server's data folder.", converter=a_path)
 ]
 Max = Annotated[
-    int | None,
-    Parameter(
-        name=("--max", "-n"), help="Stop after so many messages.", show_default=False, validator=at_least_one
-    ),
+    int | None, Parameter(name=("--max", "-n"), help="Stop after so many messages.", validator=at_least_one)
 ]
 Words = Annotated[
     str, Parameter(name="MESSAGES", help="Messages; without any, each line of standard input is one.")
@@ -89,31 +81,20 @@ _KEY = "PEM: its key, if not in the same file."
 Key = Annotated[Path | None, Parameter(name=("--key", "--key-file"), help=_KEY, converter=a_path)]
 KeyFile = Annotated[Path | None, Parameter(name="--key-file", help=_KEY, converter=a_path)]
 """The certificate's key, for commands whose `--key` means something else."""
-User = Annotated[str | None, Parameter(help="Log in as this user (BROKERS_USER).", show_default=False)]
+User = Annotated[str | None, Parameter(help="Log in as this user (BROKERS_USER).")]
 PasswordFile = Annotated[
     Path | None,
     Parameter(
-        help="The file whose first line is the user's password (BROKERS_PASSWORD_FILE).",
-        show_default=False,
-        converter=a_path,
+        help="The file whose first line is the user's password (BROKERS_PASSWORD_FILE).", converter=a_path
     ),
 ]
 
 AdminUrl = Annotated[
-    str | None,
-    Parameter(name="--url", help="Ask the admin port there, http(s)://HOST:15800.", show_default=False),
+    str | None, Parameter(name="--url", help="Ask the admin port there, http(s)://HOST:15800.")
 ]
-AdminCa = Annotated[
-    Path | None, Parameter(help="PEM: trust this authority.", converter=a_path, show_default=False)
-]
-Context = Annotated[
-    str | None,
-    Parameter(help="Ask the server of this context (BROKERS_CONTEXT).", show_default=False),
-]
-TokenFile = Annotated[
-    Path | None,
-    Parameter(help="Log in with the token in this file.", show_default=False, converter=a_path),
-]
+AdminCa = Annotated[Path | None, Parameter(help="PEM: trust this authority.", converter=a_path)]
+Context = Annotated[str | None, Parameter(help="Ask the server of this context (BROKERS_CONTEXT).")]
+TokenFile = Annotated[Path | None, Parameter(help="Log in with the token in this file.", converter=a_path)]
 
 
 @attrs.frozen(kw_only=True)
