@@ -246,9 +246,7 @@ def application(host: Operated) -> Starlette:
             "/drain", "Stop as SIGTERM does: accept nothing more, send what is owed, end.", drain, "POST"
         ),
         Operation(
-            "/definitions",
-            "All that is durable but messages and secrets, as one document.",
-            definitions_now,
+            "/definitions", "All that is durable but messages and secrets, as one document.", definitions_now
         ),
         Operation(
             "/definitions",

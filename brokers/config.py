@@ -19,16 +19,7 @@ from brokers.errors import InvalidSettings, Problem, did_you_mean
 from brokers.flags import Flag
 from brokers.plugins import enabled, load_working
 from brokers.settings import AccessSettings, AdminSettings, ServeSettings
-from brokers.structure import (
-    GivenValue,
-    Key,
-    build,
-    environment_keys,
-    flatten,
-    leaves,
-    plain,
-    written,
-)
+from brokers.structure import GivenValue, Key, build, environment_keys, flatten, leaves, plain, written
 from shared.access import Required
 from shared.client.login import VARIABLES
 from shared.local_path import local_path

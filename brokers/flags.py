@@ -75,7 +75,7 @@ HOST_FLAGS: Mapping[str, Any] = {
 RECORD_FLAG: Mapping[str, Any] = {
     "record": Annotated[
         bool | None, Parameter(help="Write down what passes through, as [record] has it.", negative="")
-    ],
+    ]
 }
 """The flag of protocols that can be recorded."""
 
@@ -255,10 +255,7 @@ async def _asked_by_api(request: Any, flags: Mapping[str, Any]) -> Any:
 
 TABLE_FLAGS: Mapping[str, Any] = {
     "wide": (Annotated[bool, flag("All columns on a terminal, however wide.")], False),
-    "columns": (
-        Annotated[str | None, Parameter(help="Show these columns: names with commas.")],
-        None,
-    ),
+    "columns": (Annotated[str | None, Parameter(help="Show these columns: names with commas.")], None),
 }
 _LISTED = re.compile(r"List the (\w+)")
 

@@ -32,9 +32,7 @@ def add_commands(app: App) -> None:
     ):
         app.command(verb, help_epilogue=examples("brokers", *lines))
     log, command = protocol_app(
-        "log",
-        "Look into the logs of a data folder; a server may be running.",
-        *("ls", "dump logmq orders"),
+        "log", "Look into the logs of a data folder; a server may be running.", *("ls", "dump logmq orders")
     )
     command("ls --json | jq -s 'map(.records) | add'")(with_table_flags(ls))
     command(

@@ -60,11 +60,7 @@ class Followers:
         self.count = 0
 
     def answer(
-        self,
-        request: Request,
-        recent: Recent,
-        wanted: Wanted,
-        at_look: Callable[[], object] = lambda: None,
+        self, request: Request, recent: Recent, wanted: Wanted, at_look: Callable[[], object] = lambda: None
     ) -> Response:
         """`?follow=1`: a stream of events, first what is kept; else a list. Raises HTTPException.
 

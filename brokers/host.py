@@ -213,12 +213,7 @@ class Host:
             return next((each.service for each in self._services if each.name == protocol), None)
 
         return Bridges(
-            store,
-            self._log,
-            service,
-            EndsOf(self._plugins),
-            access=self._access,
-            budget=self._budget,
+            store, self._log, service, EndsOf(self._plugins), access=self._access, budget=self._budget
         )
 
     def _make_reloader(self) -> Reloader:

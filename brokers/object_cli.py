@@ -31,10 +31,7 @@ def list_app(kind: ObjectKind) -> App:
     wide = max(len(column.name) for column in kind.columns)
     columns = "\n".join(
         fill(
-            column.help,
-            80,
-            initial_indent=f"    {column.name:<{wide}}  ",
-            subsequent_indent=" " * (wide + 6),
+            column.help, 80, initial_indent=f"    {column.name:<{wide}}  ", subsequent_indent=" " * (wide + 6)
         )
         for column in kind.columns
     )

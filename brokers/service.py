@@ -57,12 +57,7 @@ class SupervisedService:
     """A protocol in the host. `open` binds it, `run` serves it until cancelled, crashes included."""
 
     def __init__(
-        self,
-        plugin: Plugin,
-        config: Config,
-        context: Context,
-        network: Network,
-        access: Access | None = None,
+        self, plugin: Plugin, config: Config, context: Context, network: Network, access: Access | None = None
     ) -> None:
         """`context`: what the service gets, but for its budget, which is an account of the one in there, and
         for its guard, which is one of `access`."""

@@ -74,11 +74,7 @@ def flatten(tables: Mapping[str, Any], sections: Mapping[str, type[Any]], source
 
 
 def _flatten(
-    table: Mapping[str, Any],
-    settings: type[Any],
-    above: Key,
-    sections: Mapping[str, type[Any]],
-    source: str,
+    table: Mapping[str, Any], settings: type[Any], above: Key, sections: Mapping[str, type[Any]], source: str
 ) -> Iterator[Any]:
     known = fields(settings)
     for name, value in table.items():

@@ -16,17 +16,7 @@ from brokers.asking import DataDir, data_folder, path_setting
 from brokers.errors import ExitCode, Refusal, did_you_mean
 from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import CommandResult
-from shared.access import (
-    ADMIN,
-    PSEUDO_USERS,
-    SALT_BYTES,
-    USER_NAME,
-    Access,
-    Rule,
-    Secret,
-    User,
-    UsersError,
-)
+from shared.access import ADMIN, PSEUDO_USERS, SALT_BYTES, USER_NAME, Access, Rule, Secret, User, UsersError
 from shared.cli.app import protocol_app
 from shared.cli.options import Json, flag
 from shared.errors import ConfigError, NotThere, UsageError
@@ -40,8 +30,7 @@ app, command = protocol_app(
 
 Name = Annotated[str, Parameter(help="The user; `anonymous` and `udp` are those who cannot log in.")]
 Rules = Annotated[
-    str,
-    Parameter(help="<protocol or *>:<action or *>:<pattern>, or admin:<read, manage or *>."),
+    str, Parameter(help="<protocol or *>:<action or *>:<pattern>, or admin:<read, manage or *>.")
 ]
 FromInput = Annotated[bool, flag("The password is the first line of standard input.", "--password-stdin")]
 
@@ -53,8 +42,7 @@ def add(
     name: Name,
     *,
     allow: Annotated[
-        tuple[str, ...],
-        Parameter(help="A rule; repeatable.", negative="", show_default=False),
+        tuple[str, ...], Parameter(help="A rule; repeatable.", negative="", show_default=False)
     ] = (),
     certificate: Annotated[
         bool, flag("Logs in by a client certificate; without --password-stdin by that alone.")

@@ -25,17 +25,7 @@ from brokers.bench import options
 from brokers.bench.dmp import EXCHANGE, direct
 from brokers.bench.dms import QUEUE, dms_talk, fill_queue, make_queues
 from brokers.bench.kqmsgq import fan_out_of
-from brokers.bench.load import (
-    STAMP_BYTES,
-    Address,
-    FanOut,
-    Measured,
-    Talk,
-    connect,
-    fan_out,
-    middle,
-    run,
-)
+from brokers.bench.load import STAMP_BYTES, Address, FanOut, Measured, Talk, connect, fan_out, middle, run
 from brokers.bench.logmq import fill_topic
 from brokers.bench.options import Rounds, Seconds, Size, each
 from brokers.bench.pubsub import published_elsewhere, pubsub_fan_out

@@ -23,18 +23,7 @@ from brokers.bench.load import Address, Measured, Row, Talk, connect, fill, repe
 from brokers.bench.login import login
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, maybe_none, some
 from brokers.bench.servers import beanstalkd, brokers_server, redis_server, synced_beanstalkd
-from brokers.bench.sweep import (
-    NO_SWEEP,
-    Load,
-    Peer,
-    Point,
-    Sweep,
-    Swept,
-    asking,
-    measured_at,
-    started,
-    swept,
-)
+from brokers.bench.sweep import NO_SWEEP, Load, Peer, Point, Sweep, Swept, asking, measured_at, started, swept
 from brokers.errors import ExitCode, Refusal
 from dms import wire
 from dms.link import hello

@@ -247,10 +247,7 @@ class Intake:
 def _intake(size: int, rate: int, seconds: float, rounds: int) -> Row:
     datagram = wire.datagram(TOPICS[0], Kind.STRING, b"x" * size)
     ours, bare = [], []
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        serving(Path(folder), "pubsub") as bound,
-    ):
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, serving(Path(folder), "pubsub") as bound:
         taken_in = partial(counter, Path(folder) / "data", "net_datagrams_in_total")
         for _ in range(rounds):
             with subscribed(bound["pubsub"]):

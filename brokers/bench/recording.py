@@ -90,9 +90,7 @@ class Counted:
 def bench(
     *,
     protocols: Annotated[
-        tuple[Protocol, ...],
-        SEVERAL,
-        Parameter(help="Whose recording to measure; repeatable."),
+        tuple[Protocol, ...], SEVERAL, Parameter(help="Whose recording to measure; repeatable.")
     ] = PROTOCOLS,
     size: Size = 100,
     rate: Annotated[int, some("Datagrams a second that pub/sub is offered.")] = 400_000,

@@ -398,10 +398,7 @@ class Bridge:
         return 0.0 if worked or not flushed else None
 
     def _is_open(self, now: float) -> bool:
-        services = (
-            self._around.service(self._source_protocol),
-            self._around.service(self._target_protocol),
-        )
+        services = (self._around.service(self._source_protocol), self._around.service(self._target_protocol))
         if self._source is not None and services == self._services:
             return True
         if self._source is not None:

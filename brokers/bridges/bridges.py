@@ -308,9 +308,7 @@ class Bridges:
             raise BadArgument("base64 is not base64") from None
         body = body or a_text(arguments, "body", "").encode()
         return bridge.would(
-            a_text(arguments, "name", "").encode(),
-            a_text(arguments, "key", "").encode(),
-            body,
+            a_text(arguments, "name", "").encode(), a_text(arguments, "key", "").encode(), body
         )
 
 

@@ -50,8 +50,7 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 @with_admin_flags
 def replay(
     source: Annotated[
-        str,
-        Parameter(name="FROM", help="recorded:PROTOCOL[/NAMES], logmq:TOPICS, or archive:FOLDER; globs."),
+        str, Parameter(name="FROM", help="recorded:PROTOCOL[/NAMES], logmq:TOPICS, or archive:FOLDER; globs.")
     ],
     *,
     to: Annotated[
@@ -62,8 +61,7 @@ def replay(
     rate: Annotated[str, Parameter(help="1x: as they came; 10x; N/s; or max.")] = "1x",
     name: Annotated[str | None, Parameter(help="Only names that match a glob.")] = None,
     map: Annotated[  # the contract's word
-        str | None,
-        Parameter(help="Change names, as sed does: 's/^/again-/'.", show_default=False),
+        str | None, Parameter(help="Change names, as sed does: 's/^/again-/'.", show_default=False)
     ] = None,
     wire: Annotated[bool, flag("Datagrams come from where the recording says, where that can be.")] = False,
     resume: Annotated[
