@@ -1,11 +1,10 @@
-"""Many small writes to many files in one call, and syncs of several at once: POSIX asynchronous I/O, as glibc
-has it.
+"""Many small writes to many files in one call, and several syncs at once: glibc's POSIX asynchronous I/O.
 
-A thread that writes waits for the interpreter's lock after every call, and beside a busy loop each wait takes
+A thread that writes waits for the interpreter's lock after every call. Beside a busy loop each wait takes
 several times as long as the write. `lio_listio` does all writes without the lock. Commits of 7 KB to each of
-so many logs, beside a loop that computes (`Store.append`, medians of turns, 2 cores): 70 logs 129 a second
-one by one, 187 in one call; 400 logs 16 and 25. Where it is not to be had, the caller writes them one after
-the other.
+several logs, beside a loop that computes (`Store.append`, medians of runs in turns, 2 cores): with 70 logs
+129 a second one by one, 187 in one call; with 400 logs 16 and 25. Where it is unavailable, the caller writes
+one by one.
 """
 
 import ctypes
@@ -20,7 +19,7 @@ from typing import Any
 Write = tuple[int, memoryview, int]
 """Descriptor, bytes, offset."""
 
-# struct aiocb of glibc where long and pointers are 64 bits; `_works` sees whether that holds here.
+# glibc's struct aiocb with 64-bit long and pointers; `_works` checks that it applies here.
 _CONTROL_BYTES = 168
 _REQUEST = struct.Struct("=iiiiQQQii")  # fildes, opcode, priority, padding, buffer, length, sigevent
 _OFFSET_AT = 128
@@ -30,20 +29,20 @@ _LIO_WRITE = 1
 _LIO_WAIT = 0
 _SIGEV_NONE = 1
 
-_THREADS = 4  # of glibc's own; it would start 20
+_THREADS = 4  # of glibc's pool; its default is 20
 
 
 def write_many(writes: Sequence[Write]) -> list[int] | None:
-    """Write them all, in no order; for each the bytes taken, or minus an errno. None: not to be had here.
+    """Write all, in no order; for each the bytes taken, or minus an errno. None: unavailable here.
 
-    The bytes must lie in writable buffers (bytearray), as only those tell their address.
+    The bytes must be in writable buffers (bytearray), because only those tell their address.
     """
     libc = _libc()
     return None if libc is None or not _works() else _write_many(libc, writes)
 
 
 def sync_many(fds: Sequence[int]) -> bool:
-    """fdatasync of them all, at the same time; False: not to be had here. Raises OSError where one fails."""
+    """fdatasync all, at the same time; False: unavailable here. Raises OSError if one fails."""
     libc = _libc()
     if libc is None or not _works():
         return False
@@ -54,14 +53,14 @@ def sync_many(fds: Sequence[int]) -> bool:
         at = begun * _CONTROL_BYTES
         _REQUEST.pack_into(controls, at, fd, 0, 0, 0, 0, 0, 0, 0, _SIGEV_NONE)
         if libc.aio_fsync(os.O_DSYNC, ctypes.c_void_p(base + at)):
-            break  # no room for one more
+            break  # the queue is full
         begun += 1
     for fd in fds[begun:]:
         try:
             os.fdatasync(fd)
         except OSError as failed:
             error = error or failed.errno or errno.EIO
-    for at in range(0, begun * _CONTROL_BYTES, _CONTROL_BYTES):  # all: they write to these controls
+    for at in range(0, begun * _CONTROL_BYTES, _CONTROL_BYTES):  # wait for all: they write to these controls
         while (found := _OUTCOME.unpack_from(controls, at + _OUTCOME_AT)[0]) == errno.EINPROGRESS:
             libc.aio_suspend(struct.pack("=Q", base + at), 1, None)
         error = error or found
@@ -113,7 +112,7 @@ def _libc() -> Any | None:
 
 @cache
 def _works() -> bool:
-    """Whether the layout above is this machine's, seen on a file in memory and on one that refuses."""
+    """Whether the layout above is this machine's, tried on a file in memory and one that refuses writes."""
     try:
         good = os.memfd_create("probe", os.MFD_CLOEXEC)
     except OSError:

@@ -1,16 +1,15 @@
-"""Checkpoints: making the logs' own files safe, so that the journal's segments become free.
+"""Checkpoints: syncing the logs' own files, so that segments of the journal become free.
 
-Between two commits a snapshot is taken: where replay would start, which logs changed, how far each goes.
-While commits go on, the catalog is packed, the logs' tails and index entries are written, the files and
-folders synced, the catalog replaced, and the segments below freed. An error in a sync is final (PROMISES:
-poisoned). Want of space is not, since all is safe in the journal: the checkpoint is tried again.
+Between two commits a snapshot is taken: where replay would begin, which logs changed, how far each goes.
+Then, while commits go on: write the catalog, tails and index entries; sync files and folders; replace the
+catalog; free the segments. A failed sync is final (the store becomes read-only). A full disk is not, because
+all is safe in the journal: the checkpoint is tried again.
 
-Where many logs changed, the system is asked to write them before they are synced, a few at a time: commits do
-not wait for that.
+Where many logs changed, the system is first asked to write them, a few at a time, so that commits do not wait
+behind one long sync.
 
-On a slow disk a sync takes half a second, however little is to be synced, and many side by side take hardly
-longer. So where one thread would take long, several make the syncs: else each changed log would keep the
-process from its end for a second.
+On a slow disk every sync takes half a second, and many at a time take hardly longer. So where one thread
+would take long, several share the syncs. Otherwise a stop would take a second for each changed log.
 """
 
 from collections import deque
@@ -36,9 +35,9 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 _RETRY_SECONDS = 1.0
 _SYNC_THREADS = 32
 _TOGETHER_SECONDS = 0.01
-"""Syncs that take no longer are made by one thread; what is left then is shared by several."""
+"""One thread syncs for so long; several share what is left."""
 _WRITE_BACK_SECONDS = 1.0
-"""So long at most the system is asked, log by log, to write what is synced then."""
+"""The system is asked for so long at most to write before the sync."""
 _PAUSE_SECONDS_MAX = 0.05
 _PINNED_AT_ONCE = 1000
 _BATCHES_MAX = 65536
@@ -47,7 +46,7 @@ _BATCHES_MAX = 65536
 
 @attrs.frozen
 class Snapshot:
-    """What a checkpoint will make durable. `referred`: ends of logs to whose files the journal refers."""
+    """What a checkpoint makes durable. `referred`: ends of logs to whose files the journal refers."""
 
     catalog: CatalogSnapshot
     logs: list[Log]
@@ -65,7 +64,7 @@ class Checkpointer:
     _files: OpenFiles
     _clock: Clock
     _sync_all_logs: int
-    _direct_bytes_max: int  # more around the journal, and recovery would take long
+    _direct_bytes_max: int  # with more around the journal, recovery would take long
     _in_thread: Callable[..., Awaitable[Any]]
     checkpoints: int = 0
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
@@ -76,7 +75,7 @@ class Checkpointer:
     _done: trio.Event = attrs.Factory(trio.Event)
     _batches: int = 0
     _waited_for: int = 0
-    """So many wait for room."""
+    """Callers in `make_room`."""
     _failing: bool = False
     _journal: Journal = attrs.field(init=False)
 
@@ -84,7 +83,7 @@ class Checkpointer:
         self._journal = self._committer.journal
 
     def wake(self) -> None:
-        """A commit ended: have a checkpoint if one is due."""
+        """After a commit: request a checkpoint if one is due."""
         committer, journal = self._committer, self._journal
         if (
             journal.old
@@ -94,11 +93,11 @@ class Checkpointer:
             self._due.set()
 
     def request(self) -> None:
-        """Have a checkpoint begin soon."""
+        """Have a checkpoint soon."""
         self._due.set()
 
     async def make_room(self) -> None:
-        """Wait for the end of a checkpoint, or of an attempt at one."""
+        """Wait for the end of a checkpoint, successful or not."""
         done = self._done
         self._due.set()
         self._waited_for += 1
@@ -132,13 +131,14 @@ class Checkpointer:
             )
 
     async def checkpoint(self, clean: bool = False) -> bool:
-        """Make one; False where it must be tried again. A failed sync poisons."""
+        """Make a checkpoint; False if it must be tried again. A failed sync makes the store read-only."""
         async with self._lock:
             return await self._checkpoint(clean)
 
     async def _checkpoint(self, clean: bool) -> bool:
-        """Tails, index entries and lines of the catalog are written before the snapshot as far as they can
-        be, so that few are left for behind it."""
+        """Before the snapshot write as many tails, index entries and catalog lines as possible, so that few
+        are left after it.
+        """
         await self._log_writer.flush()
         await _in_turns(self._inventory.pack_stale())
         snapshot = await self._committer.between_commits(partial(self._snapshot, clean))
@@ -189,8 +189,8 @@ class Checkpointer:
     def _snapshot(self, clean: bool) -> Snapshot | None:
         committer = self._committer
         if committer.read_only is not None or committer.tails.failing:
-            return None  # the journal still holds what a log file does not
-        # A log whose deletion still waits for a commit is there: that may fail, or a crash come first.
+            return None  # the journal still holds what a log file lacks
+        # Keep logs whose deletion is not durable yet: it may fail, or a crash may come first.
         logs = [log for log in committer.dirty if not log.gone]
         committer.dirty.clear()
         committer.direct.bytes = 0
@@ -208,7 +208,7 @@ class Checkpointer:
             yield
 
     def _unpin(self, pinned: list[tuple[LogFile, int]]) -> Iterator[None]:
-        """And take them out of the list."""
+        """Unpin, and remove from the list."""
         while pinned:
             for file, _ in pinned[-_PINNED_AT_ONCE:]:
                 self._files.unpin(file)
@@ -218,8 +218,8 @@ class Checkpointer:
     async def _start_write_back(self, pinned: list[tuple[LogFile, int]]) -> None:
         """Have the system write most of it first, in steps that leave the disk to commits in between.
 
-        One sync of all that is dirty keeps every commit's sync waiting for as long as it takes: for 1,000
-        logs 17 to 263 ms were seen, and 3 to 18 ms behind this. What is not begun in time is left to it.
+        One sync of all that is dirty holds up every commit's sync: for 1,000 logs 17 to 263 ms were seen, and
+        3 to 18 ms after this. What is not started in time is left to the sync.
         """
         left = deque(fd for _, fd in pinned if fd >= 0)
         counts = self._committer.counts
@@ -234,7 +234,7 @@ class Checkpointer:
             await trio.sleep(pause)
 
     async def _sync_files(self, snapshot: Snapshot, pinned: list[tuple[LogFile, int]]) -> None:
-        """Make safe what the logs hold, and their names. Raises PoisonError."""
+        """Sync the logs' files and their names. Raises PoisonError."""
         if len(snapshot.logs) > self._sync_all_logs and await self._in_thread(
             self._sync_all, limiter=self._sync_limiter
         ):
@@ -261,13 +261,13 @@ class Checkpointer:
     # -- in a thread
 
     def _start_some(self, left: deque[int]) -> bool:
-        """Begin writes for a short while, and take them out of `left`. False: the system cannot do that."""
+        """Start writes for a short while, and remove them from `left`. False: the system cannot do that."""
         began = self._clock.monotonic()
         try:
             while left and self._clock.monotonic() - began < _TOGETHER_SECONDS:
                 if not self._disk.start_write_back(left.popleft()):
                     return False
-        except OSError as error:  # a sync behind it may call it good
+        except OSError as error:  # a later sync may not report the error again
             raise PoisonError("a checkpoint could not have the logs written") from error
         return True
 
@@ -278,7 +278,7 @@ class Checkpointer:
             raise PoisonError("a checkpoint could not sync the logs") from error
 
     def _sync_some(self, left: deque[Callable[[], object]]) -> None:
-        """Those of these syncs that can be made in a short while, at least one; none once one has failed."""
+        """Run some of these syncs for a short while, at least one; none once one has failed."""
         began = self._clock.monotonic()
         try:
             while left and self._clock.monotonic() - began < _TOGETHER_SECONDS:
@@ -290,7 +290,7 @@ class Checkpointer:
             raise PoisonError("a checkpoint could not sync the logs") from error
 
     def _sync_log(self, pinned: Sequence[tuple[LogFile, int]]) -> None:
-        """A log's file before its index, so that no entry is on the disk before what it vouches for."""
+        """Sync a log's file before its index: no entry is on disk before what it vouches for."""
         for file, fd in pinned:
             self._files.sync(file, fd)
 
@@ -298,11 +298,11 @@ class Checkpointer:
         taken = snapshot.catalog
         replace_file(self._disk, catalog.PATH, catalog.pack(taken.head, taken.lines.values()))
         self._journal.release(taken.head.replay_lsn)
-        if not clean:  # else nothing more is written
+        if not clean:  # after a clean end nothing more is written
             self._journal.prepare()
 
 
 async def _in_turns(steps: Iterable[None]) -> None:
-    """The loop's other tasks have their turns between the steps."""
+    """Let the loop's other tasks run between the steps."""
     for _ in steps:
         await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone

@@ -1,7 +1,7 @@
-"""A commit: the blocking work that makes durable what appenders filled, in a thread or on the loop.
+"""A commit: the blocking work that makes batches durable, in a thread or on the loop.
 
-A `Commit` takes sealed batches through the disk and holds the outcome; the `Committer` then shows that to the
-world. Everything that blocks is here and touches no shared state; what is shared changes in the trio thread.
+A `Commit` takes sealed batches to the disk and holds the outcome, which the `Committer` publishes. Everything
+that blocks is here and touches no shared state; shared state changes in the trio thread.
 """
 
 from collections.abc import Sequence
@@ -30,26 +30,26 @@ from shared.storage.tails import Tails
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
-# Looking a member up in its enum takes as long as packing the entry.
+# Looking up an enum member takes as long as packing the entry.
 _APPEND, _REFERENCE = int(EntryKind.APPEND), int(EntryKind.REFERENCE)
 
 
 @attrs.define(eq=False, weakref_slot=False, repr=False, field_transformer=opaque)
 class LogCommit:
-    """What a commit does to one log, and what came of it."""
+    """What a commit does to one log, and the outcome."""
 
     log: Log
     fd: int
-    late: bool = False  # its records wait in memory for the log's file, which is not pinned
-    kept: bool = True  # what was opened stays open, for the next commit
-    before: bytearray = attrs.Factory(bytearray)  # its tail, which goes to the file first
+    late: bool = False  # the log's tail gets the records; its file is not touched
+    kept: bool = True  # a descriptor opened here stays open for later commits
+    before: bytearray = attrs.Factory(bytearray)  # the log's tail, written to the file first
     before_written: bool = False
-    refers: bool = False  # the journal is to refer to what comes first of it
-    named: bool = False  # its file's name is synced
+    refers: bool = False  # the journal may refer to bytes in the log's file
+    named: bool = False  # the file's name is synced
     referred_offset: int = 0
-    referred_bytes: int = 0  # from there on; the journal refers to them
-    ahead_lsn: int = UNKNOWN  # of a batch which says that the log's file may be ahead of the journal
-    made: bool = False  # the log's own file is there
+    referred_bytes: int = 0  # from `referred_offset` on: bytes that the journal refers to
+    ahead_lsn: int = UNKNOWN  # of a batch that says that the log's file may be ahead of the journal
+    made: bool = False  # the log's own file exists
     index_fd: int = UNKNOWN
     pinned_index_fd: int = UNKNOWN
     open_entry: IndexEntry | None = attrs.field(init=False)
@@ -57,11 +57,11 @@ class LogCommit:
     entries_written: int = attrs.field(init=False)
     entries_start: int = attrs.field(init=False)
     closed: list[IndexEntry] = attrs.Factory(list)
-    tail: list[memoryview] = attrs.Factory(list)  # what the log's tail gets
-    failed: bool = False  # the log's file did not take it
+    tail: list[memoryview] = attrs.Factory(list)  # added to the log's tail
+    failed: bool = False  # the log's file refused a write
     waiting_entries: Sequence[IndexEntry] = ()
-    direct_meant: bool = False  # some of it will go around the journal: its index is pinned, too
-    direct: bool = False  # some of it went around the journal
+    direct_meant: bool = False  # some of it will go around the journal: the index is pinned too
+    direct: bool = False  # some of it has gone around the journal
 
     def __attrs_post_init__(self) -> None:
         log = self.log
@@ -74,16 +74,18 @@ class LogCommit:
     def pin_for_direct(self, index_fd: int) -> None:
         self.direct_meant = True
         self.index_fd = self.pinned_index_fd = index_fd
-        self.waiting_entries = self.log.closed_entries[:]  # closed before; others may write them meanwhile
+        self.waiting_entries = self.log.closed_entries[:]  # copied: the `LogWriter` may write them meanwhile
 
     def close_entry(self) -> None:
-        """What it covers is synced. Were later bytes in it, and lost, nothing would vouch for these."""
+        """Close the open entry: what it covers is synced. If it also covered later bytes, and those were
+        lost, nothing would vouch for the synced ones.
+        """
         if self.open_entry is not None:
             self.closed.append(self.open_entry)
             self.open_entry = None
 
     def unpin(self, files: OpenFiles) -> None:
-        """The log may be looked at again; files that the commit opened stay open, as far as there is room."""
+        """Release the log. Files that the commit opened stay open, as far as there is room."""
         log = self.log
         log.busy = False
         if self.made:
@@ -100,7 +102,7 @@ class LogCommit:
             files.unpin(log.index_file)
 
     def publish(self, tails: Tails, now: float) -> None:
-        """Let the log have what came of it. In the trio thread; `now`: monotonic seconds."""
+        """Update the log with the outcome. In the trio thread; `now`: monotonic seconds."""
         log = self.log
         if self.before_written:
             tails.written(log, len(self.before), now)
@@ -130,29 +132,29 @@ class LogCommit:
 
 @attrs.define(eq=False, repr=False, field_transformer=opaque)
 class Commit:
-    """Batches on their way to the disk. `run()` blocks, in whatever thread; then the outcome is:
+    """Batches on their way to the disk. `run()` blocks, in any thread; then the outcome is:
 
-    the first `good` batches are durable; `poison` or `error` says what became of the others. `direct_error`:
-    what goes around the journal was not written, in all batches. What is not in a log's own file yet is in
-    `tail` of its `LogCommit`.
+    the first `good` batches are durable; `poison` or `error` says what happened to the others.
+    `direct_error`: in all batches, what goes around the journal was not written. `LogCommit.tail` has what is
+    not yet in a log's own file.
     """
 
     batches: list[CommitBatch]
     logs: dict[Log, LogCommit]
-    """But for those with light appends."""
+    """All logs but those with light appends."""
     journal: Journal
     disk: Disk
     files: OpenFiles
     clock: Clock
     now_ms: int
     room: int
-    """So many handles that are opened may stay open."""
+    """Descriptors opened here that may stay open."""
     sync_direct_first: bool
     """Some log has bytes around the journal that were never synced."""
     reference_bytes: int
-    """A log that gets so many may have them in its file alone, later; 0: none may."""
+    """From this many bytes on, a log's records may later go to its file alone; 0: never."""
     in_thread: bool = False
-    """It runs beside the loop."""
+    """Runs in a thread, beside the loop."""
     good: int = 0
     error: OSError | None = None
     poison: PoisonError | None = None
@@ -161,10 +163,10 @@ class Commit:
     synced: bool = False
     direct_synced: set[Log] = attrs.Factory(set)
     _referred: dict[LogCommit, None] = attrs.Factory(dict)
-    """Their files have bytes that are not synced, to which the journal refers."""
+    """Their files have unsynced bytes that the journal refers to."""
 
     def run(self) -> None:
-        """Write, sync, then see to the logs. What came of it stands in the fields: it never raises."""
+        """Write, sync, then update the logs' files. Never raises: the outcome is in the fields."""
         to_sync = False
         try:
             try:
@@ -187,7 +189,7 @@ class Commit:
             self.fail(error)
 
     def fail(self, error: Exception) -> PoisonError:
-        """A bug; nobody can tell what it left on the disk."""
+        """A bug: what it left on the disk is unknown."""
         logger.error(
             "a commit crashed; nothing more is written until a restart; report this bug", exc_info=error
         )
@@ -197,7 +199,7 @@ class Commit:
         return poison
 
     def _sync_direct(self) -> None:
-        """What went around the journal must be safe before anything about it is in the journal."""
+        """Sync what went around the journal before the journal mentions those logs."""
         for batch in self.batches:
             logs = {part.log for part in batch.appends.values() if part.journaled}
             logs.update(change.log for change in batch.changes if change.kind is EntryKind.FIRST)
@@ -215,7 +217,9 @@ class Commit:
                     target.close_entry()
 
     def _sync_by_name(self, target: LogCommit) -> None:
-        """Recovery finds these bytes by the files' names, and trusts them by their index entries."""
+        """Recovery finds these bytes by the files' names, and trusts them by their index entries: sync all
+        that.
+        """
         self.disk.sync_data(target.fd)
         with self.files.opened(target.log.index_file) as index_fd:
             self.disk.sync_data(index_fd)
@@ -225,7 +229,7 @@ class Commit:
     def _write(self, batch: CommitBatch) -> None:
         """Write one batch to the journal.
 
-        Raises OSError if nothing of it was written, PoisonError if nobody can tell.
+        Raises OSError if nothing of it was written, PoisonError if that is unknown.
         """
         if batch.broken is not None:
             raise PoisonError("what was promised to a batch is not in it") from batch.broken
@@ -266,7 +270,7 @@ class Commit:
         if not entries:
             return
         if self._referred and size > self.journal.room:
-            # The next segment's first batch says that all before it was synced.
+            # The next segment's first batch declares everything before it synced.
             self._sync_referred()
         written = memoryview(self.journal.write(pieces, entries, size, self.now_ms))
         for part, start, length in placed:
@@ -276,7 +280,7 @@ class Commit:
             target.ahead_lsn = self.journal.position - len(written)
 
     def _write_by_reference(self, part: LogAppend) -> bool:
-        """Write it to the log's own file; False where that does not take it, so that the journal must."""
+        """Write to the log's own file; False if that fails, so that the journal must take the bytes."""
         target = self.logs[part.log]
         if target.failed:
             return False
@@ -296,7 +300,7 @@ class Commit:
         return True
 
     def _cut_references(self, batch: CommitBatch) -> None:
-        """Nothing of this batch was written, so what it would have referred to goes."""
+        """Nothing of this batch was written: cut off the bytes that it would have referred to."""
         for part in batch.appends.values():
             if part.by_reference:
                 target = self.logs[part.log]
@@ -310,7 +314,7 @@ class Commit:
                     raise PoisonError(f"{part.log.file.path} could not be cut") from error
 
     def _sync_referred(self) -> None:
-        """Make safe what the journal refers to, apart from the journal."""
+        """Sync what the journal refers to, apart from the journal."""
         try:
             self._sync_names()
             self.disk.sync_many([target.fd for target in self._referred])
@@ -319,7 +323,7 @@ class Commit:
         self._referred_are_synced()
 
     def _sync_names(self) -> None:
-        """Recovery finds these bytes by their files' names."""
+        """Sync the names of files by which recovery finds these bytes."""
         folders = {target.log.namespace for target in self._referred if not target.log.named}
         for folder in sorted(folders):
             self.disk.sync_folder(folder)
@@ -347,10 +351,12 @@ class Commit:
         self.sync_seconds = self.clock.monotonic() - began
         self.synced = True
 
-    # -- behind the sync: the logs' own files
+    # -- after the sync: the logs' own files
 
     def _apply(self, good: list[CommitBatch]) -> None:
-        """What goes around the journal is in the log's file or nowhere: a failure is `direct_error`."""
+        """Update the logs' files. What goes around the journal is there or nowhere: a failure is
+        `direct_error`.
+        """
         direct: list[LogAppend] = []
         for batch in good:
             for change in batch.changes:
@@ -377,13 +383,15 @@ class Commit:
             try:
                 self.files.remove(file)
             except OSError:
-                pass  # the next start removes it: the journal says that the log is gone
+                pass  # the next start removes it: the journal says that the log is deleted
 
     def _apply_journaled(self, part: LogAppend) -> None:
-        """What a log's file does not take is served from memory, and tried again: it is in the journal."""
+        """The journal has the records, so if the file refuses them the tail keeps them and they are tried
+        again.
+        """
         target = self.logs[part.log]
         data, part.written = part.written, None
-        if data is None:  # the log's file has it
+        if data is None:  # the log's file has it already
             self._index(target, part)
             return
         if not target.late and not target.failed:
@@ -402,7 +410,7 @@ class Commit:
         self._index(target, part)
 
     def _write_before(self, target: LogCommit) -> None:
-        """The log's tail, so that there is no hole before what its file gets next."""
+        """Write the log's tail first, so that no hole is left before what follows."""
         if target.before and not target.before_written:
             write_all(self.disk, target.fd, target.before, target.log.tail_start)
             target.before_written = True
@@ -430,7 +438,7 @@ class Commit:
             except OSError:
                 if not part.journaled:
                     raise
-                # The entries wait in memory; reading the index again is tried when they are written.
+                # Entries wait in memory; the index is read again when they are written.
         closed, target.open_entry = extend(
             target.open_entry, target.last_ms, part.offset, part.chunks, part.counts, self.now_ms
         )
@@ -439,7 +447,7 @@ class Commit:
             target.last_ms = self.now_ms
 
     def _write_direct_entries(self) -> None:
-        """Bytes around the journal are found again by their index entries, so those go with them."""
+        """Write index entries with the bytes: recovery finds bytes around the journal by their entries."""
         for target in self.logs.values():
             if target.direct:
                 newest = [] if target.open_entry is None else [target.open_entry]
@@ -456,7 +464,9 @@ class Commit:
                         self._let_go(target)
 
     def _take_back_direct(self, direct: Sequence[LogAppend]) -> None:
-        """Else refused bytes stay behind a log's end, and after a stop the catalog looks too old."""
+        """Cut off refused bytes: left behind a log's end, they would make the catalog look outdated after a
+        stop.
+        """
         firsts = {part.log: part.offset for part in reversed(direct)}
         for log, offset in firsts.items():
             target = self.logs[log]
@@ -464,13 +474,13 @@ class Commit:
                 self._open(target)
                 self.disk.truncate(target.fd, offset)
             except (OSError, FileGone):
-                pass  # a later append writes over them
+                pass  # a later append overwrites them
             finally:
                 if not target.kept:
                     self._let_go(target)
 
     def _take_back_direct_entries(self) -> None:
-        """Else entries of refused bytes stay, and do not match what is written there next."""
+        """Remove entries of refused bytes: they would not match what is written there next."""
         for target in self.logs.values():
             if target.direct:
                 before = [*target.waiting_entries]
@@ -498,7 +508,7 @@ class Commit:
             self.room -= 1
 
     def _let_go(self, target: LogCommit) -> None:
-        """There are more logs in this commit than handles that may stay open."""
+        """Close a descriptor: this commit has more logs than descriptors that may stay open."""
         if target.fd >= 0:
             self.disk.close(target.fd)
             target.fd = UNKNOWN
@@ -508,7 +518,7 @@ class Commit:
 
 
 def open_log(files: OpenFiles, log: Log, made: bool = False) -> int:
-    """A descriptor of the log's own file, made if it is not there. Raises FileGone and OSError."""
+    """A descriptor of the log's own file, creating the file if needed. Raises FileGone and OSError."""
     if log.fresh and not made:
         return files.make(log.file, f"{log.file.path}.stray-{log.id}")
     return files.open(log.file, create=True)

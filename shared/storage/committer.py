@@ -1,12 +1,12 @@
-"""The committer: takes what piled up to the disk, and shows the outcome to everybody who waits.
+"""The committer: makes what was appended durable, then publishes it to everybody who waits.
 
 `begin` gives appenders a place in the batch that is being filled. `commit_pending`, called at the end of a
-driver's turn of the loop, commits it: at once where that is quick, else in a thread. What is appended
-meanwhile goes into the next batch. So the disk's speed sets a batch's size, and no timer is needed.
+driver's turn, commits that batch: on the loop if that is quick, else in a thread. Appends meanwhile fill the
+next batch. So the disk's speed sets the batch size, and no timer is needed.
 
-On success, in this order: bytes stand in the log files or in the logs' tails, `visible` advances, watchers
-are called, tickets resolve. On failure everything appended that is not durable is taken back: what failed and
-what is behind it, whose offsets stood on it.
+On success, in this order: the bytes are in the log files or the logs' tails, `visible` advances, watchers are
+called, tickets resolve. On failure everything appended and not durable is rolled back: the failed batch, and
+all behind it, whose offsets follow from it.
 """
 
 import math
@@ -46,33 +46,33 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 T = TypeVar("T")
 
 _INLINE_LOGS_MAX = 64
-"""A batch of more logs whose files are looked at is committed by the thread: each costs some microseconds
-beside its bytes, and a read of its index after a start."""
+"""A batch with more logs whose files are touched is committed in a thread: each takes some microseconds
+besides its bytes, and a read of its index after a start."""
 _INLINE_LIGHT_MAX = 1024
-"""The same of logs whose tails alone get their records: 1.6 us each."""
+"""The same for logs with light appends alone: 1.6 us each."""
 _INLINE_UNAWAITED_BYTES = 16 << 10
-"""A commit with what nobody waits for is made by the thread if it has more bytes."""
+"""A larger commit with records that nobody waits for is made in a thread."""
 _INLINE_BUSY = 8
-"""So many times as long as on an idle loop a sync without a thread may take on one that is busy."""
+"""On a busy loop, a sync on the loop may take this many times as long as on an idle one."""
 _RECENT_BYTES_MAX = 1 << 20
-"""What has just gone to a log's file is kept in memory for whoever watches the log, unless it is more."""
+"""Up to this size, what has just gone to a log's file is kept in memory for the log's watchers."""
 _SYNCS_RECENT = 1000
 _SYNCS_IN_THREAD = 8
-"""So many of the last ones are looked at: one of them nearly always finds the interpreter free."""
+"""Of so many syncs in threads the shortest counts: one of them nearly always found the interpreter free."""
 _SYNC_SHORT_SECONDS = 100e-6
 
 
 class Registry(Protocol):
-    """What keeps the catalog, and what has just become visible."""
+    """Keeps the catalog and the cache of new records."""
 
     def changed(self, change: Change) -> None:
         """The change is durable."""
 
     def undone(self, change: Change) -> None:
-        """The change was taken back."""
+        """The change was rolled back."""
 
     def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
-        """New records are visible and somebody watches."""
+        """New records are visible, and the log has watchers."""
 
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -81,7 +81,7 @@ SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 
 @attrs.define(eq=False)
 class CommitCounts:
-    """All since the store was opened. `sync_seconds`: about what the disk takes; inf before one was seen."""
+    """Totals since the store was opened. `sync_seconds`: what a sync takes, estimated; inf at first."""
 
     commits: int = 0
     inline_commits: int = 0
@@ -93,14 +93,14 @@ class CommitCounts:
     sync_seconds_total: float = 0.0
     sync_seconds: float = math.inf
     recent: deque[float] = attrs.Factory(lambda: deque(maxlen=_SYNCS_RECENT))
-    """What the last syncs took."""
+    """Seconds of the last syncs."""
     sync_times: Histogram = attrs.Factory(lambda: Histogram(SECONDS))
     ack_seconds: defaultdict[str, Histogram] = attrs.Factory(lambda: defaultdict(lambda: Histogram(SECONDS)))
-    """By namespace: how long records were on their way."""
+    """By namespace: seconds from append to durable."""
     _in_thread: deque[float] = attrs.Factory(lambda: deque(maxlen=_SYNCS_IN_THREAD))
 
     def sync_quantile(self, share: float) -> float:
-        """So many of the last syncs took no longer; 0 before one was made."""
+        """The quantile of the last syncs, in seconds; 0 before the first."""
         took = sorted(self.recent)
         return took[min(int(share * len(took)), len(took) - 1)] if took else 0.0
 
@@ -109,8 +109,10 @@ class CommitCounts:
         return self.sync_seconds_total / max(self.syncs, 1)
 
     def count_sync(self, seconds: float, *, in_thread: bool) -> None:
-        """A sync took so long. In a thread that includes the wait for the interpreter, up to 5 ms on a busy
-        loop, so the shortest of the last few counts there. Else busy loops stay with the thread for good."""
+        """Count a sync. In a thread it includes the wait for the interpreter, up to 5 ms on a busy loop. So
+        the shortest of the last few counts there; otherwise a busy loop would never commit without a thread
+        again.
+        """
         self.syncs += 1
         self.sync_seconds_last = seconds
         self.sync_seconds_total += seconds
@@ -124,13 +126,13 @@ class CommitCounts:
         before = self.sync_seconds
         if before == math.inf:
             self.sync_seconds = seconds
-        else:  # one long sync among short ones says little, so it is cut
+        else:  # a single long sync says little, so it is capped
             self.sync_seconds += (min(seconds, max(2 * before, _SYNC_SHORT_SECONDS)) - before) / 4
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Committer:
-    """One per store. `read_only` is set for good when the journal can no longer be trusted."""
+    """One per store. `read_only` is final: the journal can no longer be trusted."""
 
     journal: Journal
     _disk: Disk
@@ -141,41 +143,41 @@ class Committer:
     _in_thread: Callable[..., Awaitable[Any]]
     read_only: StoreError | None = None
     replay_lsn: int = 0
-    """Of the last checkpoint's snapshot: recovery may begin there."""
+    """Where replay begins, as of the last checkpoint's snapshot."""
     full: bool = False
-    """Publishing is refused for want of space; see `set_full`."""
+    """Publishing is refused because space is short; see `set_full`."""
     closed: bool = False
     congested: bool = False
     unindexed: dict[Log, None] = attrs.Factory(dict)
-    """Logs with entries that are not in their index files."""
+    """Logs with entries that their index files lack."""
     dirty: dict[Log, None] = attrs.Factory(dict)
     """Logs whose files changed since the last checkpoint's snapshot."""
     make_room: Callable[[], Awaitable[None]] | None = None
     """Waits for a checkpoint: the journal is at its bound."""
     write_tails: Callable[[], Awaitable[None]] | None = None
-    """Waits until some of the logs' tails are written: they take too much memory."""
+    """Waits until some tails are written: they take too much memory."""
     after_commit: tuple[Callable[[], None], ...] = ()
-    """Called after each: a checkpoint, or a look at the free space, may be due."""
+    """Called after each commit: a checkpoint, or a look at the free space, may be due."""
     counts: CommitCounts = attrs.Factory(CommitCounts)
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
     _batches: list[CommitBatch] = attrs.Factory(list)
-    _filling_since: float = 0.0  # monotonic: what came by then had to wait for a commit under way
+    _filling_since: float = 0.0  # monotonic: since then appends wait for the end of a commit
     _busy: bool = False
     _running: bool = False
     _together: bool = False
-    """Whatever is appended now goes into the newest batch, which nobody takes."""
+    """Inside `together`: all appends go into the newest batch, which is not taken."""
     _wake: trio.Event = attrs.Factory(trio.Event)
     _sync_by: float = math.inf  # monotonic: when written batches must be synced
     _idle: list[Callable[[], None]] = attrs.Factory(list)
     _uncongested: list[Callable[[], None]] = attrs.Factory(list)
     _charged: int = 0
-    """Of what waits for the disk: batches behind which others were begun. One alone costs no books."""
+    """Bytes charged for sealed batches that wait. A batch alone is not charged: that saves the books."""
     direct: DirectWrites = attrs.field(init=False)
     tails: Tails = attrs.field(init=False)
 
     _light_most: int = attrs.field(init=False)
-    """An append of so many bytes at most may be light: its records wait in the log's tail whatever else is
-    there, and share an index entry with those before them."""
+    """An append of at most so many bytes may be light: it fits into the log's tail in any case, and shares an
+    index entry with the records before it."""
 
     def __attrs_post_init__(self) -> None:
         settings = self._settings
@@ -190,15 +192,15 @@ class Committer:
     # -- filling batches
 
     def begin(self, log: Log, size: int, reserved: bool) -> LogAppend:
-        """The append to which `size` bytes of `log` are added next. Raises what `Log.append` raises."""
+        """The append to which `size` bytes of `log` are added next. Raises as `Log.append`."""
         if log.deleted or self.full or self.closed or self.read_only is not None:
             self._require_writable(log, reserved)
         mode = log.mode.waits_for
         if self._together and mode is Mode.DIRECT:
-            mode = Mode.SYNCED  # as in `append_all`: around the journal it could be lost by itself
+            mode = Mode.SYNCED  # as in `append_all`: around the journal it could be lost alone
             self._journal_queued(log)
         part = self._batch_with_room(size).append_to(log, mode)
-        if not self.full:  # else each append must ask whether it may use the reserve
+        if not self.full:  # when full, each append must ask whether it may use the reserve
             log.pending = part
         return part
 
@@ -207,7 +209,7 @@ class Committer:
         offsets: list[int] = []
         if self.closed or self.read_only is not None or self.full or self._together:
             return offsets, Ticket()
-        if logs[0].mode.mode != "always":  # a ticket for it would have all of the batch synced
+        if logs[0].mode.mode != "always":  # a ticket for this mode would have the whole batch synced
             return offsets, Ticket()
         batch = self._batch_with_room(sum(map(len, records)) + ENTRY_HEADER_BYTES * len(logs))
         ticket = batch.ticket(Mode.SYNCED)
@@ -239,16 +241,17 @@ class Committer:
     def append_all(
         self, parts: Sequence[tuple[Log, bytes, int]], reserved: bool, *, journaled: bool = False
     ) -> tuple[list[int], Ticket]:
-        """Add to several logs, all or nothing, in the strictest of their modes. `journaled`: together with a
-        change of the catalog that was added just now."""
+        """Append to several logs, all or nothing, in the strictest of their modes. `journaled`: part of the
+        same batch as a change of the catalog that was just added.
+        """
         for log, _, _ in parts:
             self._require_writable(log, reserved)
         mode = min(log.mode.waits_for for log, _, _ in parts)
         several = journaled or len({log for log, _, _ in parts}) > 1
         if several and any(log.direct for log, _, _ in parts):
-            # After a power cut a log of mode `none` counts as far as its index goes, and the batch may be
-            # lost: half of the change would be there. So it is in the journal and synced before any of it is
-            # shown.
+            # After a power cut, a log of mode `none` is valid as far as its index goes, and the batch may be
+            # lost: half of the change would be there. So it goes through the journal, and is synced before it
+            # is visible.
             mode = Mode.SYNCED
         batch = self._batch_with_room(CommitBatch.size_of(parts))
         offsets = []
@@ -263,17 +266,17 @@ class Committer:
             log.end += len(records)
         ticket = batch.ticket(mode)
         for (log, records, _), offset in zip(parts, offsets, strict=True):
-            if log.fold is not None:  # which may append more, and so seal the batch
+            if log.fold is not None:  # may append more, and so seal the batch
                 log.fold(offset, records)
         return offsets, ticket
 
     @contextmanager
     def together(self, size: int) -> Iterator[CommitBatch]:
-        """See `Store.together`; the batch is that of all that is appended within."""
+        """See `Store.together`; yields the batch of all that is appended inside."""
         if self._together:
             raise RuntimeError("what is together already is one batch: it is not nested")
         batch = self._batch_with_room(size)
-        if Mode.DIRECT in batch.tickets:  # some log's next records may be on their way around
+        if Mode.DIRECT in batch.tickets:  # some log's records may be going around the journal
             batch.seal()
             batch = self._batch_with_room(size)
         self._together = True
@@ -283,7 +286,7 @@ class Committer:
             self._together = False
 
     def add(self, change: Change, mode: Mode, beside: Sequence[tuple[Log, bytes, int]] = ()) -> Ticket:
-        """Add a change of the catalog, and keep room for `beside`. Raises StoreReadOnly, StoreClosed."""
+        """Add a change of the catalog, and leave room for `beside`. Raises StoreReadOnly, StoreClosed."""
         self._require_open()
         if change.kind is EntryKind.FIRST or change.kind is EntryKind.MODE:
             self._journal_queued(change.log)
@@ -301,7 +304,7 @@ class Committer:
         return ticket
 
     def set_full(self, full: bool) -> None:
-        """Whether publishing must stop: what is not marked as reserved is refused with StoreFull."""
+        """Whether publishing stops: with `full`, appends that are not `reserved` raise StoreFull."""
         if full and not self.full:
             for batch in self._batches:
                 for log in batch.appends:
@@ -314,7 +317,7 @@ class Committer:
 
     @property
     def over_budget(self) -> bool:
-        """What waits for the disk, and all else, takes more memory than there is."""
+        """Records that wait for the disk, and everything else, take more memory than there is."""
         return self.tails.account.over
 
     def _charge(self, size: int) -> None:
@@ -325,21 +328,21 @@ class Committer:
         return sum(batch.awaited_bytes for batch in self._batches)
 
     def when_uncongested(self, callback: Callable[[], None]) -> None:
-        """Call it once, when less waits for the disk; at once if that is so."""
+        """Call once when less waits for the disk, which may be now."""
         if self.congested:
             self._uncongested.append(callback)
         else:
             callback()
 
     def when_idle(self, callback: Callable[[], None]) -> None:
-        """Call it between two commits: now, or when the one under way has ended."""
+        """Call between two commits: now, or when the one under way ends."""
         if self._busy:
             self._idle.append(callback)
         else:
             callback()
 
     async def between_commits(self, take: Callable[[], T]) -> T:
-        """The result of `take`, called between two commits, but not once the caller is cancelled."""
+        """The result of `take`, called between two commits; not called once the caller is cancelled."""
         taken: list[T] = []
         ready = trio.Event()
         wanted = True
@@ -371,7 +374,7 @@ class Committer:
             raise StoreFull("the file system is short of space")
 
     def _batch_with_room(self, size: int) -> CommitBatch:
-        """The batch that is being filled, with room for `size` bytes."""
+        """The batch being filled, with room for `size` bytes."""
         batches = self._batches
         need = size + ENTRY_HEADER_BYTES
         if batches:
@@ -391,7 +394,7 @@ class Committer:
         return batch
 
     def _journal_queued(self, log: Log) -> None:
-        """Something about the log will be in the journal, so what is before it must not come later."""
+        """The log is about to be in the journal: what is queued for it must go there too, in order."""
         for batch in self._batches:
             part = batch.appends.get(log)
             if part is not None:
@@ -400,7 +403,7 @@ class Committer:
     # -- committing
 
     def commit_pending(self) -> None:
-        """Have everything that was appended committed: at once if that is quick, else soon."""
+        """Commit everything appended: now if that is quick, else soon in a thread."""
         if not self._batches or self._busy or self._together:
             return
         running = self._running
@@ -411,11 +414,11 @@ class Committer:
             self._finish(commit)
             if running or self._busy or not self._batches:
                 break
-        if running and self._batches:  # too much, or appended by those whom this commit answered
+        if running and self._batches:  # too much, or appended by callbacks of this commit
             self._wake.set()
 
     def sync_journal(self) -> None:
-        """Sync what modes `interval` and `none` left unsynced, here and now. Errors poison."""
+        """Sync what modes `interval` and `none` left unsynced, now. An error makes the store read-only."""
         if self.read_only is None:
             try:
                 self.journal.sync()
@@ -424,7 +427,9 @@ class Committer:
         self._sync_by = math.inf
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Commit until cancelled. What has begun is finished: nobody could tell what half a commit did."""
+        """Commit until cancelled. A commit that has begun is finished, because half a commit has no known
+        state.
+        """
         self._running = True
         task_status.started()
         try:
@@ -437,7 +442,7 @@ class Committer:
                     commit = self._take()
                     commit.in_thread = True
                     try:
-                        with trio.CancelScope(shield=True):  # a thread that writes cannot be called back
+                        with trio.CancelScope(shield=True):  # a thread that writes cannot be stopped
                             await self._in_thread(commit.run, limiter=self._limiter)
                     except Exception as error:
                         commit.fail(error)
@@ -453,15 +458,15 @@ class Committer:
             self._running = False
 
     def _is_quick(self) -> bool:
-        """Whether a commit here and now costs less than handing it to a thread."""
+        """Whether a commit on the loop costs less than handing it to a thread."""
         settings = self._settings
         if len(self._batches) > 1 or self.tails.crowded:
             return False
         batch = self._batches[0]
         size = batch.bytes
         if batch.sync:
-            # A thread costs the hop to it and back, and answers come in more pieces: on a busy loop that is
-            # more than a short wait. Other tasks waited while this was filled: as long again changes little.
+            # A thread costs two switches, and answers go out in more pieces: on a busy loop that is more than
+            # a short wait. Other tasks waited while this batch was filled; as long again changes little.
             quick = settings.inline_sync_seconds
             filling = self._clock.monotonic() - self._filling_since
             if self.counts.sync_seconds >= max(quick, min(filling, _INLINE_BUSY * quick)):
@@ -474,13 +479,14 @@ class Committer:
         )
 
     def _may_be_light(self, batch: CommitBatch) -> bool:
-        """Whether `_take_light` will set nearly all of it apart, as far as can be told without a look:
-        few of its appends are large, since it has not many bytes."""
+        """Whether `_take_light` will probably set nearly all of it apart: the batch has few bytes, so few of
+        its appends are large.
+        """
         few = len(batch.appends) <= _INLINE_LIGHT_MAX and batch.with_files <= _INLINE_LOGS_MAX
         return few and self._light_most > 0 and not batch.changes
 
     def _journal_is_full(self) -> bool:
-        """Whether the next batch has no place until a checkpoint frees a segment."""
+        """Whether the next batch does not fit until a checkpoint frees a segment."""
         journal = self.journal
         size = min(self._batches[0].bytes, BATCH_PAYLOAD_MAX)
         return (
@@ -505,7 +511,7 @@ class Committer:
         self._rest()
 
     def _take(self) -> Commit:
-        """All that has gathered, as one commit: its logs are busy, its files pinned, until `_finish`."""
+        """Take all batches as one commit. Its logs are busy and its files pinned until `_finish`."""
         batches, self._batches = self._batches, []
         self._busy = True
         logs: dict[Log, LogCommit] = {}
@@ -520,8 +526,8 @@ class Committer:
         for batch in batches:
             for log, part in batch.appends.items():
                 if log.tail or log in journaled:
-                    # Bytes before it are in the journal, and the file may not have them: what goes around the
-                    # journal would lie behind a hole.
+                    # Earlier bytes are in the journal and maybe not in the file: bytes around the journal
+                    # would leave a hole before them.
                     part.journaled = True
                 target = logs.get(log)
                 if target is None:
@@ -532,7 +538,7 @@ class Committer:
                         target.before = log.tail
                         target.refers = synced and self._may_refer(log)
                     direct_dirty |= log.direct_dirty
-                # What goes to the file behind the sync must not leave a hole before what is there already.
+                # What goes to the file without the journal must not leave a hole before it.
                 target.refers = target.refers and part.journaled and part.end - part.offset >= least
                 part.by_reference = target.refers
                 if part.journaled:
@@ -557,10 +563,11 @@ class Committer:
         )
 
     def _take_light(self, batch: CommitBatch) -> None:
-        """Set apart the small appends, of which the log's tail gets the records, and nothing else is touched.
+        """Set apart small appends: only their logs' tails get the records, and nothing else of the logs is
+        touched.
 
-        A log costs a commit 1.3 us so, and 7 us with a `LogCommit`. Only in a batch that is alone: the next
-        one, like a change of the catalog, may want more of the same log.
+        A log costs a commit 1.3 us so, and 7 us with a `LogCommit`. Only for a batch that is alone: another
+        batch, or a change of the catalog, may want more of the same log.
         """
         most = self._light_most
         others: dict[Log, LogAppend] = {}
@@ -580,10 +587,10 @@ class Committer:
         batch.appends = others
 
     def _may_refer(self, log: Log) -> bool:
-        """Whether its bytes may go to its file before the journal tells of them.
+        """Whether a log's bytes may go to its file before the journal mentions them.
 
-        Recovery must know: what a file in mode `always` has beyond the journal proves otherwise that the
-        journal is damaged. So a batch of the part that is replayed has said so, and is synced.
+        A file in mode `always` with bytes beyond the journal normally proves that the journal is damaged. So
+        recovery must know: a batch within the replayed part says so, and is synced.
         """
         return (
             self._settings.reference_bytes > 0
@@ -591,10 +598,12 @@ class Committer:
             and self.replay_lsn <= log.ahead_lsn < self.journal.synced
         )
 
-    # -- the outcome
+    # -- publishing the outcome
 
     def _finish(self, commit: Commit) -> None:
-        """Show what came of a commit. A bug in that must keep nobody waiting, nor the end of the store."""
+        """Publish the outcome of a commit. A bug in that must not leave anyone waiting, nor block closing the
+        store.
+        """
         try:
             self._publish(commit)
         except Exception as error:
@@ -606,12 +615,12 @@ class Committer:
             self._rest()
 
     def _publish(self, commit: Commit) -> None:
-        """In this order: who waits for a ticket finds everything else in place."""
+        """In this order: whoever waits for a ticket finds everything else in place."""
         for target in commit.logs.values():
             target.unpin(self._files)
         good = commit.batches[: commit.good]
         self._count(commit, good)
-        failure = commit.error or commit.direct_error  # for a poison there is `read_only`
+        failure = commit.error or commit.direct_error  # a poison sets `read_only`
         error = None if failure is None else error_for_unwritten(failure)
         direct_failed = commit.direct_error is not None
         moved = self._advance(commit, good, direct_failed)
@@ -626,7 +635,8 @@ class Committer:
                     call(watcher, log)
         direct_error = None if commit.direct_error is None else error_for_unwritten(commit.direct_error)
         if direct_failed:
-            # With what is pending behind it, and before anybody is told: who then appends begins at the end.
+            # Also what is pending behind it, and before tickets resolve: later appends begin at the
+            # rolled-back end.
             for batch in self._batches:
                 batch.seal()
             self._roll_back(log for log, target in commit.logs.items() if target.direct_meant)
@@ -637,8 +647,8 @@ class Committer:
         if self.read_only is not None or error is not None:
             self._fail(commit.batches[commit.good :], self.read_only or error)
         for batch in commit.batches:
-            # Batches and their appends refer to each other. Else they would stay until the garbage collector
-            # comes by, which for a few large objects is seldom.
+            # Batches and their appends refer to each other. Break the cycle: the garbage collector would come
+            # late for few large objects.
             batch.appends.clear()
             batch.light.clear()
         self._filling_since = self._clock.monotonic()
@@ -653,7 +663,7 @@ class Committer:
             self._rest()
 
     def _relieve(self) -> None:
-        """Less waits for the disk than before."""
+        """Less waits for the disk than before: adjust the charge, and resume those that wait for it."""
         self._charge(sum(batch.bytes for batch in self._batches[:-1]) - self._charged)
         if self.congested and self._awaited_bytes() <= self._settings.pending_bytes_max // 2:
             self.congested = False
@@ -678,7 +688,7 @@ class Committer:
                 counts.batch_bytes_max = size
 
     def _advance(self, commit: Commit, good: list[CommitBatch], direct_failed: bool) -> dict[Log, None]:
-        """Show what is durable now; returns the logs that have something new."""
+        """Make what is durable visible; returns the logs with new records."""
         moved: dict[Log, None] = {}
         now = self._clock.monotonic()
         for log in commit.direct_synced:
@@ -713,9 +723,9 @@ class Committer:
         return moved
 
     def poison(self, error: PoisonError) -> None:
-        """Final: nothing that waits is acknowledged, nothing more is accepted; reads go on."""
+        """Final: nothing pending is acknowledged, nothing more is accepted; reads go on."""
         self._set_read_only(error)
-        if not self._busy:  # else the commit under way fails what waits, when it has ended
+        if not self._busy:  # otherwise the end of the commit under way fails what is pending
             self._fail([], self.read_only)
             self._relieve()
 
@@ -729,7 +739,7 @@ class Committer:
                 reason=text,
             )
             for batch in self._batches:
-                batch.seal()  # so that appends come by, and are refused
+                batch.seal()  # so that appends take the slow path, and are refused
             if self._sync_by < math.inf or self.direct.due:
                 logger.critical(
                     "records of mode interval that were acknowledged since the last sync may be lost; "
@@ -737,7 +747,7 @@ class Committer:
                 )
 
     def _fail(self, batches: list[CommitBatch], error: StoreError | None) -> None:
-        """Take back these batches and everything behind them."""
+        """Roll back these batches and everything behind them."""
         assert error is not None
         failed = batches + self._batches
         self._batches = []
@@ -757,6 +767,6 @@ class Committer:
                 call(log.rolled_back, log)
 
     def _rest(self) -> None:
-        """Between two commits."""
+        """Run what waits for a moment between two commits."""
         while self._idle and not self._busy:
             self._idle.pop(0)()

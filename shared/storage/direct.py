@@ -1,9 +1,8 @@
-"""What is written around the journal: how much it is and, in mode `interval`, when it is synced.
+"""Bytes written around the journal: how many there are and, in mode `interval`, when they are synced.
 
-Such bytes stand in their log's own file only, with index entries that say how far they go; so it is the file
-and its index that have to be synced. That is done in a thread of its own while commits go on: a sync of what
-a fast recording wrote in an interval takes tens of milliseconds, and nobody who waits for the journal should
-wait for it too.
+Such bytes are only in their log's own file, with index entries that say how far they go, so the file and its
+index are synced. That happens in a thread of its own while commits go on. A sync of what a fast recording
+writes in an interval takes tens of milliseconds, and waiters for the journal should not wait for it too.
 """
 
 import math
@@ -24,8 +23,8 @@ class DirectWrites:
     """One per store. `bytes`: written around the journal since the last checkpoint's snapshot, or to a log's
     file that the journal refers to.
 
-    `due`: logs with bytes that are to be synced, and by when (monotonic seconds). `between_commits`: as the
-    committer's. `poison`: is called where a sync fails.
+    `due`: logs with bytes to be synced, and by when (monotonic seconds). `between_commits`: the committer's.
+    `poison`: called when a sync fails.
     """
 
     _disk: Disk
@@ -39,10 +38,10 @@ class DirectWrites:
     syncs: int = 0
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
     _wake: trio.Event = attrs.Factory(trio.Event)
-    _named: set[int] = attrs.Factory(set)  # ids of logs whose files' names are synced
+    _named: set[int] = attrs.Factory(set)  # ids of logs whose file names are synced
 
     def written(self, log: Log, size: int, now: float) -> None:
-        """A commit wrote so much of a log."""
+        """A commit wrote `size` bytes of a log."""
         self.bytes += size
         if log.mode.mode == "interval" and log not in self.due:
             self.due[log] = now + log.mode.seconds
@@ -60,14 +59,14 @@ class DirectWrites:
             self._wake = trio.Event()
 
     async def sync(self, logs: Sequence[Log]) -> None:
-        """Make safe what these hold now. What is written meanwhile is due anew."""
+        """Sync what these logs hold now. What is written meanwhile is due anew."""
         ends: dict[Log, int] = {}
         pinned: list[tuple[Log, LogFile, int]] = []
 
         def take() -> None:
             for log in logs:
-                # Its newest entry ends where this sync does: if later bytes went into that entry and were
-                # lost, nothing would vouch for those before them.
+                # Its newest entry ends where this sync does. If later bytes were in that entry and were lost,
+                # nothing would vouch for those before them.
                 log.close_entry()
                 ends[log] = log.visible
                 pinned.extend((log, file, self._files.pin(file)) for file in (log.file, log.index_file))
@@ -75,7 +74,7 @@ class DirectWrites:
         await self._between_commits(take)
         due = {log: self.due.pop(log) for log in logs}
         try:
-            with trio.CancelScope(shield=True):  # descriptors are pinned, and cannot be taken back
+            with trio.CancelScope(shield=True):  # a thread that uses pinned descriptors cannot be stopped
                 await self._in_thread(self._sync, pinned, limiter=self._limiter)
         except PoisonError as error:
             self.due |= due  # so that it is reported as possibly lost
@@ -92,7 +91,7 @@ class DirectWrites:
                 self._files.unpin(file)
 
     def _sync(self, pinned: Sequence[tuple[Log, LogFile, int]]) -> None:
-        """Each log's file before its index, so that no entry is on the disk before what it vouches for."""
+        """Sync each log's file before its index: no entry is on disk before what it vouches for."""
         try:
             for _, file, fd in pinned:
                 self._files.sync(file, fd)

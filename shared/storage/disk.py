@@ -1,8 +1,8 @@
-"""The only thing under the storage core that touches files, so that a fake one can stand in for it.
+"""The storage core's only access to files, so that a fake disk can replace it.
 
 Paths are relative to the data folder (`journal/00000000000000000000.wal`) and are opened below its handle: no
-link is followed, files are made 0600 and folders 0700. Errors are OSError with its errno, as the system gives
-them; what they mean is decided by the store, not here. All calls block.
+link is followed; files get mode 0600, folders 0700. Errors are the system's OSErrors; the store decides what
+they mean. All calls block.
 """
 
 import errno
@@ -16,11 +16,12 @@ class Disk(Protocol):
     """A data folder's files. Descriptors are small ints of this disk's own."""
 
     read_only: bool
-    """Nothing can be written, now or later."""
+    """Nothing can be written any more."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int:
         """Open for reading and writing. On a file system that has become read-only, open an existing file for
-        reading, and set `read_only`."""
+        reading, and set `read_only`.
+        """
 
     def close(self, fd: int) -> None: ...
 
@@ -30,18 +31,20 @@ class Disk(Protocol):
         """Up to `length` bytes; fewer only at the file's end."""
 
     def read_nowait(self, fd: int, length: int, offset: int) -> bytes | None:
-        """Like read, from memory alone; None where the system would have to wait, or fails: `read` tells."""
+        """As `read`, from the page cache alone; None if the system would have to wait, or fails (`read`
+        tells).
+        """
 
     def write(self, fd: int, data: bytes | memoryview, offset: int, *, passing: bool = False) -> int:
-        """Write some of `data`; returns how many bytes were taken (a short write is legal).
+        """Write some of `data`; returns the bytes taken (a short write is legal).
 
-        `passing`: nobody reads it soon, so the system need not keep it in memory.
+        `passing`: nobody reads it soon, so the system need not cache it.
         """
 
     def write_pieces(
         self, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
     ) -> int:
-        """Like write, of at most 1,024 pieces one behind the other."""
+        """As `write`, for at most 1,024 consecutive pieces."""
 
     def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> Sequence[int]:
         """Write all (descriptor, bytes, offset), in no order; for each the bytes taken, or minus an errno."""
@@ -50,17 +53,18 @@ class Disk(Protocol):
         """fdatasync. After any error nothing about the file's unsynced bytes is known."""
 
     def sync_many(self, fds: Sequence[int]) -> None:
-        """The same for several files, in no order, at the same time where the system can."""
+        """fdatasync several files, in no order, at the same time if the system can."""
 
     def start_write_back(self, fd: int) -> bool:
-        """Have the system begin to write what the file holds, which makes nothing durable, but a later sync
-        short. False where that cannot be done. An error is as final as a sync's."""
+        """Ask the system to start writing the file's dirty bytes: nothing is durable, but a later sync is
+        short. False if that is unavailable. An error is as final as a sync's.
+        """
 
     def sync_folder(self, path: str) -> None:
         """Make names in the folder durable ("" is the data folder itself)."""
 
     def sync_all(self) -> bool:
-        """syncfs on the data folder's file system; False where that cannot be trusted: nothing was done."""
+        """syncfs on the data folder's file system; False if that cannot be trusted, and nothing was done."""
 
     def truncate(self, fd: int, size: int) -> None: ...
 
@@ -68,7 +72,7 @@ class Disk(Protocol):
         """Reserve blocks up to `size` and make the file that long."""
 
     def punch(self, fd: int, offset: int, length: int) -> bool:
-        """Give a range's blocks back, keeping the file's length; False where the file system cannot."""
+        """Free a range's blocks, keeping the file's length; False if the file system cannot."""
 
     def rename(self, old: str, new: str) -> None: ...
 
@@ -85,7 +89,7 @@ class Disk(Protocol):
 
 
 class Clock(Protocol):
-    """What time it is."""
+    """The time."""
 
     def wall_ms(self) -> int:
         """Unix milliseconds; may jump."""
@@ -103,7 +107,7 @@ class SystemClock:
     monotonic = staticmethod(time.monotonic)
 
 
-# -- what is done with any disk
+# -- helpers for any disk
 
 _PIECES_MAX = 1024
 """What POSIX systems take in one call (IOV_MAX)."""
@@ -130,7 +134,7 @@ def size_of(disk: Disk, path: str) -> int | None:
 
 
 def write_file(disk: Disk, path: str, data: bytes) -> None:
-    """Make `data` all that the file holds, and sync that; its name is not synced."""
+    """Make `data` the file's whole content, and sync it; the name is not synced."""
     with opened(disk, path, create=True) as fd:
         disk.truncate(fd, 0)
         write_all(disk, fd, data, 0)
@@ -138,14 +142,14 @@ def write_file(disk: Disk, path: str, data: bytes) -> None:
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Put a whole file in place: at any moment there is the whole old one or the whole new one."""
+    """Replace a whole file: at any moment there is the whole old one or the whole new one."""
     write_file(disk, f"{path}.new", data)
     disk.rename(f"{path}.new", path)
     disk.sync_folder(path.rpartition("/")[0])
 
 
 def copy_file(disk: Disk, path: str, to: str, start: int = 0) -> None:
-    """Copy what a file holds from `start` on to another one, and sync that."""
+    """Copy a file from `start` on to another one, and sync that."""
     with opened(disk, path) as source, opened(disk, to, create=True) as target:
         for position in range(start, disk.size(source), _COPY_BYTES):
             write_all(disk, target, disk.read(source, _COPY_BYTES, position), position - start)
@@ -168,7 +172,7 @@ def write_all(
 def write_pieces(
     disk: Disk, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
 ) -> None:
-    """Write every byte of these, one behind the other, without putting them together first."""
+    """Write every byte of consecutive pieces, without joining them first."""
     at = 0
     while at < len(pieces):
         those = pieces[at : at + _PIECES_MAX]
@@ -177,7 +181,7 @@ def write_pieces(
             raise OSError(errno.EIO, "the disk takes no bytes")
         offset += taken
         for piece in those:
-            if taken < len(piece):  # some of it was left
+            if taken < len(piece):  # a short write inside this piece
                 write_all(disk, fd, memoryview(piece)[taken:], offset, passing=passing)
                 offset += len(piece) - taken
                 at += 1

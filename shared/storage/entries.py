@@ -1,4 +1,4 @@
-"""Index entries (STORAGE.md: index entry): how they come to be while records are added to a log."""
+"""Index entries (STORAGE.md: index entry): made while records are appended to a log."""
 
 from collections.abc import Iterable, Sequence
 from typing import cast
@@ -9,14 +9,14 @@ from shared.storage import format
 from shared.storage.format import IndexEntry
 
 ENTRY_COVERS_BYTES = 64 << 10
-"""An entry is closed once it covers so much: small enough to check before a byte is served, large enough that
-the index of 10 GiB is 10 MiB."""
+"""An entry is closed at this size: small enough to check before a byte is served, large enough that the index
+of 10 GiB is 10 MiB."""
 
 ENTRY_COVERS_SECONDS = 0.2
-"""Or once it is so old: the grain of times."""
+"""Or at this age: the resolution of times."""
 
 _CRC_BYTES_QUICK = 1 << 20
-"""The interpreter's lock is given up for longer sums alone."""
+"""Only for more bytes is the interpreter's lock released."""
 
 
 def extend(
@@ -27,23 +27,23 @@ def extend(
     counts: Sequence[int],
     now_ms: int,
 ) -> tuple[list[IndexEntry], IndexEntry | None]:
-    """Records were added at `offset`: returns the entries that this closes, and the one left open.
+    """Records were appended at `offset`: returns the entries that this closes, and the one left open.
 
-    `chunks` and `counts`: as a `LogAppend` has them. Entries end where chunks of whole records end, so
-    nothing is parsed unless one is longer than an entry should be. `last_ms`: time of the newest record
-    before; times never go down.
+    `chunks` and `counts`: as in a `LogAppend`. Entries end where chunks of whole records end, so nothing is
+    parsed unless a chunk is longer than an entry should be. `last_ms`: time of the newest earlier record;
+    times never go down.
     """
     now = max(now_ms, last_ms)
     closed: list[IndexEntry] = []
     entry = open_entry
-    begun: bytes | memoryview = b""  # of a record in two pieces
+    begun: bytes | memoryview = b""  # first piece of a record in two pieces
     for chunk, count in zip(chunks, counts, strict=True):
         if not count:
             begun = chunk
             continue
         size = len(begun) + len(chunk)
         if size > ENTRY_COVERS_BYTES and not begun:
-            # Whole records are bytes, or as good as such; only a record in two pieces may be something else.
+            # Whole records are bytes; only a record in two pieces may be something else.
             entry = _extend_by_long(closed, entry, now, offset, cast(bytes, chunk))
         else:
             if entry is not None and size > ENTRY_COVERS_BYTES:  # one long record: an entry of its own
@@ -63,7 +63,7 @@ def extend(
 def _extend_by_long(
     closed: list[IndexEntry], entry: IndexEntry | None, now_ms: int, offset: int, chunk: bytes
 ) -> IndexEntry | None:
-    """The same for whole records that are too many for one entry; what they close is added to `closed`."""
+    """The same for whole records that are too many for one entry; closed entries are added to `closed`."""
     view = memoryview(chunk)
     for start, end, records in format.split_records(chunk, ENTRY_COVERS_BYTES):
         size = end - start
@@ -81,10 +81,10 @@ def _extend_by_long(
 def extend_by_tail(
     open_entry: IndexEntry | None, end: int, tail: bytearray, commits: Sequence[tuple[int, int, int]]
 ) -> tuple[list[IndexEntry], IndexEntry | None]:
-    """As `extend`, for what several commits added to the end of a log's tail, each 64 KiB at most.
+    """As `extend`, for what several commits added to a log's tail, at most 64 KiB each.
 
-    `end`: of the log. `commits`: the time in ms, which never goes down, bytes and records of each. What goes
-    into one entry is summed up at once: 2 us for 20 commits of 20 bytes, 20 us with `extend`.
+    `end`: of the log. `commits`: each one's time in ms (never going down), bytes and records. What goes into
+    one entry is added up at once: 2 us for 20 commits of 20 bytes; 20 us with `extend`.
     """
     closed: list[IndexEntry] = []
     entry = open_entry
@@ -110,7 +110,7 @@ def extend_by_tail(
 
 
 def crc_of(chunks: Iterable[bytes | memoryview]) -> int:
-    """The CRC of these, one behind the other."""
+    """The CRC-32C of the chunks, one behind the other."""
     crc = 0
     for chunk in chunks:
         crc = _crc(chunk, crc)
@@ -118,8 +118,9 @@ def crc_of(chunks: Iterable[bytes | memoryview]) -> int:
 
 
 def _crc(data: bytes | bytearray | memoryview, before: int) -> int:
-    """With the interpreter's lock kept: a quarter of a megabyte takes 12 us, and getting the lock back beside
-    a busy loop many times that (seen: most of the time of a commit with many such chunks)."""
+    """Keep the interpreter's lock for short data: 256 KiB takes 12 us, and getting the lock back beside a
+    busy loop takes many times that (seen: most of the time of a commit with many such chunks).
+    """
     return crc32c(data, before, 0 if len(data) <= _CRC_BYTES_QUICK else -1)
 
 

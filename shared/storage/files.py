@@ -1,11 +1,11 @@
-"""Handles of logs' files: a bounded number stay open, and none ever leads to another log's bytes.
+"""Open files of logs: a bounded number, and no handle ever refers to another log's bytes.
 
-A log deleted and made again has the same path. So a path is opened, made and unlinked only here, under one
-lock, and never once its log is gone: a thread that still works on the old log cannot touch the new one's
-files. Handles that are open go on meaning the old file, as POSIX has it.
+A log deleted and created again has the same path. So paths are opened, created and unlinked only here, under
+one lock, and never after their log is deleted: a thread that still works on the old log cannot touch the new
+one's files. Open handles keep meaning the old file, as POSIX has it.
 
-Which handles are kept is decided in the trio thread alone; threads are handed descriptors that are pinned
-meanwhile, or open their own and hand them over afterwards.
+The trio thread alone decides which handles stay open. Threads get descriptors that are pinned meanwhile, or
+open their own and hand them over.
 """
 
 import errno
@@ -26,7 +26,7 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 
 
 class DamagedPlaces:
-    """The places. `report` may be called from any thread; `len` is how many there are."""
+    """Damage found in files. Methods may be called from any thread; each place is counted and logged once."""
 
     def __init__(self) -> None:
         self._places: set[tuple[int, str, int]] = set()
@@ -35,7 +35,7 @@ class DamagedPlaces:
         return len(self._places)
 
     def in_log(self, log_id: int, path: str, offset: int, length: int) -> None:
-        """What stands there is not what was written."""
+        """Bytes of a log are not what was written."""
         if self._is_new(log_id, path, offset):
             logger.error(
                 "damaged bytes in a log: reading them is refused, all else is served; look at the disk",
@@ -45,7 +45,7 @@ class DamagedPlaces:
             )
 
     def in_index(self, log_id: int, path: str, offset: int, covered_bytes: int) -> None:
-        """Index entries from `offset` of `path` on were not good; what they cover is served all the same."""
+        """Index entries from `offset` of `path` on were bad; what they cover is served all the same."""
         if self._is_new(log_id, path, offset):
             logger.error(
                 "damaged index: made anew from its log, which is served, unverified; look at the disk",
@@ -55,7 +55,7 @@ class DamagedPlaces:
             )
 
     def in_file(self, path: str, text: str | None = None) -> None:
-        """A whole file is not what it was; `text` says what that means, unless somebody else does."""
+        """A whole file is not what it was; `text` says what that means, unless the caller logs it."""
         if self._is_new(0, path, 0) and text is not None:
             logger.error(text, path=path)
 
@@ -68,7 +68,7 @@ class DamagedPlaces:
 
 
 _ROOM_LEAST = 16
-_EVICT_LOOKS = 8  # pinned ones are passed over, so that many of them cost little
+_EVICT_LOOKS = 8  # pinned files are skipped, so bound how many are looked at
 
 
 class FileGone(Exception):
@@ -76,7 +76,7 @@ class FileGone(Exception):
 
 
 class LogFile:
-    """One of a log's two files. `fd` is -1 while it is closed; `pins`: who needs it to stay open."""
+    """One of a log's two files. `fd`: -1 while closed; `pins`: how many users need it open."""
 
     __slots__ = ("fd", "gone", "path", "pins")
 
@@ -88,7 +88,7 @@ class LogFile:
 
 
 class OpenFiles:
-    """The open handles, least recently used first. `damage`: what was found damaged in the files."""
+    """The open handles, least recently used first. `damage`: what was found damaged."""
 
     def __init__(self, disk: Disk, files_max: int = 0, damage: DamagedPlaces | None = None) -> None:
         self.damage = DamagedPlaces() if damage is None else damage
@@ -132,7 +132,7 @@ class OpenFiles:
                 return self._disk.open(file.path, create=True, exclusive=True)
 
     def remove(self, file: LogFile) -> None:
-        """Unlink a deleted log's file. Raises OSError; then it is tried again at the next start."""
+        """Unlink a deleted log's file. Raises OSError; the next start tries again."""
         with self._names:
             if not file.gone:
                 file.gone = True
@@ -145,11 +145,11 @@ class OpenFiles:
 
     @property
     def room(self) -> int:
-        """How many handles a thread may leave open for `adopt`; those beyond it closes itself."""
+        """How many handles a thread may leave open for `adopt`; it closes others itself."""
         return max(_ROOM_LEAST, self._files_max - len(self._open))
 
     def reserve_descriptors(self, connections: int) -> None:
-        """So many connections are open: keep the handles that the process's limit leaves beside them."""
+        """So many connections are open: keep as many handles as the process's limit leaves."""
         if not self._is_fixed:
             self._files_max = log_files_beside(connections)
             kept = math.inf
@@ -158,7 +158,7 @@ class OpenFiles:
                 self._evict()
 
     def pin(self, file: LogFile) -> int:
-        """The descriptor, or -1 if it is closed; it stays as it is until `unpin`."""
+        """The descriptor, or -1 if closed; it stays as it is until `unpin`."""
         file.pins += 1
         if file.fd >= 0:
             self._open.move_to_end(file)
@@ -172,8 +172,9 @@ class OpenFiles:
             self._evict()
 
     def sync(self, file: LogFile, fd: int) -> None:
-        """Make safe what a file holds. `fd`: as `pin` gave it. One that is not there needs nothing: it was
-        deleted meanwhile, or never had a byte."""
+        """Sync a file. `fd`: as from `pin`. A missing file needs no sync: it was deleted, or never had a
+        byte.
+        """
         if fd >= 0:
             self._disk.sync_data(fd)
             return
@@ -181,7 +182,7 @@ class OpenFiles:
             self._disk.sync_data(fd)
 
     def adopt(self, file: LogFile, fd: int) -> None:
-        """A thread opened `fd` for it: keep it, unless there is one."""
+        """Keep `fd`, which a thread opened, unless the file is open already."""
         if file.fd >= 0 or (file.gone and not file.pins):
             self._disk.close(fd)
             return
@@ -191,16 +192,16 @@ class OpenFiles:
             self._evict()
 
     def pin_open(self, file: LogFile) -> int:
-        """Pin it, opened here and now if need be. Raises FileGone and OSError (nothing is pinned then)."""
+        """Pin the file, opening it now if needed. Raises FileGone and OSError (then it is not pinned)."""
         if file.fd < 0:
             fd = self.open(file)
-            file.pins += 1  # first: where all others are pinned it would be closed at once, to make room
+            file.pins += 1  # pin first: if all others are pinned, `adopt` would close it at once
             self.adopt(file, fd)
             return file.fd
         return self.pin(file)
 
     def forget(self, file: LogFile) -> None:
-        """Its log is gone: close it once nobody needs it."""
+        """The log is deleted: close the file once nobody uses it."""
         if not file.pins:
             self._close(file)
 
@@ -226,7 +227,7 @@ class OpenFiles:
 
 
 def out_of_space(error: OSError) -> bool:
-    """Whether the disk has no room (for us), as against not working."""
+    """Whether the disk, or our quota, is full, and not broken."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -238,7 +239,7 @@ def describe(error: BaseException | None) -> str:
 
 
 def error_for_unwritten(error: OSError | None) -> StoreError:
-    """The error for those whose bytes were not written."""
+    """The error for appends whose bytes were not written."""
     assert error is not None
     if out_of_space(error):
         return StoreFull(f"not written: {describe(error)}")

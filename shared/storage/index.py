@@ -1,7 +1,7 @@
-"""Index files: reading, writing and rebuilding whole files of entries; how those come to be: `entries.py`.
+"""Index files: reading, writing and rebuilding them. How entries are made: `entries.py`.
 
-An entry (STORAGE.md: index entry) covers whole records of a log. This module is what a running store shares
-with the tools that work on files. The store looks entries up with `index_reader.py`, and writes them with
+An entry (STORAGE.md: index entry) covers whole records of a log. This module is shared by a running store and
+the tools that work on files. The store looks entries up with `index_reader.py`, and writes them with
 `log_writer.py`.
 """
 
@@ -24,15 +24,14 @@ from shared.storage.log import Log
 
 _READ_ENTRIES = 16 << 10
 _PROBE_BYTES = 16 << 10
-"""Of a damaged range: so much is summed up, to see later whether it changed."""
+"""Bytes of a damaged range that are summed, to see later whether it changed."""
 _DAMAGED_BYTES_MAX = 1 << 30
-"""An entry's length has 4 bytes: a longer range gets several."""
-_BLOCK_BYTES = 4096  # of the file system: what a hole is made of
+"""A longer range gets several entries: an entry's length has 4 bytes."""
+_BLOCK_BYTES = 4096  # of the file system: the unit of holes
 
 
 def checked_from(entries: Iterable[IndexEntry | None], first: int) -> int:
-    """Where reading must begin to check what is kept from `first` on: an entry kept in part is checked
-    whole."""
+    """Where to begin reading so as to check what is kept from `first` on: partly kept entries are checked whole."""
     kept_in_part = (
         entry.offset for entry in entries if entry is not None and entry.offset < first < entry.end
     )
@@ -43,14 +42,15 @@ def checked_from(entries: Iterable[IndexEntry | None], first: int) -> int:
 
 
 def entry_position(number: int) -> int:
-    """Where the index's entry `number` stands in its file."""
+    """The position of entry `number` in the index file."""
     return INDEX_HEADER_BYTES + number * INDEX_ENTRY_BYTES
 
 
 @attrs.frozen
 class IndexFile:
-    """An index file as found. `entries`: None for an entry that is not good; zeroed ones at the front are
-    counted in `dropped`."""
+    """An index file as found. `entries`: None for a bad one; zeroed ones at the front are counted in
+    `dropped`.
+    """
 
     log_id: int
     created_ms: int
@@ -59,12 +59,12 @@ class IndexFile:
 
     @property
     def end(self) -> int | None:
-        """The offset behind the last good entry; None without any."""
+        """The offset behind the last good entry; None if there is none."""
         return next((entry.end for entry in reversed(self.entries) if entry is not None), None)
 
 
 def read_index(disk: Disk, fd: int) -> IndexFile | None:
-    """Read a whole index; None where its header is not good."""
+    """Read a whole index; None if its header is bad."""
     header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
     if header is None:
         return None
@@ -81,9 +81,9 @@ def read_index(disk: Disk, fd: int) -> IndexFile | None:
 
 
 def read_index_of(disk: Disk, path: str, log_id: int, created_ms: int) -> IndexFile | None:
-    """A log's whole index; None where there is none, or no entry of it is this log's.
+    """A log's whole index; None if it is missing, or has no entry of this log.
 
-    Each entry names its log, so entries count even where the header is damaged.
+    Each entry names its log, so entries count even if the header is damaged.
     """
     try:
         with opened(disk, path) as fd:
@@ -105,7 +105,7 @@ def pack_index(log_id: int, created_ms: int, entries: Iterable[IndexEntry]) -> b
 
 
 def owner(disk: Disk, path: str) -> int | None:
-    """The log that an index file is of; None where there is none, or its header does not tell."""
+    """The log that an index file belongs to; None if it is missing, or its header is bad."""
     try:
         with opened(disk, path) as fd:
             header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
@@ -115,7 +115,7 @@ def owner(disk: Disk, path: str) -> int | None:
 
 
 def belongs_to(disk: Disk, fd: int, log_id: int) -> bool:
-    """Whether an index file is that log's: its header says so or, where that is damaged, an entry does."""
+    """Whether an index file is that log's: its header says so or, if damaged, an entry does."""
     header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
     if header is not None:
         return header[0] == log_id
@@ -123,7 +123,7 @@ def belongs_to(disk: Disk, fd: int, log_id: int) -> bool:
 
 
 def dropped_entries(disk: Disk, fd: int) -> int:
-    """How many entries at the front are all zero: retention gave their space back."""
+    """How many entries at the front are zero: retention has freed their space."""
     dropped = 0
     for block in _blocks(disk, fd, entry_position(0)):
         zeros = len(block) - len(block.lstrip(b"\0"))
@@ -136,7 +136,7 @@ def dropped_entries(disk: Disk, fd: int) -> int:
 def stored_entries(
     disk: Disk, fd: int, log_id: int, number: int = 0, count: int = sys.maxsize
 ) -> Iterator[IndexEntry | None]:
-    """The entries from `number` up to `count`; None for one that is not good."""
+    """The entries from `number` up to `count`; None for a bad one."""
     for block in _blocks(disk, fd, entry_position(number)):
         stop = min(len(block), (count - number) * INDEX_ENTRY_BYTES)
         for at in range(0, stop - INDEX_ENTRY_BYTES + 1, INDEX_ENTRY_BYTES):
@@ -156,7 +156,7 @@ def _blocks(disk: Disk, fd: int, position: int) -> Iterator[bytes]:
 
 
 def write_entries(disk: Disk, fd: int, log_id: int, number: int, entries: Sequence[IndexEntry]) -> None:
-    """Write entries from `number` on. Raises OSError; writing the same again is always right."""
+    """Write entries from `number` on. Raises OSError; writing the same again is harmless."""
     data = b"".join(format.pack_index_entry(entry, log_id) for entry in entries)
     write_all(disk, fd, data, entry_position(number))
 
@@ -166,17 +166,17 @@ def write_header(disk: Disk, fd: int, log_id: int, created_ms: int) -> None:
 
 
 Read = Callable[[int, int], bytes]
-"""Of a log's file: so many bytes, from an offset on; fewer at its end."""
+"""Reads a log's file: (length, offset) to bytes; fewer at the end."""
 
 
 def rebuild(
     read: Read, start: int, end: int, now_ms: int, piece_bytes: int = ENTRY_COVERS_BYTES
 ) -> tuple[list[IndexEntry], int]:
-    """Make entries for the records found from `start` (a record's start) to at most `end`.
+    """Make entries for the records from `start` (a record's start) to at most `end`.
 
     Each covers as many records as fit `piece_bytes`, or one longer record. They are flagged unverified: their
-    CRC says what was found. Returns them and where whole records ended, which is below `end` where the length
-    fields lead beyond it.
+    CRC says what was found. Also returns where whole records ended: below `end` if the length fields lead
+    beyond it.
     """
     entries: list[IndexEntry] = []
     position = start
@@ -245,7 +245,7 @@ def _is_of(log: Log, header: bytes) -> bool:
 def load_end(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]:
     """How many entries the index file has, and the newest record's time; they reach to `end`.
 
-    An index that does not (it is missing, damaged or short) is rebuilt from there on, flagged unverified, and
+    An index that does not (missing, damaged or short) is rebuilt from there on, flagged unverified, and
     reported. Raises FileGone and OSError.
     """
     with files.repairs:
@@ -272,7 +272,7 @@ def _entry_at(disk: Disk, fd: int, log: Log, number: int) -> IndexEntry | None:
 
 
 def _repair(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]:
-    """Keep what is good of an index, and make entries, of the bytes as they are, from there to `end`."""
+    """Keep the good part of an index, and make entries for the bytes from there to `end`."""
     fd = open_for_writing(disk, files, log)
     try:
         number = (disk.size(fd) - INDEX_HEADER_BYTES) // INDEX_ENTRY_BYTES
@@ -295,9 +295,9 @@ def _repair(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]
 
 
 class _Gap(NamedTuple):
-    """Entries from `low` to `high` that are not good, and what they covered, [start, stop).
+    """Bad entries from `low` to `high`, and what they covered: [start, stop).
 
-    `time_ms`: no record there is newer, as far as is known.
+    `time_ms`: no record there is known to be newer.
     """
 
     low: int
@@ -308,10 +308,10 @@ class _Gap(NamedTuple):
 
 
 def mend(disk: Disk, files: OpenFiles, log: Log, number: int, offset: int, count: int, end: int) -> None:
-    """Rebuild bad index entries in place, from entry `number` on, up to the first that reaches beyond
-    `offset`. The index has `count` entries, which reach to `end`.
+    """Rebuild bad index entries in place, from entry `number` to the first that reaches beyond `offset`.
 
-    Raises CorruptRecord where there is nothing to mend, FileGone and OSError.
+    The index has `count` entries, which reach to `end`. Raises CorruptRecord if none is bad, FileGone and
+    OSError.
     """
     mended = False
     with files.repairs:
@@ -333,7 +333,7 @@ def mend(disk: Disk, files: OpenFiles, log: Log, number: int, offset: int, count
 
 
 def _gaps(disk: Disk, fd: int, log: Log, number: int, count: int, end: int) -> Iterator[_Gap]:
-    """Yield where the index is not good from entry `number` on, without what retention has dropped."""
+    """Yield the gaps of the index from entry `number` on, without what retention has dropped."""
     before: IndexEntry | None = None
     low = number
     while low:
@@ -356,7 +356,7 @@ def _gap(
     """The gap between two good entries, if there is one."""
     start = log.first_kept if before is None else max(before.end, log.first_kept)
     if low == high and before is not None and start < stop:
-        # No entry is left for it: the last is made longer.
+        # No entry is left for it: extend the last one.
         low, start = low - 1, max(before.offset, log.first_kept)
     if low == high or start > stop:
         return
@@ -367,9 +367,9 @@ def _gap(
 
 
 def _made_anew(disk: Disk, log_fd: int, gap: _Gap) -> list[IndexEntry]:
-    """An entry for each of the gap's entries; where fewer are enough the last ones cover nothing."""
+    """An entry for each of the gap's entries; if fewer are enough the last ones cover nothing."""
     entries = gap.high - gap.low
-    # Two that follow each other cover more than one piece may: so they are not more than there are entries.
+    # Two neighbours cover more than one piece may, so there are never more than `entries`.
     piece_bytes = max(ENTRY_COVERS_BYTES, -(-2 * (gap.stop - gap.start) // entries))
     made = fill(disk, log_fd, gap.start, gap.stop, gap.time_ms, piece_bytes)[:entries]
     empty = IndexEntry(gap.stop, gap.time_ms, gap.time_ms, 0, 0, 0, EntryFlag.UNVERIFIED)
@@ -386,10 +386,10 @@ def fill(
     *,
     torn: bool = False,
 ) -> list[IndexEntry]:
-    """Index entries for all of [start, end) as it is found: unverified where it parses, damaged behind that.
+    """Entries for all of [start, end) as found: unverified where it parses, damaged behind that.
 
-    A record ends at `end`, unless the log may be `torn` there. So where the length fields lead elsewhere a
-    record before is damaged, and the walk went astray: the last piece counts as damaged, too.
+    A record ends at `end`, unless the log may be `torn` there. So if the length fields lead elsewhere, an
+    earlier record is damaged and the walk went astray: then the last piece counts as damaged too.
     """
     found, position = rebuild(partial(disk.read, log_fd), start, end, time_ms, piece_bytes)
     if found and position < end <= disk.size(log_fd) and not torn:
@@ -409,9 +409,9 @@ def fill(
 def whole(
     disk: Disk, log_fd: int, good: Iterable[IndexEntry], first: int, end: int, time_ms: int
 ) -> tuple[list[IndexEntry], int]:
-    """Entries for all of [first, end): good ones, in order, and new ones where there is none (see `fill`).
+    """Entries for all of [first, end): the good ones, in order, and new ones in the gaps (see `fill`).
 
-    `time_ms`: when the log was made. Returns them, and how many bytes the new ones cover.
+    `time_ms`: when the log was made. Also returns how many bytes the new ones cover.
     """
     found: list[IndexEntry] = []
     position, filled = first, 0
@@ -436,7 +436,7 @@ def whole(
 def drop_entries(disk: Disk, files: OpenFiles, log: Log, number: int) -> None:
     """Zero the index entries below `number`, whole disk blocks by a hole. Raises FileGone, OSError."""
     with files.repairs, files.opened(log.index_file) as fd:
-        # The block that holds the header is not given back, so its entries are overwritten.
+        # The first block holds the header, so it is overwritten and not freed.
         stop = entry_position(number) // _BLOCK_BYTES * _BLOCK_BYTES
         if stop > _BLOCK_BYTES:
             write_all(disk, fd, bytes(_BLOCK_BYTES - INDEX_HEADER_BYTES), INDEX_HEADER_BYTES)

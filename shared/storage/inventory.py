@@ -1,4 +1,4 @@
-"""Which logs there are: namespaces, their logs, and what of that is durable (the catalog)."""
+"""The logs of a store: namespaces, their logs, and which of them are durable (the catalog)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -20,16 +20,18 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 
 KEEP_ALL = Retention()
 _PACKED_AT_ONCE = 500
-"""Lines of the catalog, 6 us each: the loop's other tasks have their turns in between."""
+"""Lines of the catalog (6 us each) packed before other tasks run."""
 
 Beside = Callable[[Log], tuple[Log, bytes, int]]
-"""From a log that is being made to what `Store.append_all` takes."""
+"""From a log that is being created to an append for another log, as `Store.append_all` takes it."""
 
 
 @attrs.frozen
 class CatalogSnapshot:
-    """The catalog as of one moment. `lines`: packed, by log; those of `changed` are still to be packed, each
-    with its mode, first offset and end as of then. `folders`: whose names changed since the last time."""
+    """The catalog as of one moment. `lines`: packed, by log id. `changed`: logs whose lines are still to be
+    packed, with mode, first offset and end as of that moment. `folders`: whose names changed since the last
+    snapshot.
+    """
 
     head: Catalog
     lines: dict[int, bytes]
@@ -39,7 +41,7 @@ class CatalogSnapshot:
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Namespace:
-    """A folder of logs. `mode` and `retention` are those of logs that say nothing else."""
+    """A folder of logs. `mode` and `retention` are defaults for its logs."""
 
     _inventory: "Inventory"
     name: str
@@ -57,30 +59,29 @@ class Namespace:
     ) -> tuple[Log, Ticket]:
         """Make a log; appends may follow at once, and all become durable in order.
 
-        `beside`: from the log, what another log's records say of it: neither is ever there without the other.
-        Raises StoreError where there is one by that name (or, on a file system that folds case, by one that
-        differs only in that), and as `Log.append` does.
+        `beside`: an append to another log about this one, made in the same batch: neither is ever there
+        without the other. Raises StoreError if the name is taken (on a file system that folds case, also by
+        one that differs only in case), and as `Log.append`.
         """
         return self._inventory.create(self, name, mode or self.mode, reserved, beside)
 
     def delete(self, name: str, beside: Sequence[tuple[Log, bytes, int]] = ()) -> Ticket:
-        """End a log: its readers get LogDeleted at once, its files go when that is durable.
+        """Delete a log: its readers get LogDeleted at once, its files are removed when that is durable.
 
-        The name is free at once: a log made by it again is another log. `beside`: what other logs' records
-        say of that, as `Store.append_all` takes it: all of it is durable, or nothing. So a start that finds
-        the one without the other knows that something is lost. Raises KeyError, and StoreReadOnly or
-        StoreClosed.
+        The name is free at once; a log created with it again is another log. `beside`: appends to other logs
+        about this, as for `Store.append_all`: all of it becomes durable, or nothing. So a start that finds
+        one without the other knows that something is lost. Raises KeyError, StoreReadOnly, StoreClosed.
         """
         return self._inventory.delete(self, self.logs[name], beside)
 
     def change_mode(self, name: str, mode: Durability) -> Ticket | None:
-        """From here on the log has this mode; None where it has it already. Raises as `delete` does."""
+        """Change a log's mode from here on; None if it has it already. Raises as `delete`."""
         return self._inventory.change_mode(self.logs[name], mode)
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Inventory:
-    """All logs by id and by name, and the catalog's lines of those that are durable."""
+    """All logs by id and name, and the catalog's lines of the durable ones."""
 
     _disk: Disk
     _files: OpenFiles
@@ -89,18 +90,18 @@ class Inventory:
     _next_log_id: int
     namespaces: dict[str, Namespace] = attrs.Factory(dict)
     logs: dict[int, Log] = attrs.Factory(dict)
-    """By id: those whose CREATE is durable and whose DELETE is not."""
+    """By id: logs whose CREATE is durable and whose DELETE is not."""
     folds_case: bool = False
     _lines: dict[int, bytes] = attrs.Factory(dict)  # the catalog's, packed
-    _stale: dict[Log, None] = attrs.Factory(dict)  # their lines are older than they are
+    _stale: dict[Log, None] = attrs.Factory(dict)  # logs whose line in `_lines` is outdated
     _folders: dict[str, None] = attrs.Factory(dict)  # whose names changed since the last checkpoint
-    _unclaimed: dict[str, list[Log]] = attrs.Factory(dict)  # by namespaces that nobody asked for yet
+    _unclaimed: dict[str, list[Log]] = attrs.Factory(dict)  # by namespace that is not open yet
     _folded: set[tuple[str, str]] = attrs.Factory(set)
     _committer: Committer = attrs.field(init=False)
     _reader: Reader = attrs.field(init=False)
 
     def attach(self, committer: Committer, reader: Reader, lines: Iterable[LogLine]) -> None:
-        """The parts that know each other; and the logs that recovery found."""
+        """Set the parts that refer to each other, and add the logs that recovery found."""
         self._committer, self._reader = committer, reader
         for line in lines:
             path, mode = f"{line.namespace}/{line.file}", Durability.parse(line.mode)
@@ -143,7 +144,7 @@ class Inventory:
         namespace = self.namespaces.get(log.namespace)
         return KEEP_ALL if namespace is None else namespace.retention
 
-    # -- what namespaces ask for
+    # -- calls of namespaces
 
     def create(
         self, namespace: Namespace, name: str, mode: Durability, reserved: bool, beside: Beside | None
@@ -170,7 +171,7 @@ class Inventory:
 
     def delete(self, namespace: Namespace, log: Log, beside: Sequence[tuple[Log, bytes, int]]) -> Ticket:
         ticket = self._committer.add(Change(EntryKind.DELETE, log), Mode.SYNCED, beside)
-        if beside:  # at once: there is room for it in this round
+        if beside:  # `add` has left room for it in this batch
             _, ticket = self._committer.append_all(beside, reserved=True, journaled=True)
         log.deleted = True
         log.pending = None
@@ -189,7 +190,7 @@ class Inventory:
         log.pending = None
         return ticket
 
-    # -- what the committer tells
+    # -- calls of the committer
 
     def changed(self, change: Change) -> None:
         """The change is durable: the next catalog has it."""
@@ -217,7 +218,7 @@ class Inventory:
             self._stale[log] = None
 
     def undone(self, change: Change) -> None:
-        """The change could not be written: all is as before it."""
+        """The change was rolled back: all is as before."""
         log = change.log
         logs = self.namespaces[log.namespace].logs
         if change.kind is EntryKind.CREATE:
@@ -240,11 +241,12 @@ class Inventory:
     def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         self._reader.remember(log, offset, chunks)
 
-    # -- what checkpoints ask for
+    # -- calls of checkpoints
 
     def pack_stale(self) -> Iterator[None]:
-        """Pack the lines of those that are not dirty, some at each step. In between anything may change: what
-        does is stale or dirty again."""
+        """Pack the lines of stale logs, some at each step. Logs that change in between are stale or dirty
+        again.
+        """
         stale = list(self._stale)
         for at in range(0, len(stale), _PACKED_AT_ONCE):
             for log in stale[at : at + _PACKED_AT_ONCE]:
@@ -254,8 +256,8 @@ class Inventory:
             yield
 
     def snapshot(self, replay_lsn: int, changed: Sequence[Log], clean: bool) -> CatalogSnapshot:
-        """As of now. It takes 0.5 us for each log that changed; to pack it takes ten times that."""
-        for log in changed:  # a log's files are made when it has its first bytes, long after its CREATE maybe
+        """The catalog as of now. Takes 0.5 us per changed log; packing takes ten times that."""
+        for log in changed:  # a file may be created long after its log, with its first bytes
             self._folders[log.namespace] = None
         those = [
             (log, log.mode_kept, log.first_kept, log.visible)
@@ -269,7 +271,7 @@ class Inventory:
         return CatalogSnapshot(head, self._lines.copy(), those, folders)
 
     def pack_changed(self, snapshot: CatalogSnapshot) -> Iterator[None]:
-        """Pack the lines of those that changed, some at each step. In between anything may change."""
+        """Pack the lines of changed logs, some at each step. Logs may change in between."""
         for at in range(0, len(snapshot.changed), _PACKED_AT_ONCE):
             for log, mode, first, end in snapshot.changed[at : at + _PACKED_AT_ONCE]:
                 line = snapshot.lines[log.id] = catalog.pack_line(_line_of(log, mode, first, end))
@@ -278,13 +280,13 @@ class Inventory:
             yield
 
     def mark_dirty(self, snapshot: CatalogSnapshot) -> None:
-        """That is not on the disk after all."""
+        """The snapshot did not get to the disk: undo `snapshot`."""
         self._folders.update(dict.fromkeys(snapshot.folders))
         self._stale.update((log, None) for log, *_ in snapshot.changed if log.id in self.logs)
 
 
 def line_of(log: Log) -> LogLine:
-    """As the next catalog has it."""
+    """The log's line for the next catalog."""
     return _line_of(log, log.mode_kept, log.first_kept, log.visible)
 
 
@@ -299,10 +301,11 @@ def _fold(log: Log) -> tuple[str, str]:
 
 @attrs.frozen
 class LogSnapshot:
-    """A log up to what was visible. Its bytes up to `line.end` never change, but for retention and deletion.
+    """A log as of what was visible. Its bytes up to `line.end` never change, except by retention and
+    deletion.
 
-    `entries`: those not in the index file yet. `tail`: its last bytes, which are not in the log file yet.
-    `log`: ask it afterwards whether it is deleted, and for its first offset.
+    `entries`: those that the index file lacks. `tail`: the last bytes, which the log file lacks. `log`: tells
+    later whether it was deleted, and its first offset.
     """
 
     log: Log
@@ -312,6 +315,6 @@ class LogSnapshot:
 
 
 def log_snapshot(log: Log) -> LogSnapshot:
-    """Between two commits, in the trio thread: then what is visible is indexed."""
+    """Call between two commits, in the trio thread: then everything visible is indexed."""
     entries = [*log.closed_entries, log.open_entry] if log.open_entry is not None else log.closed_entries
     return LogSnapshot(log, line_of(log), tuple(entries), bytes(log.tail))

@@ -1,16 +1,15 @@
-"""The journal's writing end: batches into preallocated segments, one sync for everything in them.
+"""The journal's writer: batches into preallocated segments, one sync for everything in them.
 
-Theory of operation. The journal is one endless byte string cut into segments. Batches go one after another
-into the current segment; when one does not fit, the journal rolls to the spare, which was made ready ahead
-(allocated, filled with zeros so that a sync need not write block maps, its name synced). Full segments wait
-in `old` until a checkpoint says that replay will never need them; then one is renamed to be the next spare.
+Theory of operation. The journal is one endless byte string cut into segments. Batches are appended to the
+current segment. When one does not fit, the journal rolls to the spare segment, which was prepared ahead:
+allocated, filled with zeros so that a sync need not write block maps, its name synced. Full segments stay in
+`old` until a checkpoint says that replay will never need them; then one is renamed to be the next spare.
 
-What can go wrong is told apart by exception: OSError from `write` means that nothing was written, or that it
-was taken back (the batch's header is zero), and the journal goes on; `PoisonError` means that nobody can
-tell what the disk holds, and is final.
+Failures differ by exception. OSError from `write`: nothing was written, or it was taken back (the batch's
+header is zero), and the journal goes on. `PoisonError`: what the disk holds is unknown, which is final.
 
-`write`, `sync` and `roll` are called by one thread at a time (the committer's); `prepare` and `release` by
-another (the checkpoint's), at any time.
+`write` and `sync` are called by one thread at a time (the committer's), `prepare` and `release` by another
+(the checkpoint's), at any time.
 """
 
 import errno
@@ -28,7 +27,7 @@ _ZEROS = bytes(1 << 20)
 
 
 class PoisonError(Exception):
-    """A sync failed, or a write that failed could not be taken back; `__cause__` is the OSError."""
+    """A sync failed, or a failed write could not be taken back; `__cause__` is the OSError."""
 
 
 @attrs.define(eq=False)
@@ -53,17 +52,17 @@ def segment_path(lsn: int) -> str:
 
 
 def segment_lsns(disk: Disk) -> list[int]:
-    """The segments there are, in order."""
+    """The LSNs of the segments on disk, ascending."""
     names = (name for name in disk.names(FOLDER) if name.endswith(".wal"))
     return sorted(int(name[:-4]) for name in names if len(name) == 24 and name[:-4].isdigit())
 
 
 @attrs.define(eq=False)
 class Journal:
-    """The journal of one data folder. `position` is where the next batch goes (unless it does not fit).
+    """The journal of one data folder. `position`: where the next batch goes, unless it does not fit.
 
-    `room`: so large a payload goes into the current segment, without a roll. `synced`: all below it is known
-    to be on disk. `bytes_max`: all segments together stay within it; a roll beyond is ENOSPC.
+    `room`: the largest payload that fits into the current segment. `synced`: all below it is known to be on
+    disk. `bytes_max`: bound on all segments together; a roll beyond it is ENOSPC.
     """
 
     disk: Disk
@@ -99,7 +98,8 @@ class Journal:
         zero_fill: bool = True,
         free: Sequence[tuple[int, int]] = (),
     ) -> "Journal":
-        """Begin at `lsn`, above every segment there is. `free`: those (lsn, length) to be reused or to go.
+        """Begin at `lsn`, above every segment on disk. `free`: segments, (lsn, length), to be reused or
+        removed.
 
         Raises OSError and PoisonError.
         """
@@ -108,7 +108,7 @@ class Journal:
         whole = [old_lsn for old_lsn, size in free if size == segment_bytes][:2]
         for old_lsn, _ in free:
             if old_lsn not in whole:
-                disk.unlink(segment_path(old_lsn))  # first: an empty file may bear a name that is given below
+                disk.unlink(segment_path(old_lsn))  # first: an empty file may have a name that is used below
         for old_lsn in whole:
             segment = Segment(lsn + len(ready) * segment_bytes, segment_bytes, -1)
             disk.rename(segment_path(old_lsn), segment.path)
@@ -123,7 +123,7 @@ class Journal:
 
     @property
     def disk_bytes(self) -> int:
-        """What the segments take on disk."""
+        """Bytes of all segments on disk."""
         spare = self.spare
         return self.current.size + sum(s.size for s in self.old) + (spare.size if spare is not None else 0)
 
@@ -163,7 +163,7 @@ class Journal:
             raise PoisonError("a failed write of the journal could not be taken back") from error
 
     def sync(self, beside: Sequence[int] = ()) -> None:
-        """Make everything written so far durable, and what the files `beside` hold, to which it refers.
+        """Make everything written so far durable, and the files `beside`, to which it refers.
 
         Raises PoisonError.
         """
@@ -182,7 +182,7 @@ class Journal:
         self.unsynced = False
 
     def _roll(self, batch_bytes: int) -> None:
-        """Go on in the next segment, which may be one larger than usual for one larger batch."""
+        """Continue in the next segment, which is longer than usual if the batch is."""
         self.sync()
         with self._ready:
             spare, self.spare = self.spare, None
@@ -197,18 +197,18 @@ class Journal:
                 spare = _make(self.disk, self.current.end, size, zero_fill=False)
             self.old.append(self.current)
             self.current = spare
-            # `synced` stays where the last batch ended: between it and here nothing was ever written.
+            # `synced` stays at the end of the last batch: nothing was ever written between there and here.
             self.position = spare.lsn
             self._measure_room()
 
     def prepare(self) -> None:
-        """Make the next segment ready, if it is not. Raises OSError."""
+        """Prepare the spare segment, if there is none. Raises OSError."""
         with self._ready:
             if self.spare is None and self.disk_bytes + self.segment_bytes <= self.bytes_max:
                 self.spare = _make(self.disk, self.current.end, self.segment_bytes, self.zero_fill)
 
     def release(self, replay_lsn: int) -> None:
-        """Replay will never again start below `replay_lsn`: reuse what lies wholly below. Raises OSError."""
+        """Replay never starts below `replay_lsn` again: reuse or remove segments below it. Raises OSError."""
         with self._ready:
             free = [segment for segment in self.old if segment.end <= replay_lsn]
             self.old = [segment for segment in self.old if segment.end > replay_lsn]
@@ -218,7 +218,8 @@ class Journal:
                 if self.spare is None and segment.size == self.segment_bytes:
                     renamed = Segment(self.current.end, segment.size, segment.fd)
                     self.disk.rename(segment.path, renamed.path)
-                    # An acknowledged batch must not lie in a file whose name a power cut takes back.
+                    # Sync the name first: a power cut must not undo the rename of a file that holds
+                    # acknowledged batches.
                     self.disk.sync_folder(FOLDER)
                     self.spare = renamed
                 else:
@@ -234,7 +235,7 @@ class Journal:
 
 
 def _make(disk: Disk, lsn: int, size: int, zero_fill: bool) -> Segment:
-    """A segment, its blocks reserved and its name synced. Raises OSError, and PoisonError."""
+    """Make a segment: blocks reserved, name synced. Raises OSError and PoisonError."""
     path = segment_path(lsn)
     try:
         fd = disk.open(path, create=True, exclusive=True)
@@ -246,7 +247,7 @@ def _make(disk: Disk, lsn: int, size: int, zero_fill: bool) -> Segment:
         if zero_fill:
             for offset in range(0, size, len(_ZEROS)):
                 write_all(disk, fd, _ZEROS[: size - offset], offset)
-        # Length and name must be there before a batch is: its own sync need not bring them.
+        # Sync length and name now: the sync of a later batch need not include them.
         _sync_new(disk, fd)
     except BaseException:
         disk.close(fd)

@@ -1,10 +1,8 @@
-"""A log, an append-only sequence of records addressed by byte offset; and what is appended until it is
-durable.
+"""A log, an append-only sequence of records addressed by byte offset, and its appends until they are durable.
 
-`Log.append` notes records in the batch that is being filled. A `CommitBatch` holds one `LogAppend` for each
+`Log.append` adds records to the batch that is being filled. A `CommitBatch` holds one `LogAppend` for each
 log that was appended to, and changes of the catalog. It becomes one batch of the journal, all or nothing, and
-its tickets tell what became of it. All of this belongs to the trio thread, and a sealed batch no longer
-changes.
+its tickets tell the outcome. All of this belongs to the trio thread. A sealed batch no longer changes.
 """
 
 import math
@@ -33,11 +31,11 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 UNKNOWN = -1
 
 _NOT_INDEXED_MAX = 256
-"""Commits whose records are indexed together: this bounds their list, not the work."""
+"""Commits whose records are indexed together: a bound on their list, not on the work."""
 
 
 def opaque(_: type, fields: "list[Attribute[Any]]") -> "list[Attribute[Any]]":
-    """For parts of the store that refer to each other: a traceback with local values does not spell them out.
+    """For parts of the store that refer to each other: keeps their fields out of reprs, and so of tracebacks.
 
     Without this the log line for one exception takes seconds, while nothing is served.
     """
@@ -45,10 +43,9 @@ def opaque(_: type, fields: "list[Attribute[Any]]") -> "list[Attribute[Any]]":
 
 
 class Ticket:
-    """Tells when an append is durable, as far as its mode asks. One is shared by all appends of a batch in
-    one mode.
+    """Tells when an append is as durable as its mode asks. All appends of a batch in one mode share a ticket.
 
-    `error`: None once it is durable, else why it is not.
+    `error`: None if it is durable, else why not.
     """
 
     __slots__ = ("_callbacks", "done", "error")
@@ -59,21 +56,21 @@ class Ticket:
         self._callbacks: list[Callable[[Ticket], None]] = []
 
     def when_done(self, callback: "Callable[[Ticket], None]") -> None:
-        """Call it exactly once, in the trio thread; at once if it is done. It must not raise."""
+        """Call exactly once, in the trio thread, which may be now. The callback must not raise."""
         if self.done:
             callback(self)
         else:
             self._callbacks.append(callback)
 
     def resolve(self, error: StoreError | None) -> None:
-        """It is done: call everybody who waits."""
+        """Mark as done, and call everybody who waits."""
         self.done = True
         self.error = error
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             try:
                 callback(self)
-            except Exception:  # what `call` does, without a call for each: every answer passes here
+            except Exception:  # `call`, inlined: every answer passes here
                 logger.exception(_CALLBACK_FAILED, callback=repr(callback))
 
 
@@ -81,7 +78,7 @@ _CALLBACK_FAILED = "a callback of the store raised; the others are still called;
 
 
 def call(callback: Callable[..., None], *arguments: Any) -> None:
-    """Call it, and log what it raises: one waiter's bug must not keep the others from being called."""
+    """Call, and log what is raised: one waiter's bug must not keep the others from being called."""
     try:
         callback(*arguments)
     except Exception:
@@ -92,7 +89,8 @@ def call(callback: Callable[..., None], *arguments: Any) -> None:
 class LogAppend:
     """The records of one log in one batch, in order, from `offset` on.
 
-    `chunks`: whole records each, `counts`: how many; 0 where it begins one that ends with the next chunk.
+    `chunks`: whole records; `counts`: how many in each. A chunk with count 0 begins a record that the next
+    one ends.
     """
 
     log: "Log"
@@ -103,12 +101,12 @@ class LogAppend:
     end: int
     chunks: list[bytes | memoryview] = attrs.Factory(list)
     counts: list[int] = attrs.Factory(list)
-    records: int = 0  # in all of them, once the batch is sealed
-    by_reference: bool = False  # they are to be in the log's own file before the journal refers to them
-    written: memoryview | None = None  # its records, as they stand in the journal's batch, if they do
+    records: int = 0  # total of `counts`, once the batch is sealed
+    by_reference: bool = False  # written to the log's own file, and the journal only refers to them
+    written: memoryview | None = None  # the records inside the journal's batch, if they are there
 
     def add(self, records: bytes, count: int) -> int:
-        """Add what was promised to the batch (`Log.gather`), which has room for it; returns its offset."""
+        """Add records promised to the batch by `Log.gather`; returns their offset."""
         log = self.log
         offset = log.end
         self.chunks.append(records)
@@ -133,30 +131,30 @@ class Change:
 
 @attrs.define(eq=False, weakref_slot=False, repr=False, field_transformer=opaque)
 class CommitBatch:
-    """Becomes one batch of the journal. `room`: bytes that still fit of `bytes_max`.
+    """Becomes one batch of the journal. `room`: bytes of `bytes_max` that are left.
 
-    `gathering`: who adds more when the batch is sealed. `broken`: what one of them raised: the batch lacks
-    what was promised, so it must not be written.
+    `gathering`: callbacks that add promised records when the batch is sealed. `broken`: what one of them
+    raised: promised records are missing, so the batch must not be written.
     """
 
     bytes_max: int
     room: int
     began: float  # monotonic
     appends: "dict[Log, LogAppend]" = attrs.Factory(dict)
-    light: "list[LogAppend]" = attrs.Factory(list)  # set apart from them: only their logs' tails get these
+    light: "list[LogAppend]" = attrs.Factory(list)  # taken out of `appends`: only their logs' tails get these
     changes: list[Change] = attrs.Factory(list)
     gathering: list[Callable[[], None]] = attrs.Factory(list)
     broken: Exception | None = None
     tickets: dict[Mode, Ticket] = attrs.Factory(dict)
-    with_files: int = 0  # of the logs, those whose own files the commit must look at
+    with_files: int = 0  # logs whose own files the commit must touch
     sync: bool = False
     sealed: bool = False
-    unawaited: bool = False  # it holds what nobody waits for
-    interval_seconds: float = math.inf  # by when it must be synced if nobody waits for that
+    unawaited: bool = False  # it holds records that nobody waits for
+    interval_seconds: float = math.inf  # within this time it must be synced, though nobody waits
 
     @staticmethod
     def size_of(parts: "Iterable[tuple[Log, bytes, int]]") -> int:
-        """What `Store.append_all` adds for these."""
+        """The bytes that `Store.append_all` adds for these."""
         return sum(len(records) + ENTRY_HEADER_BYTES for _, records, _ in parts)
 
     @property
@@ -173,7 +171,7 @@ class CommitBatch:
 
     @property
     def logs(self) -> "list[Log]":
-        """That it has appends to."""
+        """The logs with appends in this batch."""
         return [*self.appends, *(part.log for part in self.light)]
 
     def ticket(self, mode: Mode) -> Ticket:
@@ -186,11 +184,11 @@ class CommitBatch:
 
     @property
     def strictest(self) -> Ticket | None:
-        """Done when all of the batch is as durable as any of it asks; None: nothing is in it."""
+        """Done when the batch is as durable as its strictest part asks; None if it is empty."""
         return self.tickets[min(self.tickets)] if self.tickets else None
 
     def append_to(self, log: "Log", mode: Mode) -> LogAppend:
-        """What is appended to the log, made if it is not there. The stricter of its modes counts."""
+        """The append for `log`, made if there is none. The stricter of its modes counts."""
         part = self.appends.get(log)
         if part is None:
             part = self.appends[log] = LogAppend(
@@ -212,7 +210,7 @@ class CommitBatch:
         self.room -= ENTRY_HEADER_BYTES + len(change.body)
 
     def seal(self) -> None:
-        """Nothing more is added: it is full, or on its way to the disk."""
+        """Take nothing more: the batch is full, or about to be committed."""
         if not self.sealed:
             for complete in self.gathering:
                 try:
@@ -228,8 +226,7 @@ class CommitBatch:
                 part.records = counts[0] if len(counts) == 1 else sum(counts)
 
     def resolve(self, error: StoreError | None, direct_error: StoreError | None = None) -> None:
-        """Tell everybody who still waits. `direct_error`: for what goes around the journal, where that
-        failed."""
+        """Resolve the tickets. `direct_error`: why what goes around the journal failed."""
         for mode in sorted(self.tickets):
             ticket = self.tickets[mode]
             if not ticket.done:
@@ -245,7 +242,7 @@ class Appender(Protocol):
 
 
 class RecordReader(Protocol):
-    """What serves a log's reads; each call as `Log` has it."""
+    """What serves a log's reads; methods as in `Log`."""
 
     def read(
         self, log: "Log", offset: int, max_bytes: int, done: Callable[[bytes | StoreError], None]
@@ -264,11 +261,11 @@ class RecordReader(Protocol):
 
 @attrs.define(eq=False, repr=False, weakref_slot=False, field_transformer=opaque)
 class Log:
-    """One log of a store. Its offsets never change; see `Namespace.create` and `delete` for its life.
+    """One log of a store. Offsets never change. `Namespace.create` and `delete` begin and end it.
 
-    `first`: the first kept offset. `end`: where the next record will go (appended, maybe not durable yet).
-    `visible`: what readers may see (mode `always`: synced; else written). `watchers` are called with the log
-    after `visible` has advanced, and when it is deleted, before anybody's ticket is done.
+    `first`: the first kept offset. `end`: where the next record goes; what is below may not be durable yet.
+    `visible`: how far readers may read (mode `always`: synced; else written). `watchers` are called with the
+    log after `visible` has advanced and when it is deleted, before tickets resolve.
     """
 
     _committer: Appender
@@ -286,40 +283,39 @@ class Log:
     deleted: bool = False
     watchers: "set[Callable[[Log], None]]" = attrs.Factory(set)
     retention: Retention | None = None
-    """What this log keeps, where it differs from its namespace's others."""
+    """This log's retention, where it differs from its namespace's."""
     fold: Callable[[int, bytes], None] | None = None
-    """Called with the offset and records of every append, before it is durable: for state that is a fold over
-    the records."""
+    """Called with offset and records of every append before it is durable: for state that is a fold over the
+    records."""
     advanced: "Callable[[Log], None] | None" = None
-    """Called as watchers are, for the one who appends here and keeps what is in the log in another form: for
-    readers what has just come is kept in memory for a while, not for this."""
+    """Called like a watcher, for the appender itself, which keeps the log's content in another form. Unlike
+    for a watcher, new records are not cached in memory for it."""
     rolled_back: "Callable[[Log], None] | None" = None
-    """Called when appended bytes were taken back: `end` is `visible` again."""
+    """Called when appends were rolled back: `end` is `visible` again."""
     unawaited: bool = False
-    """Nobody waits for its records, nor reads them soon: the loop's time and the system's memory are not
-    spent on them."""
+    """Nobody waits for these records or reads them soon: save the loop's time and the system's page cache."""
 
-    # The rest belongs to the storage core. It is changed in the trio thread alone.
+    # The rest belongs to the storage core, which changes it in the trio thread only.
     file: LogFile = attrs.field(init=False)
     index_file: LogFile = attrs.field(init=False)
-    pending: LogAppend | None = None  # its part of the batch that is being filled
-    busy: bool = False  # a commit under way holds some of it
-    fresh: bool = False  # made in this process, and has no file yet
-    first_kept: int = attrs.field(init=False)  # `first` as it is durable: what lies below may become a hole
-    mode_kept: Durability = attrs.field(init=False)  # `mode` as it is known to be durable
+    pending: LogAppend | None = None  # its append in the batch being filled
+    busy: bool = False  # the commit under way holds part of it
+    fresh: bool = False  # created in this process; it has no file yet
+    first_kept: int = attrs.field(init=False)  # `first` as durable: space below may be freed
+    mode_kept: Durability = attrs.field(init=False)  # `mode` as known to be durable
     direct_dirty: bool = False  # bytes went around the journal since the file's last sync
-    ahead_lsn: int = UNKNOWN  # of the last batch which says that the file may be ahead of the journal
+    ahead_lsn: int = UNKNOWN  # of the last batch that says that the file may be ahead of the journal
     named: bool = False  # the file's name is known to be durable
-    referred_from: int = sys.maxsize  # the journal may refer to the file's bytes from here on
+    referred_from: int = sys.maxsize  # from here on the journal may refer to the file's bytes
     entries_written: int = attrs.field(init=False)  # entries in the index file
     open_since: float = 0.0  # monotonic
     last_ms: int = 0
-    tail: bytearray = attrs.Factory(bytearray)  # the newest visible records, which the file lacks
-    users: list[int] | None = None  # offsets from which somebody reads the file just now
+    tail: bytearray = attrs.Factory(bytearray)  # the newest visible records, not yet in the file
+    users: list[int] | None = None  # offsets at which the file is being read
     _closed_entries: list[IndexEntry] = attrs.field(init=False, factory=list)
     _open_entry: IndexEntry | None = attrs.field(init=False, default=None)
     _not_indexed: list[tuple[int, int, int]] = attrs.field(init=False, factory=list)
-    """Of what the newest commits brought to the tail's end: time in ms, bytes, records."""
+    """Of the newest commits in the tail, whose index entries are not made yet: time in ms, bytes, records."""
 
     def __attrs_post_init__(self) -> None:
         self.visible = self.end
@@ -332,14 +328,14 @@ class Log:
 
     @property
     def closed_entries(self) -> list[IndexEntry]:
-        """The entries that are not in the index file yet, but for the open one."""
+        """Entries that the index file lacks, without the open one."""
         if self._not_indexed:
             self._index()
         return self._closed_entries
 
     @property
     def open_entry(self) -> IndexEntry | None:
-        """The newest entry, which grows."""
+        """The newest entry, which still grows."""
         if self._not_indexed:
             self._index()
         return self._open_entry
@@ -350,21 +346,21 @@ class Log:
 
     @property
     def indexed(self) -> bool:
-        """Its index file has all that it will get of what is there."""
+        """Whether the index file has all entries."""
         return self._open_entry is None and not self._closed_entries and not self._not_indexed
 
     def entries_below(self, end: int) -> list[IndexEntry]:
-        """The closed entries that cover nothing behind `end`."""
+        """The closed entries that cover nothing at or behind `end`."""
         closed = self._closed_entries if end <= self.tail_start else self.closed_entries
         if closed and closed[-1].end > end:
             return [entry for entry in closed if entry.end <= end]
         return closed[:]
 
     def took_light(self, part: LogAppend, now_ms: int, now: float) -> None:
-        """A light append is durable. `now`: monotonic seconds.
+        """Add a light append that is durable now. `now`: monotonic seconds.
 
-        Its index entry is made when somebody asks for entries: a sum over many small commits costs a tenth of
-        one for each.
+        Its index entry is made when entries are asked for: summing up many small commits costs a tenth of an
+        entry for each.
         """
         chunks = part.chunks
         self.tail += chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -386,31 +382,31 @@ class Log:
         self._closed_entries += closed
 
     def drop_tail(self) -> None:
-        """The log is deleted."""
+        """Drop the tail: the log is deleted."""
         self.tail = bytearray()
         self._not_indexed = []
 
     @property
     def entries_start(self) -> int:
-        """Where the entries in memory begin; all below is in the index file."""
+        """Where the entries in memory begin; earlier ones are in the index file."""
         if self.closed_entries:
             return self.closed_entries[0].offset
         return self.visible if self.open_entry is None else self.open_entry.offset
 
     @property
     def tail_start(self) -> int:
-        """Where the records in memory begin; all below is in the log's file."""
+        """Where the records in memory begin; earlier ones are in the log's file."""
         return self.visible - len(self.tail)
 
     def close_entry(self) -> None:
-        """The next record begins a new index entry."""
+        """Close the open entry: the next record begins a new one."""
         entry = self.open_entry
         if entry is not None:
             self._closed_entries.append(entry)
             self._open_entry = None
 
     def entries_reached(self, number: int) -> None:
-        """The index file has all entries below that number."""
+        """The index file has the first `number` entries."""
         new = number - self.entries_written
         if new > 0:
             self.entries_written = number
@@ -418,20 +414,20 @@ class Log:
 
     @property
     def gone(self) -> bool:
-        """Its deletion is durable. While it is only `deleted`, that may be taken back, or lost in a crash."""
+        """Whether its deletion is durable; one that is not may be rolled back, or lost in a crash."""
         return self.file.gone
 
     @property
     def direct(self) -> bool:
-        """Its bytes go around the journal."""
+        """Whether its bytes go around the journal."""
         return self.mode.direct
 
     def append(self, records: bytes, count: int, reserved: bool = False) -> tuple[int, Ticket]:
-        """Add `count` whole encoded records; returns the offset of the first, and what says when they count.
+        """Add `count` whole encoded records; returns the offset of the first, and the ticket of their commit.
 
-        Synchronous, does no IO: call `Store.commit_pending` or `Store.wait` afterwards. `reserved`: may use
-        the space kept back for acknowledgements and administration. Raises StoreReadOnly, StoreFull,
-        LogDeleted, StoreClosed.
+        Does no IO: call `Store.commit_pending` or `Store.wait` afterwards. `reserved`: may use the space
+        reserved for acknowledgements and administration. Raises StoreReadOnly, StoreFull, LogDeleted,
+        StoreClosed.
         """
         part = self.pending
         if part is None or len(records) > part.batch.room:
@@ -447,8 +443,9 @@ class Log:
         return offset, part.ticket
 
     def append_framed(self, head: bytes, rest: bytes | memoryview) -> tuple[int, Ticket]:
-        """Add one encoded record in two pieces, a head and `rest`. They are not copied, and must stay as they
-        are until the ticket is done. For large records, in logs without a fold; otherwise as `append`."""
+        """Add one encoded record in two pieces, `head` and `rest`. They are not copied, and must not change
+        until the ticket is done. For large records in logs without a fold; otherwise as `append`.
+        """
         size = len(head) + len(rest)
         part = self.pending
         if part is None or size > part.batch.room:
@@ -461,12 +458,11 @@ class Log:
         return offset, part.ticket
 
     def gather(self, size: int, complete: Callable[[], None], reserved: bool = False) -> LogAppend:
-        """Promise `size` bytes of records to the batch that is being filled, instead of an append for each.
+        """Reserve `size` bytes of the batch being filled, for records that are packed when it is complete.
 
-        `complete` is called when that batch is sealed, and adds what was gathered (`LogAppend.add`). The
-        ticket is that of all that is gathered for as long as `pending` is the part returned. To gather more,
-        take its size from `batch.room`; give back what was taken before adding. `reserved`, errors: as for
-        `append`.
+        `complete` is called when the batch is sealed, and adds the records (`LogAppend.add`). They share the
+        returned part's ticket while that part is `pending`. To gather more, reduce `batch.room`; give
+        reserved bytes back before adding. `reserved`, errors: as for `append`.
         """
         part = self.pending
         if part is None or size > part.batch.room:
@@ -476,30 +472,31 @@ class Log:
         return part
 
     def drop_below(self, offset: int) -> Ticket:
-        """Drop the records below `offset`, a record's start or the end; it is durable with the ticket.
+        """Drop the records below `offset`, a record's start or the end; durable with the ticket.
 
-        Their space is given back later, when nobody reads there any more. Raises what `append` raises.
+        Their space is freed later, when nobody reads there any more. Raises as `append`.
         """
         return self._committer.drop_below(self, offset)
 
     def read(self, offset: int, max_bytes: int, done: Callable[[bytes | StoreError], None]) -> None:
-        """Whole records from `offset` on, at most `max_bytes` but at least one; b"" at the visible end.
+        """Read whole records from `offset` on, at least one, else at most `max_bytes`; b"" at the visible
+        end.
 
-        `done` is called at once where the bytes are in memory, else later, in the trio thread; with
-        OutOfRange, NotARecord, CorruptRecord or LogDeleted where it cannot be.
+        `done` is called in the trio thread, at once if the bytes are in memory. It may get OutOfRange,
+        NotARecord, CorruptRecord or LogDeleted.
         """
         self._reader.read(self, offset, max_bytes, done)
 
     def read_chunk(self, offset: int, max_bytes: int, done: Callable[[FileRange | StoreError], None]) -> None:
-        """The same without the bytes: a range of the file, verified, to be released; length 0 at the end."""
+        """As `read`, but a verified range of the file, to be released by the caller; length 0 at the end."""
         self._reader.read_chunk(self, offset, max_bytes, done)
 
     def is_record_start(self, offset: int, done: Callable[[bool | StoreError], None]) -> None:
-        """True if `offset` is a record's start, or the visible end; else an error as `read` has it."""
+        """True if `offset` is a record's start or the visible end; else an error as in `read`."""
         self._reader.is_record_start(self, offset, done)
 
     def index_entries(self, start: int, stop: int) -> list[IndexEntry]:
-        """The index entries that touch [start, stop), as far as visible. May read the index file.
+        """The visible index entries that overlap [start, stop). May read the index file.
 
         Raises LogDeleted, CorruptRecord.
         """
@@ -508,8 +505,9 @@ class Log:
         return self._reader.index_entries(self, start, stop)
 
     def lost_at(self, offset: int) -> Lost:
-        """The range that a read at `offset`, where it was refused with CorruptRecord, cannot get past but by
-        going on behind it. May read the index file. Raises LogDeleted."""
+        """The range that cannot be read, from `offset` on, where a read raised CorruptRecord. May read the
+        index file. Raises LogDeleted.
+        """
         try:
             (entry,) = self.index_entries(offset, offset + 1)
         except CorruptRecord:
@@ -517,12 +515,14 @@ class Log:
         return Lost(offset, min(entry.end, self.visible) - offset, entry.records)
 
     def was_written(self, offset: int) -> bool:
-        """Whether what can be read at `offset` is known to be what was written there; else it is only what
-        was found. Raises as `entries` does."""
+        """Whether the bytes at `offset` are known to be those that were written, not only those found by
+        recovery. Raises as `index_entries`.
+        """
         return not any(entry.unverified for entry in self.index_entries(offset, offset + 1))
 
     def seek(self, unix_ms: int) -> int:
-        """Where the first index entry begins that ends at `unix_ms` or later; the visible end without one.
+        """The start of the first index entry that ends at `unix_ms` or later; the visible end if there is
+        none.
 
         May read the index file. Raises LogDeleted, CorruptRecord.
         """
@@ -548,7 +548,7 @@ async def read_records(log: Log, offset: int, bytes_max: int) -> bytes:
 
 
 class RecordTimes:
-    """When the records came that stand in [start, stop) of a log, by its index: to a fifth of a second."""
+    """When the records in [start, stop) of a log were appended, by its index: to 0.2 s."""
 
     def __init__(self, log: Log, start: int, stop: int) -> None:
         """May read the index file."""
@@ -557,19 +557,20 @@ class RecordTimes:
             self._entries = log.index_entries(start, stop)
 
     def at(self, offset: int) -> int | None:
-        """Of the record at `offset`, in Unix ms; None where the index does not say."""
+        """Unix ms of the record at `offset`; None if the index does not tell."""
         number = bisect_right(self._entries, offset, key=attrgetter("offset")) - 1
         return self._entries[number].first_ms if number >= 0 else None
 
     @property
     def last(self) -> int | None:
-        """Of the last of them."""
+        """Unix ms of the last of them."""
         return self._entries[-1].last_ms if self._entries else None
 
 
 class WholeRecords:
-    """All of a log that can be read, from `start` on. `offset`: where what was read last begins. `lost`: what
-    cannot be read, in as few ranges as there are."""
+    """Reads all readable records of a log, from `start` on. `offset`: where the last ones read begin. `lost`:
+    the ranges that cannot be read, joined where they touch.
+    """
 
     def __init__(self, log: Log, start: int, bytes_max: int) -> None:
         self.offset = max(start, log.first)
@@ -579,7 +580,7 @@ class WholeRecords:
         self._following = self.offset
 
     async def read(self) -> bytes:
-        """The next whole records; b"" at the end. Raises StoreError where something else is wrong."""
+        """The next whole records; b"" at the end. Raises StoreError for anything but a corrupt record."""
         log = self._log
         while self._following < log.visible:
             self.offset = self._following
@@ -594,7 +595,7 @@ class WholeRecords:
         return b""
 
     def pass_over(self, found: Lost) -> None:
-        """Call it lost."""
+        """Add a range to `lost`."""
         if self.lost and self.lost[-1].end == found.offset:
             before = self.lost.pop()
             found = Lost(before.offset, before.length + found.length, before.records + found.records)

@@ -1,4 +1,4 @@
-"""One log after an unclean end: the journal's bytes put in place, its index brought in line, the rest cut."""
+"""Recovery of one log after an unclean end: apply the journal's records, complete the index, cut the rest."""
 
 from typing import NamedTuple
 
@@ -15,17 +15,18 @@ from shared.storage.lost import Lost
 from shared.storage.replay import SegmentFile, Segments
 
 _WRITE_BYTES = 4 << 20
-"""Pieces that follow each other are one write up to this."""
+"""Adjacent pieces are joined to one write of up to this size."""
 _DAMAGED_BYTES_MAX = 1 << 30
-"""An entry's length has 4 bytes, and what it covers is read in one piece: a longer range gets several."""
-_SHARED_ENTRY_BYTES = 2 * ENTRY_COVERS_BYTES  # of an entry that is more than one record
+"""A damaged range longer than this gets several entries: an entry's length has 4 bytes, and what it covers is
+read at once."""
+_SHARED_ENTRY_BYTES = 2 * ENTRY_COVERS_BYTES  # an entry with more than one record is no longer than this
 
 
 class JournalPiece(NamedTuple):
-    """Records of a log that stand in the journal: where there, where in the log.
+    """Records of a log in the journal: their place there, and in the log.
 
-    `crc32c`: they stand in the log's file instead, and the journal has their CRC. `proven`: they were synced
-    there. `ahead`: the log's file may have more behind them, of which nothing was acknowledged.
+    `crc32c`: the records are in the log's file instead, and the journal has their CRC. `proven`: they were
+    synced there. `ahead`: the log's file may have more behind them, none of it acknowledged.
     """
 
     segment: SegmentFile
@@ -51,11 +52,10 @@ Pieces = list[JournalPiece]
 
 @attrs.frozen
 class RecoveredLog:
-    """The log as it is now; `paths`: the files to be synced, if `changed`.
+    """The recovered log; `paths`: its files, to be synced if `changed`.
 
-    `kept_bytes`: at its end, once acknowledged, which the journal does not vouch for any more. `cut`: what
-    the index told of behind the end, or the file had, and which do not agree; `quarantined`: where those
-    bytes are now.
+    `kept_bytes`: bytes at its end, acknowledged, that the journal no longer proves. `cut`: what index or file
+    had behind the end, and which did not agree; `quarantined`: where those bytes are now.
     """
 
     line: LogLine
@@ -80,9 +80,9 @@ def recover_log(
 ) -> RecoveredLog:
     """Bring one log in line with the journal.
 
-    `new`: it was created in the replayed part. `direct`: bytes may have gone around the journal; they count
-    as far as entries match them. `damaged`: the journal has a hole, which may have held some of this log.
-    `adopted`: its CREATE was in there, and its files say what they are.
+    `new`: created in the replayed part. `direct`: bytes may have gone around the journal; they count as far
+    as entries match them. `damaged`: the journal has a hole, which may have held some of this log. `adopted`:
+    its CREATE was lost there; its files tell what they are.
     """
     path = f"{line.namespace}/{line.file}"
     paths = f"{path}.log", f"{path}.idx"
@@ -96,8 +96,8 @@ def recover_log(
         trusted and _has_index(disk, paths[1], line.id)
     )
     if new and not ours:
-        # Of an earlier log by that name: what nobody owned, every start moves away. Or of this one, where the
-        # journal has lost what stood there, or the index what went around the journal.
+        # They belong to an earlier log of that name: every start moves unowned files aside. Or to this log,
+        # if the journal or the index has lost the proof.
         may_be_ours = damaged or (direct and index.owner(disk, paths[1]) is None)
         cut = _make_room(disk, paths, line.id, keep=may_be_ours)
     with opened(disk, paths[0], create=True) as fd, opened(disk, paths[1], create=True) as index_fd:
@@ -112,9 +112,9 @@ def recover_log(
 def _make_files(
     disk: Disk, segments: Segments, line: LogLine, pieces: Pieces, paths: tuple[str, str]
 ) -> RecoveredLog | None:
-    """Make the files of a log that only the journal has; None where there is more to look at.
+    """Make the files of a log that only the journal has; None if there is more to consider.
 
-    10,000 such logs take 1.4 s of processor so, and 3.2 s with a look at what may be there.
+    10,000 such logs take 1.4 s of processor time so, and 3.2 s otherwise.
     """
     end = 0
     for piece in pieces:
@@ -147,7 +147,7 @@ def _make_files(
 
 
 def _is_longer(disk: Disk, path: str, pieces: Pieces) -> bool:
-    """Whether a new log's file has more than the journal: another's did, or the journal has lost it."""
+    """Whether a new log's file has more than the journal: another log's bytes, or some that the journal lost."""
     return (size_of(disk, path) or 0) > (pieces[-1].end if pieces else 0)
 
 
@@ -160,7 +160,7 @@ def _has_index(disk: Disk, path: str, log_id: int) -> bool:
 
 
 def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -> Lost | None:
-    """Have no files by a new log's names; what was in its log where that is kept beside."""
+    """Free the names of a new log's files; `keep`: rename those in the way. Returns what was kept."""
     size = 0
     for name in paths:
         try:
@@ -176,7 +176,7 @@ def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -
 
 
 def holds(disk: Disk, fd: int, segments: Segments, piece: JournalPiece) -> bool:
-    """Whether a log's file has, where they belong, records that the journal has or refers to."""
+    """Whether a log's file has the records that the journal has or refers to, at their place."""
     data = disk.read(fd, piece.length, piece.offset)
     if piece.crc32c is not None:
         return len(data) == piece.length and crc32c(data) == piece.crc32c
@@ -184,7 +184,7 @@ def holds(disk: Disk, fd: int, segments: Segments, piece: JournalPiece) -> bool:
 
 
 class _LogRecovery:
-    """`position`: up to where the log is known and indexed."""
+    """`position`: up to here the log is known and indexed."""
 
     def __init__(self, disk: Disk, line: LogLine, fd: int, index_fd: int, in_files: DamagedPlaces) -> None:
         self._disk = disk
@@ -207,7 +207,7 @@ class _LogRecovery:
     def run(
         self, segments: Segments, pieces: Pieces, *, new: bool, direct: bool, damaged: bool, adopted: bool
     ) -> bool:
-        """Returns whether anything was written."""
+        """Recover; returns whether anything was written."""
         found = self._load()
         trusted = direct or damaged
         self._ahead = any(piece.ahead for piece in pieces)
@@ -225,12 +225,12 @@ class _LogRecovery:
             before = self.position
             self._follow(None)
             self.kept_bytes = 0 if trusted else self.position - before
-        # The name may have been another log's, whose file a cut has kept: only entries tell whose it is.
+        # The name may have been another log's, whose file a cut has kept: only entries prove ownership.
         if adopted:
             if self.position > self._line.first and self._rest_is_whole():
                 self._keep_rest()
         elif self._line.mode == "always" and not (direct or new):
-            if self._ahead:  # its file may have what was never synced in the journal: entries alone are proof
+            if self._ahead:  # bytes may be there that the journal never synced: only entries are proof
                 before = self.position
                 self._follow(None)
                 self.kept_bytes = self.position - before
@@ -240,7 +240,7 @@ class _LogRecovery:
         return self._finish(found) or bool(pieces)
 
     def _load(self) -> int:
-        """Read the index as far as the catalog vouches for it, and what lies behind; returns its size."""
+        """Read the index as far as the catalog vouches for it, and the entries behind; returns its size."""
         disk, line = self._disk, self._line
         size = disk.size(self._index_fd)
         header = format.unpack_index_header(disk.read(self._index_fd, INDEX_HEADER_BYTES, 0))
@@ -278,8 +278,9 @@ class _LogRecovery:
         return size
 
     def _flipped(self, number: int) -> IndexEntry | None:
-        """An entry of which one bit was turned over. Else it would look like what a power cut leaves, and all
-        that follows would be cut."""
+        """The entry with one flipped bit corrected, or None. A power cut also leaves bad entries, and after
+        those everything is cut.
+        """
         data = self._disk.read(self._index_fd, INDEX_ENTRY_BYTES, index.entry_position(number))
         entry = format.unpack_flipped_entry(data, self._line.id)
         if entry is not None:
@@ -287,12 +288,12 @@ class _LogRecovery:
         return entry
 
     def _report(self, number: int, covered_bytes: int) -> None:
-        """The index was not good from its entry `number` on."""
+        """Report the index as damaged from its entry `number` on."""
         path, place = f"{self._line.namespace}/{self._line.file}.idx", index.entry_position(number)
         self._in_files.in_index(self._line.id, path, place, covered_bytes)
 
     def _pass_dropped(self, later: list[IndexEntry | None]) -> int:
-        """Retention left zeros, and what is kept begins behind them: remove them from `later`; how many."""
+        """Skip zeros that retention left at the start; returns how many entries were removed from `later`."""
         dropped = next((number for number, entry in enumerate(later) if entry is not None), 0)
         first = later[dropped] if dropped else None
         if first is None or not self.position < first.offset <= self._line.first:
@@ -302,7 +303,7 @@ class _LogRecovery:
         return dropped
 
     def _follow(self, limit: int | None) -> None:
-        """Go on along entries found behind, as long as the log's bytes match them (up to `limit`)."""
+        """Continue along later entries while the log's bytes match them, up to `limit`."""
         for entry in self._later:
             if entry.end <= self.position:
                 continue
@@ -320,7 +321,7 @@ class _LogRecovery:
             self.position = entry.end
 
     def _follow_rest(self, entry: IndexEntry) -> None:
-        """The entry matches, and the journal put its first records in place: entry those behind them."""
+        """The entry matches, and the journal already gave its first records: index the rest."""
         data = self._disk.read(self._fd, entry.end - self.position, self.position)
         records = format.count_records(data) or 0
         closed, self._open = extend(
@@ -329,7 +330,7 @@ class _LogRecovery:
         self._entries += closed
 
     def _rest_is_whole(self) -> bool:
-        """What lies behind looks like records, to its last byte: no page of it is missing."""
+        """Whether what follows parses as records to its last byte, so that no page of it is missing."""
         position, size = self.position, self._disk.size(self._fd)
         while position < size:
             head = self._disk.read(self._fd, format.LENGTH_BYTES, position)
@@ -340,7 +341,9 @@ class _LogRecovery:
         return position == size
 
     def _keep_rest(self) -> None:
-        """In mode `always` a file gets only what the journal has synced: what lies behind was lost there."""
+        """In mode `always` a file gets only what the journal has synced: what follows was lost there, so keep
+        it.
+        """
         size = self._disk.size(self._fd)
         if size > self.position:
             start = self.position
@@ -349,13 +352,13 @@ class _LogRecovery:
             self.kept_bytes = size - start
 
     def _write_again(self, entry: IndexEntry) -> None:
-        """Write an entry again: after a failed sync it may be in the page cache alone, marked clean."""
+        """Write the bytes again: after a failed sync they may be only in the page cache, marked clean."""
         start = max(entry.offset, self.position, self._rewrite)
         if start < entry.end:
             write_all(self._disk, self._fd, self._disk.read(self._fd, entry.end - start, start), start)
 
     def _fill(self, end: int, *, torn: bool = False) -> None:
-        """The index falls short of what is known to be in the file: entry what is found."""
+        """The index is shorter than what is known to be in the file: index what is found."""
         if self.position < end:
             self._close_open()
             if not torn:
@@ -364,13 +367,13 @@ class _LogRecovery:
             self.position = end
 
     def _bridge(self, offset: int, trusted: bool, damaged: bool) -> None:
-        """The next journaled bytes stand at `offset`: those between went around the journal, or are lost."""
+        """Journaled bytes continue at `offset`: what lies between went around the journal, or is lost."""
         if trusted:
             self._follow(offset)
         if self.position >= offset:
             return
         if not damaged:
-            self._fill(offset)  # synced before the journal said anything beyond it
+            self._fill(offset)  # synced before the journal mentioned anything beyond it
             return
         self._close_open()
         while self.position < offset:
@@ -383,9 +386,9 @@ class _LogRecovery:
             self.position += length
 
     def _apply(self, group: Pieces, data: bytes) -> None:
-        """Write journaled bytes without comparing, and entry what is new of them."""
+        """Write journaled bytes without comparing, and index what is new."""
         start = group[0].offset
-        # What was dropped is left out, but for what may share an entry with what is kept, and so its CRC.
+        # Leave out what was dropped, except what may share an entry, and so a CRC, with kept records.
         skipped = max(self._line.first - _SHARED_ENTRY_BYTES - start, 0)
         if skipped < len(data):
             write_all(self._disk, self._fd, data[skipped:], start + skipped)
@@ -393,7 +396,7 @@ class _LogRecovery:
             self._extend(piece, data[piece.offset - start : piece.end - start])
 
     def _extend(self, piece: JournalPiece, data: bytes) -> None:
-        """Entry what is new of a piece, whose bytes these are."""
+        """Index what is new of a piece."""
         offset = max(piece.offset, self.position)
         if offset >= piece.end:
             return
@@ -407,16 +410,16 @@ class _LogRecovery:
         self.position = piece.end
 
     def _refer(self, piece: JournalPiece, segments: Segments) -> None:
-        """Entry what is new of records that the journal only refers to, if the log's file has them."""
+        """Index records that the journal only refers to, if the log's file has them."""
         if piece.end <= self.position:
             return
-        if not holds(self._disk, self._fd, segments, piece):  # else it would have been cut
+        if not holds(self._disk, self._fd, segments, piece):  # damaged since: the journal would be cut else
             path = f"{self._line.namespace}/{self._line.file}.log"
             self._in_files.in_log(self._line.id, path, piece.offset, piece.length)
             self._bridge(piece.end, trusted=True, damaged=True)
             return
         data = self._disk.read(self._fd, piece.length, piece.offset)
-        if not piece.proven:  # they may be in the page cache only, left clean by a sync that failed
+        if not piece.proven:  # they may be only in the page cache, marked clean by a failed sync
             write_all(self._disk, self._fd, data, piece.offset)
         self._extend(piece, data)
 
@@ -447,7 +450,7 @@ class _LogRecovery:
         return changed
 
     def _copy_rest(self) -> None:
-        """Copy what is cut off to a file of its own: it may have been acknowledged all the same."""
+        """Copy what is cut to a file of its own: it may have been acknowledged."""
         path = f"{self._line.namespace}/{self._line.file}.log"
         self.quarantined = f"{path}.cut-{self.position}"
         try:
@@ -459,8 +462,9 @@ class _LogRecovery:
 
 
 def _adjacent(pieces: Pieces) -> list[Pieces]:
-    """Pieces that follow each other in the log, so that each group is one write; those that are in the log's
-    file are alone."""
+    """Group pieces that follow each other in the log: each group is one write. Pieces in the log's file are
+    alone.
+    """
     groups: list[Pieces] = []
     size = 0
     for piece in pieces:

@@ -1,7 +1,7 @@
-"""Writes to the logs' files what commits left in memory: the logs' tails, and then their index entries.
+"""Writes the logs' tails to their files, and then their index entries.
 
-An index entry is written once the file has all that it covers, so a reader of the folder finds every byte up
-to the last entry. Writes go in steps of many logs each, in a thread, while commits go on.
+An index entry is written after the bytes it covers, so in the folder every byte up to the last entry is
+there. Writes go in steps of many logs, in a thread, while commits go on.
 """
 
 from collections import deque
@@ -26,19 +26,19 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 
 _STEP_LOGS = 256
 STEP_BYTES = 4 << 20
-"""One step writes about so much. It is copied in the trio thread first, which takes less than 1 ms."""
+"""Bytes of one step. They are copied in the trio thread first, which takes less than 1 ms."""
 
 _LOOKED_AT_ONCE = 1024
-"""After so many logs that are only looked at others have their turn: 1 ms."""
+"""Logs looked at before other tasks run: 1 ms."""
 
 Write = tuple[int, memoryview, int]
 
 
 @attrs.define(eq=False, repr=False, field_transformer=opaque)
 class _Writing:
-    """One log's share of a step, and what came of it.
+    """One log's share of a step, and the outcome.
 
-    `data`: the front of its tail, which goes to `offset`; the rest of the fields are of its index.
+    `data`: the front of its tail, for `offset` in the file. The other fields are of its index.
     """
 
     log: Log
@@ -71,7 +71,7 @@ class LogWriter:
     _in_thread: Callable[..., Awaitable[Any]]
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
     _lock: trio.Lock = attrs.Factory(trio.Lock)
-    """One flush at a time: two would write the same entries, and count them twice."""
+    """One flush at a time: two would write and count the same entries twice."""
     _wake: trio.Event = attrs.Factory(trio.Event)
     _done: trio.Event = attrs.Factory(trio.Event)
     _index_failing: bool = False
@@ -92,13 +92,13 @@ class LogWriter:
             done.set()
 
     async def make_room(self) -> None:
-        """Wait until tails were written, or could not be."""
+        """Wait until the next flush has ended."""
         done = self._done
         self._wake.set()
         await done.wait()
 
     async def flush_due(self) -> bool:
-        """Write what is old, long or too much."""
+        """Write tails that are old, long or too many, and closed index entries."""
         async with self._lock:
             now = self._clock.monotonic()
             due = dict.fromkeys(self._tails.due(now))
@@ -110,7 +110,7 @@ class LogWriter:
             return await self._flush(due)
 
     async def flush(self) -> bool:
-        """Write all that is in memory now; False where some could not be. Nothing is synced.
+        """Write everything in memory now; False if some of it could not be written. Nothing is synced.
 
         Commits may go on meanwhile.
         """
@@ -145,7 +145,7 @@ class LogWriter:
         return not tail_errors and not index_errors
 
     def _take(self, left: deque[Log]) -> list[_Writing]:
-        """Take the next step's logs; between two commits, so that no commit under way has their entries."""
+        """Take logs for a step. Between two commits, so that no commit under way holds their entries."""
         step: list[_Writing] = []
         size = 0
         while left and len(step) < _STEP_LOGS and size < STEP_BYTES:
@@ -178,8 +178,9 @@ class LogWriter:
         return step
 
     def _cut(self, log: Log, room: int) -> int:
-        """Where the part of its tail ends that a step with so much room takes: an entry's end, since readers
-        get whole records, of the file or of memory. An entry above a step's size goes alone."""
+        """Where the part of a log's tail ends that fits into `room`: at the end of an entry, because readers
+        get whole records from either the file or memory. An entry larger than a step goes alone.
+        """
         offset = log.tail_start
         if len(log.tail) <= room:
             return log.visible
@@ -189,7 +190,7 @@ class LogWriter:
         return max((end for end in ends if end - offset <= room), default=offset)
 
     def _finish(self, writing: _Writing) -> None:
-        """In the trio thread: what came of it."""
+        """In the trio thread: publish the outcome."""
         log = writing.log
         self._tails.writing.discard(log)
         if writing.log_fd >= 0 and writing.log_fd != writing.log_pinned_fd:
@@ -212,7 +213,7 @@ class LogWriter:
             self._committer.dirty[log] = None
 
     def _complain(self, tail_errors: dict[str, OSError], index_errors: list[OSError]) -> None:
-        """Once each time that it begins: what is logged may go to that disk, too."""
+        """Log the first failure only: the log may be on the same disk."""
         if index_errors and not self._index_failing:
             logger.error(
                 "an index cannot be written: its records are safe, and it is tried again; look at the disk",
@@ -238,8 +239,9 @@ class LogWriter:
         self._write_indexes([w for w in step if w.entries and (w.tail_written or not w.data)], room // 2)
 
     def _write_tails(self, step: list[_Writing], room: int) -> None:
-        """Beyond the room for handles one by one, the others in one call: after each call this thread would
-        wait for the interpreter (figures: `aio.py`)."""
+        """Logs that get a descriptor are written in one call, the rest one by one. After each call this
+        thread would wait for the interpreter (figures: `aio.py`).
+        """
         together: list[_Writing] = []
         for writing in step:
             try:
@@ -274,7 +276,7 @@ class LogWriter:
             writing.tail_error = error
 
     def _write_indexes(self, step: list[_Writing], room: int) -> None:
-        """As the tails."""
+        """As `_write_tails`."""
         together: list[_Writing] = []
         for writing in step:
             try:
@@ -298,7 +300,7 @@ class LogWriter:
                 self._write_index(writing)
 
     def _open_index(self, writing: _Writing) -> bool:
-        """Make it ready to be written to; whether its file had to be opened. Raises FileGone, OSError."""
+        """Prepare the index for writing; True if its file was opened here. Raises FileGone, OSError."""
         if writing.number == UNKNOWN:
             found = index.load_end(self._disk, self._files, writing.log, writing.entries_start)
             writing.number, writing.last_ms = found
@@ -317,7 +319,7 @@ class LogWriter:
 
 
 async def _in_slices(logs: Iterable[Log]) -> AsyncIterator[Log]:
-    """As they are now; between two slices others have their turn."""
+    """The logs as of now; other tasks run between slices."""
     for number, log in enumerate(list(logs), 1):
         yield log
         if number % _LOOKED_AT_ONCE == 0:

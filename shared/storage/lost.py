@@ -1,4 +1,4 @@
-"""Ranges of a log that cannot be read: what they are, and how a log line tells of them."""
+"""Ranges of a log that cannot be read, and their form in log lines."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import attrs
 
 _SHOWN_MAX = 10
-"""Ranges in one line of the log."""
+"""Most ranges in one line of the log."""
 
 
 @attrs.frozen
 class Lost:
-    """A range of a log that cannot be read. `records`: as many as its index tells of; 0: it does not tell."""
+    """A range of a log that cannot be read. `records`: how many its index counts there; 0: unknown."""
 
     offset: int
     length: int
@@ -23,7 +23,7 @@ class Lost:
 
 
 def describe_lost(lost: Sequence[Lost]) -> dict[str, Any]:
-    """Ranges, for a line of the log: where they are, and how much."""
+    """Ranges for a log line: where they are, and their bytes and records."""
     return {
         "ranges": [f"{each.offset}+{each.length}" for each in lost[:_SHOWN_MAX]],
         "bytes": sum(each.length for each in lost),

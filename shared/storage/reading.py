@@ -1,10 +1,9 @@
-"""Reading logs: whole records from an offset, each byte checked against its entry once before it is served.
+"""Reading logs: whole records from an offset. Each byte is checked once against its index entry.
 
-A log's newest records are in memory, as its tail, until its file has them; they are answered from there.
-Others are read from its file: at once where they are in the page cache, else by a thread, and then the answer
-comes later. An entry's CRC is checked the first time that this process serves bytes of it. An offset is
-taken only if it is a record's start: it is known to be one where an entry begins or an earlier answer ended,
-else the records are walked from the entry's start.
+A log's newest records are read from memory, its tail, until its file has them. Others are read from the file:
+at once if they are in the page cache, else by a thread, and the answer comes later. An entry's CRC is checked
+the first time that this process serves bytes of it. An offset must be a record's start. It is known to be one
+where an entry begins or an earlier answer ended; otherwise the records are walked from the entry's start.
 """
 
 from collections import OrderedDict
@@ -32,7 +31,7 @@ T = TypeVar("T")
 
 
 class MemoryRange(FileRange):
-    """A range whose bytes are in memory."""
+    """A file range whose bytes are in memory."""
 
     __slots__ = ("_data",)
 
@@ -49,7 +48,7 @@ class MemoryRange(FileRange):
 
 
 class Cache:
-    """Pieces of logs by key, each with the offset at which it begins; the oldest go first, used or not."""
+    """Pieces of logs by key, each with its offset; the oldest is evicted first, used or not."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -76,7 +75,7 @@ class Cache:
 
 
 class Verified:
-    """By log id and an entry's number. A number below 0 is no entry's of its own, and is never verified."""
+    """The entries whose CRC was checked, by log id and entry number. Numbers below 0 are never in it."""
 
     __slots__ = ("_bits",)
 
@@ -102,20 +101,20 @@ class Verified:
 
 
 _UNVERIFIED_BYTES_MAX = 1 << 20
-"""Of one answer: checking a megabyte takes some 0.2 ms, after which other connections have their turn."""
+"""Per answer: checking 1 MiB takes about 0.2 ms, after which other connections are served."""
 
 _PROBE_BYTES = 128 << 10
-"""The page cache is asked for a byte in each so many, whether a range can be sent without the disk."""
+"""To see whether a range is in the page cache, one byte in each of these is probed."""
 _BLOCK_BYTES_MAX = 256 << 10
-"""An entry's bytes are kept in memory up to this: only an entry of one large record has more."""
+"""An entry's bytes are cached up to this size; only an entry of one large record has more."""
 _STARTS = 16384
-"""Offsets that are known to be records' starts."""
+"""Offsets remembered as records' starts."""
 _NEAR = 4096
-"""Logs of which the entry that was found last is kept."""
+"""Logs whose last found entry is remembered."""
 
 
 class Want(Enum):
-    """What a request is for."""
+    """The form of the answer."""
 
     BYTES = 0
     RANGE = 1
@@ -132,11 +131,11 @@ class _Request:
 
 
 _LATER = object()
-"""Instead of an answer: a thread reads, and the request is answered when it has."""
+"""In place of an answer: a thread reads first."""
 
-# Instead of an entry's number:
-_OPEN = -1  # it is still growing, so that it was checked says nothing of what it becomes
-_IN_MEMORY = -2  # its CRC covers bytes that the file does not have yet
+# In place of an entry's number:
+_OPEN = -1  # it still grows: that it was checked says nothing of what it becomes
+_IN_MEMORY = -2  # its CRC covers bytes that the file lacks
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -152,15 +151,15 @@ class Reader:
     cold_reads: int = 0
     _starts: OrderedDict[tuple[int, int], None] = attrs.Factory(OrderedDict)  # (log id, offset)
     _near: dict[Log, tuple[int, IndexEntry]] = attrs.Factory(dict)
-    """The entry found last: most readers go on from there."""
+    """The entry found last: most readers continue from there."""
 
     def __attrs_post_init__(self) -> None:
         self.table = IndexTable(self._disk, self._files)
         self._verified = Verified()
-        self._blocks = Cache(self._cache_bytes // 2)  # by log id and offset: bytes of an entry, checked
+        self._blocks = Cache(self._cache_bytes // 2)  # by log id and offset: checked bytes of an entry
         self._recent = Cache(self._cache_bytes // 2)  # by log: what has just become visible
 
-    # -- what logs ask for
+    # -- requests of logs
 
     def read(self, log: Log, offset: int, max_bytes: int, done: Callable[[bytes | StoreError], None]) -> None:
         self._step(_Request(log, offset, max_bytes, Want.BYTES, done))
@@ -199,7 +198,7 @@ class Reader:
         return log.visible if entry is None else max(entry.offset, log.first)
 
     async def look(self, look: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
-        """What `look` finds in indexes, which a thread reads where they are not in memory."""
+        """The result of `look`, which looks at indexes; a thread loads what is not in memory."""
         while True:
             try:
                 return look()
@@ -219,14 +218,14 @@ class Reader:
                     raise StoreError(f"the index cannot be read: {describe(error)}") from error
                 missing.loaded(found)
 
-    # -- what the committer and retention tell
+    # -- calls of the committer and of retention
 
     def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
-        """These records have just become visible, and somebody waits: keep them in memory for a while."""
+        """Keep records in memory for a while that have just become visible, and that somebody waits for."""
         self._recent.put(log, offset, b"".join(chunks))
 
     def forget(self, log: Log) -> None:
-        """Drop all that is kept of a deleted log."""
+        """Drop everything remembered of a deleted log."""
         self._recent.drop(log)
         self._near.pop(log, None)
         self._verified.forget(log.id)
@@ -257,7 +256,7 @@ class Reader:
         self._reader_threads(missing.load, then)
 
     def _serve(self, request: _Request) -> Any:
-        """The answer, or `_LATER`. Raises NotInMemory where the index must be read first, and StoreError."""
+        """The answer, or `_LATER`. Raises NotInMemory if the index must be loaded first, and StoreError."""
         log, offset = request.log, request.offset
         if log.deleted:
             raise LogDeleted
@@ -294,7 +293,7 @@ class Reader:
         return number, entry
 
     def _answer_memory(self, request: _Request, data: bytes) -> Any:
-        """The answer from records that no file is needed for; b"" at the visible end."""
+        """The answer from bytes in memory; b"" at the visible end."""
         if request.want is Want.BYTES:
             return data
         if request.want is Want.START:
@@ -302,7 +301,7 @@ class Reader:
         return MemoryRange(data)
 
     def _trim(self, request: _Request, start: int, data: bytes | bytearray) -> bytes:
-        """The records that the request asks for, of `data`, whole records from `start` on."""
+        """The requested records from `data`, which holds whole records from `start` on."""
         position = request.offset - start
         limit = position + request.max_bytes
         if limit >= len(data):
@@ -315,16 +314,16 @@ class Reader:
         return data[position:end] if isinstance(data, bytes) else bytes(memoryview(data)[position:end])
 
     def _tail(self, request: _Request) -> bytes:
-        """Answer from memory: the log's file does not have these records yet."""
+        """Answer from the log's tail."""
         log, offset = request.log, request.offset
         start = log.tail_start
         if offset != start and (log.id, offset) not in self._starts:
-            _, entry = self._find(log, offset)  # which begins where a record does, not far below
+            _, entry = self._find(log, offset)  # it begins where a record does, not far below
             self._check_start(request, start, log.tail, max(entry.offset - start, 0))
         return self._trim(request, start, log.tail)
 
     def _check_start(self, request: _Request, start: int, data: bytes | bytearray, known: int = 0) -> None:
-        """Raises NotARecord unless the request's offset is a record's start; one is at `known` in `data`."""
+        """Raise NotARecord unless the requested offset is a record's start; `known` is one, in `data`."""
         offset = request.offset
         if offset != start and (request.log.id, offset) not in self._starts:
             at, _ = format.skip_records(data, known, offset - start)
@@ -337,13 +336,13 @@ class Reader:
         if len(self._starts) > _STARTS:
             self._starts.popitem(last=False)
 
-    # -- single records: an entry's bytes, kept in memory
+    # -- single records: an entry's bytes, cached
 
     def _serve_block(self, request: _Request, number: int, entry: IndexEntry) -> Any:
-        """Answer from the entry that covers the offset: all of it is read, checked, and kept for the next."""
+        """Answer from the entry that covers the offset: read, check and cache all of it."""
         log = request.log
         if entry.end > log.tail_start:
-            # The entry's newest bytes are in memory only; those in the file were written by this process.
+            # The entry's newest bytes are only in memory; those in the file were written by this process.
             entry = entry._replace(length=log.tail_start - entry.offset)
             number = _IN_MEMORY
         block = self._blocks.get((log.id, entry.offset))
@@ -394,10 +393,10 @@ class Reader:
         return spans
 
     def _serve_spans(self, request: _Request, spans: list[tuple[int, IndexEntry]]) -> Any:
-        """Answer with these entries from the request's offset on.
+        """Answer with these entries, from the requested offset on.
 
-        For a range, what was checked before is not read again. Where a later entry is damaged the answer ends
-        before it; where the first is, CorruptRecord is raised.
+        For a range, entries checked before are not read again. If a later entry is damaged, the answer ends
+        before it; if the first is, CorruptRecord is raised.
         """
         log, offset = request.log, request.offset
         first = spans[0][1]
@@ -423,7 +422,7 @@ class Reader:
                     if entry is first:
                         raise self._corrupt(log, entry)
                     self.report(log, entry)
-                    end = entry.offset  # what is good before it is served; the next request meets it
+                    end = entry.offset  # serve what is good before it; the next request meets the damage
                     break
                 self._verified.add(log.id, number)
             if not start_known:
@@ -439,7 +438,7 @@ class Reader:
     def _check_resident(self, log: Log, unverified: list[tuple[int, IndexEntry]]) -> int | None:
         """Check entries one by one (small buffers are much cheaper than one large one) without waiting.
 
-        None where all are good, else the offset of the first that is not in memory, or not good.
+        None if all are good, else the offset of the first that is not in memory, or not good.
         """
         fd = log.file.fd
         for number, entry in unverified:
@@ -450,7 +449,7 @@ class Reader:
         return None
 
     def _resident_range(self, request: _Request, stop: int) -> Any:
-        """A range that is sent without waiting for the disk, so far as the page cache can be asked."""
+        """A range that can be sent without waiting for the disk, as far as the page cache tells."""
         log, offset = request.log, request.offset
         fd = log.file.fd
         if fd >= 0 and all(
@@ -482,7 +481,7 @@ class Reader:
     # -- bytes of a log's file
 
     def _fetch(self, request: _Request, offset: int, length: int, checked: Callable[[bytes], Any]) -> Any:
-        """Read, then answer with what `checked` makes of the bytes: now, or when a thread has read them."""
+        """Read, then answer with `checked` of the bytes: now, or when a thread has read them."""
         log = request.log
         file = log.file
         fd = file.fd
@@ -526,7 +525,7 @@ class Reader:
 
     @contextmanager
     def using(self, log: Log, offset: int) -> Iterator[None]:
-        """Meanwhile nothing from `offset` on becomes a hole."""
+        """Meanwhile retention frees no space from `offset` on."""
         self._use(log, offset)
         try:
             yield
@@ -547,7 +546,7 @@ class Reader:
     # -- damage
 
     def report(self, log: Log, entry: IndexEntry) -> None:
-        """What the entry covers is not what was written: count it, and say so once."""
+        """Count and log, once, that what the entry covers is not what was written."""
         self._files.damage.in_log(log.id, log.file.path, entry.offset, entry.length)
 
     def _corrupt(self, log: Log, entry: IndexEntry) -> CorruptRecord:

@@ -1,8 +1,8 @@
-"""Opening a data folder: what the catalog says, and after an unclean end what the journal adds to it.
+"""Opening a data folder: read the catalog, and after an unclean end replay the journal.
 
-Everything here blocks, and runs before anything is served. It ends with a state that needs no journal: every
-touched file and folder is synced, a new catalog says that replay starts in a segment that does not exist yet.
-Until that catalog is in place nothing that a second attempt needs has been changed. Source: STORAGE.md.
+Everything here blocks, and runs before anything is served. It ends in a state that needs no journal: every
+touched file and folder is synced, and a new catalog says that replay starts in a segment that does not exist
+yet. Until that catalog is in place, nothing that a second attempt needs is changed. Source: STORAGE.md.
 """
 
 import secrets
@@ -25,7 +25,7 @@ from shared.storage.settings import Durability
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 _SKIPPED_IDS = 1 << 20
-"""After an unclean end so many log ids are skipped: a log whose CREATE was lost may have left files."""
+"""Log ids skipped after an unclean end: a log whose CREATE was lost may have left files."""
 
 
 MISSING = (
@@ -36,9 +36,9 @@ MISSING = (
 
 @attrs.frozen
 class Recovered:
-    """A folder ready to be served. `next_lsn`: where the journal begins anew, in a segment to be made;
-    `segments`: those that may be reused for it. The numbers say what recovery had to do; `in_files`: where it
-    found logs or indexes damaged."""
+    """A folder ready to be served. `next_lsn`: where the journal begins anew, in a segment to be made.
+    `segments`: those that may be reused. `in_files`: where logs or indexes were found damaged.
+    """
 
     journal_id: int
     next_log_id: int
@@ -56,7 +56,7 @@ class Recovered:
 
 
 def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
-    """Bring the folder into order. Raises StoreFormat, and OSError where the disk fails."""
+    """Bring the folder into a consistent state. Raises StoreFormat, and OSError if the disk fails."""
     began = clock.monotonic()
     in_files = DamagedPlaces()
     try:
@@ -87,7 +87,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         if scanned.missing:
             in_files.in_file(segment_path(found.replay_lsn), MISSING)
         kept = _keep_damaged(disk, scanned)
-    # Also after a clean end: a copy may have files that are newer than its catalog.
+    # also after a clean end: a copied folder may have files newer than its catalog
     logs, seen_id = _replay(disk, found, scanned, sync_all_logs, in_files)
     next_log_id = found.next_log_id
     if not found.clean or seen_id >= next_log_id:
@@ -121,9 +121,9 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
 
 
 def has_gone_on(disk: Disk, found: Catalog) -> bool:
-    """Whether a catalog of a folder that was left in order is older than the folder.
+    """Whether the catalog of a cleanly closed folder is older than the folder.
 
-    A start puts a new one in place before anything else is written, so somebody has put the old one back.
+    A start replaces the catalog before it writes anything else, so an old one has been put back.
     """
     return replay.begins_behind(disk, found.journal_id, found.replay_lsn) or any(
         _is_longer(disk, line) for line in found.logs
@@ -131,7 +131,7 @@ def has_gone_on(disk: Disk, found: Catalog) -> bool:
 
 
 def format_number(disk: Disk) -> int | None:
-    """The number in FORMAT; 0 where it is damaged, None where it is missing."""
+    """The number in FORMAT; 0 if damaged, None if missing."""
     try:
         with opened(disk, format.FORMAT_PATH) as fd:
             return format.format_number(disk.read(fd, 200, 0)) or 0
@@ -140,7 +140,7 @@ def format_number(disk: Disk) -> int | None:
 
 
 def _check_format(disk: Disk, found: Catalog | None, in_files: DamagedPlaces) -> None:
-    """A good catalog tells the format, too. Raises StoreFormat."""
+    """Check FORMAT; a good catalog replaces a damaged one. Raises StoreFormat."""
     number = format_number(disk) or 0
     if number > format.FORMAT_NUMBER:
         raise StoreFormat(
@@ -162,7 +162,7 @@ def _check_format(disk: Disk, found: Catalog | None, in_files: DamagedPlaces) ->
 
 
 def _begin(disk: Disk, clock: Clock) -> Catalog:
-    """A new folder, or one whose first start was cut short: nothing was ever acknowledged in it."""
+    """A new folder, or one whose first start was interrupted: nothing was ever acknowledged in it."""
     disk.make_folder(journal.FOLDER)
     _write_format(disk)
     return Catalog(secrets.randbits(64), 0, 1, clock.wall_ms(), True, [])
@@ -174,7 +174,7 @@ def _write_format(disk: Disk) -> None:
 
 
 def _rebuild(disk: Disk, clock: Clock, reason: str, in_files: DamagedPlaces) -> Catalog:
-    """The catalog is lost, and logs and journal say what was in it."""
+    """The catalog is lost: rebuild it from logs and journal."""
     names = disk.names("")
     if catalog.PATH in names:
         copy_file(disk, catalog.PATH, _quarantined(catalog.PATH, names))
@@ -193,8 +193,8 @@ def _has_begun(disk: Disk) -> bool:
 
 
 def _holds_logs(disk: Disk) -> bool:
-    """Whether this was a data folder, or a copy of one: before the first log there is always a catalog."""
-    # Without a journal it is somebody else's, and its files are none of our business.
+    """Whether this was a data folder or a copy of one: before the first log there is always a catalog."""
+    # Without a journal folder these are somebody else's files.
     return journal.FOLDER in disk.names("") and any(rebuild.log_files(disk))
 
 
@@ -216,7 +216,7 @@ def _report(scanned: Replay) -> None:
 
 
 def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
-    """Copy damaged segments aside; returns those that there was no room for, and the names they get."""
+    """Copy damaged segments; returns those that could not be copied, with the names to rename them to."""
     names = {f"{journal.FOLDER}/{name}" for name in disk.names(journal.FOLDER)}
     left = []
     for segment in scanned.damaged_segments():
@@ -234,7 +234,7 @@ def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
 
 
 def _quarantined(path: str, names: Container[str]) -> str:
-    """A free name for a damaged file; `names`: those that are taken."""
+    """A free name for a damaged file; `names` are taken."""
     number = 1
     while f"{path}.damaged-{number}" in names:
         number += 1
@@ -252,7 +252,7 @@ def _move_damaged(
 
 @attrs.define
 class _Changes:
-    """What the replayed part of the journal says, by log id. `synced_lsn`: as `Replay` has it."""
+    """What the replayed part of the journal says, by log id. `synced_lsn`: as in `Replay`."""
 
     synced_lsn: int
     created: dict[int, LogLine] = attrs.Factory(dict)
@@ -265,7 +265,7 @@ class _Changes:
     seen_id: int = 0
 
     def take(self, found: FoundBatch, entry: Entry, payload: bytes) -> None:
-        """What an entry of the batch says, whose payload this is."""
+        """Apply one entry of a batch with this payload."""
         log_id = entry.log_id
         self.seen_id = max(self.seen_id, log_id)
         if entry.kind == EntryKind.APPEND:
@@ -318,10 +318,9 @@ def _gather(disk: Disk, scanned: Replay) -> _Changes:
 def _replay(
     disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int, in_files: DamagedPlaces
 ) -> tuple[list[LogLine], int]:
-    """Apply the journal to the logs' files; returns the logs there are, and the highest id seen.
+    """Apply the journal to the logs' files; returns the logs, and the highest id seen.
 
-    Of a folder that was left in order the logs are as the catalog has them, but for those that it does not
-    know.
+    After a clean end the catalog's logs are as it says; only unknown logs are looked at.
     """
     changes = _gather(disk, scanned)
     lines = {line.id: line for line in found.logs} | changes.created
@@ -376,7 +375,7 @@ def _recover_log(
     *,
     damaged: bool,
 ) -> RecoveredLog | None:
-    """Apply to one log what the journal says of it; None where it can only be as the catalog has it."""
+    """Apply to one log what the journal says of it; None if the catalog is right about it."""
     direct = Durability.parse(line.mode).direct or line.id in changes.direct
     new = line.id in changes.created
     adopted = line.id in changes.adopted
@@ -417,7 +416,7 @@ def _recover_log(
 
 
 def _is_longer(disk: Disk, line: LogLine) -> bool:
-    """Whether a log's file goes on behind what the catalog vouches for."""
+    """Whether a log's file is longer than the catalog says."""
     return (size_of(disk, f"{line.namespace}/{line.file}.log") or 0) > line.end
 
 
@@ -430,12 +429,12 @@ def _unlink(disk: Disk, line: LogLine) -> None:
 
 
 def _set_strays_aside(disk: Disk, lines: Iterable[LogLine]) -> None:
-    """Files that no log owns get names that none will have: what replay removes is never one of these."""
+    """Rename files that no log owns, so that replay never removes one of them."""
     owned = {(line.namespace, line.file) for line in lines}
     namespaces = {namespace for namespace, _ in owned}
     for folder, file in sorted({(folder, name[:-4]) for folder, name in rebuild.log_files(disk)} - owned):
         log_id = index.owner(disk, f"{folder}/{file}.idx")
-        if log_id is not None or folder in namespaces:  # else it may be anybody's
+        if log_id is not None or folder in namespaces:  # otherwise the file may be anybody's
             _set_aside(disk, f"{folder}/{file}", log_id or 0)
 
 
@@ -461,7 +460,7 @@ def _set_aside(disk: Disk, path: str, log_id: int) -> None:
 
 
 def _sync(disk: Disk, touched: list[RecoveredLog], folders: set[str], sync_all_logs: int) -> None:
-    """What was acknowledged must not depend on the journal, or on a page cache that a failed sync left."""
+    """Sync what was recovered: it must not depend on the journal, or on a page cache after a failed sync."""
     if len(touched) > sync_all_logs and disk.sync_all():
         return
     for log in touched:

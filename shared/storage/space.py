@@ -1,5 +1,6 @@
-"""The file system: publishing stops while there is still room for acknowledgements and administration, and
-for good once nothing can be written."""
+"""Free disk space: publishing stops while there is still room for acknowledgements and administration. If the
+file system turns read-only, the store does too.
+"""
 
 import attrs
 import structlog
@@ -20,14 +21,14 @@ _LOOK_BYTES = 8 << 20
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class SpaceWatch:
-    """Looks once a second, and whenever so much was written."""
+    """Looks once a second, and whenever `_LOOK_BYTES` were written."""
 
     _committer: Committer
     _disk: Disk
     _settings: StorageSettings
     free_bytes: int = 0
     scarce: bool = False
-    """Half of what is free is needed for the reserve: no time to write what nobody waits for."""
+    """Less than twice the reserve is free: optional data should not be written."""
     _looked_at: int = 0
     _total_bytes: int = 0
     _failing: bool = False
@@ -38,8 +39,9 @@ class SpaceWatch:
             self.look()
 
     def look(self) -> None:
-        """Ask the file system; one that does not tell is taken to be as it was: writes say what is wrong with
-        it. What waits to be written counts as if it were."""
+        """Ask the file system. If it does not answer, the last value counts, and writes show what is wrong.
+        What waits to be written counts as written.
+        """
         committer, settings = self._committer, self._settings
         self._looked_at = committer.counts.bytes
         try:
@@ -60,7 +62,7 @@ class SpaceWatch:
         left = free - committer.tails.bytes - committer.pending_bytes
         self.scarce = left < 2 * reserve
         full = left < reserve
-        # Log files that cannot be written leave their records in memory: stop publishing before that is full.
+        # Log files that refuse writes leave their records in memory: stop publishing before that is full.
         full |= committer.tails.failing_bytes > settings.pending_bytes_max
         if full != committer.full:
             if full:

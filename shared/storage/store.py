@@ -1,12 +1,9 @@
-"""The storage core: logs in a folder, made durable by one journal that all of them share.
-
-Theory of operation (ARCHITECTURE.md, STORAGE.md for the bytes). `Log.append` only notes what is to be written
-and gives an offset and a ticket; the `Committer` takes what piled up, from every log, writes it to the
-journal as one batch, syncs once, and resolves tickets. `LogWriter` writes the records to the logs' own files
-and indexes a little later, without a sync; until then readers get them from memory (`Tails`). The
-`Checkpointer` makes logs and indexes safe so that journal segments become free, `recovery` replays the
-journal after an unclean end. All state belongs to the trio thread; threads are handed work that touches none
-of it. Disk, clock and threads come in from outside, so that a simulation can stand in for each.
+"""Theory of operation (ARCHITECTURE.md; STORAGE.md for the bytes). `Log.append` notes what is to be written
+and returns an offset and a ticket. The `Committer` takes what has been appended to all logs, writes it to the
+journal as one batch, syncs once, and resolves the tickets. `LogWriter` writes the records to the logs' own
+files and indexes later, without a sync; until then readers get them from memory (`Tails`). The `Checkpointer`
+syncs logs and indexes so that journal segments become free. `recovery` replays the journal after an unclean
+end.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -46,7 +43,7 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 
 _SEGMENTS_LEAST = 4
 _SEGMENT_BYTES_LEAST = 64 << 10
-"""On a small file system segments are shorter, for so many of them to have room, but no shorter than this."""
+"""On a small file system segments are shorter, so that four fit, but never shorter than this."""
 
 InThread = Callable[..., Awaitable[Any]]
 """`trio.to_thread.run_sync`, or something that takes the same arguments."""
@@ -54,7 +51,7 @@ InThread = Callable[..., Awaitable[Any]]
 
 @attrs.frozen
 class StoreStatistics:
-    """The store in numbers, all since it was opened unless they say how things are now."""
+    """The store in numbers: totals since it was opened, and current values."""
 
     logs: int
     commits: int
@@ -67,7 +64,7 @@ class StoreStatistics:
     sync_seconds_last: float
     sync_seconds_mean: float
     sync_seconds_median: float
-    """Of the last 1000, as is the next."""
+    """Over the last 1000 syncs, like the next."""
     sync_seconds_p99: float
     journal_bytes: int
     checkpoints: int
@@ -89,7 +86,9 @@ class StoreStatistics:
 
 
 class Store:
-    """A data folder, open. One process has it; `run` must be running for all but the simplest uses."""
+    """An open data folder, of which one process is the owner. `run` must be running for all but the simplest
+    uses.
+    """
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class Store:
         lock: FolderLock | None,
     ) -> None:
         self.folder: Path | None = None
-        """The folder's path, for other files put there; None for a simulated disk."""
+        """The folder's path, for other files in it; None for a simulated disk."""
         self._disk = disk
         self._in_thread = in_thread
         self._lock = lock
@@ -117,7 +116,7 @@ class Store:
             journal, disk, files, clock, settings, self._inventory, in_thread
         )
         self.commit_pending: Callable[[], None] = committer.commit_pending
-        """The end of a driver's turn: commit what was appended, at once where that is quick."""
+        """At the end of a driver's turn: commit what was appended, at once if that is quick."""
         self._reader_threads.commit_pending = committer.commit_pending
         self._inventory.attach(self._committer, self._reader, recovered.logs)
         self._inventory.folds_case = _folds_case(disk)
@@ -162,8 +161,8 @@ class Store:
         clock: Clock | None = None,
         in_thread: InThread | None = None,
     ) -> "Store":
-        """Lock and recover the folder, made if it is not there. `disk`: instead of the folder's own files;
-        `in_thread`: instead of threads.
+        """Lock and recover the folder, creating it if needed. `disk` replaces the folder's files, `in_thread`
+        threads.
 
         Raises StoreInUse, StoreFormat, OSError.
         """
@@ -198,18 +197,18 @@ class Store:
         plain_names: bool = False,
         retention: Retention | None = None,
     ) -> Namespace:
-        """Get a namespace, or make it. `name`: lower-case letters, digits, `-`, `_` and dots.
+        """Get or make a namespace. `name`: lower-case letters, digits, `-`, `_` and dots.
 
-        `plain_names`: its logs' files are named just as the logs are, which then must be proper file names.
-        `mode` and `retention` hold for logs that say nothing else; logs that exist keep their mode.
+        `plain_names`: log files are named like their logs, whose names must then be valid file names. `mode`
+        and `retention` are defaults for new logs; existing logs keep their mode.
         """
         return self._inventory.namespace(name, mode, plain_names, retention)
 
     def append_each(self, logs: Sequence[Log], records: Sequence[bytes]) -> tuple[list[int], Ticket]:
-        """Append one record after the other, each to its log, until one wants `Log.append`, as where that
-        would raise; returns the offsets of those that were appended, maybe none.
+        """Append one record after the other, each to its log. Stops before the first that needs `Log.append`,
+        as where that would raise; returns the offsets of those appended, maybe none.
 
-        For many logs in turn: 0.6 us a record, and 2.2 us by `Log.append`.
+        For many logs in turn: 0.6 us a record; 2.2 us by `Log.append`.
         """
         return self._committer.append_each(logs, records)
 
@@ -220,25 +219,25 @@ class Store:
         return self._committer.append_all(parts, reserved)
 
     def together(self, size: int) -> AbstractContextManager[CommitBatch]:
-        """Within it all appends and gathered records, to whichever logs, become one batch of the journal: no
-        crash separates them, and where the disk refuses one it has none of them.
+        """All appends and gathered records in this context, to whichever logs, are one batch of the journal.
+        A crash keeps all of them or none, and so does a full disk.
 
-        `size`: about how many bytes that will be. Nothing may be awaited within. An append that raises
-        has appended nothing, but those before it stay: what may be refused comes first. Logs around the
-        journal go through it here, and are synced.
+        `size`: about how many bytes they will be. Nothing may be awaited inside. An append that raises has
+        appended nothing, but earlier ones stay, so do first what may be refused. Logs around the journal go
+        through it here, and are synced.
         """
         return self._committer.together(size)
 
     def charge_to(self, account: Account) -> None:
-        """Charge to it the memory of records that wait for the disk, or for their logs' files."""
+        """Charge the memory of records that wait for the disk or for their logs' files to `account`."""
         self._committer.tails.account = account
 
     def reserve_descriptors(self, connections: int) -> None:
-        """So many connections are open in this process: keep fewer files open, or more, beside them."""
+        """So many connections are open in this process: adjust the number of files that stay open."""
         self._files.reserve_descriptors(connections)
 
     async def wait(self, ticket: Ticket) -> None:
-        """Settle, and wait until the ticket is done. Raises its error."""
+        """Commit, and wait until the ticket is done. Raises its error."""
         if not ticket.done:
             event = trio.Event()
             ticket.when_done(lambda _: event.set())
@@ -249,17 +248,17 @@ class Store:
 
     @property
     def read_only(self) -> StoreError | None:
-        """Why nothing more is written, once that is so."""
+        """Why nothing is written any more; None while the store is writable."""
         return self._committer.read_only
 
     @property
     def scarce(self) -> bool:
-        """Space runs short: what nobody waits for should not be written, long before publishing stops."""
+        """Space is short: optional data should not be written. Publishing stops much later."""
         return self._space.scarce
 
     @property
     def over_budget(self) -> bool:
-        """What nobody waits for should not be written: it would wait in memory, and there is none left."""
+        """Memory is used up: optional data should not be written, as it would wait in memory."""
         return self._committer.over_budget
 
     @property
@@ -268,7 +267,7 @@ class Store:
         return self._committer.congested
 
     def when_uncongested(self, callback: Callable[[], None]) -> None:
-        """Call it once, when that is over; at once if it is not so."""
+        """Call once when the store is not congested, which may be now."""
         self._committer.when_uncongested(callback)
 
     # -- its life
@@ -294,11 +293,11 @@ class Store:
                 self._committer.make_room = self._committer.write_tails = None
 
     async def checkpoint(self) -> bool:
-        """Make the logs' own files safe now; False where that must be tried again."""
+        """Sync the logs' own files now; False if that must be tried again."""
         return await self._checkpointer.checkpoint()
 
     async def snapshot(self) -> list[LogSnapshot]:
-        """Every log as it is at one moment, just after a checkpoint if one can be made."""
+        """Every log as of one moment, just after a checkpoint if one can be made."""
         if self.read_only is None:
             await self.checkpoint()
         return await self._committer.between_commits(
@@ -306,29 +305,30 @@ class Store:
         )
 
     async def flush(self) -> bool:
-        """Write to the logs' files what is only in memory and in the journal, and the index entries; False
-        where some could not be written."""
+        """Write tails and index entries to the logs' files; False if some could not be written."""
         return await self._log_writer.flush()
 
     async def in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Do long work that touches nothing of ours in a thread; it is left to itself when cancelled."""
+        """Run long work that touches nothing of the store in a thread; when cancelled, the thread is
+        abandoned.
+        """
         return await self._in_thread(work, *arguments, abandon_on_cancel=True)
 
     async def retain(self) -> None:
-        """Let retention look at every log now."""
+        """Apply retention to every log now."""
         await self._retention.tick()
 
     async def close(self) -> None:
         """Commit what was appended, sync everything, release the folder. `run` must have ended.
 
-        Raises StoreReadOnly where the last state could not be made safe; the folder is released all the same.
+        Raises StoreReadOnly if the last state could not be synced; the folder is released all the same.
         """
         committer = self._committer
         if committer.closed:
             return
         try:
             committer.commit_pending()
-            committer.closed = True  # no start would look for what came after the last checkpoint
+            committer.closed = True  # recovery would not find appends after the last checkpoint
             committer.sync_journal()
             clean = committer.read_only is None and await self._checkpointer.checkpoint(clean=True)
             if committer.read_only is not None:
@@ -343,7 +343,7 @@ class Store:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the folder as a crash would: nothing more is written. For tests, and after an error."""
+        """Release the folder as a crash would: nothing more is written. For tests, and after an error."""
         self._committer.closed = True
         self._files.close_all()
         self._journal.close()
@@ -388,7 +388,7 @@ class Store:
         )
 
     def ack_seconds(self, namespace: str) -> Histogram:
-        """How long records of a namespace were on their way to the disk, as far as their mode asks."""
+        """How long records of a namespace took until their mode's durability was reached."""
         return self._committer.counts.ack_seconds[namespace]
 
     @property
