@@ -31,7 +31,7 @@ _BLOCK_BYTES = 4096  # of the file system: the unit of holes
 
 
 def checked_from(entries: Iterable[IndexEntry | None], first: int) -> int:
-    """Where to begin reading so as to check what is kept from `first` on: partly kept entries are checked whole."""
+    """Where to begin so as to check what is kept from `first` on: a partly kept entry is checked whole."""
     kept_in_part = (
         entry.offset for entry in entries if entry is not None and entry.offset < first < entry.end
     )

@@ -147,7 +147,7 @@ def _make_files(
 
 
 def _is_longer(disk: Disk, path: str, pieces: Pieces) -> bool:
-    """Whether a new log's file has more than the journal: another log's bytes, or some that the journal lost."""
+    """Whether a new log's file has more than the journal: another log's, or lost ones."""
     return (size_of(disk, path) or 0) > (pieces[-1].end if pieces else 0)
 
 
