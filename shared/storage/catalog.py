@@ -33,7 +33,7 @@ class LogLine(NamedTuple):
 
 @attrs.frozen
 class Catalog:
-    """A snapshot. `clean`: the store was shut down in order, and nothing happened since."""
+    """A snapshot. `clean`: the store was closed in order, and nothing was written since."""
 
     journal_id: int
     replay_lsn: int
@@ -51,7 +51,9 @@ def pack_line(line: LogLine) -> bytes:
 
 
 def pack(catalog: Catalog, lines: Iterable[bytes]) -> bytes:
-    """The catalog's bytes, its logs' lines given packed: most stay the same from one to the next."""
+    """The catalog's bytes. Logs' lines are given packed, because most stay the same from one catalog to the
+    next.
+    """
     head: dict[str, Any] = {
         "format": format.FORMAT_NUMBER,
         "journal_id": f"{catalog.journal_id:016x}",
@@ -64,18 +66,18 @@ def pack(catalog: Catalog, lines: Iterable[bytes]) -> bytes:
 
 
 def pack_create(line: LogLine) -> bytes:
-    """What a CREATE entry of the journal says."""
+    """The body of a CREATE entry."""
     fields = {name: value for name, value in line._asdict().items() if name not in ("id", "first", "end")}
     return format.pack_line(fields).rstrip()
 
 
 def unpack_create(log_id: int, body: bytes) -> LogLine:
-    """Raises ValueError and TypeError, for a body that nobody should have written."""
+    """Raises ValueError and TypeError for a malformed body, which no version writes."""
     return LogLine(id=log_id, first=0, end=0, **json.loads(body))
 
 
 def unpack(data: bytes) -> Catalog | None:
-    """The catalog, or None where it is not a good one."""
+    """The catalog; None if it is damaged."""
     lines = format.unpack_lines(data)
     try:
         if not lines or lines[0]["format"] != format.FORMAT_NUMBER:
@@ -94,7 +96,7 @@ def unpack(data: bytes) -> Catalog | None:
 
 
 def read(disk: Disk) -> Catalog | None:
-    """Read CATALOG; None where there is none. Raises ValueError where it is damaged, and OSError."""
+    """Read CATALOG; None if it is missing. Raises ValueError if it is damaged, and OSError."""
     try:
         with opened(disk, PATH) as fd:
             found = unpack(disk.read(fd, disk.size(fd), 0))
@@ -106,9 +108,9 @@ def read(disk: Disk) -> Catalog | None:
 
 
 def file_name(name: str) -> str:
-    """A log's name as a file's: each byte outside `[a-z0-9._-]`, and a leading dot, as %XX.
+    """A log's name as a file name: each byte outside `[a-z0-9._-]`, and a leading dot, as %XX.
 
-    One that would be too long for a file system is cut, and told apart by its SHA-256.
+    One too long for a file system is cut, and made unique by its SHA-256.
     """
     raw = name.encode()
     text = "".join(
@@ -121,5 +123,5 @@ def file_name(name: str) -> str:
 
 
 def name_of(file: str) -> str:
-    """A log's name, from that of its files; of one that was cut, what is left of it."""
+    """A log's name from its file name; if that was cut, what is left of it."""
     return unquote(file)

@@ -1,6 +1,6 @@
-"""The data folder's bytes: packing and unpacking, and nothing else. Source: STORAGE.md.
+"""The data folder's bytes: packing and unpacking only. Source: STORAGE.md.
 
-Unpacking never raises on what a disk may hold: what does not parse, or whose CRC differs, is None.
+Unpacking never raises, whatever is on the disk: what does not parse, or has another CRC, is None.
 """
 
 import functools
@@ -16,7 +16,7 @@ from shared.columns import equal_rows
 
 FORMAT_PATH = "FORMAT"
 MANIFEST_PATH = "BACKUP"
-"""Of a backup: what it consists of, written last."""
+"""A backup's list of its files, written last."""
 FORMAT_NUMBER = 1
 FORMAT_TEXT = b"brokers data folder, format %d\n"
 
@@ -24,13 +24,13 @@ LENGTH_BYTES = 4
 """A record's length field."""
 
 SECTOR = 512
-"""Batches start at, and are padded to, multiples of this: what every disk writes whole or not at all."""
+"""Batches start at multiples of this and are padded to it: what every disk writes whole or not at all."""
 
 BATCH_MAGIC = b"BRJ1"
 BATCH_HEADER_BYTES = 64
 ENTRY_HEADER_BYTES = 32
 BATCH_PAYLOAD_MAX = 8 << 20
-"""A batch's payload, unless one append alone is larger."""
+"""A batch's most payload, unless one append alone is larger."""
 
 INDEX_MAGIC = b"BRKIDX01"
 INDEX_HEADER_BYTES = 64
@@ -47,23 +47,23 @@ _CRC = struct.Struct(">I")
 _NO_HEADER = bytes(BATCH_HEADER_BYTES)
 
 length_at = _LENGTH.unpack_from
-"""`length_at(data, position)` is `(payload length,)` of the record whose length field stands there."""
+"""`length_at(data, position)`: `(payload length,)` of the record that begins at `position`."""
 
 
 # -- records
 
 
 def record(payload: bytes) -> bytes:
-    """One record as it stands in a log."""
+    """One record as stored in a log."""
     return _LENGTH.pack(len(payload)) + payload
 
 
 def skip_records(data: bytes | bytearray, position: int, stop: int) -> tuple[int, int]:
     """Walk whole records from `position` (a record's start) while they end at or below `stop`.
 
-    Returns (where the walk ended, how many records it passed). The end is `stop` exactly where `stop` is a
-    record's boundary, else the start of the record that crosses it. Runs of equal lengths are checked by
-    slices, some ten times faster than one by one.
+    Returns where the walk ended, and how many records it passed. The end is `stop` exactly if a record ends
+    there, else the start of the record that crosses it. Runs of equal lengths are checked by slices, ten
+    times faster than one by one.
     """
     records = 0
     run = 0
@@ -90,7 +90,7 @@ def skip_records(data: bytes | bytearray, position: int, stop: int) -> tuple[int
 
 
 def count_records(data: bytes | bytearray) -> int | None:
-    """How many records `data` is made of, or None where it does not end at a record's boundary."""
+    """How many records `data` consists of; None if it does not end with a record."""
     end, records = skip_records(data, 0, len(data))
     return records if end == len(data) else None
 
@@ -98,8 +98,8 @@ def count_records(data: bytes | bytearray) -> int | None:
 def split_records(data: bytes | bytearray, piece_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Cut whole records into pieces (start, end, records).
 
-    A piece is as long as fits `piece_bytes`, or one longer record. Raises ValueError where `data` does not
-    end at a record's boundary.
+    A piece is as long as fits `piece_bytes`, or one longer record. Raises ValueError if `data` does not end
+    with a record.
     """
     start, total = 0, len(data)
     while start < total:
@@ -129,7 +129,7 @@ class EntryKind(IntEnum):
 
 
 AHEAD = 1
-"""A flag of an APPEND: from here on the log's file may have bytes that no entry of the journal tells of."""
+"""A flag of an APPEND: from here on the log's file may have bytes that no entry of the journal mentions."""
 
 REFERENCE_BYTES = _REFERENCE.size
 
@@ -147,7 +147,7 @@ class Entry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch's header. `size` is what it takes in the segment, padding included."""
+    """A batch's header. `size`: bytes in the segment, padding included."""
 
     lsn: int
     synced_lsn: int
@@ -168,21 +168,21 @@ def padded(size: int) -> int:
 
 
 pack_entry_header = _ENTRY.pack
-"""An entry's header: kind, flags, records, log's id, offset, and the length of the bytes that follow it."""
+"""An entry's header: kind, flags, records, log id, offset, and the length of the bytes that follow."""
 
 
 def pack_entry(kind: int, log_id: int, offset: int = 0, length: int = 0, records: int = 0) -> bytes:
-    """The same with what most kinds have."""
+    """`pack_entry_header` without flags, as most kinds need it."""
     return pack_entry_header(kind, 0, records, log_id, offset, length)
 
 
 def pack_reference(length: int, crc: int) -> bytes:
-    """What follows the header of a REFERENCE, to so many bytes of the log's file, with that CRC."""
+    """The body of a REFERENCE to `length` bytes of the log's file with that CRC."""
     return _REFERENCE.pack(length, crc)
 
 
 def unpack_reference(payload: bytes | memoryview, entry: Entry) -> tuple[int, int] | None:
-    """(length, CRC) that a REFERENCE names, or None where its body is not one."""
+    """(length, CRC) of a REFERENCE, or None if its body is malformed."""
     if entry.body_end - entry.body_start != REFERENCE_BYTES:
         return None
     length, crc = _REFERENCE.unpack_from(payload, entry.body_start)
@@ -215,7 +215,7 @@ def batch_is_good(batch: Batch, data: bytes | memoryview) -> bool:
 
 
 def unpack_entries(payload: bytes | memoryview, entries: int) -> list[Entry] | None:
-    """The entries of a payload whose CRC is good; None where they do not fill it exactly."""
+    """The entries of a payload whose CRC is good; None if they do not fill it exactly."""
     found = []
     position = 0
     for _ in range(entries):
@@ -255,7 +255,7 @@ class IndexEntry(NamedTuple):
 
     @property
     def unverified(self) -> bool:
-        """The CRC says what was found when the index was rebuilt, not what was written."""
+        """The CRC is of what was found when the index was rebuilt, maybe not of what was written."""
         return self.flags != 0
 
     @property
@@ -286,7 +286,7 @@ def pack_index_entry(entry: IndexEntry, log_id: int) -> bytes:
 
 
 def unpack_index_entry(data: bytes | bytearray, log_id: int, at: int = 0) -> IndexEntry | None:
-    """The entry at `data[at:]`, or None where it is not a good one of this log (all zero: retention)."""
+    """The entry at `data[at:]`, or None if it is bad or not of this log (all zero: retention)."""
     body = data[at : at + INDEX_ENTRY_BYTES - 4]
     if len(data) < at + INDEX_ENTRY_BYTES or _CRC.unpack_from(data, at + INDEX_ENTRY_BYTES - 4)[0] != crc32c(
         body
@@ -297,15 +297,15 @@ def unpack_index_entry(data: bytes | bytearray, log_id: int, at: int = 0) -> Ind
 
 
 def unpack_index_entries(data: bytes, log_id: int) -> list[IndexEntry | None]:
-    """All entries that stand in `data`, one behind the other; None for one that is not good."""
+    """All consecutive entries in `data`; None for a bad one."""
     stop = len(data) - INDEX_ENTRY_BYTES + 1
     return [unpack_index_entry(data, log_id, at) for at in range(0, stop, INDEX_ENTRY_BYTES)]
 
 
 def unpack_flipped_entry(data: bytes, log_id: int) -> IndexEntry | None:
-    """The entry that `data` becomes by turning one bit over, if it is a good one.
+    """The entry that `data` becomes by flipping one bit, if that makes a good one.
 
-    There is at most one: of this length, two blocks that CRC-32C takes for good differ in more than two bits.
+    There is at most one: two blocks of this length with good CRC-32Cs differ in more than two bits.
     """
     if len(data) != INDEX_ENTRY_BYTES:
         return None
@@ -318,15 +318,14 @@ def unpack_flipped_entry(data: bytes, log_id: int) -> IndexEntry | None:
 
 
 def _crc_difference(entry: bytes | bytearray) -> int:
-    """By which bits an entry's CRC differs from what stands behind it: 0 for a good one."""
+    """How an entry's computed CRC differs from the stored one, as bits; 0 for a good one."""
     said: int = _CRC.unpack_from(entry, INDEX_ENTRY_BYTES - 4)[0]
     return said ^ crc32c(entry[:-4])
 
 
 @functools.cache
 def _bits_by_difference() -> dict[int, int]:
-    """The bit that was turned over, by the difference. A CRC is linear, so what stands in the entry, or that
-    it is all zeros, makes none."""
+    """Which flipped bit causes which difference. A CRC is linear, so the content makes no difference."""
     good = pack_index_entry(IndexEntry(*bytes(len(IndexEntry._fields))), 0)
     found = {}
     for bit in range(INDEX_ENTRY_BYTES * 8):
@@ -340,7 +339,7 @@ def _bits_by_difference() -> dict[int, int]:
 
 
 class TableChange(NamedTuple):
-    """A key of a table and its new value; None: it is gone."""
+    """A key of a table and its new value; None: it was deleted."""
 
     key: bytes
     value: bytes | None
@@ -351,7 +350,7 @@ PUT, DELETE = 1, 2
 
 
 def table_change(payload: bytes) -> TableChange | None:
-    """What a table's record says; None where it is no record of a table."""
+    """The change that a table's record makes; None if it is no record of a table."""
     end = _TABLE_HEAD_BYTES + int.from_bytes(payload[1:_TABLE_HEAD_BYTES], "big")
     if len(payload) < end or payload[0] not in (PUT, DELETE):
         return None
@@ -378,7 +377,7 @@ def pack_lines(lines: Iterable[dict[str, Any]]) -> bytes:
 
 
 def unpack_lines(data: bytes) -> list[dict[str, Any]] | None:
-    """What `seal_lines` sealed, or None where the last line does not match."""
+    """The lines that `seal_lines` sealed, or None if the CRC does not match."""
     end = data.rfind(b"\n", 0, max(len(data) - 1, 0)) + 1
     try:
         last = json.loads(data[end:])

@@ -1,11 +1,11 @@
-"""A running store's view of logs' indexes: looking entries up, most of them on disk.
+"""Looking up index entries in a running store; most of them are on disk.
 
-The newest entries of a log that is being written are in memory (`Log.open_entry`, `Log.closed_entries`); the
-rest are looked up in its index file by bisection, through a small cache of the file's pages that all logs
-share. So a log that nobody writes or reads costs nothing here.
+The newest entries of a log that is being written are in memory (`Log.open_entry`, `Log.closed_entries`). The
+rest is searched in the index file by bisection, through a small cache of pages that all logs share. So a log
+that nobody writes or reads costs nothing here.
 
-An index is derived from its log. So an entry that is not good hides nothing: what it covered is walked record
-by record between the good entries on both sides, and the entry is made anew, flagged unverified (`mend`).
+An index is derived from its log, so a bad entry hides nothing. What it covered is walked record by record
+between the good entries around it, and the entry is made anew, flagged unverified (`mend`).
 """
 
 from bisect import bisect_right
@@ -36,7 +36,7 @@ class NotInMemory(Exception):
 
 
 class IndexTable:
-    """Finds entries. Numbers count a log's entries from its first one on, dropped ones included."""
+    """Finds entries. Their numbers count from a log's first entry, dropped ones included."""
 
     def __init__(self, disk: Disk, files: OpenFiles) -> None:
         self._disk = disk
@@ -44,9 +44,10 @@ class IndexTable:
         self._pages: OrderedDict[tuple[int, int], bytes] = OrderedDict()
 
     def find(self, log: Log, offset: int) -> tuple[int, IndexEntry]:
-        """The entry that covers `offset`, at or above the first kept offset and below the visible end.
+        """The entry that covers `offset`, which is at or above the first kept offset and below the visible
+        end.
 
-        Raises NotInMemory, also where the index is damaged there and is to be mended first.
+        Raises NotInMemory, also if the index is damaged there and must be mended first.
         """
         entry = log.open_entry
         if entry is not None and offset >= entry.offset:
@@ -63,7 +64,7 @@ class IndexTable:
         return number, entry
 
     def find_time(self, log: Log, unix_ms: int) -> IndexEntry | None:
-        """The first entry whose last record is of that time or later. Raises as `find` does."""
+        """The first entry whose last record is of `unix_ms` or later. Raises as `find`."""
         if log.first >= log.visible:
             return None
         first, _ = self.find(log, log.first)
@@ -71,7 +72,7 @@ class IndexTable:
         return self.at(log, max(number + 1, first))
 
     def at(self, log: Log, number: int) -> IndexEntry | None:
-        """An entry by its number; None behind the newest. Raises as `find` does."""
+        """An entry by its number; None behind the newest. Raises as `find`."""
         self._require_count(log)
         if number < log.entries_written:
             entry = self._stored(log, number)
@@ -89,15 +90,15 @@ class IndexTable:
         return log.entries_written
 
     def forget(self, log: Log) -> None:
-        """Its index file changed otherwise than by appending, or is gone."""
+        """The index file was changed other than by appending, or is deleted."""
         for key in [key for key in self._pages if key[0] == log.id]:
             del self._pages[key]
 
     def _bisect(self, log: Log, below: Callable[[IndexEntry], bool]) -> tuple[int, IndexEntry | None]:
         """The last entry for which `below` holds (-1, None if there is none); it holds for a prefix.
 
-        A few entries that do not parse are passed over; many are taken for the zeros that retention left at
-        the front, and where they are not that, nothing is found that covers what was asked for.
+        A few bad entries are skipped. Many are taken for the zeros that retention leaves at the front; if
+        they are not, nothing is found that covers the offset.
         """
         self._require_count(log)
         low, best, found = 0, -1, None
@@ -135,7 +136,7 @@ class IndexTable:
             self._pages.move_to_end(key)
             return data
         position = index.entry_position(page * _PAGE_ENTRIES)
-        # What comes behind may still change in its place (mode `none` rewrites its open entry).
+        # Later bytes may still change in place (mode `none` rewrites its open entry).
         limit = min((log.entries_written - page * _PAGE_ENTRIES) * INDEX_ENTRY_BYTES, _PAGE_BYTES)
         fd = log.index_file.fd
         data = self._disk.read_nowait(fd, limit, position) if fd >= 0 else None

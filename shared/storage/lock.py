@@ -1,4 +1,4 @@
-"""One process a data folder: the file LOCK, held with flock for as long as the process lives."""
+"""One process per data folder: the file LOCK, held with flock while the process lives."""
 
 import errno
 import fcntl
@@ -12,9 +12,9 @@ LOCK_NAME = "LOCK"
 
 
 class FolderLock:
-    """The right to use a data folder. `release()` gives it up, as does the end of the process, of any kind.
+    """The right to use a data folder, until `release()` or the end of the process, however it ends.
 
-    The file stays when the lock is given up: unlinking it would let two processes hold locks on two files.
+    The file stays after that: unlinking it would let two processes hold locks on two files.
     """
 
     def __init__(self, fd: int) -> None:
@@ -24,7 +24,7 @@ class FolderLock:
     def take(cls, folder: Path, name: str = LOCK_NAME, mode: int = 0o600) -> Self:
         """Lock an existing folder by its file `name`.
 
-        Raises StoreInUse (naming the holder's pid where it can) and OSError.
+        Raises StoreInUse (with the holder's pid if known) and OSError.
         """
         root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

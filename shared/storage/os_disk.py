@@ -21,11 +21,11 @@ _NO_SUCH_FLAG = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 class OsDisk:
-    """Files below one folder handle: moving or replacing the folder's path later changes nothing here.
+    """Files below one folder handle: moving or replacing the folder's path later has no effect.
 
-    `folder` may itself be reached through links; nothing below it may. With `create` a missing folder (and
-    its parents) is made. With `read_only` nothing can be written: every attempt is an OSError (EROFS). So it
-    is once the file system has become read-only, as some do when they fail.
+    `folder` itself may be reached through links; nothing below it may. `create`: make a missing folder and
+    its parents. `read_only`: every write raises OSError (EROFS); the disk becomes so too when the file system
+    turns read-only, as some do when they fail.
     """
 
     def __init__(self, folder: Path, *, create: bool = True, read_only: bool = False) -> None:
@@ -33,7 +33,7 @@ class OsDisk:
         if create and not read_only and not folder.is_dir():
             _make_all(folder)
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._folders: dict[str, int] = {"": self._root}  # one handle a namespace: a handful
+        self._folders: dict[str, int] = {"": self._root}  # one handle per namespace: a handful
         self._nowait = _RWF_NOWAIT is not None
         self._uncached = _RWF_NOWAIT is not None  # the same call takes both flags
 
@@ -99,7 +99,7 @@ class OsDisk:
         data = os.pread(fd, length, offset)
         if len(data) == length or not data:
             return data
-        parts = [data]  # a signal, or the file's end
+        parts = [data]  # a read was cut short by a signal, or by the end of the file
         taken = len(data)
         while taken < length:
             data = os.pread(fd, length - taken, offset + taken)
@@ -118,14 +118,14 @@ class OsDisk:
         taken = 0
         try:
             while taken < length:
-                # Short where memory ends, and where the file does: the next call tells which.
+                # Short at the end of cached bytes, and at the end of the file: the next call tells which.
                 count = os.preadv(fd, [view[taken:]], offset + taken, _RWF_NOWAIT)
                 if count == 0:
                     break
                 taken += count
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS):
-                self._nowait = False  # the file system would have to be asked in a thread, always
+                self._nowait = False  # the file system never answers without waiting: use threads
             return None
         return bytes(view[:taken])
 
@@ -136,7 +136,7 @@ class OsDisk:
             except OSError as error:
                 if error.errno not in _NO_SUCH_FLAG:
                     raise
-                self._uncached = False  # an older kernel, or a file system that keeps all: as well
+                self._uncached = False  # an older kernel or another file system: then the bytes stay cached
         return os.pwrite(fd, data, offset)
 
     def write_pieces(
@@ -164,7 +164,7 @@ class OsDisk:
             return -(error.errno or errno.EIO)
 
     def sync_data(self, fd: int) -> None:
-        if self.read_only:  # the system may call it done where it does nothing any more
+        if self.read_only:  # the system may report success when it writes nothing any more
             self._writable()
         syscalls.sync_data(fd)
 
@@ -212,7 +212,7 @@ class OsDisk:
             os.mkdir(name, _FOLDER_MODE, dir_fd=parent)
         except FileExistsError:
             pass
-        self._folder(path)  # a link or a file in its place is an error here, not later
+        self._folder(path)  # a link or a file in its place is an error now, not later
 
     def names(self, path: str) -> Sequence[str]:
         try:

@@ -1,4 +1,4 @@
-"""A catalog made anew, from what the logs' indexes and the journal say of themselves."""
+"""Rebuilding a lost catalog from the logs' indexes and the journal."""
 
 import random
 from collections import Counter
@@ -20,22 +20,22 @@ from shared.storage.replay import Segments
 QUARANTINE = "quarantine"
 """Where `brokers fsck --repair` puts what it replaces and what nobody owns."""
 BACKUPS = "backups"
-"""What is written by order of somebody on the network: copies of the folder, exported queues."""
+"""Files written at a network client's request: copies of the folder, exported queues."""
 NO_LOGS = frozenset({JOURNAL_FOLDER, QUARANTINE, BACKUPS})
 """Folders of the data folder that hold no logs of the store."""
 _IDS_SKIPPED = 1 << 20
-"""Logs that nobody remembers had ids too."""
+"""Skipped because logs that nothing remembers had ids too."""
 
 _SEARCH_BYTES = 1 << 20
 _LOG_ID_AT = 40  # in an index entry
 
 
 def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
-    """The catalog of a folder whose own is lost. Raises OSError.
+    """The catalog of a folder that has lost its own. Raises OSError.
 
-    Replay starts at the oldest batch that the journal still has: what is replayed once too often is written
-    to where it stands. What only the catalog knew is lost: a log's mode is taken to be `always` unless the
-    journal says otherwise, and its first offset is where bytes begin that are not a hole.
+    Replay starts at the oldest batch in the journal; replaying too much writes bytes to where they already
+    are. What only the catalog knew is lost: a log's mode becomes `always` unless the journal says otherwise,
+    and its first offset is where the hole at its head ends.
     """
     batches = sorted(_batches(disk))
     journal_id = random.getrandbits(64)
@@ -50,7 +50,7 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
         line = line_of(disk, namespace, file)
         owner = created.get((namespace, file))
         if owner is not None and (line is None or line.id != owner):
-            continue  # replay makes its files anew
+            continue  # replay creates its files
         if line is None or line.id in lines:
             unknown.append((namespace, file))
         else:
@@ -78,7 +78,7 @@ def _batches(disk: Disk) -> Iterator[tuple[int, int]]:
 
 
 def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, str], int]:
-    """The logs that replay will make, by namespace and file."""
+    """The logs that replay will create, by namespace and file."""
     created: dict[int, LogLine] = {}
     for found, payload in replay.read_payloads(disk, replay.scan(disk, journal_id, replay_lsn).batches):
         for entry in format.unpack_entries(payload, found.batch.entries) or []:
@@ -98,7 +98,7 @@ def files(disk: Disk) -> Iterator[tuple[str, str]]:
 
 
 def log_files(disk: Disk) -> Iterator[tuple[str, str]]:
-    """(namespace, file name) of all that is called as a log or an index."""
+    """(namespace, file name) of every file named like a log or an index."""
     for namespace in disk.names(""):
         if namespace not in NO_LOGS:
             with suppress(OSError):  # it is a file
@@ -108,7 +108,7 @@ def log_files(disk: Disk) -> Iterator[tuple[str, str]]:
 
 
 def line_of(disk: Disk, namespace: str, file: str) -> LogLine | None:
-    """What a log's index tells; None without one that can be read at all."""
+    """What a log's index tells about it; None without a readable one."""
     try:
         with opened(disk, f"{namespace}/{file}.idx") as fd:
             owner = format.unpack_index_header(disk.read(fd, format.INDEX_HEADER_BYTES, 0))
@@ -135,7 +135,7 @@ def _owner(data: bytes) -> int | None:
 
 
 def _first(disk: Disk, path: str, entries: list[IndexEntry]) -> int:
-    """Where the bytes begin that retention has kept: punched ones read as zeros, and match no CRC."""
+    """Where the kept bytes begin: bytes freed by retention read as zeros, and match no CRC."""
     with opened(disk, path) as fd:
         for entry in entries:
             head = disk.read(fd, format.LENGTH_BYTES, entry.offset)
@@ -151,7 +151,7 @@ RECOVERED = "recovered"
 
 @attrs.define
 class Orphans:
-    """Logs that were found, by id. `replaced`: logs that were deleted, since a later one has their files."""
+    """Logs that were found, by id. `replaced`: ids of deleted logs whose files a later log has."""
 
     found: dict[int, LogLine] = attrs.Factory(dict)
     replaced: set[int] = attrs.Factory(set)
@@ -167,10 +167,10 @@ def find_orphans(
     *,
     damaged: bool,
 ) -> Orphans:
-    """Look for the logs made since the catalog was written, whose ids begin at `next_log_id`.
+    """Find logs created since the catalog was written; their ids begin at `next_log_id`.
 
-    `lines`: those that are known. `damaged`: the journal has a hole, so a file under a known log's name may
-    be another's.
+    `lines`: the known logs. `damaged`: the journal has a hole, so a file under a known log's name may be
+    another's.
     """
     orphans = Orphans()
     owners = {(line.namespace, line.file): line.id for line in lines.values()}
@@ -212,7 +212,7 @@ def find_orphans(
 def _holding(
     disk: Disk, segments: Segments, nameless: list[tuple[str, str]], pieces: Pieces
 ) -> Iterator[tuple[str, str]]:
-    """Files, of nobody and without an index, that have what the journal has."""
+    """Files of no log, without an index, that have what the journal has."""
     for namespace, file in nameless:
         with opened(disk, f"{namespace}/{file}.log") as fd:
             if holds(disk, fd, segments, pieces[0]):

@@ -1,4 +1,4 @@
-"""The journal's reading end: which batches there are, what is torn off, what is damaged.
+"""The journal's reader: which batches there are, what is torn off, what is damaged.
 
 Nothing here writes. Source: STORAGE.md, Replay.
 """
@@ -16,11 +16,11 @@ from shared.storage.format import Batch, Entry, EntryKind
 from shared.storage.journal import segment_lsns, segment_path
 
 _SEARCH_BYTES = 4 << 20
-"""Read at a time while good batches are looked for behind a bad one."""
+"""Bytes per read while searching for good batches behind a bad one."""
 _WINDOW_BYTES = 1 << 20
-"""Read ahead while the journal is followed."""
+"""Bytes read ahead while following the journal."""
 _OPEN_MAX = 64
-"""Segments: a large journal has more than a process may have files."""
+"""Segments kept open: a large journal has more of them than a process may have files."""
 
 
 class Damage(NamedTuple):
@@ -31,7 +31,7 @@ class Damage(NamedTuple):
 
 
 class SegmentFile(NamedTuple):
-    """A segment as it lies on disk: its size is its file's length."""
+    """A segment on disk; its size is its file's length."""
 
     lsn: int
     size: int
@@ -42,12 +42,12 @@ class SegmentFile(NamedTuple):
 
 
 class FoundBatch(NamedTuple):
-    """A good batch and where it lies."""
+    """A good batch and its place."""
 
     batch: Batch
     segment: SegmentFile
     refers: bool
-    """Some of its records stand in their logs' files alone."""
+    """Some of its records are only in their logs' files."""
 
     @property
     def position(self) -> int:
@@ -56,10 +56,10 @@ class FoundBatch(NamedTuple):
 
 @attrs.frozen
 class Replay:
-    """What a journal holds from some LSN on, in order.
+    """The journal's content from some LSN on, in order.
 
-    `end_lsn`: behind the last good batch. `torn_bytes`: what a torn tail seems to have had. `synced_lsn`: all
-    below it was synced, as a good batch says. `missing`: no segment holds the place where it begins.
+    `end_lsn`: behind the last good batch. `torn_bytes`: about how long a torn tail is. `synced_lsn`: a good
+    batch says that all below was synced. `missing`: no segment holds the place where replay begins.
     """
 
     batches: list[FoundBatch]
@@ -93,7 +93,7 @@ def begins_behind(disk: Disk, journal_id: int, lsn: int) -> bool:
 def scan(disk: Disk, journal_id: int, replay_lsn: int, logs: Iterable[LogLine] = ()) -> Replay:
     """Find every good batch from `replay_lsn` on. `logs`: the catalog's.
 
-    Raises OSError where the disk cannot be read.
+    Raises OSError if the disk cannot be read.
     """
     with _Reader(disk, journal_id) as reader:
         found = _scan(reader, replay_lsn)
@@ -101,7 +101,7 @@ def scan(disk: Disk, journal_id: int, replay_lsn: int, logs: Iterable[LogLine] =
 
 
 def _without_torn_references(disk: Disk, found: Replay, logs: Iterable[LogLine]) -> Replay:
-    """A batch that nothing proves to be synced counts if the logs' files have what it refers to."""
+    """Cut batches not proven to be synced, if the logs' files lack what they refer to."""
     unproven = [at for at, each in enumerate(found.batches) if each.batch.lsn >= found.synced_lsn]
     if not any(found.batches[at].refers for at in unproven):
         return found
@@ -127,7 +127,7 @@ def _without_torn_references(disk: Disk, found: Replay, logs: Iterable[LogLine])
 
 
 def _bears_out(disk: Disk, found: FoundBatch, lines: dict[int, LogLine]) -> bool:
-    """Whether the files of these logs have what a batch refers to."""
+    """Whether the logs' files have what a batch refers to."""
     for _, payload in read_payloads(disk, [found]):
         for entry in format.unpack_entries(payload, found.batch.entries) or []:
             line = lines.get(entry.log_id)
@@ -151,11 +151,11 @@ def _holds(disk: Disk, line: LogLine, entry: Entry, length: int, crc: int) -> bo
 
 
 def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
-    """Batch by batch, over damage too; each names the one before it (STORAGE.md, "Replay")."""
+    """Follow the batches, also across damage; each names the one before it (STORAGE.md, "Replay")."""
     batches: list[FoundBatch] = []
     damage: list[Damage] = []
     position = replay_lsn
-    previous: int | None = None  # before the first batch that is replayed: any that replay does not need
+    previous: int | None = None  # before the first replayed batch: whichever replay does not need
 
     def follows(batch: Batch) -> bool:
         if previous is None:
@@ -180,14 +180,14 @@ def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
         position = previous + found.batch.size
     synced_lsn = max((each.batch.synced_lsn for each in batches), default=0)
     torn_bytes = _torn_bytes(reader, position)
-    # A start makes its segment, with all its length, before anything is served.
+    # A start makes its segment, in full length, before anything is served.
     first = reader.segment_at(replay_lsn)
     missing = first is None or not first.size
     return Replay(batches, reader.segments, damage, position, torn_bytes, synced_lsn, missing)
 
 
 def _after_damage(reader: "_Reader", bad_lsn: int) -> FoundBatch | None:
-    """The first good batch above the bad place, if a later one proves that the bad place was once synced."""
+    """The first good batch behind a bad place, if a later batch proves that the bad place was once synced."""
     first: FoundBatch | None = None
     for found in reader.search(bad_lsn + format.SECTOR):
         first = first or found
@@ -197,7 +197,7 @@ def _after_damage(reader: "_Reader", bad_lsn: int) -> FoundBatch | None:
 
 
 def _torn_bytes(reader: "_Reader", position: int) -> int:
-    """How much a batch that was begun at the end seems to have; it may be at the next segment's start."""
+    """About how long a torn batch at the end is; it may be at the next segment's start."""
     segment = reader.segment_at(position)
     places = [(segment, position)]
     if segment is not None:
@@ -210,7 +210,7 @@ def _torn_bytes(reader: "_Reader", position: int) -> int:
 
 
 def read_payloads(disk: Disk, batches: list[FoundBatch]) -> Iterator[tuple[FoundBatch, bytes]]:
-    """The batches again, each with its payload, one in memory at a time."""
+    """Each batch with its payload, one in memory at a time."""
     with Segments(disk) as segments:
         for found in batches:
             start = found.position + format.BATCH_HEADER_BYTES
@@ -218,7 +218,7 @@ def read_payloads(disk: Disk, batches: list[FoundBatch]) -> Iterator[tuple[Found
 
 
 class Segments:
-    """The journal's segments, opened as they are read; a few stay open until the end of the block."""
+    """The journal's segments, opened when read; a few stay open until the end of the block."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -242,7 +242,7 @@ class Segments:
 
 
 class _Reader(Segments):
-    """Finds batches; of the segment that is being read a window is in memory."""
+    """Finds batches; a window of the segment being read is in memory."""
 
     def __init__(self, disk: Disk, journal_id: int) -> None:
         super().__init__(disk)
@@ -267,28 +267,28 @@ class _Reader(Segments):
             self._read_last, self._window = segment, b""
         start = position - self._window_start
         if not 0 <= start <= len(self._window) - length:
-            # Batches may be as small as a sector: many are read at once.
+            # read many at once: batches may be as small as a sector
             self._window = self.read(segment, max(length, _WINDOW_BYTES), position)
             self._window_start = position
             start = 0
         return self._window[start : start + length]
 
     def begun(self, segment: SegmentFile, lsn: int) -> int:
-        """How long a batch seems to be that was begun at `lsn`, its header perhaps damaged; 0: none was."""
+        """How long a batch begun at `lsn` seems to be, its header perhaps damaged; 0: none was begun."""
         head = self._read(segment, format.BATCH_HEADER_BYTES, lsn - segment.lsn)
         signs = (
             head[:4] == format.BATCH_MAGIC,
             head[8:16] == lsn.to_bytes(8, "big"),
             head[32:40] == self._journal_id.to_bytes(8, "big"),
         )
-        if sum(signs) < 2:  # old bytes, of an earlier lap
+        if sum(signs) < 2:  # old bytes, of an earlier use of the segment
             return 0
         size = format.padded(format.BATCH_HEADER_BYTES + int.from_bytes(head[40:48], "big"))
         size = min(size, segment.end - lsn)
         old = format.unpack_batch(head)
         if old is not None and old.lsn != lsn:
             data = self._read(segment, size, lsn - segment.lsn)
-            if format.batch_is_good(old, data):  # an earlier lap's batch that began just here, untouched
+            if format.batch_is_good(old, data):  # an earlier use's batch that began just here, untouched
                 return 0
         return size
 
@@ -298,7 +298,7 @@ class _Reader(Segments):
         return batch
 
     def good(self, segment: SegmentFile | None, lsn: int) -> FoundBatch | None:
-        """The batch at `lsn` if all of it is as it was written."""
+        """The batch at `lsn` if all of it is as written."""
         if segment is None or lsn >= segment.end:
             return None
         batch = self._fitting(format.unpack_batch(self._read(segment, format.SECTOR, lsn - segment.lsn)), lsn)

@@ -1,8 +1,8 @@
-"""Retention: old records go, offsets stay.
+"""Retention: old records are dropped, offsets stay.
 
-What is too much or too old is dropped in whole entries: the new first offset goes into the journal, and once
-that is durable and nobody reads below it any more, the file gets a hole at its head. A wall clock that jumps
-must not delete anything: after a step of more than an hour, retention by age pauses until a restart.
+What is too much or too old is dropped in whole entries. The new first offset goes into the journal. When that
+is durable and nobody reads below it, the file gets a hole at its head. A jump of the wall clock must not
+delete anything: after a step of more than an hour, retention by age pauses until a restart.
 """
 
 from collections.abc import Awaitable, Callable
@@ -24,15 +24,15 @@ from shared.storage.reading import Reader
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 _STEP_MS = 3_600_000
-"""A wall clock that leaves the monotonic one by more was set: retention by age pauses."""
+"""If the wall clock deviates from the monotonic one by more, it was set: retention by age pauses."""
 _BLOCK_BYTES = 4096
-"""Of the file system: a hole is made of whole ones."""
+"""Of the file system: the unit of holes."""
 _TICKS_PER_YIELD = 256
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class RetentionKeeper:
-    """One per store. `paused`: why retention by age does nothing."""
+    """One per store. `paused`: why retention by age is off."""
 
     _committer: Committer
     _inventory: Inventory
@@ -41,14 +41,14 @@ class RetentionKeeper:
     _files: OpenFiles
     _clock: Clock
     _written_ms: int
-    """When the newest catalog was written: no wall clock should be before that."""
+    """When the newest catalog was written: no wall clock should be earlier."""
     _seconds: float
     _in_thread: Callable[..., Awaitable[Any]]
     _request_checkpoint: Callable[[], None]
     paused: str | None = None
     dropped_bytes: int = 0
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
-    _due_ms: dict[Log, int] = attrs.Factory(dict)  # before then nothing of it can be too old
+    _due_ms: dict[Log, int] = attrs.Factory(dict)  # until then nothing in the log can be too old
     _punched: dict[Log, int] = attrs.Factory(dict)
     _can_punch: bool = True
 
@@ -64,7 +64,7 @@ class RetentionKeeper:
                 await self.tick()
 
     async def tick(self) -> None:
-        """Look once at every log."""
+        """Check every log once."""
         now_ms = self._watch_clock()
         for number, log in enumerate(self._inventory.all_logs()):
             if number % _TICKS_PER_YIELD == 0:
@@ -131,16 +131,16 @@ class RetentionKeeper:
         return min(first, log.visible)
 
     async def _punch(self, log: Log) -> None:
-        """Give space back below the first kept offset, if nobody reads there."""
+        """Free the space below the first kept offset, unless somebody reads there."""
         first = log.first_kept
         if not self._can_punch or (log.users is not None and min(log.users) < first):
             return
-        if first > log.tail_start:  # else the file would get there, later, what is given back now
+        if first > log.tail_start:  # otherwise the file would later get bytes where the hole is
             return
         if first > log.referred_from:  # recovery looks for all that the journal refers to
             self._request_checkpoint()
             return
-        if first < log.visible:  # an entry that is kept in part is checked as a whole
+        if first < log.visible:  # a partly kept entry is checked as a whole
             number, entry = await self._reader.look(
                 lambda: self._reader.table.find(log, first), self._limiter
             )
@@ -157,7 +157,7 @@ class RetentionKeeper:
         self._punched[log] = first
 
     def _make_hole(self, log: Log, start: int, stop: int, number: int) -> None:
-        """`number`: of the first entry that is kept."""
+        """Make the hole; `number`: of the first kept entry."""
         with self._files.opened(log.file) as fd:
             punched = self._disk.punch(fd, start, stop - start)
         if punched:

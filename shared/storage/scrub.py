@@ -1,4 +1,4 @@
-"""The scrub: reads all logs slowly, for ever, so that a flipped bit is found before its bytes are needed."""
+"""The scrub: reads all logs slowly and forever, so that a flipped bit is found before it matters."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -76,5 +76,5 @@ class Scrub:
 
         with self._reader.using(log, entry.offset):
             good: bool = await self._in_thread(check, limiter=self._limiter)
-        # What retention dropped meanwhile, or before, may be a hole.
+        # What retention has dropped meanwhile may be a hole.
         return good or log.deleted or entry.offset < log.first_kept

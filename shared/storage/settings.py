@@ -26,17 +26,17 @@ class Durability:
     """When an append counts as done (PROMISES: modes).
 
     `always`: after the sync that covers it. `interval`: after the write, and a sync at most `seconds` later.
-    `none`: after the write; nothing is synced for its sake.
+    `none`: after the write; nothing is synced for it.
 
-    `unjournaled` (with `interval`): the bytes are written once, to the log's own file, and that is synced.
-    For much that nobody waits for: it is half the work, and the journal's syncs stay short.
+    `unjournaled` (with `interval`): the bytes are written once, to the log's own file, which is synced. For
+    bulk data that nobody waits for: it is half the work, and keeps the journal's syncs short.
     """
 
     mode: Literal["always", "interval", "none"]
     seconds: float = 0.0
     unjournaled: bool = False
     direct: bool = attrs.field(init=False, eq=False, repr=False)
-    """The bytes go around the journal."""
+    """Whether the bytes go around the journal."""
     waits_for: Mode = attrs.field(init=False, eq=False, repr=False)
 
     @direct.default
@@ -49,8 +49,8 @@ class Durability:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`always`, `none`, `interval` (50 ms) or `interval:<n>ms` (or `s`), above 0 and at most 1 s, and
-        maybe ` unjournaled`.
+        """Parse `always`, `none`, `interval` (50 ms) or `interval:<n>ms` (or `s`), above 0 and at most 1 s;
+        `interval` and `interval:...` may be followed by ` unjournaled`.
 
         Raises ValueError.
         """

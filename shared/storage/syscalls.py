@@ -1,6 +1,6 @@
-"""The system calls that Python does not wrap, each with what to do where the platform has none.
+"""System calls that Python does not wrap, and what to do where the platform lacks them.
 
-Every function raises OSError with the system's errno, or says by its result that the platform cannot.
+Functions raise OSError with the system's errno, or tell by their result that the platform cannot.
 """
 
 import ctypes
@@ -16,11 +16,11 @@ from pathlib import Path
 _KEEP_SIZE_AND_PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, linux/falloc.h
 _F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
-# What a file system answers when it has no such operation (ZFS, NFS, FAT and some FUSE ones).
+# The errors of file systems without the operation (ZFS, NFS, FAT, some FUSE).
 _NOT_THERE = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.ENOTTY, errno.ENODEV})
 
-# syncfs tells of failed writes since 5.8 and of a file system's own failed sync since 5.17 (before, a dead
-# metadata journal went unmentioned). On overlayfs the errors stay with the layer below.
+# syncfs reports failed writes since Linux 5.8 and a failed sync of the file system itself since 5.17; before,
+# a dead metadata journal went unnoticed. On overlayfs the errors stay in the layer below.
 _SYNCFS_TELLS_SINCE = (5, 17)
 
 
@@ -74,8 +74,8 @@ sync_data: Callable[[int], None] = (
 def allocate(fd: int, size: int) -> None:
     """Reserve blocks up to `size` and make the file at least that long.
 
-    A file system that cannot reserve only gets the length (posix_fallocate would write a byte to every block
-    instead, which reserves nothing where blocks are copied on write).
+    If the file system cannot reserve, only the length is set. (posix_fallocate would instead write to every
+    block, which reserves nothing on copy-on-write file systems.)
     """
     if _fallocate is not None:
         try:
@@ -89,7 +89,7 @@ def allocate(fd: int, size: int) -> None:
 
 
 def punch(fd: int, offset: int, length: int) -> bool:
-    """Give the blocks of a range back; it then reads as zeros. False where that cannot be done."""
+    """Free the blocks of a range, which then reads as zeros. False if that is unavailable."""
     if _fallocate is None:
         return False
     try:
@@ -102,7 +102,7 @@ def punch(fd: int, offset: int, length: int) -> bool:
 
 
 def start_write_back(fd: int) -> bool:
-    """Have the system begin to write what a file holds, and do not wait. False where that cannot be done."""
+    """Ask the system to start writing a file's dirty bytes, without waiting. False if that is unavailable."""
     if _sync_file_range is None:
         return False
     try:
@@ -115,7 +115,7 @@ def start_write_back(fd: int) -> bool:
 
 
 def syncfs(fd: int) -> bool:
-    """Sync the whole file system that `fd` (opened long before) is on. False where it cannot be trusted."""
+    """Sync the file system of `fd`, which was opened long before. False if its result cannot be trusted."""
     if _syncfs is None or not _syncfs_tells(os.fstat(fd).st_dev):
         return False
     _call(_syncfs, fd)
@@ -136,5 +136,5 @@ def _syncfs_tells(device: int) -> bool:
         left, _, right = line.partition(" - ")
         if left.split()[2] == name:
             return right.split()[0] != "overlay"
-    # btrfs gives each subvolume a device number that no mount shows; its errors do arrive.
+    # btrfs gives each subvolume a device number that no mount shows; its errors do arrive
     return True

@@ -1,15 +1,15 @@
 """A small keyed map kept in a log: consumer groups' offsets, sessions, bindings. Bytes to bytes.
 
-The map is the fold of the log's records, live and at the start alike: whatever is appended to the log, by
-`put`, or by `Store.append_all` together with other logs, is in the map at once, and is taken back out if its
-round fails. A record's payload is `[op u8][key length u16][key][value]`, op 1 to put, 2 to delete.
+The map is the fold of the log's records, both at the start and later. Whatever is appended to the log, by
+`put` or by `Store.append_all` together with other logs, is in the map at once, and is removed again if its
+commit fails. A record's payload is `[op u8][key length u16][key][value]`; op 1 puts, 2 deletes.
 
-The log keeps its own size down. The map is in the order of its records, so the oldest live record is known;
-all below it is dropped, and while less than half of the log is live, each change copies a few of the oldest
-records forward. So the work is spread, and never a pause.
+The log keeps its own size down. The map is in the order of its records, so the oldest live record is known,
+and all below it is dropped. While less than half of the log is live, each change copies a few of the oldest
+records to the end. So the work is spread, and there is never a pause.
 
-Where the log is damaged the table is what the other records make: keys that were put there may be missing, or
-have the value from before, and keys that were removed there may be back.
+If the log is damaged, the table is what the other records make: keys put there may be missing or have an
+older value, and keys removed there may be back.
 """
 
 import struct
@@ -33,16 +33,16 @@ KEY_BYTES_MAX = 0xFFFF
 
 _READ_BYTES = 1 << 20
 SLACK_BYTES = 64 << 10
-"""Dead bytes that nobody minds; also how much is dropped at once."""
+"""Dead bytes that are tolerated; also how much is dropped at once."""
 
 _CHANGES = 4096
-"""Of one append, where many keys are removed."""
+"""Bytes of one append, when many keys are removed."""
 
 _DISCARDED = 1024
-"""Some milliseconds."""
+"""Keys per commit of `discard`: some milliseconds."""
 
 _COPIES = 8
-"""Of the oldest records, for each change while less than half is live."""
+"""Bytes of the oldest records that each change copies while less than half is live."""
 
 
 class Table:
@@ -50,8 +50,8 @@ class Table:
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        # Key -> (its record's offset, value), by offset. Not a dict: one whose first keys are removed, one
-        # after the other, goes past the places of all of them each time it is asked for its first.
+        # Key -> (its record's offset, value), by offset. Not a dict: once its first keys are removed, finding
+        # its first key steps over all their places each time.
         self._live: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
         self._live_bytes = 0
         self.lost: list[Lost] = []
@@ -61,12 +61,13 @@ class Table:
 
     @classmethod
     async def open(cls, namespace: Namespace, name: str) -> Self:
-        """Read the table, made if it is not there. Damage is passed over, see `lost`. Raises CorruptRecord
-        for a log that is no table, and other StoreErrors."""
+        """Read the table, creating it if needed. Damage is skipped, see `lost`. Raises CorruptRecord if the
+        log is no table, and other StoreErrors.
+        """
         log = namespace.logs.get(name)
         if log is None:
             log, _ = namespace.create(name, reserved=True)
-        log.retention = KEEP_ALL  # it drops what is dead by itself, and nothing else
+        log.retention = KEEP_ALL  # the table drops dead records itself, and nothing else
         table = cls(log)
         reader = WholeRecords(log, log.first, _READ_BYTES)
         while data := await reader.read():
@@ -76,7 +77,7 @@ class Table:
                     at = table._apply(data, at, offset, undoable=False)
                 except CorruptRecord as error:
                     if log.was_written(error.offset):
-                        raise  # by somebody else: this is no table, or a newer one
+                        raise  # not by damage: this is no table, or a newer version's
                     at = error.offset - offset
                     size = LENGTH_BYTES + length_at(data, at)[0]
                     reader.pass_over(Lost(error.offset, size, 1))
@@ -106,15 +107,15 @@ class Table:
         return None if found is None else found[1]
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """A copy: the table may be changed meanwhile."""
+        """A copy: the table may change meanwhile."""
         return iter([(key, value) for key, (_, value) in self._live.items()])
 
     def put(self, key: bytes, value: bytes) -> Ticket:
-        """Raises what `Log.append` raises; it may use the reserve."""
+        """Put a key; it may use the reserved space. Raises as `Log.append`."""
         return self._append(_record(PUT, key, value))
 
     def delete(self, key: bytes) -> Ticket:
-        """The same, to remove a key; a key that is not there is removed already."""
+        """As `put`, but delete a key; a missing key needs no record."""
         if key not in self._live:
             ticket = Ticket()
             ticket.resolve(None)
@@ -122,7 +123,7 @@ class Table:
         return self._append(_record(DELETE, key, b""))
 
     def delete_all(self, keys: Sequence[bytes]) -> Ticket:
-        """To remove many keys, some thousand at a time: what one such change tidies is done once for all."""
+        """Delete many keys, some thousands at a time: tidying is then done once for all."""
         records = [_record(DELETE, key, b"") for key in keys if key in self._live]
         ticket = Ticket()
         if not records:
@@ -133,21 +134,22 @@ class Table:
         return ticket
 
     def discard(self, keys: list[bytes], done: Callable[[], None] = lambda: None) -> None:
-        """To remove many keys that nobody reads or puts any more, a thousand in a commit: others have turns.
+        """Delete many keys that nobody reads or puts any more, a thousand per commit; other tasks run in
+        between.
 
-        `done` is called when all are gone. What a crash leaves is the caller's to remove at the next start.
-        Takes `keys` over. Raises what `delete` raises.
+        `done` is called when all are gone. What a crash leaves, the caller removes at the next start. Takes
+        ownership of `keys`. Raises as `delete`.
         """
         some = keys[-_DISCARDED:]
         del keys[-_DISCARDED:]
         self.delete_all(some).when_done(lambda ticket: self._discarded(keys, ticket, done))
 
     def put_record(self, key: bytes, value: bytes) -> tuple[Log, bytes, int]:
-        """What to give `Store.append_all` to put a key together with other logs' records."""
+        """For `Store.append_all`: a record that puts a key together with other logs' records."""
         return self.log, _record(PUT, key, value), 1
 
     def delete_record(self, key: bytes) -> tuple[Log, bytes, int]:
-        """The same, to remove a key."""
+        """As `put_record`, to delete a key."""
         return self.log, _record(DELETE, key, b""), 1
 
     def _append(self, record: bytes) -> Ticket:
@@ -156,7 +158,7 @@ class Table:
 
     def _discarded(self, keys: list[bytes], ticket: Ticket, done: Callable[[], None]) -> None:
         if ticket.error is None:
-            with suppress(StoreError):  # the next start removes them
+            with suppress(StoreError):  # the next start deletes them
                 if keys:
                     self.discard(keys, done)
                 else:
@@ -193,7 +195,7 @@ class Table:
         return at
 
     def _rolled_back(self, log: Log) -> None:
-        """The newest changes were not made after all."""
+        """The newest changes failed: undo them."""
         while self._undo and self._undo[-1][0] >= log.visible:
             _, key, before = self._undo.pop()
             now = self._live.pop(key, None)
@@ -205,7 +207,7 @@ class Table:
         self._live = OrderedDict(sorted(self._live.items(), key=lambda item: item[1][0]))
 
     def _tidy(self) -> None:
-        """Copy a few of the oldest records forward if there is much dead weight, and drop what is below."""
+        """If much is dead, copy a few of the oldest records to the end, and drop what is below."""
         log = self.log
         self._tidying = True
         try:
@@ -214,13 +216,13 @@ class Table:
                     break
                 key, (offset, value) = next(iter(self._live.items()))
                 if offset >= log.visible:
-                    break  # it is new: those before it are gone already
+                    break  # it is new: all older ones were copied
                 self._append(_record(PUT, key, value))
             oldest = next(iter(self._live.values()))[0] if self._live else log.end
             if oldest - log.first >= SLACK_BYTES:
                 log.drop_below(oldest)
         except StoreError:
-            pass  # tidying can wait; the change itself is on its way
+            pass  # tidying can wait; the change itself has been appended
         finally:
             self._tidying = False
 

@@ -14,13 +14,14 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 
 
 class ReaderThreads:
-    """Threads for reads that must wait for the disk. Without a nursery (the store is not running) the work is
-    done here and now."""
+    """Threads for reads that wait for the disk. While the store does not run (no nursery) the work is done at
+    once, on the loop.
+    """
 
     def __init__(self, in_thread: Callable[..., Any], threads: int) -> None:
         self.nursery: trio.Nursery | None = None
         self.commit_pending: Callable[[], None] = lambda: None
-        """Called after an answer: who got it may have appended, and no driver's round will commit that."""
+        """Called after an answer: its receiver may have appended, outside of a driver's turn."""
         self._in_thread = in_thread
         self._limiter = trio.CapacityLimiter(threads)
 
@@ -46,8 +47,9 @@ class ReaderThreads:
 
 
 class Threads:
-    """Does blocking work in a thread, as `trio.to_thread.run_sync`; here and now where the system has none
-    left for us (a limit on processes): the loop waits then, anything else would be the store's end."""
+    """Runs blocking work in a thread, like `trio.to_thread.run_sync`. If the system gives us no thread (a
+    limit on processes), the work runs on the loop, which waits: anything else would end the store.
+    """
 
     def __init__(self) -> None:
         self._failing = False

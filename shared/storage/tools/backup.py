@@ -42,7 +42,7 @@ _NUMBER = 1
 
 
 class FileLine(NamedTuple):
-    """A file. `crc32c`: of its bytes from `start` to `end`, its length; below `start` it is a hole."""
+    """A file. `crc32c`: of the bytes from `start` to `end`, which is its length; below `start` is a hole."""
 
     path: str
     start: int
@@ -64,7 +64,7 @@ class Manifest:
 
 
 def read_manifest(backup: Path) -> Manifest:
-    """Raises StoreFormat where the folder is not a backup, a newer one, or damaged."""
+    """Read a backup's manifest. Raises StoreFormat if it is missing, newer or damaged."""
     try:
         data = (backup / MANIFEST_PATH).read_bytes()
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def _plain(path: str) -> bool:
     return not os.path.isabs(path) and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
-# Of the process that runs, not of the data.
+# Of this process, not of the data.
 _NOT_COPIED = frozenset(
     {LOCK_NAME, "control.sock", "admin.token", BACKUPS, MANIFEST_PATH, catalog_file.NEW_PATH, QUARANTINE}
 )
@@ -98,7 +98,7 @@ _NOT_COPIED = frozenset(
 
 @attrs.frozen
 class BackupReport:
-    """What a backup or a restored folder holds; `check` is what reading all of it found."""
+    """The content of a backup or a restored folder; `check`: what reading all of it found."""
 
     folder: str
     files: int
@@ -131,7 +131,7 @@ def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
         except NotADirectoryError:
             inside = [name]
         if name == JOURNAL_FOLDER:
-            # Segments that replay would not look at stay behind.
+            # Replay does not need segments before this.
             spent = {segment_path(s.lsn) for s in journal.segments if s.end <= view.catalog.replay_lsn}
             quiet = view.catalog.clean and not journal.batches and not journal.damage
             inside = [] if quiet else [path for path in inside if path not in spent]
@@ -144,7 +144,7 @@ def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
 
 
 def _start(view: FolderView, log: LogView) -> int:
-    """What is checked must be there whole: that is also what the journal refers to."""
+    """What is checked must be complete, including what the journal refers to."""
     found = view.read_index(log)
     start = log.first if found is None else checked_from(found.entries, log.first)
     return min([start, *(reference.offset for reference in log.references)])
@@ -170,8 +170,9 @@ def restore(source: Path, target: Path) -> BackupReport:
 
 
 def make_target(source: Path, target: Path) -> None:
-    """A folder with an empty journal. Raises StoreFormat where it is not empty, or inside `source` and not
-    among the backups there."""
+    """Make a folder with an empty journal. Raises StoreFormat if it is not empty, or is inside `source` and
+    not among the backups there.
+    """
     inside, backups = target.absolute(), source.absolute() / BACKUPS
     if inside.is_relative_to(source.absolute()) and backups not in inside.parents:
         raise StoreFormat(f"{target} is inside of {source}")
@@ -202,7 +203,7 @@ def copy_file(source: Path, target: Path, path: str, start: int, end: int) -> Fi
 
 
 def finish(target: Path, made: Manifest) -> BackupReport:
-    """Everything is copied: sync names, check the copy, write the manifest."""
+    """After copying: sync names, check the copy, write the manifest."""
     _sync_folders(target, made.files)
     report = check(target)
     copying.write_file(target / MANIFEST_PATH, made.pack())
@@ -249,7 +250,7 @@ def _copy_all(snapshots: list[LogSnapshot], source: Path, target: Path, now_ms: 
 
 
 def _copy_log(disk: OsDisk, snapshot: LogSnapshot, target: Path) -> tuple[LogLine, list[FileLine]] | None:
-    """Copy one log; None where it was deleted meanwhile."""
+    """Copy one log; None if it was deleted meanwhile."""
     line = snapshot.line
     if line.end == 0:
         return line, []  # nothing was ever written to it
@@ -287,7 +288,7 @@ def _copy_opened(
     target: Path,
     paths: list[str],
 ) -> tuple[int, list[FileLine]]:
-    """Returns the first offset of the copy, and its files. Entries that are not good are made anew there."""
+    """Returns the copy's first offset, and its files. Bad entries are made anew there."""
     line = snapshot.line
     behind = snapshot.entries[0].offset if snapshot.entries else line.end
     good = [entry for entry in stored if entry.offset < behind and entry.end <= line.end]
@@ -302,7 +303,7 @@ def _copy_opened(
             copying.write_at(out, snapshot.tail, line.end - len(snapshot.tail))
         os.ftruncate(out, line.end)
         syscalls.sync_data(out)
-        # Asked after the copy: retention punches only below it.
+        # Ask after the copy: retention makes holes only below it.
         first = min(max(line.first, snapshot.log.first_kept), line.end)
         start = index.checked_from(good, first)
         copied = FileLine(paths[0], start, line.end, copying.crc_of_range(out, start, line.end))

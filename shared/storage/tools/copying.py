@@ -15,7 +15,7 @@ from shared.storage import syscalls
 _PIECE_BYTES = 1 << 20
 _ZEROS = bytes(_PIECE_BYTES)
 
-# Other file systems, other kernels, other files than plain ones: then the bytes go through here.
+# Errors of file systems, kernels and files that cannot do this: then the bytes are copied through here.
 _CANNOT_COPY_RANGE = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
 )
@@ -36,7 +36,7 @@ def open_source(folder: Path, path: str) -> int:
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of [start, end) that hold data, as (start, end); all of it where holes cannot be seen."""
+    """The parts of [start, end) that hold data, as (start, end); all of it if holes cannot be detected."""
     seek_data, seek_hole = getattr(os, "SEEK_DATA", None), getattr(os, "SEEK_HOLE", None)
     while start < end:
         if seek_data is None or seek_hole is None:
@@ -46,7 +46,7 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
             data = os.lseek(fd, start, seek_data)
             hole = os.lseek(fd, data, seek_hole)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # a hole up to the end
+            if error.errno == errno.ENXIO:  # a hole to the end
                 return
             if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
                 seek_data = None
@@ -59,10 +59,10 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def copy_range(source: int, target: int, start: int, end: int) -> None:
-    """Copy [start, end) to the same place of `target`, an empty file, which is then `end` long.
+    """Copy [start, end) to the same place in `target`, an empty file, which is then `end` long.
 
-    Blocks are shared on file systems that can (copy_file_range clones there). Raises OSError; EIO where the
-    source ends too early.
+    File systems that can share the blocks (copy_file_range clones there). Raises OSError; EIO if the source
+    is shorter.
     """
     by_kernel = hasattr(os, "copy_file_range")
     for position, stop in data_ranges(source, start, end):
@@ -86,14 +86,14 @@ def copy_range(source: int, target: int, start: int, end: int) -> None:
 
 
 def write_at(fd: int, data: bytes, position: int) -> None:
-    """Write all of `data`, however little the system takes at a time. Raises OSError."""
+    """Write all of `data`, however short the system's writes are. Raises OSError."""
     taken = 0
     while taken < len(data):
         taken += os.pwrite(fd, data[taken:], position + taken)
 
 
 def crc_of_range(fd: int, start: int, end: int) -> int:
-    """CRC-32C of [start, end), holes as zeros. Raises OSError; EIO where the file ends too early."""
+    """CRC-32C of [start, end), holes as zeros. Raises OSError; EIO if the file is shorter."""
     if os.fstat(fd).st_size < end:
         raise OSError(errno.EIO, "the file ended before its time")
     crc = 0

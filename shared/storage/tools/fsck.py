@@ -39,7 +39,7 @@ _OURS = frozenset(
 
 
 class Severity(Enum):
-    """DAMAGE: bytes are lost or cannot be served. WARNING: look at it. NOTE: as it should be."""
+    """DAMAGE: bytes are lost or cannot be served. WARNING: look at it. NOTE: nothing is wrong."""
 
     DAMAGE = "damage"
     WARNING = "warning"
@@ -47,7 +47,7 @@ class Severity(Enum):
 
 
 class FindingKind(Enum):
-    """What is wrong, for programs; `text` says it for people."""
+    """The kind of a finding, for programs; `text` is for people."""
 
     FORMAT = "format"
     CATALOG = "catalog"
@@ -59,7 +59,7 @@ class FindingKind(Enum):
 
 @attrs.frozen
 class Finding:
-    """Something worth saying; `offset` and `length` in bytes of `path`, where it is about a range of it."""
+    """A finding; `offset` and `length`, in bytes of `path`, if it is about a range."""
 
     severity: Severity
     kind: FindingKind
@@ -71,7 +71,7 @@ class Finding:
 
 @attrs.frozen
 class FsckReport:
-    """What was read, and what was found. `repairs`: what was done about it, in words."""
+    """What was read and found. `repairs`: what was done, in words."""
 
     findings: tuple[Finding, ...]
     logs: int
@@ -92,7 +92,7 @@ def check(folder: Path) -> FsckReport:
 
 
 def check_disk(disk: Disk) -> FsckReport:
-    """The same for a folder that the caller holds."""
+    """As `check`, for a folder that the caller has locked."""
     try:
         check_format(disk)
         view = look(disk)
@@ -197,7 +197,7 @@ def _index(view: FolderView, log: LogView) -> Iterator[Finding]:
     for number, entry in enumerate(found.entries):
         place = entry_position(found.dropped + number)
         if entry is None:
-            # Behind the last good one a torn entry is what a crash leaves; before it, it was once good.
+            # Behind the last good entry a torn one is what a crash leaves; before it, it was once good.
             torn = all(later is None for later in found.entries[number:]) and not view.catalog.clean
             severity = Severity.NOTE if torn else Severity.DAMAGE
             yield Finding(

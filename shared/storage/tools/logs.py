@@ -11,7 +11,7 @@ from shared.storage.tools.view import CheckedRange, FolderView, LogReader, LogVi
 
 @attrs.frozen
 class LogRow:
-    """A log. `records` is None where its index does not tell; sizes in bytes; `created_ms` Unix time."""
+    """A log. `records`: None if its index does not tell; sizes in bytes; `created_ms` Unix time."""
 
     namespace: str
     name: str
@@ -26,7 +26,7 @@ class LogRow:
 
 @attrs.frozen
 class RecordRow:
-    """A record. `time_ms`: no later than this (the time of the last record of its index entry)."""
+    """A record. `time_ms`: of the last record of its index entry, so no earlier than its own."""
 
     offset: int
     time_ms: int | None
@@ -35,7 +35,7 @@ class RecordRow:
 
 @attrs.frozen
 class DamagedRow:
-    """Bytes that cannot be read as records; the next row follows behind them."""
+    """Bytes that cannot be read as records; the next row continues behind them."""
 
     offset: int
     length: int
@@ -44,7 +44,7 @@ class DamagedRow:
 
 @attrs.frozen
 class VerifyRow:
-    """What a log's bytes are worth: bytes by state, and each damaged range."""
+    """A check of one log: bytes by state, and each damaged range."""
 
     namespace: str
     name: str

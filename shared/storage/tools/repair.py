@@ -66,13 +66,13 @@ class _Mender:
             self.done.append(f"CATALOG was missing or damaged: {len(made.logs)} logs found by their indexes")
 
     def _keep_logs_of_a_damaged_journal(self, journal_id: int, replay_lsn: int) -> None:
-        """Replay will make logs anew whose creation it finds; with a hole in it that could lose something."""
+        """Replay recreates logs whose CREATE it finds; with a hole in the journal that could lose something."""
         if replay.scan(self._disk, journal_id, replay_lsn).damage:
             for namespace, name in log_files(self._disk):
                 self._copy_to_quarantine(f"{namespace}/{name}")
 
     def journal(self) -> None:
-        """Put in place what the journal holds, as the next start would; it then says nothing any more."""
+        """Write the journal's records to the logs, as the next start would; then the journal is empty."""
         found = catalog_file.read(self._disk)
         if (
             found is not None
@@ -85,19 +85,19 @@ class _Mender:
             self.done.append(f"{recovered.batches} batches of the journal were put in place")
         if recovered.is_journal_missing:
             self.done.append(recovery.MISSING)
-        # The next start is not to look for a journal.
+        # The next start must not look for a journal.
         after = catalog_file.read(self._disk)
         assert after is not None
         replace_file(self._disk, catalog_file.PATH, attrs.evolve(after, clean=True).pack())
 
     def _has_newer_logs(self, found: Catalog) -> bool:
-        """Whether there are files of logs that the catalog does not know yet: a start finds those again."""
+        """Whether there are files of logs that the catalog lacks: a start finds those again."""
         strays = [finding.path for finding in orphans(look(self._disk)) if finding.path.endswith(".idx")]
         owners = [index.owner(self._disk, path) for path in strays]
         return any(owner is not None and owner >= found.next_log_id for owner in owners)
 
     def index(self, view: FolderView, log: LogView) -> None:
-        """Make an index whole: what no good entry covers is indexed as it is found, unverified."""
+        """Complete an index: what no good entry covers is indexed as found, unverified."""
         found = view.read_index(log)
         kept = [entry for entry in found.entries if entry is not None] if found is not None else []
         try:
@@ -106,13 +106,13 @@ class _Mender:
         except FileNotFoundError:
             return
         if found is None and not whole:
-            return  # an empty log need not have one
+            return  # an empty log needs none
         if found is None or filled or None in found.entries or not view.header_is_good(log):
             self._replace(log.index_path, index.pack_index(log.id, log.created_ms, whole))
             self.done.append(f"{log.index_path}: made whole, {filled} bytes unverified")
 
     def orphans(self, view: FolderView) -> None:
-        """Files in the logs' folders that no log owns are moved away."""
+        """Move files away that no log owns."""
         namespaces = {log.namespace for log in view.logs.values()}
         for finding in list(orphans(view)):
             if finding.severity is Severity.WARNING and finding.path.partition("/")[0] in namespaces:
@@ -123,7 +123,7 @@ class _Mender:
     # -- nothing is thrown away
 
     def _quarantined(self, path: str) -> str:
-        """The path in the quarantine for `path`; its folder is made."""
+        """The quarantine's path for `path`; its folder is made."""
         folder = ""
         for part in (*self._quarantine.split("/"), *path.split("/")[:-1]):
             folder = f"{folder}/{part}" if folder else part
@@ -135,6 +135,6 @@ class _Mender:
             copy_file(self._disk, path, self._quarantined(path))
 
     def _replace(self, path: str, data: bytes) -> None:
-        """Keep what is there, then put the whole new file in its place."""
+        """Keep the old file, then put a whole new one in its place."""
         self._copy_to_quarantine(path)
         replace_file(self._disk, path, data)
