@@ -66,7 +66,7 @@ class _Mender:
             self.done.append(f"CATALOG was missing or damaged: {len(made.logs)} logs found by their indexes")
 
     def _keep_logs_of_a_damaged_journal(self, journal_id: int, replay_lsn: int) -> None:
-        """Replay recreates logs whose CREATE it finds; with a hole in the journal that could lose something."""
+        """Replay recreates logs whose CREATE it finds; with a hole in the journal it could lose something."""
         if replay.scan(self._disk, journal_id, replay_lsn).damage:
             for namespace, name in log_files(self._disk):
                 self._copy_to_quarantine(f"{namespace}/{name}")
