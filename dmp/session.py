@@ -211,68 +211,40 @@ HEADER_BYTES = len(AMQP_HEADER)
 
 
 class ProtocolHeader:
-    """Reads the first eight bytes of a connection, then hands everything to a session of their protocol.
+    """Reads the first eight bytes of a connection, which then goes on with a session of their protocol.
 
     Anything else is answered with AMQP 0-9-1's header, as that specification wants it, and the connection
     closes.
     """
 
-    __slots__ = ("_broker", "_connection", "_header", "_session")
+    __slots__ = ("_broker", "_connection", "_header")
 
     def __init__(self, connection: Connection, broker: Broker) -> None:
         self._connection = connection
         self._broker = broker
         self._header = b""
-        self._session: SessionBase | None = None
         connection.wake_at(connection.now + broker.settings.login_seconds)
 
     def receive(self, data: bytes) -> None:
-        session = self._session
-        if session is None:
-            missing = HEADER_BYTES - len(self._header)
-            self._header += data[:missing]
-            data = data[missing:]
-            if not any(header.startswith(self._header) for header in PROTOCOLS):
-                self._broker.counts.refusals["not AMQP"] += 1
-                raise RemoteProtocolError("the first bytes are no header of AMQP 0-9-1 or DMP", AMQP_HEADER)
-            if len(self._header) < HEADER_BYTES:
-                self._connection.await_rest()
-                return
-            session = self._session = PROTOCOLS[self._header](self._connection, self._broker)
-            if not data:
-                return
-        session.receive(data)
+        missing = HEADER_BYTES - len(self._header)
+        self._header += data[:missing]
+        if not any(header.startswith(self._header) for header in PROTOCOLS):
+            self._broker.counts.refusals["not AMQP"] += 1
+            raise RemoteProtocolError("the first bytes are no header of AMQP 0-9-1 or DMP", AMQP_HEADER)
+        if len(self._header) < HEADER_BYTES:
+            self._connection.await_rest()
+            return
+        session = PROTOCOLS[self._header](self._connection, self._broker)
+        self._connection.hand_over(session)
+        if len(data) > missing:
+            session.receive(data[missing:])
 
     def receive_eof(self) -> None:
-        if self._session is None:
-            self._connection.finish()
-        else:
-            self._session.receive_eof()
+        self._connection.finish()
 
     def on_deadline(self, now: float) -> None:
-        if self._session is None:
-            self._broker.counts.too_late += 1
-            self._connection.finish()
-        else:
-            self._session.on_deadline(now)
+        self._broker.counts.too_late += 1
+        self._connection.finish()
 
     def connection_lost(self) -> None:
-        if self._session is not None:
-            self._session.connection_lost()
-
-    # What a list of connections asks for, and who closes one.
-
-    @property
-    def user(self) -> str:
-        return "" if self._session is None else self._session.user
-
-    @property
-    def waits_for(self) -> list[str]:
-        return [] if self._session is None else self._session.waits_for
-
-    @property
-    def traffic(self) -> Mapping[str, Any]:
-        return {} if self._session is None else self._session.traffic
-
-    def kick(self, reason: str) -> None:
-        (self._connection.abort if self._session is None else self._session.kick)(reason)
+        """There is nothing to release."""

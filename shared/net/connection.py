@@ -152,6 +152,10 @@ class Connection:
         """`callback` under `attempt`: for callbacks given to the store or kept beside other sessions'."""
         return partial(self.attempt, callback)
 
+    def hand_over(self, session: Session) -> None:
+        """From now on another session is this connection's, and the one that says this is called no more."""
+        raise NotImplementedError
+
     def in_its_turn(self, callback: Callable[..., None]) -> Callable[..., None]:
         """As `guarded`, for the answer to a login: called when strangers are served."""
         return self.guarded(callback)

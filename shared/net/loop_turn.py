@@ -103,6 +103,9 @@ class DrivenConnection(Connection):
         loop = self._loop
         return loop.now if loop.in_turn else loop.time()
 
+    def hand_over(self, session: Session) -> None:
+        self._join(session)
+
     def in_its_turn(self, callback: Callable[..., None]) -> Callable[..., None]:
         return lambda *arguments: self._loop.soon(partial(self.attempt, callback, *arguments))
 

@@ -22,9 +22,14 @@ class Peer:
     def __init__(self, world: World, **options: Any) -> None:
         self.world = world
         self.connection = MemoryConnection(now=world.clock.now, **options)
-        self.session = ProtocolHeader(self.connection, world.broker)
+        self.connection.hand_over(ProtocolHeader(self.connection, world.broker))
         self.garbage: str | None = None
         self._unread = b""
+
+    @property
+    def session(self) -> Any:
+        """Who reads what this peer says: its header's, then its protocol's."""
+        return self.connection.session
 
     def send(self, data: bytes) -> None:
         self._unread += data

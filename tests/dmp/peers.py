@@ -1,6 +1,7 @@
 """DMP connections to a `World`'s broker without sockets, as their clients see them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from dmp import wire
 from dmp.data_types import short, take_short
@@ -24,11 +25,16 @@ class Peer:
     def __init__(self, world: World, *, bound: int = 1 << 20) -> None:
         self.world = world
         self.connection = MemoryConnection(now=world.clock.now, bound=bound)
-        self.session = ProtocolHeader(self.connection, world.broker)
+        self.connection.hand_over(ProtocolHeader(self.connection, world.broker))
         self.error: RemoteProtocolError | None = None
         self.over = False
         self.read = b""
         """What came behind the answer to the lease, at once."""
+
+    @property
+    def session(self) -> Any:
+        """Who reads what this peer says: its header's, then its protocol's."""
+        return self.connection.session
 
     def say(self, data: bytes) -> bytes:
         """Send; what the server has written since."""

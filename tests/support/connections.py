@@ -1,6 +1,7 @@
 """For the tests of any protocol: a connection to drive a session by hand, and a server without sockets."""
 
 import math
+from typing import Any
 
 import structlog
 import trio
@@ -8,7 +9,7 @@ import trio
 from shared.budget import Account
 from shared.file_range import FileRange
 from shared.net.admission import Admission
-from shared.net.connection import Connection
+from shared.net.connection import Connection, Session
 from shared.net.counters import NetCounters
 from shared.net.loop_turn import AfterTurn, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs, Outbox, Policy
@@ -24,10 +25,10 @@ class MemoryConnection(Connection):
     `finished` and `aborted` (the reason) say how the session ended it; `reading` is False while the
     session, or a full outbox under the wait policy, holds input back. `rests_awaited`: how often the session
     said that it has the beginning of something. `awaits_first`: what it would be told if it went on saying
-    nothing; None: it has spoken.
+    nothing; None: it has spoken. `session`: the last one that was handed the connection.
     """
 
-    __slots__ = ("_now", "aborted", "awaits_first", "deadline", "finished", "rests_awaited")
+    __slots__ = ("_now", "aborted", "awaits_first", "deadline", "finished", "rests_awaited", "session")
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class MemoryConnection(Connection):
         self.aborted: str | None = None
         self.awaits_first: bytes | None = None
         self.rests_awaited = 0
+        self.session: Any = None
 
     @property
     def now(self) -> float:
@@ -78,6 +80,9 @@ class MemoryConnection(Connection):
                 if self.on_drained is not None:
                     self.on_drained()
         return b"".join(parts)
+
+    def hand_over(self, session: Session) -> None:
+        self.session = session
 
     def finish(self) -> None:
         self.finished = self._mute = True
