@@ -1,6 +1,7 @@
 """`brokers bench` measures what it says; how fast that is here is not for a test to say."""
 
 import json
+import os
 import random
 import select
 import socket
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
@@ -51,7 +52,7 @@ from shared.recording.settings import RecordSettings
 from shared.storage.settings import Durability
 from tests.shared.recording.test_recorder import LOG
 from tests.support import forked
-from tests.support.server import until
+from tests.support.server import SMALL_JOURNAL, Process, until
 from tests.support.stores import open_store
 
 
@@ -60,7 +61,12 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "WARM_UP_SECONDS", 0.02)
     monkeypatch.setattr(logmq, "PRELOADED_BYTES", 200_000)
     monkeypatch.setattr(recording, "DISK_SECONDS", 0.01)
-    monkeypatch.setattr(servers, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked.popen}))
+    monkeypatch.setattr(servers, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": _small_server}))
+
+
+def _small_server(command: Sequence[str], **options: Any) -> Process:
+    environ = options.pop("env", os.environ)
+    return forked.popen(command, env=SMALL_JOURNAL | environ, **options)
 
 
 ROUND: dict[str, Any] = {"seconds": 0.05, "rounds": 1}
