@@ -1,5 +1,6 @@
 """`python -m brokers`, and the console script `brokers`: the process itself, before anything is imported."""
 
+import gc
 import io
 import os
 import sys
@@ -24,6 +25,7 @@ def main() -> None:
             raise
         lacking = f"the commands need {error.name}, which is not installed"
         sys.exit(f"brokers: {lacking}; pip install 'brokers[serve]' brings it")
+    gc.freeze()  # Python collects once more as it ends, and would walk all that goes anyway
     sys.exit(code)
 
 
