@@ -7,7 +7,7 @@ the locale), `start` makes a fresh interpreter.
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -260,7 +260,10 @@ def _forked(begun: Mapping[str, Any], stdin: int, stdout: int, stderr: int, stat
 
 def _import_all() -> None:
     """What commands import where they need it, too."""
-    for name in ("cyclopts.help", "docstring_parser", "brokers.cli", "brokers.serving", "brokers.finding"):
+    for name in (
+        *("cyclopts.help", "docstring_parser", "brokers.cli", "brokers.serving", "brokers.finding"),
+        *("shared.net.poll", "anyio._backends._trio", "encodings.idna"),
+    ):
         importlib.import_module(name)
     for module in pkgutil.iter_modules(brokers.__path__, "brokers."):
         if not module.ispkg and module.name != "brokers.__main__":
@@ -268,7 +271,9 @@ def _import_all() -> None:
     for name in plugins.names():
         importlib.import_module(plugins.load(name).cli.partition(":")[0])
     for package in plugins.packages():
-        importlib.import_module(f"{package}.client")
+        for part in ("client", "listener", "admin"):
+            if importlib.util.find_spec(f"{package}.{part}"):
+                importlib.import_module(f"{package}.{part}")
     gc.collect()
     gc.freeze()  # else each fork copies all of it, to look through it and as it ends
 
