@@ -133,11 +133,12 @@ class Document:
     async def take(self, rows: Mapping[str, Sequence[Row]], *, dry_run: bool) -> Taken:
         """Create all objects in these sections. Raises Conflict; nothing is changed then."""
         own = {(each.section, protocol): each for protocol, each in self._services}
-        promised = {
-            (section, str(row.get("protocol", "")), self._name(own, section, row))
-            for section in rows
-            for row in rows[section]
-        }
+        promised: set[tuple[str, str, str]] = set()
+        for section in rows:
+            for number, row in enumerate(rows[section], 1):
+                promised.add((section, str(row.get("protocol", "")), self._name(own, section, row)))
+                if number % PART == 0:
+                    await trio.sleep(0)  # noqa: ASYNC115
         taken = await self._go_through(rows, own, promised, dry_run=True)
         return taken if dry_run else await self._go_through(rows, own, promised, dry_run=False)
 

@@ -115,19 +115,16 @@ class LogWriter:
         Commits may go on meanwhile.
         """
         async with self._lock:
-            await self._committer.between_commits(self._close_entries)
-            return await self._flush(dict.fromkeys([*self._tails.all_logs(), *self._committer.unindexed]))
+            logs = dict.fromkeys([*self._tails.all_logs(), *self._committer.unindexed])
+            return await self._flush(logs, open_entries=True)
 
-    def _close_entries(self) -> None:
-        for log in self._committer.unindexed:
-            log.close_entry()
-
-    async def _flush(self, logs: Iterable[Log]) -> bool:
+    async def _flush(self, logs: Iterable[Log], *, open_entries: bool = False) -> bool:
+        """`open_entries`: logs that have nothing else to write end theirs, too."""
         left = deque(logs)
         tail_errors: dict[str, OSError] = {}
         index_errors: list[OSError] = []
         while left:
-            step = await self._committer.between_commits(partial(self._take, left))
+            step = await self._committer.between_commits(partial(self._take, left, open_entries))
             if not step:
                 continue
             try:
@@ -144,7 +141,7 @@ class LogWriter:
                 self._committer.unindexed.pop(log, None)
         return not tail_errors and not index_errors
 
-    def _take(self, left: deque[Log]) -> list[_Writing]:
+    def _take(self, left: deque[Log], open_entries: bool) -> list[_Writing]:
         """Take logs for a step. Between two commits, so that no commit under way holds their entries."""
         step: list[_Writing] = []
         size = 0
@@ -159,7 +156,7 @@ class LogWriter:
                 break
             cut = end < log.visible
             data = log.tail[: end - offset]
-            if data and not cut:
+            if (data or open_entries) and not cut:
                 log.close_entry()
             size += len(data)
             entries = log.entries_below(offset + len(data))

@@ -543,6 +543,28 @@ def dms_a_purge_of_100000(served: Served) -> None:
     _ping(served)
 
 
+def dms_a_million_are_purged_and_a_million_go_with_their_queue(served: Served) -> None:
+    for verb in ("purge", "delete"):
+        with Dms(served.address("dms")) as client:
+            client.ask([dms.frame(dms.CREATE, 1, dms.name(verb))])
+            client.ask([dms.frame(dms.PRODUCE, 1, dms.name(verb) + b"x")] * 1_000_000)
+    served.begin()
+    control.request(served.folder / "data", "POST", "/dms/purge", {"queue": "purge"})
+    with SpecClient(served.address("dms")) as one:
+        one.delete("delete")
+    _ping(served)
+
+
+def dms_50000_queues_are_written_and_checkpointed(served: Served) -> None:
+    names = [dms.name(f"queue-{n:05}") for n in range(50_000)]
+    with Dms(served.address("dms")) as client:
+        client.ask([dms.frame(dms.CREATE, 1, name) for name in names])
+        time.sleep(8)  # what was made is checkpointed
+        served.begin()
+        client.ask([dms.frame(dms.PRODUCE, 1, name + b"x") for name in names])
+        time.sleep(8)
+
+
 def _asked(peer: Peer, lines: Sequence[bytes]) -> None:
     """An answer of one line each; a thousand on their way at a time."""
     for at in range(0, len(lines), 1000):
@@ -639,6 +661,17 @@ def pubsub_5000_subscribers_are_there_when_the_server_stops(served: Served) -> N
         _ping(served)
         served.begin()
         served.stop()
+
+
+def logmq_one_record_for_1000_tails(served: Served) -> None:
+    with _topics(served, 1) as peer, ExitStack() as stack:
+        tails = [stack.enter_context(Peer(served.address("logmq"), b"TAIL topic-0 0\n")) for _ in range(1000)]
+        for tail in tails:
+            tail.until(lambda data: b"MESSAGE" in data)
+        served.begin()
+        _asked(peer, [b"PRODUCE topic-0 x\n"] * 100)
+        for tail in tails:
+            tail.until(lambda data: data.count(b"MESSAGE") == 101)
 
 
 def logmq_5000_topics_are_deleted(served: Served) -> None:
@@ -738,6 +771,50 @@ def api_20000_topics_and_their_groups_are_listed(served: Served) -> None:
             assert _listed(served, path)["items"]
 
 
+def api_30000_names_are_exported_and_imported(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.ask([dms.frame(dms.CREATE, 1, dms.name(f"queue-{n:05}")) for n in range(10_000)])
+    _topics(served, 10_000).socket.close()
+    with Amqp(served.address("dmp")) as peer:
+        for at in range(0, 10_000, 500):
+            for number in range(at, at + 500):
+                peer.say(1, commands.Queue.Declare(queue=f"q{number}", durable=True))
+            for _ in range(500):
+                peer.wait(commands.Queue.DeclareOk)
+    served.begin()
+    data = served.folder / "data"
+    document = control.request(data, "GET", "/api/v1/definitions")
+    control.request(data, "POST", "/api/v1/definitions", document)
+    for number in range(10_000):
+        document["queues"].append({"protocol": "dms", "name": f"more-{number}"})
+    control.request(data, "POST", "/api/v1/definitions", document)
+
+
+def api_10000_connections_are_closed_by_an_administrator(served: Served) -> None:
+    with ExitStack() as stack:
+        for _ in range(10_000):
+            stack.enter_context(Peer(served.address("logmq"), b"PING\n")).until(lambda data: b"\n" in data)
+        path = "connections?protocol=logmq&limit=1000"
+        found = [row["id"] for row in _listed(served, path)["items"]]
+        served.begin()
+        for each in found:
+            control.request(served.folder / "data", "DELETE", f"/api/v1/connections/{each}")
+
+
+def api_10000_users_are_taken_up(served: Served) -> None:
+    rows = "".join(f'[users.u{n}]\nallow = ["*:read:*", "*:write:orders/{n}"]\n' for n in range(10_000))
+    file = served.folder / "data" / "users.toml"
+    with ExitStack() as stack:
+        for _ in range(5_000):
+            stack.enter_context(Peer(served.address("logmq"), b"PING\n")).until(lambda data: b"\n" in data)
+        served.begin()
+        file.write_text(rows)
+        file.chmod(0o600)
+        control.request(served.folder / "data", "POST", "/reload", {})
+        file.write_text(rows.replace("orders", "sales"))
+        control.request(served.folder / "data", "POST", "/reload", {})
+
+
 def _amqp_queue(served: Served, count: int = 0) -> Amqp:
     peer = Amqp(served.address("dmp"))
     peer.call(commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
@@ -809,6 +886,19 @@ def amqp_2047_channels_are_opened_and_closed_with_their_connection(served: Serve
             peer.wait(commands.Channel.OpenOk)
         peer.call(commands.Connection.Close(200, "", 0, 0), commands.Connection.CloseOk, 0)
     _ping(served)
+
+
+def amqp_2047_channels_with_consumers_end_with_their_connection(served: Served) -> None:
+    with _amqp_queue(served, 20_470) as peer, Amqp(served.address("dmp")) as other:
+        for channel in range(2, 2048):
+            other.call(commands.Channel.Open(), commands.Channel.OpenOk, channel)
+            other.call(commands.Basic.Qos(0, 10, False), commands.Basic.QosOk, channel)
+            other.call(commands.Basic.Consume(queue="q"), commands.Basic.ConsumeOk, channel)
+        _until(lambda: _depth(peer) == 10)
+        served.begin()
+        other.say(0, commands.Connection.Close(200, "", 0, 0))
+        other.wait(commands.Connection.CloseOk)
+        _until(lambda: _depth(peer) == 20_470)
 
 
 def _bound(
