@@ -1,10 +1,10 @@
-"""The cold part of a queue's row: messages that are in the log and not in memory, read back in order.
+"""The cold part of a queue's row: messages in the log and not in memory, read back in order.
 
-The front of the row is *hot*, in memory; what follows is *cold*, and is read back in batches when its turn
-comes, skipping what has gone. So a deep queue costs no memory a message. `positions` say where in the log the
-row is found: a place every few dozen KiB.
+The front of the row is *hot*, in memory. The rest is *cold*: it is read back in batches when its turn comes,
+skipping messages that have left. So a deep queue costs no memory per message. `positions` tell where in the
+log the row is: one entry every few dozen KiB.
 
-A log may be damaged. What cannot be read is passed over, and a consumer that asks is told once.
+If the log is damaged, what cannot be read is skipped, and a consumer that asks is told once.
 """
 
 from collections import deque
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 logger = structlog.stdlib.get_logger("brokers.dms")
 
 FETCH_BYTES = 256 << 10
-"""Read back at once."""
+"""Bytes read back at once."""
 POSITION_BYTES = 64 << 10
-"""From one known position in the log to the next."""
+"""Bytes from one entry of `positions` to the next."""
 
 
 class ColdRow:
-    """Reads one queue's row back from its log. One read is under way at most."""
+    """Reads one queue's row back from its log. At most one read is under way."""
 
     def __init__(self, queue: "Queue", log: "Log") -> None:
         self._queue = queue
@@ -40,9 +40,10 @@ class ColdRow:
         self.positions: deque[tuple[int, int]] = deque()
         """(sequence, offset of its record) of messages of the row, from its head on."""
         self.offset = log.end
-        """Where to read on."""
+        """The offset to read next."""
         self.waiting: list[tuple[Sequence[bytes], int]] = []
-        """What came after the disk failed: it has to wait until the cold messages before it are read back."""
+        """Messages that came after the disk failed: they wait until the cold ones before them are read back.
+        """
         self.damage: StoreError | None = None
         """What the next consumer that asks is told."""
         self.ended = False
@@ -53,12 +54,12 @@ class ColdRow:
     # -- where the row is
 
     def found_at(self, first: int, offset: int) -> None:
-        """Messages of the row, from `first` on, stand there."""
+        """Messages of the row, from `first` on, begin at this offset."""
         if not self.positions or offset - self.positions[-1][1] >= POSITION_BYTES:
             self.positions.append((first, offset))
 
     def row_start(self) -> int:
-        """No message of the row, which is not empty, stands below this offset."""
+        """No message of the row, which is not empty, is below this offset."""
         positions, head = self.positions, self._queue.head
         while len(positions) > 1 and positions[1][0] <= head:
             positions.popleft()
@@ -67,7 +68,7 @@ class ColdRow:
     # -- reading back
 
     def fetch(self) -> None:
-        """Read more of the row into memory, perhaps at once; the queue dispatches when it is there."""
+        """Read more of the row into memory, maybe at once; the queue dispatches when it is there."""
         if self._fetching or self.ended or self._queue.deleted:
             return
         self._fetching = True
@@ -75,7 +76,7 @@ class ColdRow:
         self._read_on()
 
     def _read_on(self) -> None:
-        """Read, one batch at a time, until some of it may go out or there is no more."""
+        """Read batch after batch, until something may be delivered or there is no more."""
         queue = self._queue
         inside = True
         more: bool | None = True
@@ -92,7 +93,7 @@ class ColdRow:
             if not self._fetching and queue.line and not queue.deleted:
                 queue.dispatch()
 
-        while more:  # all that was read may have gone already
+        while more:  # all that was read may have left already
             more = None
             self.log.read(self.offset, FETCH_BYTES, done)
         inside = False
@@ -100,7 +101,7 @@ class ColdRow:
             self._fetching = False
 
     def _takes_more(self, data: bytes | StoreError) -> bool:
-        """Take in what was read; whether more has to be read."""
+        """Process what was read; whether more must be read."""
         queue = self._queue
         if queue.deleted:
             return False
@@ -125,7 +126,7 @@ class ColdRow:
                 queue.make_visible(bodies, size)
         if queue.expiry is not None and data:
             queue.expiry.row_grew()
-            if queue.expiry.head_expired:  # it reads on when others have had their turn
+            if queue.expiry.head_expired:  # it reads on in its next slice
                 return False
         return queue.is_cold and not queue.bodies and bool(data)
 
@@ -175,7 +176,7 @@ class ColdRow:
             queue.end_credits(refusal_for(self.tell_damage()))
 
     def tell_damage(self) -> StoreError:
-        """What a consumer that asks is told: once, or always where nothing more can be read."""
+        """What a consumer that asks is told: once, or always if nothing more can be read."""
         error = self.damage
         assert error is not None
         if not self.ended:

@@ -1,25 +1,25 @@
-"""The queue engine: queues, the order of their messages, and the consumers they go to. No connection in it.
+"""The queue engine: queues, the order of their messages, and their consumers. No connections.
 
 Down: a session calls `Queue.produce`, `Queue.line_up` (credits), `Engine.ack`, `Queue.requeue` (a NACK) and
-`Engine.gone`. What has to be durable first is answered with a ticket. Up: the engine tells a session through
+`Engine.gone`. A change that must be durable first returns a ticket. Up: the engine calls a session through
 its `DeliveryReceiver`, and nothing else.
 
-Theory of operation. Every message has a *sequence*, counted up from 1 in order of arrival, and keeps it for
-life. Messages never delivered stand in the *row*: sequences `head` to `tail`. From `end` on the disk has not
-confirmed them and nobody may see them. `bodies` are the row's front, in memory; what is behind is *cold*
-(`dms.cold`) and is read back from the log when its turn comes. What was delivered and came back is in `back`
-by its sequence; those of it that may go out are in the heap `returned`. All are older than the row, so they
-go first, and everything has its old place.
+Theory of operation. Every message has a *sequence* for life, counted from 1 in order of arrival. Messages
+never delivered form the *row*: sequences `head` to `tail`. From `end` on the disk has not confirmed them, and
+they are invisible. `bodies` is the front of the row, in memory. The rest is *cold* (`dms.cold`) and is read
+back from the log when its turn comes. Delivered messages that were returned are in `back`, by sequence; those
+that may be delivered again are in the heap `returned`. All of them are older than the row, so they go first,
+and every message keeps its place.
 
-Credits stand in `line` in the order of arrival. Either messages are ready or credits wait: `dispatch` sees
-to that. On a disk every change is also a record in the queue's log (`dms.queue_log`).
+Credits wait in `line` in order of arrival. Either messages are ready or credits wait: `dispatch` sees to
+that. On disk every change is also a record in the queue's log (`dms.queue_log`).
 
-What takes long goes in turns (`Engine.sliced_work`, and a queue's timer), and others are served in between:
-redelivery to many credits, the end of many credits, and the return of what a lost connection held. While
-messages return their queue delivers nothing (`stops`), so order is what it would be at once.
+Long work is done in slices, and other tasks run in between (`Engine.sliced_work`, and a queue's timer):
+redelivery to many credits, the end of many credits, and the return of a lost connection's deliveries. While
+messages return, their queue delivers nothing (`stops`), so the order is as if they had returned at once.
 
-A queue that is paused delivers nothing either. It takes messages, and they expire; its row in the table says
-so, and it is paused after a restart, too.
+A paused queue delivers nothing either. It accepts messages, and they expire. Its row in the table says that
+it is paused, so it stays so after a restart.
 """
 
 from __future__ import annotations
@@ -61,53 +61,53 @@ if TYPE_CHECKING:
 logger = structlog.stdlib.get_logger("brokers.dms")
 
 HOT_LEAST_BYTES = 16 << 10
-"""Every queue may keep so much in memory, whatever the others do."""
+"""Every queue may keep this much in memory, whatever the others do."""
 BUDGET_SLACK_BYTES = 64 << 10
-"""The budget is told what messages take once that differs by so much."""
+"""The budget is told when the memory of messages has changed by this much."""
 QUEUE_BYTES = 8 << 10
-"""A queue with its log, without messages: 7.0 KB by tracemalloc; in memory alone 2.2."""
+"""Memory of an empty queue with its log: 7.0 KB by tracemalloc; without a log 2.2."""
 BODY_OVERHEAD_BYTES = 64
-"""A bytes object's header, its slot in the deque, the allocator's rounding: 41 by tracemalloc."""
+"""Memory of a message beside its body: bytes object header, deque slot, rounding; 41 by tracemalloc."""
 HELD_OVERHEAD_BYTES = 160
-"""More for a delivery that is held, with its id, tuple and entry: 163 by tracemalloc, in a run 48."""
+"""More for an unacknowledged delivery with its id, tuple and entry: 163 by tracemalloc; in a run 48."""
 CREDIT_BYTES = 192
-"""A CONSUME that came by itself and waits: id, list, `Credit`, and its places in two rows."""
+"""Memory of a single waiting CONSUME: id, list, `Credit`, and its places in two rows."""
 CREDITS_FREE, CREDITS_STEP = 16, 256
-"""So many of a connection are not charged; more are in such steps, until it ends."""
+"""So many waiting CONSUMEs of a connection are not charged; more are, in steps of this, until it ends."""
 LINE_LEAST = 64
-"""So many credits of a queue may be in its line before those that have ended are looked for."""
+"""From so many credits in a queue's line on, ended ones are searched for and removed."""
 RETURNED_AT_ONCE = 500
-"""Deliveries of a lost connection that go back before others have their turn: half a millisecond."""
+"""Deliveries of a lost connection returned per slice: half a millisecond."""
 REDELIVERED_AT_ONCE = 500
-"""Messages that go out again before others have their turn: some milliseconds."""
+"""Messages delivered again per slice: some milliseconds."""
 ENDED_AT_ONCE = 100
-"""Credits that end before others have their turn: half a millisecond."""
+"""Credits ended per slice: half a millisecond."""
 FLUSHED_AT_ONCE = 50
-"""Queues whose notes are written, as the server stops, before others have their turn: half a millisecond."""
+"""Queues whose notes are written per slice, when the server stops: half a millisecond."""
 KEPT_AT_ONCE = 500
-"""Messages that a snapshot copies before others have their turn: half a millisecond."""
+"""Messages copied per slice for a snapshot: half a millisecond."""
 _IDS_END = 1 << 32
 NO_MEMORY = Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
 NOT_HELD = malformed("this connection holds no delivery of that id")
 ENGINE_KEY = b"\0"
-"""Of the engine's own row in the table, and what its others begin with: no queue's name holds it."""
+"""The engine's own row in the table; keys that begin so name no queue."""
 
 
 Outcome: TypeAlias = "Ticket | Refusal | None"
-"""What a change waits for, why it was refused, or None: it is done."""
+"""What a change waits for, why it was refused, or None if it is done."""
 
 
 class DeliveryReceiver(Protocol):
-    """A consumer's session, as the engine sees it. Whatever it raises ends its consumer, and no other."""
+    """A consumer's session, as the engine sees it. Whatever it raises ends its consumer only."""
 
     def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
-        """Messages for the oldest credits, under these delivery ids; all of one queue."""
+        """Messages of one queue for the oldest credits, under these delivery ids."""
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
         """These credits end without a message."""
 
     def fail(self, error: Exception) -> None:
-        """One of the others raised this."""
+        """Another method raised this."""
 
 
 class Credit:
@@ -128,7 +128,7 @@ class Credit:
 
 
 class Consumer:
-    """Who takes messages, known by `number`: its credits, oldest first, and what it has not acknowledged."""
+    """A consumer, known by `number`: its credits, oldest first, and its unacknowledged deliveries."""
 
     __slots__ = (
         "credits",
@@ -148,15 +148,15 @@ class Consumer:
         self.receiver = receiver
         self.credits: deque[Credit] = deque()
         self.waiting = 0
-        """CONSUMEs in `credits`."""
+        """CONSUMEs that wait in `credits`."""
         self.credits_room = CREDITS_FREE
-        """So many may wait: the budget has them."""
+        """So many waiting CONSUMEs are charged to the budget."""
         self.unacked: Unacked[Queue] = Unacked()
         self.delivered = 0
         self.gone = False
 
     def may_wait(self, count: int) -> bool:
-        """Whether the budget has room for so many credits more."""
+        """Whether the budget has room for `count` more waiting CONSUMEs."""
         missing = self.waiting + count - self.credits_room
         if missing > 0:
             steps = -(-missing // CREDITS_STEP)
@@ -168,14 +168,16 @@ class Consumer:
         return True
 
     def wait(self, queue: Queue, ids: Sequence[bytes], deadline: float) -> Credit:
-        """One credit for each of `ids`, for `queue.line_up`. All that wait at a time are of one queue."""
+        """A credit for each of `ids`, to be given to `queue.line_up`. All that wait at a time are of one
+        queue.
+        """
         credit = Credit(self, queue, ids, deadline)
         self.waiting += len(ids)
         self.credits.append(credit)
         return credit
 
     def end(self, credit: Credit, refusal: Refusal) -> None:
-        """Tell the session that all that is left of a credit ends."""
+        """End a credit: tell the session that its remaining CONSUMEs are refused."""
         left = credit.ids[credit.at :]
         credit.at = len(credit.ids)
         self.waiting -= len(left)
@@ -191,7 +193,7 @@ class Consumer:
         self.credits_room = CREDITS_FREE
 
     def deliver(self, credit: Credit, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
-        """Pass on messages that are in `unacked` by now, one for each credit."""
+        """Pass on messages that are already in `unacked`, one for each credit."""
         count = len(ids)
         self.engine.counts.delivered += count
         self.delivered += count
@@ -211,13 +213,13 @@ class Consumer:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Its session raised on another session's time, or the store's: it ends, and loses nothing."""
+        """The session raised in another session's call, or the store's: it ends, and nothing is lost."""
         self.engine.gone(self)
         self.receiver.fail(error)
 
 
 class Queue:
-    """One queue, from its creation to its end."""
+    """One queue, from its creation to its deletion."""
 
     __slots__ = (
         "back",
@@ -258,29 +260,30 @@ class Queue:
         self.name = name.encode()
         self.options = options
         self.log: QueueLog | None = None
-        """None: in memory, from the beginning or since the disk has failed (best-effort)."""
+        """None: in memory, from the beginning or since the disk failed (best-effort)."""
         self.cold: ColdRow | None = None
         self.expiry: Expiry | None = None
         self.deleted = False
         self.depth = 0
-        """All that is in it, unacknowledged deliveries too, also what the disk has not confirmed yet."""
+        """All messages in it, with unacknowledged deliveries, and those that the disk has not confirmed yet.
+        """
         self.held = 0
-        """Unacknowledged deliveries; those of a deleted queue until their consumer is rid of them."""
+        """Unacknowledged deliveries; those of a deleted queue until their consumer has released them."""
         self.held_bytes = 0
         self.head = self.end = self.tail = 1
         self.recovered = 1
-        """What is below this sequence came before the process was started."""
+        """Messages below this sequence came before the process was started."""
         self.released = EVER
-        """Below this sequence nothing of the row is delayed any more."""
+        """Below this sequence nothing in the row is delayed any more."""
         self.bodies: deque[bytes] = deque()
         self.hot_bytes = 0
         self.back: dict[int, tuple[bytes, int]] = {}
-        """By sequence: body, and how often it was delivered."""
+        """By sequence: body, and number of deliveries."""
         self.back_bytes = 0
         self.returned: list[int] = []
         self.stops = 0
-        """Reasons to deliver nothing: it is paused; each lost connection whose deliveries are on their way
-        back."""
+        """Reasons to deliver nothing: a pause, and each lost connection whose deliveries are being returned.
+        """
         self.paused = False
         self.line: deque[Credit] = deque()
         self.line_most = LINE_LEAST
@@ -292,24 +295,24 @@ class Queue:
 
     @property
     def is_cold(self) -> bool:
-        """Whether some of the row is not in memory."""
+        """Whether part of the row is not in memory."""
         return self.head + len(self.bodies) < self.end
 
     @property
     def payload_bytes(self) -> int:
-        """Of the messages in memory, without what each costs beside."""
+        """Bytes of the bodies in memory, without overhead."""
         count = len(self.bodies) + len(self.back) + self.held
         beside = BODY_OVERHEAD_BYTES * count + HELD_OVERHEAD_BYTES * self.held
         return max(self.hot_bytes + self.back_bytes + self.held_bytes - beside, 0)
 
     @property
     def room(self) -> int:
-        """How many messages may still come."""
+        """How many more messages it may take."""
         return self.options.depth - self.depth
 
     @property
     def may_heat(self) -> bool:
-        """Whether more of the queue may be kept in memory. It has to be where there is no disk."""
+        """Whether more of the queue may be kept in memory. Without a disk it must be."""
         engine = self.engine
         return (
             (engine.hot_bytes < engine.settings.hot_bytes and not engine.full)
@@ -322,10 +325,10 @@ class Queue:
         self.log = QueueLog(log, self, self.engine.times)
         self.cold = ColdRow(self, log)
 
-    # -- messages come
+    # -- messages arrive
 
     def produce(self, bodies: Sequence[bytes], size: int) -> Ticket | None:
-        """Add messages, as many as `room` at most; `size`: the bytes of all. None: done. Raises Refusal."""
+        """Add messages, at most `room`; `size`: bytes of all. None: done. Raises Refusal."""
         count = len(bodies)
         engine = self.engine
         if engine.full or not -BUDGET_SLACK_BYTES < engine.hot_bytes - engine.hot_told < BUDGET_SLACK_BYTES:
@@ -354,14 +357,14 @@ class Queue:
         return ticket
 
     def on_produced(self, count: int) -> None:
-        """So many have come."""
+        """So many messages were added."""
         self.depth += count
         self.tail += count
         if self.expiry is not None:
             self.expiry.on_produced(self.tail)
 
     def make_visible(self, bodies: Sequence[bytes], size: int) -> None:
-        """The next of the row may go out, and stay in memory."""
+        """The next messages of the row may be delivered; they stay in memory."""
         if self.cold is not None and (self.is_cold or self.cold.waiting):
             self.cold.waiting.append((bodies, size))
             return
@@ -369,7 +372,7 @@ class Queue:
         self.warm(bodies, size)
 
     def warm(self, bodies: Sequence[bytes], size: int) -> None:
-        """Messages behind the row's hot front are in memory, too."""
+        """Messages behind the hot front of the row are in memory now."""
         self.bodies.extend(bodies)
         size += BODY_OVERHEAD_BYTES * len(bodies)
         self.hot_bytes += size
@@ -380,28 +383,28 @@ class Queue:
         self.engine.hot_bytes += size
 
     def keep_back(self, seq: int, body: bytes, deliveries: int) -> None:
-        """A message is no longer in the row, and nobody holds it."""
+        """A message has left the row, and no consumer holds it."""
         self.back[seq] = body, deliveries
         size = len(body) + BODY_OVERHEAD_BYTES
         self.back_bytes += size
         self.engine.hot_bytes += size
 
     def take_out(self, seq: int) -> tuple[bytes, int]:
-        """It is no longer in `back`: its body, and how often it was delivered."""
+        """Remove a message from `back`; returns its body, and its number of deliveries."""
         entry = self.back.pop(seq)
         size = len(entry[0]) + BODY_OVERHEAD_BYTES
         self.back_bytes -= size
         self.engine.hot_bytes -= size
         return entry
 
-    # -- messages go out
+    # -- messages are delivered
 
     def line_up(self, credit: Credit) -> None:
-        """A credit is served at once, or waits."""
+        """Serve a credit now, or let it wait."""
         line = self.line
-        while line and line[0].at == len(line[0].ids):  # they have ended
+        while line and line[0].at == len(line[0].ids):  # those have ended
             line.popleft()
-        if len(line) >= self.line_most:  # others have, behind one that waits: each holds its session
+        if len(line) >= self.line_most:  # ended ones behind one that waits hold memory
             waiting = [each for each in line if each.at < len(each.ids)]
             line.clear()
             line.extend(waiting)
@@ -411,7 +414,7 @@ class Queue:
             self.dispatch()
 
     def dispatch(self) -> None:
-        """Serve the credits in line, in their order, as far as messages are ready."""
+        """Serve the credits in line, in order, as far as messages are ready."""
         line, bodies, engine = self.line, self.bodies, self.engine
         again = 0
         while line and not self.stops:
@@ -445,7 +448,7 @@ class Queue:
                     and self.head < self.end
                     and self.released > self.head
                 ):
-                    self.cold.fetch()  # which may have brought some at once
+                    self.cold.fetch()  # this may bring some at once
                     if bodies:
                         continue
                 return
@@ -461,7 +464,7 @@ class Queue:
             credit.consumer.deliver(credit, ids, taken)
 
     def pause(self) -> None:
-        """Deliver nothing, until it is resumed."""
+        """Deliver nothing until `resume`."""
         self.paused = True
         self.stops += 1
 
@@ -473,8 +476,9 @@ class Queue:
             self.dispatch()
 
     def try_fast_take(self, consumer: Consumer) -> tuple[bytes, bytes] | None:
-        """Fast path of `line_up` for one credit: the id and body of the next message, which `consumer` now
-        holds. None where it is not that simple: none is ready, or something or somebody is before it."""
+        """Fast path of `line_up` for one credit: the next message's id and body, now held by `consumer`. None
+        if it is not that simple: no message is ready, or other messages or credits go first.
+        """
         if not self.bodies or self.line or self.returned or self.head >= self.released or self.stops:
             return None
         if self.cold is not None and self.cold.damage is not None:
@@ -484,7 +488,7 @@ class Queue:
         return self._take_first(consumer)
 
     def _take_first(self, consumer: Consumer) -> tuple[bytes, bytes]:
-        """Id and body of the row's first message, which is in memory, and held by `consumer` from now on."""
+        """Take the row's first message, which is in memory; `consumer` holds it. Returns its id and body."""
         bodies, seq = self.bodies, self.head
         size = self.hot_bytes // len(bodies)
         self.head = seq + 1
@@ -504,7 +508,7 @@ class Queue:
         return delivery_id, body
 
     def _take(self, count: int) -> Sequence[bytes]:
-        """The front of the row, which is held from now on."""
+        """Take the front of the row, to be held by a consumer."""
         bodies = self.bodies
         seq = self.head
         taken: Sequence[bytes]
@@ -526,14 +530,14 @@ class Queue:
         return taken
 
     def hold(self, count: int, size: int) -> None:
-        """So many messages are delivered, and not acknowledged; `size`: what they took until now."""
+        """So many messages were delivered; `size`: what their memory was until now."""
         size += HELD_OVERHEAD_BYTES * count
         self.held += count
         self.held_bytes += size
         self.engine.held_bytes += size
 
     def let_go(self, count: int) -> None:
-        """So many of those are held no more: each counts as their average."""
+        """So many deliveries have ended: each counts as the average of all."""
         size = self.held_bytes * count // self.held
         self.held -= count
         self.held_bytes -= size
@@ -545,18 +549,18 @@ class Queue:
     def end_credits(self, refusal: Refusal) -> None:
         """End all credits in line."""
         line, self.line = self.line, deque()
-        self.engine.sliced_work.add(_end_in_turns(line, refusal))
+        self.engine.sliced_work.add(_end_in_slices(line, refusal))
 
-    # -- messages leave, or come back
+    # -- messages leave, or are returned
 
     def ack(
         self, consumer: Consumer, ids: Sequence[bytes], deliveries: Sequence[Delivery[Queue]]
     ) -> Ticket | None:
-        """Messages leave. None: done. Raises Refusal: they have not."""
+        """Remove acknowledged messages. None: done. Raises Refusal, and then nothing has changed."""
         ticket = None
         count = len(deliveries)
         if self.log is not None:
-            if type(deliveries) is DeliveredRun:  # `isinstance` asks an abstract class, 0.3 us
+            if type(deliveries) is DeliveredRun:  # `isinstance` with an abstract class takes 0.3 us
                 seqs: Sequence[int] = deliveries.seqs
             elif count == 1:
                 seqs = (deliveries[0][1],)
@@ -574,7 +578,7 @@ class Queue:
         return ticket
 
     def requeue(self, deliveries: Sequence[Delivery[Queue]], *, nacked: bool) -> None:
-        """Messages come back to their old places; `nacked`: their consumer said so."""
+        """Return messages to their old places; `nacked`: their consumer sent a NACK."""
         self.let_go(len(deliveries))
         if self.deleted:
             return
@@ -597,20 +601,20 @@ class Queue:
             self.dispatch()
 
     def on_left(self, count: int) -> None:
-        """So many are in it no more: other queues' dead messages may have waited for the room."""
+        """So many messages have left: other queues' dead letters may have waited for the room."""
         self.depth -= count
         if self.engine.parked:
             self.engine.has_room(self)
 
     def skip_lost(self, count: int) -> None:
-        """The first of the row, none of which is in memory, are lost."""
+        """The first messages of the row, none of them in memory, are lost."""
         self.head += count
         self.on_left(count)
         if self.expiry is not None:
             self.expiry.row_moved()
 
     def log_gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket | None:
-        """Have the log say that messages (first sequence, count) leave unacknowledged. Raises Refusal."""
+        """Log that messages (first sequence, count) leave unacknowledged. Raises Refusal."""
         if self.log is not None:
             try:
                 return self.log.gone(runs, reason)
@@ -619,7 +623,7 @@ class Queue:
         return None
 
     def front_to_back(self, count: int) -> list[int]:
-        """Move so many of the row's hot front into `back`; their sequences."""
+        """Move messages from the row's hot front into `back`; returns their sequences."""
         first = self.head
         moved = []
         for seq in range(first, first + count):
@@ -632,7 +636,7 @@ class Queue:
         return list(range(first, first + count))
 
     def drop_front(self, count: int) -> None:
-        """So many of the row leave, hot or cold."""
+        """Remove messages from the row's front, hot or cold."""
         hot = min(count, len(self.bodies))
         if hot:
             self.heat(-(self.hot_bytes * hot // len(self.bodies)))
@@ -642,7 +646,7 @@ class Queue:
         self.on_left(count)
 
     def drop_ready(self) -> None:
-        """All that nobody holds leaves, but what the disk has not confirmed yet."""
+        """Remove all messages that no consumer holds, except those that the disk has not confirmed yet."""
         gone = len(self.back) + self.end - self.head
         self.back.clear()
         self.returned.clear()
@@ -662,11 +666,11 @@ class Queue:
     # -- time
 
     def wake_by(self, age_ms: int) -> None:
-        """Have `expire` called by then."""
+        """Have `expire` called at that age or earlier."""
         self.engine.times.wake_by(self, age_ms)
 
     def expire(self, now: float) -> None:
-        """The timers: something is due."""
+        """Called by the timers: something is due."""
         if self.deleted:
             return
         if self.log is not None:
@@ -679,7 +683,7 @@ class Queue:
     # -- the disk
 
     def _detach_or_refuse(self, error: StoreError) -> None:
-        """The store takes nothing. Raises Refusal, unless the queue is to go on in memory."""
+        """The store accepts nothing. Raises Refusal, unless the queue may go on in memory."""
         if not (isinstance(error, StoreReadOnly) and self.engine.best_effort):
             raise refusal_for(error) from None
         self.detach(error)
@@ -768,11 +772,11 @@ class Queue:
             yield [KeptMessage(seq, count, 0, body) for queue, seq, body, count in looked if queue is self]
 
     def unacked(self) -> list[Delivery[Queue]]:
-        """Its unacknowledged deliveries, whoever holds them."""
+        """All its unacknowledged deliveries."""
         return [each for piece in self._held_pieces() for each in piece if each[0] is self]
 
     def _held_pieces(self) -> list[Sequence[Delivery[Queue]]]:
-        """Where those are, as of now; others' may be among them."""
+        """The sequences of deliveries that have them, as of now; other queues' may be among them."""
         engine = self.engine
         pieces = [piece for consumer in engine.consumers.values() for piece in consumer.unacked.pieces()]
         pieces += chain.from_iterable(engine.returning.values())
@@ -791,7 +795,7 @@ class Queue:
 
 
 class Engine:
-    """One DMS, without its sockets. Without a `namespace` it keeps everything in memory."""
+    """A DMS broker without sockets. Without a `namespace` everything is kept in memory."""
 
     def __init__(
         self,
@@ -806,20 +810,21 @@ class Engine:
     ) -> None:
         budget = budget or unbounded()
         self.messages = budget.account("messages")
-        """What of queues is in memory, and held by nobody."""
+        """Memory of messages that no consumer holds."""
         self.unacked = budget.account("unacked", budget.limit_bytes // 2)
-        """What is held: half of all at most. Where it is full CONSUMEs are refused; ACKs never are."""
+        """Memory of unacknowledged deliveries, at most half of all. If it is full CONSUMEs are refused; ACKs
+        never."""
         self.queue_memory = budget.account("queues")
         self.credits = budget.account("credits", budget.limit_bytes // 4)
-        """CONSUMEs that wait: a quarter of all at most, for what they wait for needs room, too."""
+        """Memory of waiting CONSUMEs: at most a quarter of all, because deliveries need room too."""
         self.full = self.held_full = False
-        """What memory queues are sent, and what CONSUMEs ask for, does not fit."""
+        """Messages to memory queues, and what CONSUMEs ask for, do not fit."""
         self.hot_told = self.held_told = 0
         self.settings = settings
         self.log = log
         self._store = store
         self.durable = store if namespace is not None else None
-        """What a session has to keep pace with."""
+        """The store whose congestion sessions must follow."""
         self._namespace = namespace
         self._table = table
         self.times = times
@@ -830,18 +835,19 @@ class Engine:
         self.consumers: dict[int, Consumer] = {}
         self._numbers = counter(1)
         self.returning: dict[int, deque[Sequence[Delivery[Queue]]]] = {}
-        """By the number of a consumer that is gone: what it held and is not back yet."""
+        """By the number of a lost consumer: its deliveries that are not returned yet."""
         self.parked: dict[bytes, dict[Queue, None]] = {}
-        """Queues whose dead messages have no place, by the name of the queue that is missing or full."""
+        """Queues whose dead letters have no place, by the name of the queue that is missing or full."""
         self.draining = False
         self.resolving: Ticket | None = None
-        """While what one commit brought is delivered: the ticket that is done next, whose answers go then."""
+        """While one commit's messages are delivered: the ticket that resolves next, whose answers go out with
+        them."""
         self.onlookers: list[Callable[[bytes, Sequence[bytes]], None]] = []
-        """Called with what comes into a queue, while somebody traces."""
+        """Called with messages that arrive in a queue, while somebody traces."""
         self.hot_bytes = 0
-        """Of all queues, as far as bodies are in memory and nobody holds them."""
+        """Bytes of bodies in memory, of all queues, that no consumer holds."""
         self.held_bytes = 0
-        """Of all queues, as far as somebody holds them."""
+        """Bytes of unacknowledged deliveries, of all queues."""
         self.best_effort = settings.disk_failed == "best-effort"
         self._told_of_disk = False
         self._asked: dict[Queue, Mapping[str, Any]] = {}
@@ -869,16 +875,16 @@ class Engine:
 
     @property
     def past_saving(self) -> bool:
-        """Nothing is written any more, and that is no reason to refuse anything (best-effort)."""
+        """Nothing is written any more, and requests are still accepted (best-effort)."""
         return self.best_effort and self.disk_failed is not None
 
     def settle(self) -> None:
-        """Have what was changed outside of a round made durable."""
+        """Commit what was changed outside of a turn."""
         if self._store is not None:
             self._store.commit_pending()
 
     def tell_budget(self) -> None:
-        """Settle with the accounts: what messages take by now."""
+        """Charge the accounts with the present memory of messages."""
         self.messages.charge(self.hot_bytes - self.hot_told)
         self.unacked.charge(self.held_bytes - self.held_told)
         self.hot_told, self.held_told = self.hot_bytes, self.held_bytes
@@ -926,11 +932,13 @@ class Engine:
         return queue, ticket
 
     def asked_of(self, queue: Queue) -> Mapping[str, Any]:
-        """The options that it was made with, beside the settings."""
+        """The options given when it was created; the settings fill in the others."""
         return self._asked.get(queue, {})
 
     def adopt(self, name: str, asked: Mapping[str, Any]) -> Queue:
-        """A queue by that name, without a log so far. The budget takes it: it may be durable already."""
+        """Add a queue without a log. Charges the budget even above its limit: the queue may be durable
+        already.
+        """
         self.queue_memory.charge(QUEUE_BYTES)
         options = Options.of(asked, self.settings.for_queue(name), name)
         queue = Queue(self, name, options)
@@ -943,14 +951,14 @@ class Engine:
         return queue
 
     def settings_changed(self, queue: Queue) -> None:
-        """Have a queue do what the settings say by now, where CREATE_QUEUE did not say it."""
+        """Apply the present settings to a queue, except where CREATE_QUEUE set the option."""
         options = Options.of(self._asked[queue], self.settings.for_queue(queue.text), queue.text)
         if options == queue.options:
             return
         if queue.expiry is None and (options.timed or options.max_deliveries or options.retry_ms):
             queue.expiry = Expiry(queue)
         if queue.expiry is not None:
-            queue.expiry.unpark()  # while its dead-letter queue is the old one
+            queue.expiry.unpark()  # remove it from the waiters for the old dead-letter queue
         queue.options = options
         if queue.expiry is not None:
             queue.expiry.options_changed()
@@ -958,7 +966,7 @@ class Engine:
         queue.dispatch()
 
     def discard(self, queue: Queue) -> None:
-        """Serve a queue no more. If its log is still there its name stays taken."""
+        """Stop serving a queue. While its log exists its name stays taken."""
         if self.queues.get(queue.name) is queue:
             del self.queues[queue.name]
             self.queue_memory.give(QUEUE_BYTES)
@@ -974,7 +982,7 @@ class Engine:
         self.times.timers.forget(queue)
 
     def delete(self, queue: Queue) -> Ticket | None:
-        """End a queue: credits end, and its unacknowledged deliveries are worth nothing. Raises Refusal."""
+        """Delete a queue: its credits end, and its unacknowledged deliveries become void. Raises Refusal."""
         ticket = None
         if self.past_saving:
             self.unkept()
@@ -990,7 +998,7 @@ class Engine:
         queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
 
         def revive(ticket: Ticket) -> None:
-            """It could not be deleted after all."""
+            """The deletion failed."""
             if ticket.error is not None and queue.name not in self.queues:
                 self.queues[queue.name], self._asked[queue] = queue, asked
                 self._name_added(queue.name)
@@ -1008,7 +1016,7 @@ class Engine:
         return ticket
 
     def _undo_create(self, queue: Queue) -> None:
-        """The disk did not take its creation."""
+        """The disk refused its creation."""
         if self.past_saving and queue.log is not None:
             queue.detach(self.disk_failed or StoreReadOnly("the disk has failed"))
         elif not queue.deleted:
@@ -1016,12 +1024,12 @@ class Engine:
             queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
 
     def _name_added(self, name: bytes) -> None:
-        """Names stay sorted: to sort 50,000 at each listing takes 20 ms."""
+        """Keep names sorted: sorting 50,000 for each listing takes 20 ms."""
         if self._names is not None:
             insort(self._names, name)
 
     def page(self, after: bytes | None) -> Sequence[tuple[bytes, int]]:
-        """The next names and depths behind `after`, sorted: enough to fill a frame."""
+        """The next names and depths behind `after`, sorted; enough to fill a frame."""
         names = self._names
         if names is None:
             names = self._names = sorted(self.queues)
@@ -1029,12 +1037,12 @@ class Engine:
         return [(name, self.queues[name].depth) for name in names[start : start + 600]]
 
     def row(self, queue: Queue, *, snapshot: int) -> bytes:
-        """What the table has about a queue."""
+        """A queue's row in the table."""
         assert queue.log is not None
         return _row(queue.log.log, self._asked[queue], snapshot, queue.paused)
 
     def set_paused(self, queue: Queue, paused: bool) -> Ticket | None:
-        """Have a queue deliver nothing, or again. A queue in memory forgets it at exit. Raises Refusal."""
+        """Pause or resume a queue. A queue in memory forgets it at exit. Raises Refusal."""
         if queue.paused == paused:
             return None
         ticket = None
@@ -1052,7 +1060,7 @@ class Engine:
     # -- dead letters
 
     def park(self, queue: Queue) -> None:
-        """Its dead-letter queue has no room: remember it. `Expiry.on_room` is called once there is."""
+        """The dead-letter queue of `queue` has no room: have `Expiry.on_room` called when it has."""
         name = queue.options.dead_letter
         if name:
             self.parked.setdefault(name.encode(), {})[queue] = None
@@ -1065,7 +1073,9 @@ class Engine:
             del self.parked[name]
 
     def has_room(self, queue: Queue) -> None:
-        """A queue was made, or has room again: of those whose dead wait for it, the first has its turn."""
+        """A queue was created, or has room again: the first queue whose dead letters wait for it may move
+        some.
+        """
         waiting = self.parked.get(queue.name)
         if waiting and queue.room > 0:
             first = next(iter(waiting)).expiry
@@ -1075,9 +1085,9 @@ class Engine:
     def move(
         self, source: Queue, target: Queue, seqs: Sequence[int], letters: Sequence[bytes], reason: Reason
     ) -> None:
-        """Messages in `back` of one queue become the newest of another, or nothing happens. Raises Refusal.
+        """Move messages from `back` of one queue to the end of another; or nothing happens. Raises Refusal.
 
-        The source's state is the caller's to change, once this has returned.
+        When this returns, the caller updates the source.
         """
         size = sum(map(len, letters))
         if source.log is None or target.log is None:
@@ -1099,18 +1109,18 @@ class Engine:
     # -- consumers
 
     def consumer(self, receiver: DeliveryReceiver) -> Consumer:
-        """A consumer for a session, to be admitted."""
+        """A consumer for a session; it is not admitted yet."""
         return Consumer(self, next(self._numbers), receiver)
 
     def admit(self, consumer: Consumer) -> bool:
-        """From now on it may hold messages. False: there are `clients_max` already."""
+        """Admit a consumer: it may hold messages. False: there are `clients_max` already."""
         if len(self.consumers) >= self.settings.clients_max:
             return False
         self.consumers[consumer.number] = consumer
         return True
 
     def ack(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
-        """ACKs, in parts that have one outcome each; none, and nothing happens, where some id is not held."""
+        """ACKs, grouped by outcome. If an id is not held, returns [] and nothing happens."""
         unacked = consumer.unacked
         runs = unacked.pop_runs(tuple(ids))
         if runs:
@@ -1124,7 +1134,7 @@ class Engine:
         return [((each,), self._ack(consumer, delivery[0], (each,), (delivery,))) for each, delivery in pairs]
 
     def ack_each(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
-        """The same one by one; an id that is not held has NOT_HELD."""
+        """As `ack`, but each by itself; an id that is not held gets NOT_HELD."""
         outcomes: list[tuple[Sequence[bytes], Outcome]] = []
         for each in ids:
             delivery = consumer.unacked.pop(each)
@@ -1150,14 +1160,14 @@ class Engine:
             return refusal
 
     def gone(self, consumer: Consumer) -> None:
-        """A consumer's connection is gone: its credits end, and what it held goes back. Harmless twice."""
+        """A consumer's connection is gone: end its credits, return its deliveries. May be called twice."""
         self.consumers.pop(consumer.number, None)
         consumer.gone = True
         consumer.forget_credits()
         self.give_back(consumer)
 
     def give_back(self, consumer: Consumer) -> None:
-        """All that it holds goes back. Until it is back it counts as held, in snapshots and exports too."""
+        """Return all that it holds. Until then a message counts as held, in snapshots and exports too."""
         unacked, consumer.unacked = consumer.unacked, Unacked()
         pieces = deque(unacked.take_pieces(RETURNED_AT_ONCE))
         if not pieces:
@@ -1166,9 +1176,9 @@ class Engine:
         for queue in queues:
             queue.stops += 1
         self.returning[consumer.number] = pieces
-        self.sliced_work.add(self._give_back_in_turns(consumer.number, queues))
+        self.sliced_work.add(self._return_in_slices(consumer.number, queues))
 
-    def _give_back_in_turns(self, number: int, queues: Collection[Queue]) -> Iterator[None]:
+    def _return_in_slices(self, number: int, queues: Collection[Queue]) -> Iterator[None]:
         pieces = self.returning[number]
         try:
             while pieces:
@@ -1182,13 +1192,13 @@ class Engine:
         finally:
             del self.returning[number]
             self.tell_budget()
-            for queue in () if self.draining else queues:  # whoever got them now would soon lose them, too
+            for queue in () if self.draining else queues:  # a consumer would lose them at once
                 queue.stops -= 1
                 if queue.line:
                     queue.dispatch()
 
     def take_ids(self, count: int) -> int:
-        """The first of so many delivery ids in a row, none of which is in use."""
+        """The first of `count` consecutive unused delivery ids."""
         first = self._next_id
         if first + count > self._ids_until:
             first = self._free_ids(count)
@@ -1196,12 +1206,12 @@ class Engine:
         return first
 
     def comes_soon(self, delivery_id: int, count: int) -> bool:
-        """Whether one of the next so many deliveries may get this id."""
+        """Whether one of the next `count` deliveries may get this id."""
         first = self._next_id
         return first <= delivery_id < first + count or first + count > self._ids_until
 
     def _free_ids(self, count: int) -> int:
-        """All ids have been used once: go round, past those that are still in use."""
+        """All ids have been used once: continue from the start, past those still in use."""
         used = sorted(
             int.from_bytes(each) for consumer in self.consumers.values() for each in consumer.unacked
         )
@@ -1216,16 +1226,16 @@ class Engine:
             first = DELIVERY_ID_BIT
         raise AssertionError("as many messages are held as there are ids")
 
-    # -- the disk, and the end
+    # -- the disk, and shutdown
 
     def unkept(self, count: int = 1) -> None:
-        """Best effort: so many changes are answered that the disk does not have."""
+        """Best effort: count answered changes that the disk does not have."""
         self.counts.unkept += count
         if self.disk_failed is not None:
             self.goes_on_in_memory(self.disk_failed)
 
     def goes_on_in_memory(self, error: StoreError) -> None:
-        """Have the log say so, once."""
+        """Log once that the disk has failed."""
         if not self._told_of_disk:
             self._told_of_disk = True
             self.log.warning(
@@ -1235,7 +1245,7 @@ class Engine:
             )
 
     def drain(self) -> None:
-        """The server stops."""
+        """The server is stopping."""
         self.draining = True
         self.sliced_work.add(self._flush_notes())
         self.note_age()
@@ -1248,15 +1258,15 @@ class Engine:
                 yield
 
     def note_age(self) -> None:
-        """Keep how old the engine is, for times that outlive a restart."""
+        """Store the engine's age, for times that outlive a restart."""
         if self.persistent and self.disk_failed is None and self.times.used:
             try:
                 self.table.put(ENGINE_KEY, json.dumps({"age_ms": self.times.now_ms()}).encode())
             except StoreError:
-                pass  # records say it too, if less exactly
+                pass  # records also have it, if less exactly
 
 
-def _end_in_turns(line: deque[Credit], refusal: Refusal) -> Iterator[None]:
+def _end_in_slices(line: deque[Credit], refusal: Refusal) -> Iterator[None]:
     while line:
         for _ in range(min(len(line), ENDED_AT_ONCE)):
             credit = line.popleft()
@@ -1279,7 +1289,7 @@ def _row(log: Log, asked: Mapping[str, Any], snapshot: int, paused: bool = False
 
 
 def _undo_move(source: Queue, messages: Mapping[int, tuple[bytes, int]]) -> None:
-    """The disk did not take a move: they are in `back` again."""
+    """The disk refused a move: put the messages into `back` again."""
     source.depth += len(messages)
     for seq, (body, deliveries) in messages.items():
         source.keep_back(seq, body, deliveries)

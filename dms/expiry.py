@@ -1,13 +1,13 @@
-"""Expiry in one queue: delays, lifetimes, too many deliveries, and where dead messages go.
+"""Expiry in one queue: delays, lifetimes, delivery limits, and where dead letters go.
 
-Only queues whose options ask for any of it have one. A lifetime or delay is the same for all messages of a
-queue. So the times are kept as pairs (due, sequence): all messages before the sequence are due then. Messages
-of nearly the same time share a pair, and are at most a thousandth of the time late. A message that a NACK has
-put off has an entry of its own. The queue has one entry in the engine's timers: its next time.
+Only queues whose options ask for it have one. A lifetime or delay is the same for all messages of a queue. So
+times are kept as pairs (due, sequence): all messages before the sequence are due then. Messages of nearly the
+same time share a pair, and are late by at most a thousandth of the time. A message delayed by a NACK has an
+entry of its own. The queue has one entry in the engine's timers: its next time.
 
-Dead messages move to their dead-letter queue, or are dropped where none is named. They go some at a time, so
-that many of them hold up nobody. Where the dead-letter queue is missing or full, or the disk takes nothing,
-their queue is *parked*: it tries one message each second, and all once the engine says that there is room
+Dead letters move to their dead-letter queue, or are dropped if none is named. They go in slices, so many of
+them hold up nobody. If the dead-letter queue is missing or full, or the disk refuses, their queue is
+*parked*: it tries one message each second, and all once the engine says that there is room
 (`Engine.has_room`).
 """
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from dms.engine import Queue
 
 TRY_AGAIN_MS = 1000
-"""A parked queue tries one dead message each time this has passed."""
+"""A parked queue tries one dead letter at this interval."""
 BACK_MAX = 10_000
-"""Dead messages of the row move to `back`, which is in memory, while fewer than this are there."""
+"""Dead letters of the row move to `back`, in memory, while it holds fewer than this."""
 EVER = 1 << 62
 DEAD_AT_ONCE = 500
-"""Dead messages that leave the row, and that move, before others have their turn."""
+"""Dead letters that leave the row and move, per slice."""
 DROPPED_AT_ONCE = 10_000
-"""Messages of the row that are dropped before others have their turn: one record, however many."""
+"""Messages of the row dropped per slice: one record, however many."""
 
 REASON_TEXTS = {Reason.TTL: "ttl", Reason.MAX_DELIVERIES: "max_deliveries"}
 """The reason in a dead letter."""
 
 DueBefore = tuple[int, int]
-"""A time in age milliseconds, and a sequence: all messages before it are due then."""
+"""An age in milliseconds, and a sequence: all messages before it are due then."""
 
 
 class Expiry:
@@ -49,24 +49,26 @@ class Expiry:
         self.lifetimes: deque[DueBefore] = deque()
         self.delays: deque[DueBefore] = deque()
         self.expired = 0
-        """All messages before this sequence are dead: until the row begins there, none of it goes out."""
+        """All messages before this sequence are dead: while the row begins before it, none of it is
+        delivered."""
         self.released = queue.head if options.delay_ms else queue.released
         """No message before this sequence is delayed any more."""
         self.put_off_until: dict[int, int] = {}
-        """Messages in `back` that may not go out yet: when they may, by sequence."""
+        """Messages in `back` that may not be delivered yet: when they may, by sequence."""
         self._put_off: list[tuple[int, int]] = []
         """The same as a heap of (due, sequence)."""
         self._dead: dict[Reason, deque[int]] = {Reason.TTL: deque(), Reason.MAX_DELIVERIES: deque()}
         """Messages in `back` that will leave the queue, by sequence."""
         self._parked_until = 0
-        """When one dead message is tried. 0: not parked."""
+        """When a parked queue next tries one dead letter; 0: not parked."""
         self._ttl_ms = options.ttl_ms
         self._delay_ms = options.delay_ms
         self._gate()
 
     def options_changed(self) -> None:
-        """The queue's options are others: times count for what comes. What is there keeps the lifetime or
-        delay that it has; one that is new begins now, and is no delay for what is there."""
+        """The queue's options have changed. New messages get the new times. Present ones keep their lifetime
+        or delay; a new lifetime begins now for them, a new delay does not apply.
+        """
         queue, options = self.queue, self.queue.options
         if not options.ttl_ms:
             self.lifetimes.clear()
@@ -82,7 +84,7 @@ class Expiry:
         self._gate()
         self.arm()
 
-    # -- what the queue tells
+    # -- calls of the queue
 
     def on_produced(self, tail: int) -> None:
         """Messages before `tail` are in the queue."""
@@ -94,7 +96,7 @@ class Expiry:
         self.arm()
 
     def undo_produced(self, tail: int) -> None:
-        """The disk did not take messages from `tail` on."""
+        """The disk refused messages from `tail` on."""
         for times in (self.lifetimes, self.delays):
             for number, (due, upto) in enumerate(times):
                 if upto > tail:
@@ -105,7 +107,7 @@ class Expiry:
         self._gate()
 
     def on_returned(self, seq: int, deliveries: int, *, nacked: bool) -> None:
-        """A message is in `back` again. It may go out, now or later, or is dead."""
+        """A message is in `back` again: deliverable, delayed, or dead."""
         options = self.queue.options
         if options.max_deliveries and deliveries >= options.max_deliveries:
             self._dead[Reason.MAX_DELIVERIES].append(seq)
@@ -118,7 +120,7 @@ class Expiry:
             heappush(self.queue.returned, seq)
 
     def put_off(self, seq: int, due: int) -> None:
-        """A message in `back` may not go out before `due`."""
+        """A message in `back` may not be delivered before `due`."""
         self.put_off_until[seq] = due
         heappush(self._put_off, (due, seq))
         self.queue.wake_by(due)
@@ -129,7 +131,7 @@ class Expiry:
             self._expire()
             self.bury()
             self.arm()
-            if not self.queue.bodies:  # there may be more to read back: in its turn
+            if not self.queue.bodies:  # there may be more to read back: in a slice of its own
                 self._soon()
 
     def row_moved(self) -> None:
@@ -137,7 +139,7 @@ class Expiry:
         self._gate()
 
     def forget(self) -> None:
-        """A purge took all messages that nobody holds."""
+        """A purge removed all messages that no consumer holds."""
         self.put_off_until.clear()
         self._put_off.clear()
         for dead in self._dead.values():
@@ -147,18 +149,17 @@ class Expiry:
 
     @property
     def head_expired(self) -> bool:
-        """The row's front is dead. Until it has left, nothing of the row goes out."""
+        """Whether the row's front is dead. Until that has left, nothing of the row is delivered."""
         return self.expired > self.queue.head
 
     @property
     def delayed(self) -> int:
-        """Messages in `back` that may not go out before their time."""
+        """Messages in `back` that may not be delivered yet."""
         return len(self.put_off_until)
 
     @property
     def dead(self) -> int:
-        """Messages that are dead and have not left: where they should go is missing or full, or it is not
-        their turn yet."""
+        """Dead messages that have not left: their target is missing or full, or their slice has not come."""
         row = max(min(self.expired, self.queue.end) - self.queue.head, 0)
         return row + sum(map(len, self._dead.values()))
 
@@ -177,7 +178,7 @@ class Expiry:
             self.queue.wake_by(min(firsts))
 
     def _soon(self) -> None:
-        """Have `on_time` called again in another turn."""
+        """Have `on_time` called again in another slice."""
         self.queue.wake_by(self.queue.engine.times.now_ms())
 
     def on_time(self, now: int) -> None:
@@ -202,11 +203,11 @@ class Expiry:
             queue.dispatch()
 
     def _gate(self) -> None:
-        """Tell the queue up to where its row may go out."""
+        """Tell the queue up to where its row may be delivered."""
         self.queue.released = 0 if self.head_expired else self.released
 
     def _take_due(self, now: int) -> None:
-        """Messages that were put off may go out, or are dead by now."""
+        """Delayed messages that are due become deliverable, or are dead by now."""
         queue, heap = self.queue, self._put_off
         for _ in range(DEAD_AT_ONCE):
             if not heap or heap[0][0] > now:
@@ -218,11 +219,11 @@ class Expiry:
     # -- death
 
     def _expire(self) -> None:
-        """Take messages past their lifetime out of `returned`, and off the row's front."""
+        """Remove messages past their lifetime from `returned`, and from the row's front."""
         queue = self.queue
         returned = queue.returned
         if returned and returned[0] < self.expired:
-            returned.sort()  # which leaves it a heap
+            returned.sort()  # a sorted list is a heap
             count = bisect_left(returned, self.expired)
             self._dead[Reason.TTL].extend(returned[:count])
             del returned[:count]
@@ -235,7 +236,7 @@ class Expiry:
         self._gate()
 
     def _fetch(self) -> None:
-        """Have more of the row's dead messages in memory, where they may be there."""
+        """Read back more of the row's dead messages, if there is room in memory."""
         queue = self.queue
         if queue.cold is None or queue.bodies or not self.head_expired:
             return
@@ -271,7 +272,7 @@ class Expiry:
         queue.engine.counts.dropped += count
 
     def bury(self) -> None:
-        """Move some dead messages to their queue, or drop them where none is named; the rest follow soon."""
+        """Move some dead letters to their queue, or drop them if none is named; the rest follows soon."""
         if not self._parked_until:
             self._bury_some(DEAD_AT_ONCE)
 
@@ -288,7 +289,7 @@ class Expiry:
                 return
 
     def _bury(self, seqs: list[int], reason: Reason) -> int:
-        """Have as many leave as there is room for, the oldest first. Returns how many."""
+        """Move as many as there is room for, the oldest first. Returns how many."""
         queue, engine = self.queue, self.queue.engine
         name = queue.options.dead_letter
         target = engine.find(name) if name else None
@@ -311,7 +312,7 @@ class Expiry:
             queue.take_out(seq)
         queue.on_left(len(gone))
         if target is not None:
-            engine.has_room(target)  # dead messages of another queue may wait for it, too
+            engine.has_room(target)  # dead letters of another queue may wait for it too
         return len(gone)
 
     # -- parking
@@ -328,7 +329,7 @@ class Expiry:
         self.queue.engine.unpark(self.queue)
 
     def on_room(self) -> None:
-        """The dead-letter queue was made, or has room again."""
+        """The dead-letter queue was created, or has room again."""
         self.unpark()
         self._soon()
 
@@ -345,7 +346,7 @@ class Expiry:
         }
 
     def restore(self, state: Mapping[str, Any], state_age_ms: int, produced: Sequence[DueBefore]) -> None:
-        """Take over the last snapshot's state. `produced`: (age, sequence behind) of messages since then."""
+        """Restore the last snapshot's state. `produced`: (age, sequence behind) of messages since then."""
         tail = state.get("tail", 1)
         if self._ttl_ms:
             self.expired = state.get("expired", 0)
@@ -363,7 +364,7 @@ class Expiry:
 
 
 def due_at(now: int, after_ms: int) -> int:
-    """When `after_ms` have surely passed: one more is added, for ages are rounded down."""
+    """When `after_ms` have surely passed: plus one, because ages are rounded down."""
     return now + after_ms + 1
 
 

@@ -1,17 +1,17 @@
 """One queue's log: a record for each change, and what waits until the disk has it. It knows no queue.
 
-How a change becomes durable. `produce` and `ack` only add to the *pending records* of the commit that is
-being filled, and return its ticket. When the store seals that commit it calls `write_pending`, which writes
-at most one ENQUEUED record, the notes, and one ACKED record, however many requests there were: a record costs
-as much as a dozen of its entries. Replies wait for the ticket, so a late write is never visible. All other
-records are appended at once, behind what is pending.
+How a change becomes durable. `produce` and `ack` add to the *pending records* of the batch being filled, and
+return its ticket. When the store seals the batch it calls `write_pending`. That writes at most one ENQUEUED
+record, the notes, and one ACKED record, however many requests there were: a record costs as much as a dozen
+of its entries. Replies wait for the ticket, so a late write is never visible. All other records are appended
+at once, behind the pending ones.
 
-That a message was delivered or came back is a *note*. Notes need not be durable: they go along with the next
-record, or are written after a moment.
+That a message was delivered or returned is a *note*. Notes need not be durable: they are written with the
+next record, or after a moment.
 
-A *snapshot* says where the row begins, and copies the few messages that are older (unacknowledged, or
-returned). Opening a queue reads from its last snapshot on. Everything below the snapshot and below the row is
-dropped, so no single old message pins the disk. Many messages are copied in turns of the loop (`Copies`).
+A *snapshot* tells where the row begins, and copies the few older messages (unacknowledged or returned).
+Opening a queue reads from its last snapshot on. Everything below the snapshot and below the row is dropped,
+so no single old message keeps the disk full. Many messages are copied in slices (`Copies`).
 """
 
 from __future__ import annotations
@@ -33,31 +33,32 @@ if TYPE_CHECKING:
     from shared.storage.store import Log, LogAppend, Ticket
 
 SNAPSHOT_BYTES = 8 << 20
-"""Written, or drained, since the last snapshot, for the next: opening a queue reads at most so much."""
+"""Bytes written, or removed, between two snapshots: opening a queue reads at most so much."""
 KEPT_BYTES = 1 << 20
-"""Of one KEPT record."""
+"""Bytes of one KEPT record."""
 NOTES_MS = 1000
-"""A note waits so long for a record to go along with. With 100 ms most deliveries of 1,000 busy queues were
-written by themselves, each as a record and an append of its own."""
+"""How long a note waits for another record. With 100 ms most deliveries of 1,000 busy queues were written
+alone, each as a record and an append of its own."""
 NOTES_MAX = 4096
-"""Notes that are alike are written once they are so many: some hundred microseconds."""
+"""So many notes of a kind are written at once: some hundred microseconds."""
 
 CHANGED_AT_ONCE = 500
-"""Changes to what a snapshot has copied, before others have their turn: half a millisecond."""
+"""Changes applied per slice to what a snapshot has copied: half a millisecond."""
 CHANGED_AGAIN_MAX = 4
-"""So often what changed meanwhile is copied in turns; what changes after that is copied at once."""
+"""So often the changes during a slice are copied in slices; then the rest is copied at once."""
 _BLOCK = 512
-"""Neighbouring sequences whose copies are joined together."""
+"""Consecutive sequences whose copies are joined."""
 _HEADS_BYTES = 3 * HEAD.size
 _LENGTH_BYTES = 4
 
 Acked = tuple[Any, Sequence[bytes], Sequence[Any]]
-"""Consumer, delivery ids, deliveries: what the owner needs to take ACKs back. Opaque here."""
+"""Consumer, delivery ids, deliveries: what the owner needs to undo ACKs. Opaque here."""
 
 
 class Arrival:
-    """Messages in the log that are not visible yet. `offset`: of their record; `end`: the log's behind it.
-    `ticket`: who waits for them to be durable waits for this."""
+    """Messages in the log that are not visible yet. `offset`: of their record; `end`: the log's end behind
+    it. `ticket`: whoever waits for their durability waits for this.
+    """
 
     __slots__ = ("bodies", "end", "first", "offset", "size", "ticket")
 
@@ -73,10 +74,10 @@ class Arrival:
 
 
 class Copies:
-    """Copies of all messages that are older than the row, for a snapshot; they are made in turns of the loop.
+    """Copies of all messages older than the row, for a snapshot, made in slices.
 
-    `older`: what is to be copied. What changes while the copies are made is noted, and then done to them.
-    Copies are joined in blocks of neighbours, so that at the end only blocks that have changed are joined.
+    `older`: what to copy. Changes during the copying are noted, and applied to the copies afterwards. Copies
+    are joined in blocks of neighbours, so that at the end only changed blocks are joined again.
     """
 
     def __init__(self, older: Iterable[Iterable[KeptMessage]]) -> None:
@@ -84,9 +85,9 @@ class Copies:
         self._blocks: dict[int, dict[int, bytes]] = {}
         """Packed messages by sequence, in blocks of `_BLOCK`."""
         self._joined: dict[int, list[tuple[int, bytes]]] = {}
-        """Blocks that have not changed since: how many messages, and their bytes."""
+        """Joined blocks without later changes: number of messages, and their bytes."""
         self._changes: deque[tuple[int, Callable[[], None]]] = deque()
-        """Each with how many messages it is about."""
+        """Changes to apply, each with the number of messages that it is about."""
 
     def delivered(self, seq: int, bodies: Sequence[bytes]) -> None:
         def change() -> None:
@@ -129,7 +130,7 @@ class Copies:
         self._changes.append((sum(count for _, count in runs), change))
 
     def make(self) -> Iterator[None]:
-        """Copy them, and do what changed meanwhile; each step takes half a millisecond."""
+        """Copy the messages and apply the changes; each step takes half a millisecond."""
         for number, part in enumerate(self._older):
             if number:
                 yield
@@ -146,7 +147,7 @@ class Copies:
             yield from self._change(len(self._changes))
 
     def taken(self) -> Iterator[tuple[int, bytes]]:
-        """The copies, as the messages are now: how many, and their bytes."""
+        """The copies as of now: number of messages, and bytes."""
         for _ in self._change(len(self._changes)):
             pass
         for number in self._blocks:
@@ -155,7 +156,7 @@ class Copies:
             yield from self._joined[number]
 
     def _change(self, count: int) -> Iterator[None]:
-        """Do the oldest so many changes."""
+        """Apply the oldest `count` changes."""
         done = 0
         for _ in range(count):
             size, change = self._changes.popleft()
@@ -185,7 +186,7 @@ class Copies:
 
 
 class LogOwner(Protocol):
-    """What a log tells its queue."""
+    """The queue, as its log sees it."""
 
     deleted: bool
 
@@ -193,47 +194,47 @@ class LogOwner(Protocol):
         """These messages are as durable as the log's mode asks."""
 
     def all_arrived(self, ticket: Ticket) -> None:
-        """`arrived` was called for everything that one commit made durable; `ticket` is about to be done."""
+        """`arrived` was called for all that one commit made durable; `ticket` is about to resolve."""
 
     def undo_acks(self, acks: Sequence[Acked]) -> None:
-        """The disk did not take these ACKs."""
+        """The disk refused these ACKs."""
 
     def rolled_back(self, arrivals: Sequence[Arrival], undo: Sequence[Callable[[], None]]) -> None:
-        """Nothing that was appended and is not visible was written, oldest first."""
+        """The disk refused everything that is not visible; oldest first."""
 
     def wake_by(self, age_ms: int) -> None:
-        """Have `flush_notes` called by then."""
+        """Have `flush_notes` called at that age or earlier."""
 
     def row_start(self) -> int | None:
-        """The offset from which the visible row is found in the log; None: the row is empty."""
+        """The offset from which the visible row is in the log; None: the row is empty."""
 
     def snapshot_state(self) -> Mapping[str, Any]:
-        """The fields of a SNAPSHOT record but `home`."""
+        """The fields of a SNAPSHOT record, without `home`."""
 
     def older_than_row(self) -> Iterable[Iterable[KeptMessage]]:
-        """All messages that are neither in the row nor gone, as of now; each part is half a millisecond."""
+        """All messages not in the row and not gone, as of now; each part takes half a millisecond."""
 
     def add_sliced_work(self, steps: Iterator[None]) -> None:
-        """Run these in turns of the loop."""
+        """Run these steps in slices."""
 
     def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
-        """Append the records together with the catalog's row that names `offset`. Raises StoreError."""
+        """Append the records together with the table's row that names `offset`. Raises StoreError."""
 
 
 class QueueLog:
-    """See above. Whatever appends raises StoreError."""
+    """One queue's log; see the top of this file. Whatever appends raises StoreError."""
 
     def __init__(self, log: Log, owner: LogOwner, times: Times) -> None:
         self.log = log
         self._owner = owner
         self._times = times
         self.detached = False
-        """The disk has failed and the queue goes on in memory: no notes, no snapshots."""
+        """The disk has failed and the queue is in memory: no notes, no snapshots."""
         self._arrivals: deque[Arrival] = deque()
         self._departures: deque[tuple[int, Callable[[], None]]] = deque()
-        """The log's end behind records by which messages leave, and how to undo that."""
+        """(the log's end behind a record of messages that leave, how to undo that)."""
 
-        # Pending records: what the next commit gets. `_reserved`: bytes kept for them in the commit.
+        # Pending records, for the batch being filled. `_reserved`: bytes reserved for them there.
         self._pending: LogAppend | None = None
         self._reserved = 0
         self._bodies: list[bytes] = []
@@ -248,10 +249,10 @@ class QueueLog:
 
         self.snapshot_end = 0
         self._snapshot_floor = log.first
-        """What the newest snapshot drops once it is durable."""
+        """The offset below which the newest snapshot drops the log once it is durable."""
         self._snapshot_bytes = self._kept_bytes = 0
         self._copies: Copies | None = None
-        """Of the snapshot that is being made."""
+        """The copies of the snapshot being made."""
         self._leaving: Sequence[tuple[int, int]] = ()
         """Runs of messages that leave, until `departed`."""
         log.advanced = self._advanced
@@ -260,7 +261,7 @@ class QueueLog:
     # -- pending records
 
     def produce(self, bodies: Sequence[bytes], size: int, first: int) -> Ticket:
-        """Messages come, from sequence `first` on, `size` bytes in all."""
+        """Messages arrive, from sequence `first` on, `size` bytes in all."""
         if isinstance(bodies[0], DeadLetter):
             offset, ticket = self.append(*self._with_notes(self.arriving(bodies, first)))
             self.appended(bodies, size, offset, first, ticket)
@@ -279,7 +280,7 @@ class QueueLog:
         return pending.ticket
 
     def ack(self, seqs: Sequence[int], acked: Acked) -> Ticket:
-        """Messages leave."""
+        """Acknowledged messages leave."""
         needed = RUN_BYTES * len(seqs)
         pending = self._pending
         if pending is None or pending is not self.log.pending or needed > pending.batch.room:
@@ -293,13 +294,13 @@ class QueueLog:
 
     def _begin(self, needed: int, *, reserved: bool) -> LogAppend:
         needed += _HEADS_BYTES
-        # Where the commit is full this seals it, which writes what is pending.
+        # If the batch is full this seals it, which writes what is pending.
         pending = self._pending = self.log.gather(needed, self.write_pending, reserved)
         self._reserved += needed
         return pending
 
     def write_pending(self) -> None:
-        """Append what is pending, if anything is."""
+        """Append the pending records, if there are any."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -324,19 +325,19 @@ class QueueLog:
             self._acks = []
             self.departed(partial(self._owner.undo_acks, acks))
 
-    # -- records that are appended at once
+    # -- records appended at once
 
     def append(self, data: bytes, count: int, *, reserved: bool = False) -> tuple[int, Ticket]:
         self.write_pending()
         return self.log.append(data, count, reserved)
 
     def arriving(self, bodies: Sequence[bytes], first: int) -> bytes:
-        """The record of messages that come, for the caller to append now; then it calls `appended`."""
+        """The record of arriving messages, for the caller to append now; then it calls `appended`."""
         self.write_pending()
         return self._enqueued(bodies, first)
 
     def appended(self, bodies: Sequence[bytes], size: int, offset: int, first: int, ticket: Ticket) -> None:
-        """Messages stand in the log, from `offset` to its end."""
+        """Messages are in the log, from `offset` to its end."""
         self._arrivals.append(Arrival(self.log.end, offset, first, bodies, size, ticket))
 
     def moving(self, seqs: Sequence[int], reason: Reason, target: str) -> tuple[bytes, int]:
@@ -348,13 +349,13 @@ class QueueLog:
         return self._with_notes(self._pack(RecordKind.MOVED, len(runs), 0, body, reason))
 
     def departed(self, undo: Callable[[], None]) -> None:
-        """Messages have left by what was appended last; `undo` is called if that fails."""
+        """The last append makes messages leave; `undo` is called if it fails."""
         self._departures.append((self.log.end, undo))
         if self._copies is not None:
             self._copies.left(self._leaving)
 
     def gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket:
-        """Messages leave that nobody has acknowledged."""
+        """Messages leave unacknowledged."""
         record = self._pack(RecordKind.GONE, len(runs), 0, records.pack_runs(runs), reason)
         _, ticket = self.append(*self._with_notes(record), reserved=True)
         if self._copies is not None:
@@ -392,14 +393,14 @@ class QueueLog:
             entries.append(self._newest)
 
     def note_returned(self, returned: Sequence[tuple[int, int, int]], *, nacked: bool) -> None:
-        """Of each message sequence, deliveries, and the age at which it may go out (0: now)."""
+        """Of each message: sequence, deliveries, and the age at which it may be delivered again (0: now)."""
         if self._copies is not None:
             self._copies.returned(returned)
         entries = self._note(RecordKind.RETURNED, Reason.NACKED if nacked else Reason.LOST)
         entries += returned
 
     def left_row(self, seq: int, bodies: Sequence[bytes]) -> None:
-        """Messages that were never delivered are no longer in the row. No record says so, but a snapshot."""
+        """Messages never delivered have left the row. No record says so, except a snapshot."""
         if self._copies is not None:
             self._copies.left_row(seq, bodies)
 
@@ -410,7 +411,7 @@ class QueueLog:
             try:
                 self.append(*self._with_notes(b"", 0), reserved=True)
             except StoreError:
-                pass  # notes are not promised
+                pass  # notes need not be durable
 
     def detach(self) -> None:
         """The disk has failed, and the queue goes on in memory."""
@@ -418,7 +419,7 @@ class QueueLog:
         self._notes, self._newest = [], None
 
     def _note(self, kind: RecordKind, reason: Reason) -> list[Any]:
-        """Where to note something of that kind."""
+        """The list for notes of that kind."""
         self._newest = None
         if self._notes and len(self._notes[-1][2]) >= NOTES_MAX:
             self.flush_notes()
@@ -433,12 +434,12 @@ class QueueLog:
         return notes[-1][2]
 
     def _with_notes(self, record: bytes, count: int = 1) -> tuple[bytes, int]:
-        """A record (or `count` of them) behind those of the notes that were made before it."""
+        """A record (or `count` of them), preceded by those of earlier notes."""
         notes, noted = self._take_notes()
         return notes + record, noted + count
 
     def _take_notes(self, bytes_max: float = math.inf) -> tuple[bytes, int]:
-        """Records of the notes, to be appended now, and how many; none where they are longer than that."""
+        """Records of the notes, to be appended now, and their number; none if longer than `bytes_max`."""
         if not self._notes:
             return b"", 0
         parts = []
@@ -453,7 +454,7 @@ class QueueLog:
         self._notes, self._newest = [], None
         return packed, len(parts)
 
-    # -- what the store tells
+    # -- calls of the store
 
     def _advanced(self, log: Log) -> None:
         """More of the log is durable."""
@@ -473,7 +474,7 @@ class QueueLog:
             self.snapshot()
 
     def _rolled_back(self, log: Log) -> None:
-        """What was appended and is not visible was not written."""
+        """What was appended and is not visible has been rolled back."""
         arrivals, self._arrivals = self._arrivals, deque()
         departures, self._departures = self._departures, deque()
         self.snapshot_end = min(self.snapshot_end, log.end)
@@ -484,9 +485,9 @@ class QueueLog:
     # -- snapshots
 
     def snapshot(self) -> None:
-        """Write one, and drop what no longer counts. Where the disk does not take it, it can wait."""
+        """Write a snapshot, and drop what is older. If the disk refuses it, the next one will do."""
         steps = self._snapshot_steps()
-        for _ in islice(steps, 1):  # most have little to copy, and are written at once
+        for _ in islice(steps, 1):  # most copy little, and are written at once
             self._owner.add_sliced_work(steps)
 
     def _snapshot_steps(self) -> Iterator[None]:
@@ -501,7 +502,7 @@ class QueueLog:
         finally:
             if self._copies is copies:
                 self._copies = None
-        # A note is about what was written before it: opening begins behind the notes.
+        # Notes are about earlier records, and opening begins behind them.
         notes, noted = self._take_notes()
         offset = self.log.end + len(notes)
         row_start = self._row_start()
@@ -525,7 +526,7 @@ class QueueLog:
         ticket.when_done(lambda ticket: self._drop_below(floor) if ticket.error is None else None)
 
     def _kept_records(self, copies: Copies) -> tuple[list[bytes], int]:
-        """Parts of the KEPT records, to be joined, and how many records they are."""
+        """Parts of the KEPT records, to be joined, and the number of records."""
         parts: list[bytes] = []
         kept = count = size = head_at = 0
         for number, data in copies.taken():
@@ -542,7 +543,7 @@ class QueueLog:
         return parts, kept + bool(size)
 
     def _row_start(self) -> int:
-        """No message of the row stands below this; the log's end if the row is empty."""
+        """No message of the row is below this offset; the log's end if the row is empty."""
         start = self._owner.row_start()
         if start is not None:
             return start

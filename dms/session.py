@@ -1,14 +1,14 @@
-"""One DMS connection: frames to changes of queues, in order, as many as one read brings.
+"""One DMS connection: frames to changes of queues, in order, all that one read brings.
 
-Theory of operation. `apply` goes through all whole frames of what one read brought. Neighbours are taken
-together: PRODUCEs become one `Queue.produce` a queue, ACKs one change, CONSUMEs one credit. Where a stretch
-of frames is alike to the byte it is cut into columns by one `struct`, and not parsed frame by frame
-(`dms.runs`). What is said meanwhile is gathered, and written once at the end.
+Theory of operation. `apply` handles all complete frames of a read. Neighbours are combined: PRODUCEs into one
+`Queue.produce` per queue, ACKs into one change, CONSUMEs into one credit. Stretches of byte-alike frames are
+cut into columns by one `struct`, and not parsed frame by frame (`dms.runs`). Output is collected and written
+once at the end.
 
-Answers that wait for the disk take their place in `Replies`, which keeps the order of the requests.
-Deliveries, and the answers to CONSUMEs that have waited, are pushes and take none.
+Answers that wait for the disk take their place in `Replies`, which keeps the order of requests. Deliveries,
+and answers to CONSUMEs that have waited, are pushes and take none.
 
-`receive` has a fast path above all this, for the reads of clients that wait for each answer.
+`receive` has a fast path above all this, for clients that wait for each answer.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ if TYPE_CHECKING:
 
 SERVER_NAME = b"brokers dms"
 FRAMES_PER_TURN = 1024
-"""Looked at one by one before others have their turn: some hundred microseconds."""
+"""Frames handled one by one before other connections are served: some hundred microseconds."""
 REQUESTS_PER_TURN = 64
-"""The same for those that make work by themselves: listing, creating."""
+"""The same for requests that cost much: listing, creating."""
 ACKS_BEYOND_CREDITS = 2
-"""One for the commit under way, one for the next, and a consumer of one credit need not wait for the disk."""
+"""One for the commit under way and one for the next, so that a consumer with one credit never waits for the
+disk."""
 
 _CREDITS = 1  # the deadline of the oldest credit
-_NOBODY = b"\xff\xff\xff"  # begins no payload that may be one
+_NOBODY = b"\xff\xff\xff"  # begins no valid payload
 _TOO_LARGE = Refusal(Status.PAYLOAD_TOO_LARGE, f"a payload is at most {PAYLOAD_BYTES_MAX} bytes")
 _TOO_MUCH_HELD = Refusal(
     Status.INTERNAL,
@@ -87,7 +88,7 @@ assert HEADER.size == WORDS.size == HEADER_BYTES
 
 
 class Session(SessionBase):
-    """The server's side of one connection. Message and delivery ids are bytes, as they stand in frames.
+    """The server's side of one connection. Message and delivery ids are bytes, as in frames.
 
     `queue`: whose CONSUMEs may wait; `queue_name`: the payload that named it.
     """
@@ -123,11 +124,11 @@ class Session(SessionBase):
         self.queue: Queue | None = None
         self.queue_name = _NOBODY
         self.state = State.NEW
-        self._out: list[bytes] | None = None  # gathered while input is applied
-        self._skip = self._skip_id = 0  # bytes of a payload that is too large
+        self._out: list[bytes] | None = None  # output collected while input is applied
+        self._skip = self._skip_id = 0  # bytes left of a too large payload
         self._credit_due = math.inf
         self._acking: deque[list[Any]] = deque()
-        """Tickets that ACKs wait for, each with how many."""
+        """Tickets that ACKs wait for, each with their number."""
         self._unanswered = 0
         self._most_credits = 0
         self._deferred: deque[Credit] = deque()
@@ -139,12 +140,12 @@ class Session(SessionBase):
     # -- the fast path
 
     def receive(self, data: bytes) -> None:
-        """Fast path above `apply`, for what clients send who wait for each answer.
+        """Fast path above `apply`, for clients that wait for each answer.
 
-        A consumer with one credit sends an ACK and the next CONSUME in one write, a worker the PRODUCE of
-        what it made between them; a producer that waits for each answer sends one PRODUCE. To gather
-        neighbours where there are none costs more than what such a read asks: without this, 50 producers and
-        50 consumers in memory, a message at a time, take 44 us of the processor a message instead of 29.
+        A consumer with one credit sends an ACK and the next CONSUME in one write, and a worker the PRODUCE of
+        its result between them. A producer that waits for each answer sends one PRODUCE. Looking for
+        neighbours where there are none costs more than the request itself: without this, 50 producers and 50
+        consumers in memory, one message at a time, take 44 us of processor time a message instead of 29.
         """
         if self.state is State.OPEN and not (self.kept or self.stopped):
             size = len(data)
@@ -157,7 +158,7 @@ class Session(SessionBase):
         super().receive(data)
 
     def _fast_produce(self, data: bytes, start: int, stop: int) -> bool:
-        """One whole PRODUCE, if it is that and there is room."""
+        """Handle one complete PRODUCE, if that is all and there is room."""
         payload = start + HEADER_BYTES
         if not 2 < stop - payload <= PAYLOAD_BYTES_MAX:
             return False
@@ -172,7 +173,7 @@ class Session(SessionBase):
         try:
             ticket = queue.produce((data[body:stop],), size)
         except Refusal:
-            return False  # it is asked again, and refused again
+            return False  # the slow path refuses it
         self.produced += 1
         reply = PRODUCE_OK + data[start + ID_AT : payload]
         if ticket is None:
@@ -182,9 +183,9 @@ class Session(SessionBase):
         return True
 
     def _fast_turn(self, data: bytes) -> int:
-        """An ACK alone, or with a CONSUME of the same queue behind it, perhaps a PRODUCE between them.
+        """Handle an ACK, alone or followed by a CONSUME of the same queue, maybe with a PRODUCE between them.
 
-        Returns how many bytes are done; the rest is for `apply`, and 0 is always right.
+        Returns how many bytes are done; the rest is for `apply`. 0 is always right.
         """
         name, queue, consumer = self.queue_name, self.queue, self.consumer
         last = len(data) - HEADER_BYTES - len(name)
@@ -195,7 +196,7 @@ class Session(SessionBase):
             return 0
         produces = last > HEADER_BYTES
         if produces and data[HEADER_BYTES + TYPE_AT] != Type.PRODUCE:
-            return 0  # many turns, which are for a run
+            return 0  # many of them are a run
         ack_id = data[ID_AT:HEADER_BYTES]
         delivery = consumer.unacked.single.get(ack_id)
         if (
@@ -243,12 +244,12 @@ class Session(SessionBase):
         return at
 
     def _frames(self, data: bytes, at: int) -> int:
-        """Go through the frames; returns the position behind the last that was applied."""
+        """Handle the frames; returns the position behind the last one applied."""
         end = len(data)
         acks: list[bytes] = []
         wants: list[bytes] = []
         name, size = self.queue_name, len(self.queue_name)
-        looked = at  # up to here there is no run of ACKs and CONSUMEs by turns,
+        looked = at  # up to here there is no run of alternating ACKs and CONSUMEs,
         no_run = at  # and none of PRODUCEs
         slow = 0
         for _ in range(FRAMES_PER_TURN):
@@ -262,7 +263,7 @@ class Session(SessionBase):
                         if stop < end and runs.begins(data, at, HEADER_BYTES):
                             alike = runs.alike(data, at, 0)
                             if alike is not None:
-                                if wants:  # those came before
+                                if wants:  # those came first
                                     self._both(acks, wants)
                                     acks, wants = [], []
                                 acks += alike
@@ -275,7 +276,7 @@ class Session(SessionBase):
                         if looked <= at < end - turn and not acks and runs.begins(data, at, turn):
                             run = runs.by_turns(data, at, name)
                             if run is not None and self._may_want(len(wants) + len(run[0])):
-                                if wants:  # those came before
+                                if wants:  # those came first
                                     self._consume(wants)
                                     wants = []
                                 if self._try_ack(run[0]):
@@ -316,7 +317,7 @@ class Session(SessionBase):
                             at = stop
                             name, size = self.queue_name, len(self.queue_name)
                             if self.ended:
-                                break  # what is behind a DISCONNECT comes too late
+                                break  # nothing behind a DISCONNECT counts
                             slow += 1
                         if self._is_crowded():
                             break
@@ -341,7 +342,7 @@ class Session(SessionBase):
         return at
 
     def _odd(self, data: bytes, at: int) -> int:
-        """A frame out of the ordinary; returns the position behind it, -1 if it is not all there yet."""
+        """Handle a rare kind of frame; returns the position behind it, -1 if it is incomplete."""
         if self._skip:
             skipped = min(self._skip, len(data) - at)
             self._skip -= skipped
@@ -376,7 +377,9 @@ class Session(SessionBase):
     # -- PRODUCE
 
     def _produce(self, data: bytes, at: int, length: int, no_run: int) -> tuple[int, int]:
-        """The whole PRODUCE at `at` and those behind it: where they end, and up to where there is no run."""
+        """Handle the complete PRODUCE at `at` and those behind it: where they end, and up to where there is
+        no run.
+        """
         step = HEADER_BYTES + length
         if at >= no_run and runs.begins(data, at, step):
             payload = at + HEADER_BYTES
@@ -407,8 +410,9 @@ class Session(SessionBase):
         return payload + length, no_run
 
     def _produce_each(self, data: bytes, at: int) -> int:
-        """PRODUCEs to any queues, as far as none is odd; each queue gets its own in one go. Returns where
-        they end."""
+        """Handle PRODUCEs to any queues, up to a rare kind of frame; each queue gets all of its own at once.
+        Returns where they end.
+        """
         first, end = at, len(data)
         queues = self._queues
         parts: dict[bytes, _Part] = {}
@@ -447,7 +451,7 @@ class Session(SessionBase):
         return at
 
     def _add_by_turns(self, ids: Sequence[bytes], names: Sequence[bytes], bodies: Sequence[bytes]) -> bool:
-        """A run of PRODUCEs to several queues; False, and nothing is done, where a queue is missing."""
+        """Add a run of PRODUCEs to several queues; False, and nothing is done, if a queue is missing."""
         queues = self._queues
         parts: dict[bytes, _Part] = {}
         for name in dict.fromkeys(names):
@@ -463,15 +467,15 @@ class Session(SessionBase):
         return True
 
     def _produce_parts(self, parts: Collection[_Part], ids: Sequence[bytes], owners: Iterable[_Part]) -> None:
-        """Each queue gets its part. Answers are in the order of the requests; `owners`: the part of each."""
+        """Give each queue its part. Answers are in the order of requests; `owners`: the part of each."""
         for part in parts:
             part.produce()
             self.produced += part.fit
         outcomes = {part.outcome for part in parts}
-        if len(outcomes) == 1 and all(part.full is None for part in parts):  # as nearly always
+        if len(outcomes) == 1 and all(part.full is None for part in parts):  # the usual case
             self._answer(outcomes.pop(), PRODUCE_OK, ids)
             return
-        # One queue's are answered together: who fills a queue is refused many times over.
+        # Combine one queue's answers: whoever fills a queue is refused many times over.
         turns = ((part, len(ids)) for part in parts) if len(parts) == 1 else ((each, 1) for each in owners)
         place = 0
         for owner, count in turns:
@@ -493,8 +497,8 @@ class Session(SessionBase):
     def _consume(self, ids: Sequence[bytes]) -> None:
         """CONSUMEs of `queue`.
 
-        Where more ACKs wait for the disk than the connection has ever used credits (and two), they line up
-        only when some of those are answered: else the answers would fall ever further behind.
+        If more ACKs wait for the disk than the connection has ever used credits (and two), these line up only
+        when some of those ACKs are answered. Otherwise the answers would fall ever further behind.
         """
         queue, consumer, engine = self.queue, self.consumer, self._engine
         assert queue is not None
@@ -526,7 +530,7 @@ class Session(SessionBase):
                 self._await_credits()
 
     def _line_up_deferred(self, ticket: Ticket) -> None:
-        """ACKs are answered; CONSUMEs behind them line up."""
+        """ACKs are answered: CONSUMEs behind them line up."""
         deferred = self._deferred
         while deferred and not self._is_behind():
             credit = deferred.popleft()
@@ -538,7 +542,7 @@ class Session(SessionBase):
             self._acking[0][0].when_done(self.connection.guarded(self._line_up_deferred))
 
     def _may_want(self, count: int) -> bool:
-        """Whether so many CONSUMEs of `queue` are in order, and need no closer look."""
+        """Whether `count` CONSUMEs of `queue` are valid without a closer look."""
         queue = self.queue
         return (
             queue is not None
@@ -571,7 +575,7 @@ class Session(SessionBase):
         self.deadline(_CREDITS, self._credit_due)
 
     def _expire_credits(self, now: float) -> None:
-        """Answer those CONSUMEs that have waited long enough."""
+        """Answer CONSUMEs that have waited long enough."""
         consumer = self.consumer
         while consumer.credits and consumer.credits[0].deadline <= now:
             credit = consumer.credits[0]
@@ -581,14 +585,14 @@ class Session(SessionBase):
     # -- ACK
 
     def _both(self, acks: Sequence[bytes], wants: Sequence[bytes]) -> None:
-        """What was gathered. An ACK cannot be of what a CONSUME beside it will bring, so ACKs come first."""
+        """Apply what was collected. ACKs come first: they cannot be of what a CONSUME beside them brings."""
         if acks and not self._try_ack(acks):
             self._answer_acks(self._engine.ack_each(self.consumer, acks))
         if wants:
             self._consume(wants)
 
     def _try_ack(self, ids: Sequence[bytes]) -> bool:
-        """ACKs of what is held; False, and nothing done, where some is not."""
+        """Apply ACKs of held messages; False, and nothing is done, if one is not held."""
         outcomes = self._engine.ack(self.consumer, ids)
         self._answer_acks(outcomes)
         return bool(outcomes)
@@ -601,7 +605,7 @@ class Session(SessionBase):
                 self._acked_after(outcome, runs.answers(ACK_OK, ids), len(ids))
 
     def _acked_after(self, ticket: Ticket, reply: bytes, count: int) -> None:
-        """The answers to so many ACKs, once the disk has them."""
+        """Answer `count` ACKs once the disk has them."""
         self.replies.reply_after(ticket, reply, count)
         self.connection.expect()
         acking = self._acking
@@ -617,12 +621,12 @@ class Session(SessionBase):
     # -- other requests
 
     def _request(self, type_: int, message_id: int, payload: bytes) -> None:
-        """One whole frame that is in order here."""
+        """Handle one complete request that is legal in this state."""
         handler = _HANDLERS.get(type_)
         try:
             if handler is not None:
                 handler(self, message_id, payload)
-            elif type_ != Type.DISCONNECT_OK:  # which answers our goodbye
+            elif type_ != Type.DISCONNECT_OK:  # the answer to our DISCONNECT
                 raise Refusal(Status.INVALID_TYPE, f"no request is of type {type_:#04x}")
         except Refusal as refusal:
             self._refuse(message_id, refusal)
@@ -725,7 +729,7 @@ class Session(SessionBase):
         self._end(Event.DISCONNECT)
 
     def _existing(self, action: str, payload: bytes) -> Queue:
-        """The queue whose name is all of the payload, for a user who may do that. Raises Refusal."""
+        """The queue named by the whole payload, for a user who may do `action` to it. Raises Refusal."""
         name = _only_name(payload)
         self._require(action, name)
         queue = self._engine.queues.get(name)
@@ -733,10 +737,10 @@ class Session(SessionBase):
             raise Refusal(Status.QUEUE_NOT_FOUND, f"{name.decode()} does not exist")
         return queue
 
-    # -- who it is, and what he may do
+    # -- login and access
 
     def _require(self, action: str, name: bytes | str) -> None:
-        """Raises Refusal where the user may not."""
+        """Raise Refusal if the user may not do that."""
         if self.guard is not None and not self.may(action, name):
             raise Refusal(Status.DENIED, "not allowed")
 
@@ -761,7 +765,7 @@ class Session(SessionBase):
         }
 
     def access_changed(self) -> None:
-        """What may not be read any more ends: CONSUMEs that wait are refused, what is held goes back."""
+        """End what may no longer be read: waiting CONSUMEs are refused, deliveries are returned."""
         super().access_changed()
         if self.ended:
             return
@@ -795,7 +799,7 @@ class Session(SessionBase):
     def _confirm(self, ticket: Ticket | None, type_: Type, message_id: int) -> None:
         self._answer(ticket, pack(REPLIES[type_], 0)[:ID_AT], (message_id.to_bytes(4),))
 
-    # -- what the engine tells
+    # -- calls of the engine
 
     def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
         data = runs.delivery(ids[0], bodies[0]) if len(ids) == 1 else runs.deliveries(ids, bodies)
@@ -813,7 +817,7 @@ class Session(SessionBase):
         self._check_left()
 
     def kick(self, reason: str) -> None:
-        if self.state is State.OPEN and not self.connection.outbox.size:  # it can still be told
+        if self.state is State.OPEN and not self.connection.outbox.size:  # the peer still reads
             self.connection.write(pack(Type.DISCONNECT, 0))
             self._step(Event.DRAIN)
             self.end()
@@ -822,7 +826,9 @@ class Session(SessionBase):
             super().kick(reason)
 
     def drain(self) -> None:
-        """The server stops: what was received is answered, CONSUMEs end as if timed out, and that is all."""
+        """The server stops: pending input is answered, CONSUMEs end as if timed out, then the connection
+        ends.
+        """
         if self.kept and self.stopped and not self.ended:
             self.apply_kept()
         self._expire_credits(math.inf)
@@ -858,7 +864,7 @@ class Session(SessionBase):
             self._out.append(data)
 
     def _flush(self) -> None:
-        """Write what was gathered."""
+        """Write what was collected."""
         out, self._out = self._out, None
         if out:
             self.connection.write(out[0] if len(out) == 1 else b"".join(out))
@@ -889,7 +895,7 @@ class Session(SessionBase):
         return refusal.frames(runs.answered(reply))
 
     def _is_crowded(self) -> bool:
-        """Stop where answers pile up; whether input is held back."""
+        """Stop if answers pile up; whether input is held back."""
         durable, outbox = self._engine.durable, self.connection.outbox
         if durable is not None and durable.congested:
             self.stop_if_congested(durable)
@@ -897,7 +903,7 @@ class Session(SessionBase):
             self.stop_if_crowded()
         return self.stopped != 0
 
-    # -- how it goes on, and ends
+    # -- deadlines and the end
 
     def due(self, what: int, now: float) -> None:
         self._expire_credits(now)
@@ -921,7 +927,7 @@ class Session(SessionBase):
         self._engine.gone(self.consumer)
 
     def _check_left(self) -> None:
-        """The peer has sent all: with its last CONSUME the connection ends."""
+        """The peer has sent everything: the connection ends with its last CONSUME."""
         if self.state is State.LEAVING and not self.consumer.credits:
             self._step(Event.NOTHING_WAITS)
             self.finish_when_answered()
@@ -929,13 +935,13 @@ class Session(SessionBase):
     def _close_with(
         self, refusal: Refusal, event: Event, message_id: int = 0, type_: Type = Type.ERROR
     ) -> None:
-        """The last answer, behind which nothing can be understood any more."""
+        """The last answer: nothing behind it can be parsed."""
         self._refusals.note_last(self.connection, refusal)
         self.reply(refusal.frame(message_id, type_))
         self._end(event)
 
     def _end(self, event: Event) -> None:
-        """Nothing more is taken from the peer; what it is owed is sent, then the connection ends."""
+        """Take no more input; pending answers are sent, then the connection ends."""
         self._step(event)
         self.end()
         self._flush()
@@ -958,12 +964,12 @@ _HANDLERS: Mapping[int, Callable[[Session, int, bytes], None]] = {
     Type.NACK: Session._nack,
     Type.DISCONNECT: Session._disconnect,
 }
-"""What one request does; PRODUCEs are taken with their neighbours."""
+"""Handlers of requests; PRODUCEs are combined with their neighbours."""
 assert _HANDLERS.keys() == REPLIES.keys() - {Type.PRODUCE}
 
 
 class _Writable:
-    """The queues that a user may write to. One that he may not is looked for as one that is missing."""
+    """The queues that a user may write to; others appear as missing."""
 
     __slots__ = ("_guard", "_queues", "_user")
 
@@ -976,7 +982,7 @@ class _Writable:
 
 
 class _Part:
-    """What one queue gets of several PRODUCEs. `fit`: so many, whose answers say or wait for `outcome`."""
+    """One queue's part of several PRODUCEs. `fit`: how many got `outcome`, the others `full`."""
 
     __slots__ = ("bodies", "fit", "full", "outcome", "queue", "size")
 
@@ -1005,7 +1011,7 @@ class _Part:
 
 
 def _owners(data: bytes, at: int, count: int, parts: Mapping[bytes, _Part]) -> Iterator[_Part]:
-    """Whose so many PRODUCEs from `at` on are."""
+    """The part of each of `count` PRODUCEs from `at` on."""
     for _ in range(count):
         payload = at + HEADER_BYTES
         yield parts[data[payload : payload + 2 + (data[payload] << 8 | data[payload + 1])]]
@@ -1013,7 +1019,7 @@ def _owners(data: bytes, at: int, count: int, parts: Mapping[bytes, _Part]) -> I
 
 
 def _only_name(payload: bytes) -> bytes:
-    """The name that is all of the payload, checked. Raises Refusal."""
+    """The name that is the whole payload, checked. Raises Refusal."""
     name, end = split_name(payload)
     name_untrusted(name)
     if end != len(payload):

@@ -1,8 +1,8 @@
-"""What one consumer holds: deliveries that it has not acknowledged, by their ids.
+"""What one consumer holds: deliveries that it has not acknowledged, by id.
 
-A consumer of many credits gets messages in runs, and mostly acknowledges them in the same runs. So a run is
-kept whole, and is split only when a part of it is asked for: an entry for each of its messages costs more
-than all else that is done for it. Ids count up within a run, and no two runs overlap.
+A consumer with many credits gets messages in runs, and mostly acknowledges them in the same runs. So a run is
+kept whole, and split only when a part of it is asked for: an entry for each message would cost more than
+everything else done for it. Ids count up within a run, and no two runs overlap.
 """
 
 from bisect import bisect_right
@@ -11,14 +11,14 @@ from itertools import chain, repeat
 from typing import Generic, TypeVar, overload
 
 Q = TypeVar("Q")
-"""The queue that a delivery is of: opaque here."""
+"""The queue of a delivery: opaque here."""
 
 Delivery = tuple[Q, int, bytes, int]
-"""Queue, sequence, body, how often it was delivered. A tuple, and no object: `zip` makes a run of them."""
+"""Queue, sequence, body, number of deliveries. A tuple, because `zip` makes a run of them."""
 
 
 class DeliveredRun(Sequence[Delivery[Q]]):
-    """Neighbouring messages of one queue, from sequence `seq` on, none of which was delivered before."""
+    """Consecutive messages of one queue, from sequence `seq` on, never delivered before."""
 
     __slots__ = ("_bodies", "ids", "queue", "seqs")
 
@@ -43,7 +43,7 @@ class DeliveredRun(Sequence[Delivery[Q]]):
 
 
 class Unacked(Generic[Q]):
-    """`single`: deliveries by themselves; `in_runs`: how many others. Ids are as they stand in frames."""
+    """`single`: deliveries by themselves; `in_runs`: the number of others. Ids are as in frames."""
 
     __slots__ = ("_firsts", "_runs", "in_runs", "single")
 
@@ -51,7 +51,7 @@ class Unacked(Generic[Q]):
         self.single: dict[bytes, Delivery[Q]] = {}
         self._runs: dict[bytes, DeliveredRun[Q]] = {}  # by their first id
         self._firsts: list[bytes] | None = None
-        """All keys of `_runs` in order, and perhaps some that it had; None: to be made."""
+        """All keys of `_runs` in order, and maybe former ones; None: to be made."""
         self.in_runs = 0
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class Unacked(Generic[Q]):
         return chain(self.single, *(run.ids for run in self._runs.values()))
 
     def pieces(self) -> list[Sequence[Delivery[Q]]]:
-        """A copy of all deliveries as they are now."""
+        """A copy of all deliveries as of now."""
         return [tuple(self.single.values()), *self._runs.values()]
 
     def add(self, run: DeliveredRun[Q]) -> None:
@@ -80,14 +80,14 @@ class Unacked(Generic[Q]):
         return found
 
     def pop(self, delivery_id: bytes) -> Delivery[Q] | None:
-        """Take one out; None: it is not here."""
+        """Remove one; None: it is not here."""
         found = self.get(delivery_id)
         if found is not None:
             del self.single[delivery_id]
         return found
 
     def pop_all(self, ids: Sequence[bytes]) -> list[Delivery[Q]] | None:
-        """Take all of them out; None, and nothing changes, where one is not here or is named twice."""
+        """Remove all; None, and nothing changes, if one is not here or is named twice."""
         if self._runs:
             self._split(ids)
         single = self.single
@@ -99,7 +99,7 @@ class Unacked(Generic[Q]):
         return found
 
     def pop_runs(self, ids: tuple[bytes, ...]) -> Sequence[DeliveredRun[Q]]:
-        """Take out the runs whose ids, one run after the other, are exactly these; else (), unchanged."""
+        """Remove the runs whose ids, run after run, are exactly these; else (), unchanged."""
         taken: list[DeliveredRun[Q]] = []
         at = 0
         while at < len(ids):
@@ -118,7 +118,7 @@ class Unacked(Generic[Q]):
         return ()
 
     def take_pieces(self, length: int) -> Iterator[Sequence[Delivery[Q]]]:
-        """Take all of them out, in sequences of `length` at most; the ids are free."""
+        """Remove all, in sequences of at most `length`; the ids are free."""
         single, runs = self.single, self._runs
         self.single, self._runs, self.in_runs = {}, {}, 0
         for some in (tuple(single.values()), *runs.values()):
@@ -129,7 +129,7 @@ class Unacked(Generic[Q]):
                 yield some
 
     def _split(self, ids: Iterable[bytes]) -> None:
-        """Take those runs apart that hold one of these ids."""
+        """Split the runs that hold one of these ids."""
         firsts, single = self._firsts, self.single
         if firsts is None:
             firsts = self._firsts = sorted(self._runs)

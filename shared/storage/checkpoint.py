@@ -140,22 +140,22 @@ class Checkpointer:
         are left after it.
         """
         await self._log_writer.flush()
-        await _in_turns(self._inventory.pack_stale())
+        await _in_slices(self._inventory.pack_stale())
         snapshot = await self._committer.between_commits(partial(self._snapshot, clean))
         if snapshot is None:
             return False
         pinned: list[tuple[LogFile, int]] = []
         good = False
         try:
-            await _in_turns(self._inventory.pack_changed(snapshot.catalog))
-            await _in_turns(self._pin(snapshot.logs, pinned))
+            await _in_slices(self._inventory.pack_changed(snapshot.catalog))
+            await _in_slices(self._pin(snapshot.logs, pinned))
             if await self._log_writer.flush():
                 if not clean and len(snapshot.logs) > self._sync_all_logs:
                     await self._start_write_back(pinned)
                 await self._sync_files(snapshot, pinned)
                 await self._in_thread(self._put_in_place, snapshot, clean, limiter=self._limiter)
                 good = True
-            await _in_turns(self._unpin(pinned))
+            await _in_slices(self._unpin(pinned))
         except PoisonError as error:
             self._committer.poison(error)
         except OSError as error:
@@ -302,7 +302,7 @@ class Checkpointer:
             self._journal.prepare()
 
 
-async def _in_turns(steps: Iterable[None]) -> None:
+async def _in_slices(steps: Iterable[None]) -> None:
     """Let the loop's other tasks run between the steps."""
     for _ in steps:
         await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
