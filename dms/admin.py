@@ -1,4 +1,4 @@
-"""Administrative verbs: what has no word on the wire. The commands ask for them over the control socket."""
+"""Administration that has no request on the wire; commands ask for it over the control socket."""
 
 import base64
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -36,10 +36,10 @@ READ_BYTES = 1 << 20
 OPTIONS = ("ttl_ms", "max_deliveries", "dead_letter", "delay_ms", "retry_ms", "retry_max_ms")
 MOVED_AT_ONCE = 500
 LOOKED_AT_ONCE = 10_000
-"""Sequences among which the first are looked for before others have their turn: a millisecond."""
+"""Sequences searched per slice: a millisecond."""
 
 Shown = tuple[int, bytes, int, int | None]
-"""A message: sequence, body, deliveries, and when it came in Unix ms, where its record was read."""
+"""A message: sequence, body, deliveries, and when it arrived (Unix ms), if its record was read."""
 
 
 class FileMissing(BrokerError):
@@ -49,7 +49,7 @@ class FileMissing(BrokerError):
 
 
 class Admin:
-    """The verbs of one engine."""
+    """The administrative operations of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -90,7 +90,7 @@ class Admin:
 
     @property
     def objects(self) -> Sequence[Objects]:
-        """What the API shows of it, and what can be done with that."""
+        """What the API shows, and the actions on it."""
         name = {"limit": f"at most {PEEK_MAX} messages; 10"}
         message = {
             "text": "the message",
@@ -153,8 +153,9 @@ class Admin:
         }
 
     def _recovered_age(self, queue: Queue) -> float | None:
-        """How long the next of the row has been there, where it came before this process: as its log says,
-        to 64 KiB."""
+        """Seconds that the next message of the row has been there, if it came before this process; by its
+        log's index, to 64 KiB.
+        """
         cold = queue.cold
         if cold is None or queue.returned or not queue.head < min(queue.end, queue.recovered, queue.released):
             return None
@@ -228,7 +229,7 @@ class Admin:
         return [self._describe(queue) for queue in those]
 
     async def peek(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`queue`, `limit` (10): those that nobody holds, in the order in which they would go out."""
+        """`queue`, `limit` (10): messages that no consumer holds, in the order of delivery."""
         queue = self._queue(arguments)
         limit = arguments.get("limit", 10)
         if type(limit) is not int or not 0 <= limit <= PEEK_MAX:
@@ -254,7 +255,9 @@ class Admin:
         return {"queue": queue.text, "purged": before - queue.depth, "held": queue.held}
 
     async def redrive(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`queue`: what is no dead letter, or whose queue is missing or full, stays."""
+        """`queue`: returns dead letters to their queues. Others stay, and so do those whose queue is missing
+        or full.
+        """
         queue = self._queue(arguments)
         await self._confirm(queue)
         end = queue.end
@@ -350,7 +353,7 @@ class Admin:
         }
 
     async def _messages(self, queue: Queue) -> AsyncGenerator[Shown]:
-        """All messages, held ones too, oldest first, as they were when this began."""
+        """All messages as of now, also unacknowledged ones, oldest first."""
         head, end = queue.head, queue.end
         older: list[Shown] = [(seq, body, count, None) for seq, (body, count) in queue.back.items()]
         older += [(seq, body, deliveries, None) for _, seq, body, deliveries in queue.unacked()]
@@ -365,8 +368,9 @@ class Admin:
                 yield entry
 
     async def _first(self, queue: Queue, limit: int) -> AsyncGenerator[Shown]:
-        """The first so many messages that nobody holds, oldest first. Those on a disk come from there, with
-        their times."""
+        """The first `limit` messages that no consumer holds, oldest first. Those on disk are read from there,
+        with their times.
+        """
         head, end = queue.head, queue.end
         kept, cold = list(queue.back), queue.cold
         on_disk = queue.log is not None and cold is not None
@@ -380,7 +384,7 @@ class Admin:
         count = 0
         for seq in first:
             entry = queue.back.get(seq)
-            if entry is not None:  # it may have gone meanwhile
+            if entry is not None:  # it may have left meanwhile
                 count += 1
                 yield seq, *entry, None
         for seq, body in enumerate(row[: limit - count], head):
@@ -392,7 +396,7 @@ class Admin:
                 yield shown
 
     async def _logged(self, log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[Shown]:
-        """The messages from `seq` up to `end`, which stand in the log from `offset` on."""
+        """The messages from `seq` to `end`, which are in the log from `offset` on."""
         while seq < end:
             try:
                 data = await read_records(log, offset, READ_BYTES)
@@ -410,7 +414,7 @@ class Admin:
             offset += len(data)
 
     async def _warm(self, queue: Queue) -> None:
-        """Have the front of the row in memory."""
+        """Read the front of the row into memory."""
         cold = queue.cold
         assert cold is not None
         cold.fetch()
@@ -419,7 +423,7 @@ class Admin:
             cold.fetch()
 
     async def _confirm(self, queue: Queue) -> None:
-        """Wait until the disk has what is in the queue by now, or has refused it."""
+        """Wait until the disk has accepted or refused what is in the queue now."""
         tail = queue.tail
         while queue.end < min(tail, queue.tail) and not queue.deleted:
             if queue.log is None:
@@ -431,7 +435,9 @@ class Admin:
         await self._engine.store.in_thread(_nothing)
 
     def _front(self, queue: Queue, end: int) -> list[int]:
-        """Take messages out of what may be delivered and into `back`; their sequences."""
+        """Move the first messages of the row into `back`, where they are not delivered; returns their
+        sequences.
+        """
         seqs: list[int] = []
         while queue.returned and len(seqs) < MOVED_AT_ONCE:
             seqs.append(heappop(queue.returned))
@@ -439,7 +445,7 @@ class Admin:
         return seqs + queue.front_to_back(max(count, 0))
 
     def _send_back(self, queue: Queue, seqs: Sequence[int]) -> int:
-        """Move letters to where they came from; how many."""
+        """Move dead letters to the queues that they came from; returns how many."""
         by_origin: dict[str, list[int]] = {}
         for seq in seqs:
             body, _ = queue.back[seq]
@@ -494,7 +500,7 @@ _VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "bytes": _bytes,
     "durable": lambda queue: queue.log is not None,
 }
-"""Columns of a queue, its messages by what becomes of them."""
+"""Columns of a queue: its messages by state."""
 
 
 def _settings(queue: Queue) -> dict[str, Any]:
@@ -503,7 +509,7 @@ def _settings(queue: Queue) -> dict[str, Any]:
 
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:
-    """A queue's totals, as `Objects` wants them. Sequences number what comes."""
+    """A queue's totals, for `Objects`. Sequences count arrivals."""
     oldest = None
     if queue.end > queue.head < queue.released:
         oldest = queue.head
@@ -513,7 +519,9 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
 
 
 def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:
-    """What a redrive has left in `back` may go out again; until all of it may, the queue delivers nothing."""
+    """Make messages that a redrive left in `back` deliverable again. Until all are, the queue delivers
+    nothing.
+    """
     expiry = queue.expiry
     try:
         for at in range(0, len(seqs), MOVED_AT_ONCE):
@@ -536,7 +544,7 @@ def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """Only to let others have their turn."""
+    """A step that only lets other tasks run."""
 
 
 def _row(seq: int, body: bytes, deliveries: int) -> dict[str, Any]:

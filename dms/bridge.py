@@ -1,6 +1,6 @@
 """DMS as an end of bridges: a queue's consumer as a source, its producer as a target.
 
-A source holds what it was given until that is carried; the ACK is in the entry that has what was written.
+A source holds deliveries until they are carried. The ACK is in the journal entry that has what was written.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from dms.listener import DmsService
 
 CREDITS_MAX = 1024
-"""Messages that a source asks for ahead: 4 MiB at most, half of what a bridge may hold."""
+"""Messages that a source asks for ahead: at most 4 MiB, half of what a bridge may hold."""
 CREDITS_LEAST = 64
-"""Fewer are not asked for at once."""
+"""It asks for at least so many at once."""
 _CREDIT = b"\0\0\0\0"
-"""Credits have the ids of requests, and nobody answers these."""
+"""Request ids of its credits; nobody answers them."""
 _WAITS = {Status.QUEUE_FULL: "full", Status.QUEUE_NOT_FOUND: "missing"}
 
 
@@ -48,9 +48,9 @@ class DmsSource:
         self.durable = queue.log is not None
         self._consumer = engine.consumer(self)
         self._asked = 0
-        """Credits that wait."""
+        """Waiting credits."""
         self._held = 0
-        """Deliveries that are not confirmed."""
+        """Unconfirmed deliveries."""
         self._closed = self._failed = False
         if not engine.admit(self._consumer):
             raise BridgeRefusal("full", f"there are clients_max = {engine.settings.clients_max} already")
@@ -71,7 +71,7 @@ class DmsSource:
         self._held -= len(run)
 
     def seal(self) -> None:
-        """Nothing is left to do: each confirmation is noted at once."""
+        """Nothing to do: each confirmation is noted at once."""
 
     def refill(self) -> None:
         room = CREDITS_MAX - self._asked - self._held
@@ -88,7 +88,7 @@ class DmsSource:
             self._closed = True
             self._engine.gone(self._consumer)
 
-    # What the engine calls.
+    # Calls of the engine.
 
     def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
         self._asked -= len(ids)
@@ -110,7 +110,7 @@ class DmsSource:
 
 
 class DmsTarget:
-    """A `BridgeTarget`: queues are not made by it."""
+    """A `BridgeTarget`; it does not create queues."""
 
     def __init__(self, engine: "Engine", context: BridgeContext) -> None:
         self._engine = engine
@@ -121,7 +121,7 @@ class DmsTarget:
         self._queue(name, body)
 
     def _queue(self, name: bytes, body: bytes) -> "Queue":
-        """The queue, which takes this message next. Raises BridgeRefusal."""
+        """The queue, if it can take this message next. Raises BridgeRefusal."""
         if not 1 <= len(name) <= NAME_BYTES_MAX:
             raise BridgeRefusal("bad_name", f"a queue's name is 1 to {NAME_BYTES_MAX} bytes", lasting=True)
         queue = self._engine.queues.get(name)

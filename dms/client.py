@@ -82,14 +82,14 @@ __all__ = [
 
 PORT = 9090
 PIECE_BYTES = 256 * 1024
-"""Many messages are sent in pieces of this size."""
+"""Many messages are sent in pieces of this many bytes."""
 LISTED_MAX = 0xFFFF
 """The highest total that a LIST_QUEUES_OK can state."""
 
 
 @attrs.frozen
 class Queue:
-    """A queue as the server lists it. `depth`: its messages, unacknowledged deliveries included."""
+    """A queue as the server lists it. `depth`: messages, with unacknowledged deliveries."""
 
     name: str
     depth: int
@@ -97,14 +97,14 @@ class Queue:
 
 @attrs.frozen(kw_only=True)
 class QueueOptions:
-    """Options of a new queue; None: as the server's settings have it."""
+    """Options of a new queue; None: the server's settings decide."""
 
     depth: int | None = None
-    """Messages at most."""
+    """The most messages."""
     ttl_ms: int | None = None
     """A message older than this is dead."""
     max_deliveries: int | None = None
-    """A message that comes back after so many deliveries is dead."""
+    """A message that is returned after so many deliveries is dead."""
     dead_letter: str | None = None
     """The queue that dead messages move to. Without one they are dropped."""
     delay_ms: int | None = None
@@ -168,16 +168,16 @@ class Client:
     async def produce(self, queue: str, body: bytes, *, again: bool = False) -> None:
         """Put a message at the queue's end. Returns once it is as durable as the queue.
 
-        Raises QueueFull, QueueNotFound, and Disconnected where the reply is lost, unless `again`.
+        Raises QueueFull, QueueNotFound, and Disconnected if the reply is lost, unless `again`.
         """
         await self.produce_many(queue, (body,), again=again)
 
     async def produce_many(self, queue: str, bodies: Iterable[bytes], *, again: bool = False) -> int:
-        """Put messages at the queue's end, in order, pipelined. Returns how many had to be sent again.
+        """Put messages at the queue's end, in order, pipelined. Returns how many were sent again.
 
-        Raises the first refusal once all are answered. Its `refused` has the places of all that were refused;
-        the others are in the queue. A message that is too large is refused here, and not sent.
-        Raises Disconnected where replies are lost. With `again` unanswered messages are sent again instead.
+        Raises the first refusal once all are answered; its `refused` has the indexes of all refused messages,
+        and the others are in the queue. A message that is too large is refused here, and not sent. Raises
+        Disconnected if replies are lost; with `again` unanswered messages are sent again instead.
         """
         pieces, refused = _pieces(_name(queue), bodies)
         sent_again = 0
@@ -221,11 +221,11 @@ class Client:
     async def consume(
         self, queue: str, *, prefetch: int = 1, at_most: int | None = None
     ) -> AsyncIterator[Consumer]:
-        """An async iterator over the queue's messages: all that come, or `at_most` so many. See `Consumer`.
+        """An async iterator over the queue's messages: all that come, or `at_most`. See `Consumer`.
 
-        `prefetch`: messages that are asked for ahead. The server counts them as delivered, so a higher number
-        is faster and less fair to other consumers. At the end of the block the messages that are not
-        acknowledged go back to the queue.
+        `prefetch`: messages asked for ahead. The server counts them as delivered, so a higher number is
+        faster and less fair to other consumers. At the end of the block unacknowledged messages return to the
+        queue.
         """
         _name(queue)
         self._reconnecting.raise_if_closed()
@@ -280,7 +280,7 @@ class Client:
 
 
 class _Piece:
-    """Some messages of a `produce_many`. `start`: the place of the first among all of them."""
+    """Some messages of a `produce_many`. `start`: the index of the first among all."""
 
     def __init__(self, start: int, payloads: list[bytes]) -> None:
         self.payloads = payloads
@@ -296,7 +296,7 @@ class _Piece:
         self._answer = answer
 
     async def settle(self) -> None:
-        """Wait for the replies, if it was sent. Only unanswered messages stay. Raises Disconnected."""
+        """Wait for the replies, if it was sent. Keeps unanswered messages only. Raises Disconnected."""
         answer = self._answer
         if answer is None:
             return
@@ -311,7 +311,7 @@ class _Piece:
                 del self.payloads[: answer.count]
 
     def forget_unanswered(self) -> int:
-        """The connection is lost. Returns how many messages will be sent a second time."""
+        """The connection is lost. Returns how many messages will be sent again."""
         answer, self._answer = self._answer, None
         return len(self.payloads) if answer is not None else 0
 
@@ -326,7 +326,7 @@ def _name(queue: str) -> bytes:
 
 
 def _pieces(name: bytes, bodies: Iterable[bytes]) -> tuple[list[_Piece], dict[int, DmsError]]:
-    """What is sent; and refusals of messages that are too large, by their places."""
+    """Pieces to send, and refusals of messages that are too large, by index."""
     pieces: list[_Piece] = []
     refused: dict[int, DmsError] = {}
     payloads: list[bytes] = []

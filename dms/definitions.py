@@ -1,4 +1,4 @@
-"""DMS's part of a document of definitions: durable queues, with the options that they were made with."""
+"""DMS's part of a definitions document: durable queues, with the options that they were created with."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from shared.objects import BadArgument, a_text
 
 
 def definitions_of(engine: Engine) -> Sequence[DefinitionSection]:
-    """The queues of one engine. Options that the settings give are not theirs."""
+    """The queues of one engine. Options from the settings are left out."""
 
     def rows() -> Iterator[Sequence[Row]]:
         for part in parts(list(engine.queues.values()) if engine.persistent else []):

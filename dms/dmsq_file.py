@@ -1,7 +1,8 @@
-"""`.dmsq` files: a queue as the specification's own server keeps it, `[count]` then `[id][length][bytes]`s.
+"""`.dmsq` files: a queue in the format of the specification's own server: `[count]`, then
+`[id][length][bytes]`s.
 
-Integers are 4 bytes, big-endian. Those that lie in the data folder are imported at start, each once: its name
-and CRC enter the journal together with its messages, all or nothing.
+Integers are 4 bytes, big-endian. Files in the data folder are imported at the start, each once: its name and
+CRC are in one journal entry with its messages, all or nothing.
 """
 
 import json
@@ -26,7 +27,7 @@ from shared.storage.store import Ticket
 
 SUFFIX = ".dmsq"
 FILE_BYTES_MAX = 1 << 30
-"""A file is imported in one piece, and so through memory."""
+"""The largest file: it is imported in one piece, and so through memory."""
 RECORD_MESSAGES = 1024
 """Messages in one record of an import."""
 
@@ -48,7 +49,7 @@ class Dmsq:
 
 
 def parse(data: bytes) -> list[bytes]:
-    """The messages of a file; the ids in it mean nothing. Raises NotDmsq."""
+    """The messages of a file; its ids are ignored. Raises NotDmsq."""
     if len(data) < _COUNT.size:
         raise NotDmsq("shorter than its count")
     (count,) = _COUNT.unpack_from(data)
@@ -71,7 +72,7 @@ def parse(data: bytes) -> list[bytes]:
 
 
 def read(path: Path) -> Dmsq:
-    """Blocks. Raises NotDmsq, which names it, and OSError."""
+    """Read a file; blocks. Raises NotDmsq, which names it, and OSError."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > FILE_BYTES_MAX:
@@ -84,7 +85,7 @@ def read(path: Path) -> Dmsq:
 
 
 class DmsqWriter:
-    """A file that is being written: beside its place first, and moved there when it is whole. Blocks."""
+    """A file being written: under a temporary name, and renamed when complete. Blocks."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -117,7 +118,7 @@ class DmsqWriter:
 
 
 async def import_files(engine: Engine) -> None:
-    """Import what lies in the data folder and has not been imported."""
+    """Import files of the data folder that have not been imported."""
     folder = engine.store.folder
     if folder is None or engine.disk_failed is not None:
         return
@@ -143,10 +144,9 @@ async def import_files(engine: Engine) -> None:
 
 
 def import_into(engine: Engine, name: str, file: Dmsq, *, once: bool = False) -> tuple[Queue, Ticket | None]:
-    """Put a file's messages at the end of a queue, made if it is not there; or none of them. Raises Refusal.
+    """Put a file's messages at the end of a queue, created if needed; all or none. Raises Refusal.
 
-    Raises QueueFull where there may be room later. `once`: remember that it was done, in the same entry of
-    the journal.
+    QueueFull means that there may be room later. `once`: remember the import in the same journal entry.
     """
     if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
         raise Refusal(Status.PROTOCOL_ERROR, f"{name} is too long for a queue's name")
@@ -157,7 +157,7 @@ def import_into(engine: Engine, name: str, file: Dmsq, *, once: bool = False) ->
     room = options.depth if queue is None else queue.room
     if not once and room < len(file.bodies):
         text = f"{name} has room for {room} messages, and the file has {len(file.bodies)}"
-        if len(file.bodies) > options.depth:  # and never will: nothing to try again
+        if len(file.bodies) > options.depth:  # it never fits: retrying is useless
             raise Refusal(Status.QUEUE_FULL, text)
         raise QueueFull(text)
     if queue is None:

@@ -1,4 +1,4 @@
-"""What a server refuses with, as a client raises it: a class for each status, named after it."""
+"""A server's refusals as a client raises them: a class for each status, named after it."""
 
 from typing import ClassVar
 
@@ -7,9 +7,9 @@ from shared.errors import EXIT_MISSING, EXIT_TEMPORARY, BrokerError
 
 
 class DmsError(BrokerError):
-    """A request that the server refused; `status` is a number that it may have made up.
+    """A request that the server refused; `status` may be an unknown number.
 
-    `refused`: where many messages were written at once, the places of those that were refused, in order.
+    `refused`: where many messages were written at once, the indexes of the refused ones, in order.
     """
 
     of_status: ClassVar[Status | None] = None
@@ -32,34 +32,34 @@ class DmsError(BrokerError):
 
 
 class QueueFull(DmsError):
-    """The queue holds as many messages as it may; later it may take this one."""
+    """The queue is at its depth; it may take the message later."""
 
     of_status = Status.QUEUE_FULL
     exit_code = EXIT_TEMPORARY
 
 
 class QueueNotFound(DmsError):
-    """There is no such queue, or there is none any more."""
+    """The queue does not exist, or no longer."""
 
     of_status = Status.QUEUE_NOT_FOUND
     exit_code = EXIT_MISSING
 
 
 class QueueExists(DmsError):
-    """A queue of that name is there already."""
+    """A queue of that name exists."""
 
     of_status = Status.QUEUE_EXISTS
 
 
 class Timeout(DmsError):
-    """No message came in the time that the server lets a CONSUME wait."""
+    """No message came while the server let the CONSUME wait."""
 
     of_status = Status.TIMEOUT
     exit_code = EXIT_TEMPORARY
 
 
 class ProtocolError(DmsError):
-    """What was asked is not allowed here, or not well formed; also a name that no server would take."""
+    """The request is not allowed here, or malformed; also a name that no server would accept."""
 
     of_status = Status.PROTOCOL_ERROR
 
@@ -77,19 +77,19 @@ class VersionMismatch(DmsError):
 
 
 class PayloadTooLarge(DmsError):
-    """A message and its queue's name are at most 4096 bytes together, the name's length included."""
+    """A message and its queue's name, with the name's length, are at most 4096 bytes together."""
 
     of_status = Status.PAYLOAD_TOO_LARGE
 
 
 class InvalidType(DmsError):
-    """The server knows no such request."""
+    """The server does not know the request."""
 
     of_status = Status.INVALID_TYPE
 
 
 class Internal(DmsError):
-    """The server could not do it: its disk, or a limit (clients, queues); the text says which."""
+    """The server failed: its disk, or a limit (clients, queues); the text says which."""
 
     of_status = Status.INTERNAL
 

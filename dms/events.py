@@ -1,8 +1,8 @@
 """A batch of a queue's records as *events*: Arrow in, Arrow out. Source: STORAGE.md.
 
-A row for each message that was produced, and one for each run of sequences to which the same thing happened.
-The heads of all records are read at once, and so are runs, returns, and messages of one length. Bodies of
-many lengths are measured one by one. Rare records (letters, copies in snapshots) are read one by one, too.
+One row for each produced message, and one for each run of sequences with the same event. The heads of all
+records are read at once, and so are runs, returns, and messages of one length. Bodies of different lengths
+are measured one by one; rare records (letters, copies in snapshots) are read one by one.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shared.tables.vectors import Bytes, Numbers
 
 RUN_MAX = 1 << 16
-"""Messages of one row. A longer run is several rows, so that unfolding one takes little memory."""
+"""The most messages of one row. A longer run is several rows, so that unfolding one takes little memory."""
 
 PRODUCED, DELIVERED, ACKNOWLEDGED, RETURNED = "produced", "delivered", "acknowledged", "returned"
 GONE, MOVED, KEPT, SNAPSHOT, IMPORTED = "gone", "moved", "kept", "snapshot", "imported"
@@ -33,9 +33,9 @@ NAMES = (
     *(PRODUCED, PRODUCED, DELIVERED, ACKNOWLEDGED, RETURNED),
     *(GONE, MOVED, KEPT, SNAPSHOT, IMPORTED),
 )
-"""Of events, by the kind of record."""
+"""Event names, by kind of record."""
 REASONS = (None, "nack", "connection lost", "ttl", "max_deliveries", "purged", "redriven")
-"""By number, as records have them."""
+"""Reasons, by their number in records."""
 
 SCHEMA = pa.schema(
     [
@@ -55,18 +55,18 @@ SCHEMA = pa.schema(
         ("fault", pa.string()),
     ]
 )
-"""`seq`, `messages`: the first of the queue's messages and how many; of a snapshot, where the row begins.
+"""`seq`, `messages`: the first of the queue's messages, and how many; for a snapshot, where the row begins.
 `bytes`: of the body, where a message is produced or copied. `deliveries`: so far, where it is returned or
 copied. `origin`: the queue that a dead letter comes from. `target`: the queue that messages moved to."""
 
 _HEAD_BYTES = HEAD.size - 4
-"""A record's length is not part of its payload."""
+"""Bytes of a record's length, which is not part of its payload."""
 _RUN_BYTES, _RETURNED_BYTES = 12, 20
 _KEPT = struct.Struct(">QIQII")
 _LENGTH = struct.Struct(">I")
 _SEQ_MAX = 1 << 62
 _NONE = -1
-"""A number that is null."""
+"""The number that stands for null."""
 
 
 def events(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -75,7 +75,7 @@ def events(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class _Rows:
-    """Rows of some records: the record of each, and its columns. A column that is not given is null."""
+    """Rows of some records: each one's record, and columns. A column that is not given is null."""
 
     def __init__(
         self,
@@ -135,12 +135,12 @@ class _Records:
             self._fault(number, "its sequence")
 
     def _fault(self, number: "int | np.signedinteger[Any]", what: str) -> None:
-        """Mark a record as unreadable, so that it yields only its fault. The first fault counts."""
+        """Mark a record as unreadable: it yields only its fault. The first fault counts."""
         self.faults.setdefault(int(number), what)
         self.kind[number] = 0
 
     def _of(self, *kinds: RecordKind) -> "Numbers":
-        """The records of these kinds in which no fault was found so far."""
+        """The records of these kinds without a fault so far."""
         return np.flatnonzero(np.isin(self.kind, kinds))
 
     # -- kinds of records
@@ -235,14 +235,14 @@ class _Records:
         return _Rows(record, self.seq[record] + counted(counts), 1, size)
 
     def _first_lengths(self, which: "Numbers") -> "Numbers":
-        """The lengths of the first entries; 0 for a record that has none."""
+        """The lengths of the first entries; 0 for a record without one."""
         some = self.entries[which] > 0
         found = np.zeros(len(which), np.int64)
         found[some] = unsigned(self.data, self.body[which[some]], 4)
         return found
 
     def _alike(self, which: "Numbers") -> "NDArray[np.bool_]":
-        """Whether all messages of a record have one length: then their places need no walk."""
+        """Whether all messages of a record have one length: then their places are computed, not walked."""
         length = self._first_lengths(which)
         alike = self.end[which] - self.body[which] == (4 + length) * self.entries[which]
         some = np.flatnonzero(alike)
@@ -253,7 +253,7 @@ class _Records:
         return np.asarray(alike, np.bool_)
 
     def _lengths(self, number: int, count: int) -> list[int] | None:
-        """The lengths of a record's entries; None where these do not fill it exactly."""
+        """The lengths of a record's entries; None if they do not fill it exactly."""
         at, end = int(self.body[number]), int(self.end[number])
         data, length_at = self.bytes, _LENGTH.unpack_from
         found = []
@@ -266,7 +266,7 @@ class _Records:
         return found if at == end else None
 
     def _one_by_one(self, kind: RecordKind, read: Any) -> _Rows:
-        """Rare records: `read` gives (sequence, size, deliveries, origin) of each entry."""
+        """Rare records: `read` yields (sequence, size, deliveries, origin) of each entry."""
         record: list[int] = []
         rows: list[tuple[int, int, int, str | None]] = []
         for number in self._of(kind):
@@ -318,7 +318,7 @@ class _Records:
         topics = batch.column("topic").take(pa.array(record))
         reason = self.reason[record]
         reason[reason >= len(REASONS)] = 0
-        # The time of a record that cannot be read is the index's.
+        # an unreadable record has the time of its index entry
         own = pa.array(self.time[record] * 1000).cast(time_type())
         times = pc.if_else(pa.array(good), own, batch.column("timestamp").take(pa.array(record)))
         null = pa.scalar(None, pa.string())

@@ -9,9 +9,9 @@ from shared.client.retry import pause_before
 
 
 class Feeder:
-    """Puts messages into one queue. `messages`, `size`: how many were put so far, and their bytes.
+    """Puts messages into one queue. `messages`, `size`: number and bytes put so far.
 
-    `wait`: try again what a full queue refuses. `again`: send again what a lost connection left unanswered.
+    `wait`: retry what a full queue refuses. `again`: send again what a lost connection left unanswered.
     """
 
     def __init__(self, client: Client, queue: str, *, wait: bool, again: bool) -> None:
@@ -22,14 +22,14 @@ class Feeder:
         self.messages = self.size = self.sent_again = 0
 
     async def put(self, bodies: Sequence[bytes]) -> None:
-        """Returns when the queue has them all. Raises what the client raises."""
+        """Returns when the queue has them all. Raises as the client."""
         attempts = 0
         while bodies:
             try:
                 self.sent_again += await self._client.produce_many(self._queue, bodies, again=self._again)
                 refused: Sequence[bytes] = ()
             except DmsError as error:
-                if not error.refused:  # nothing is known of any of them
+                if not error.refused:  # the outcome of all of them is unknown
                     raise
                 refused = [bodies[place] for place in error.refused]
                 if not (self._wait and isinstance(error, QueueFull)):

@@ -1,17 +1,17 @@
-"""Each message's lifecycle, from the events in the log, gathered by queue and sequence: by Spark or here.
+"""Each message's lifecycle, from the events in the log, grouped by queue and sequence: by Spark or here.
 
     produced -> delivered -> acknowledged
                    |   ^
                    v   |
                  returned -> dead-lettered, expired, ...
 
-A lifecycle ends once, and each of its events is in the log once. So plain minima, maxima and counts are
-enough, in one pass and in any order. Offsets say which came first, since clocks may be set back. What no
-record says outright is inferred as the broker does when it opens the queue (STORAGE.md): all before the row's
-head, and not gone, was delivered, even if a crash lost the note.
+A lifecycle ends once, and each of its events is in the log once. So minima, maxima and counts are enough, in
+one pass and in any order. Offsets tell which came first, because clocks may be set back. What no record says
+is inferred as the broker does when it opens the queue (STORAGE.md): a message before the row's head that has
+not left was delivered, even if a crash lost the note.
 
-What Spark says with minima and maxima by offset, one process says with the first and the last in the order
-of the log: a message is a place in arrays, and each batch is entered there as a whole.
+Spark uses minima and maxima by offset; one process uses the first and the last in the order of the log. There
+a message is an index into arrays, and each batch is added as a whole.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,11 +41,11 @@ OUTCOMES = {
 }
 """How a lifecycle ended, by event and reason."""
 WAITING, HELD, BACK = "waiting", "held", "returned"
-"""How it stands where it has not: never delivered; with a consumer; given back, and to be delivered again."""
+"""The state of one that has not ended: never delivered; unacknowledged; returned, to be delivered again."""
 
 
 MESSAGES_MAX = 1 << 24
-"""Of one process: each takes some 100 bytes."""
+"""The most messages for one process: each takes about 100 bytes."""
 
 
 def lifecycles(events: "DataFrame") -> "DataFrame":
@@ -92,7 +92,7 @@ def lifecycles(events: "DataFrame") -> "DataFrame":
     )
     out = fn.col("end").isNull() & (fn.col("seq") < fn.col("head"))
     again = fn.coalesce(fn.col("delivered_at") > fn.coalesce("stood_at", fn.lit(-1)), fn.lit(False))
-    # Each of these misses some: what a crash has lost, what came before the log begins. None is too many.
+    # Each of these misses some: what a crash lost, or what came before the log begins. None is too large.
     deliveries = fn.greatest(
         "noted",
         fn.col("counted") + again.cast("int"),
@@ -122,7 +122,9 @@ def lifecycles(events: "DataFrame") -> "DataFrame":
 
 
 def _queues(events: "DataFrame") -> "DataFrame":
-    """For each queue where its row begins, behind all that was delivered or has gone; its first snapshot."""
+    """For each queue, where its row begins (behind all that was delivered or has left), and its first
+    snapshot.
+    """
     from pyspark.sql import functions as fn
 
     passed = fn.col("event").isin(DELIVERED, ACKNOWLEDGED, RETURNED, GONE, MOVED, SNAPSHOT)
@@ -143,7 +145,7 @@ def _outcome(out: "Column", again: "Column") -> "Column":
 
 
 def _between(start: str, end: str) -> "Column":
-    """Milliseconds; 0 where the wall clock was set back meanwhile."""
+    """Milliseconds; 0 if the wall clock was set back in between."""
     from pyspark.sql import functions as fn
 
     passed = fn.unix_millis(end) - fn.unix_millis(start)
@@ -154,7 +156,7 @@ def _between(start: str, end: str) -> "Column":
 
 
 def lifecycles_of(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The same rows in order, from events that come in each log's order. Raises TooMany."""
+    """The same rows in order, from events in each log's order. Raises TooMany."""
     found = _Lifecycles()
     for batch in batches:
         found.add(batch)
@@ -162,10 +164,10 @@ def lifecycles_of(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 _EVENTS = (PRODUCED, DELIVERED, RETURNED, KEPT, SNAPSHOT, ACKNOWLEDGED, GONE, MOVED)
-"""By number; those that end a lifecycle last, as Spark has their maximum."""
+"""Event numbers; those that end a lifecycle come last, as in Spark's maximum."""
 _PRODUCED, _DELIVERED, _RETURNED, _KEPT, _SNAPSHOT, _ACKNOWLEDGED, _GONE, _MOVED = range(len(_EVENTS))
 _PAGE = 256
-"""Messages of a queue whose places are side by side."""
+"""Messages of a queue with adjacent indexes."""
 _NONE = -1
 _FIRST = ("produced", "delivered", "kept")
 _LAST = ("redelivered", "returned", "ended", "delivered_at", "stood_at")
@@ -174,7 +176,7 @@ _COUNTS = ("noted", "noted_since", "returns")
 
 
 class _Lifecycles:
-    """A place in `columns` for each message; pages of them are given out as sequences turn up."""
+    """An index into `columns` for each message; pages of indexes are given out as sequences appear."""
 
     def __init__(self) -> None:
         self.columns: dict[str, Any] = {
@@ -239,13 +241,13 @@ class _Lifecycles:
         return places[which] * _PAGE + seq % _PAGE
 
     def _grow(self, size: int) -> None:
-        """At least so many places."""
+        """Have at least `size` rows."""
         have = len(self.seen)
         if size <= have:
             return
         if size > MESSAGES_MAX + _PAGE * len(self.heads):
             raise TooMany(f"more than {MESSAGES_MAX:,} messages")
-        # In place: the system moves what is large, and nothing is copied.
+        # in place: the system remaps large arrays, and nothing is copied
         for name, column in [("seen", self.seen), *self.columns.items()]:
             column.resize(max(size, 2 * have), refcheck=False)
             column[have:] = 0 if name in ("seen", *_COUNTS) else _NONE
@@ -253,7 +255,7 @@ class _Lifecycles:
     def _first(self, name: str, at: "Numbers", mask: Any, values: "Numbers") -> None:
         column, at, values = self.columns[name], at[mask], values[mask]
         unset = column[at] == _NONE
-        column[at[unset][::-1]] = values[unset][::-1]  # of several the one that is assigned last stays
+        column[at[unset][::-1]] = values[unset][::-1]  # of duplicates the last assignment stays
 
     def _last(self, name: str, at: "Numbers", mask: Any, values: "Numbers") -> None:
         self.columns[name][at[mask]] = values[mask]
@@ -267,7 +269,7 @@ class _Lifecycles:
         np.add.at(self.columns[name], at[mask], 1)
 
     def _text(self, rows: pa.RecordBatch, name: str) -> "Numbers":
-        """A column's texts as numbers in the texts' order. A new text may change numbers that are there."""
+        """A column's texts as numbers that sort like the texts. A new text may change existing numbers."""
         column = rows.column(name)
         known = self.texts[name]
         if new := set(column.drop_null().unique().to_pylist()) - set(known):
@@ -322,7 +324,7 @@ class _Lifecycles:
         )
 
     def _order(self) -> "Numbers":
-        """The places of messages, by queue and sequence."""
+        """The indexes of messages, by queue and sequence."""
         begins = np.array([number for _, number in sorted(self.pages.items())], np.int64) * _PAGE
         places = (begins[:, None] + np.arange(_PAGE)).ravel()
         found: Numbers = places[self.seen[places]]
@@ -332,7 +334,7 @@ class _Lifecycles:
         return pa.array(self.texts[name], pa.string()).take(_nullable(column))
 
     def _outcomes(self, end: "Numbers", reason: "Numbers", out: Any, again: Any) -> pa.Array:
-        """The same as Spark's `_outcome`."""
+        """Spark's `_outcome`."""
         names = [WAITING, HELD, BACK, *sorted(set(OUTCOMES.values())), *_EVENTS]
         found = np.where(end == _NONE, np.where(out, np.where(again, 1, 2), 0), end + names.index(_EVENTS[0]))
         known = self.texts["reason"]
@@ -358,6 +360,6 @@ def _times(column: "Numbers") -> pa.Array:
 
 
 def _passed(start: "Numbers", end: "Numbers") -> pa.Array:
-    """The same as Spark's `_between`."""
+    """Spark's `_between`."""
     passed = np.maximum(end // 1000 - start // 1000, 0)
     return pa.array(passed, mask=(start == _NONE) | (end == _NONE))

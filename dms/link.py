@@ -235,9 +235,9 @@ def reconnecting(
     taker: DeliveryTaker | None = None,
     first: Link | None = None,
 ) -> Reconnecting[Link]:
-    """A link that is made when it is needed, and again when it was lost. `first`: one that exists already.
+    """A link that is made when needed, and again when lost. `first`: one that exists already.
 
-    A server that is away, or has too many clients, is tried again: neither may last.
+    A server that is unreachable or has too many clients is tried again: neither may last.
     """
 
     async def open_link() -> Link:

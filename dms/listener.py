@@ -20,10 +20,10 @@ from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.tracing import Tap
 
 AGE_SECONDS = 10.0
-"""How often the broker's age is kept: what a crash may add to a message's time."""
+"""How often the broker's age is stored: a crash may add this to a message's time."""
 
 QUEUES_AT_ONCE = 100
-"""That take other settings before others have their turn: 1 ms."""
+"""Queues that take new settings per slice: 1 ms."""
 
 
 class DmsService:
@@ -42,7 +42,9 @@ class DmsService:
         self.definitions = definitions_of(engine)
 
     async def take_settings(self, settings: DmsSettings) -> None:
-        """Queues do what they say by now, unless CREATE_QUEUE said it. Connections keep their bounds."""
+        """Apply new settings to queues, except where CREATE_QUEUE set the option. Connections keep their
+        bounds.
+        """
         engine = self.engine
         engine.settings = settings
         for number, queue in enumerate(tuple(engine.queues.values())):
@@ -54,7 +56,7 @@ class DmsService:
         engine.settle()
 
     async def run(self) -> None:
-        """Delays, lifetimes, notes."""
+        """Run delays, lifetimes and notes."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.engine.times.timers.run, self.engine.settle)
             nursery.start_soon(self._keep_age)

@@ -1,4 +1,4 @@
-"""What DMS counts, and what each figure is called: plain ints, no call per message."""
+"""DMS's counters and their names: plain ints, no call per message."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from shared.metrics import Gauge, counter, counter_by
 
 @attrs.define(eq=False)
 class Counts:
-    """Added to where it happens; read when metrics are scraped."""
+    """Counters, updated in place and read when metrics are scraped."""
 
     produced: int = counter("messages_produced_total", "Messages taken in, dead letters too.")
     delivered: int = counter("messages_delivered_total", "Deliveries.")
@@ -20,7 +20,8 @@ class Counts:
     dead_lettered: int = counter("messages_dead_lettered_total", "Dead messages moved to their queue.")
     dropped: int = counter("messages_dropped_total", "Dead messages without a queue to go to.")
     held_back: int = counter("messages_held_back_total", "Times that a dead message's queue had no place.")
-    """Counted for the first of a queue's dead: its dead-letter queue is missing, full, or has no disk."""
+    """Counted for the first dead letter of a queue whose dead-letter queue is missing, full, or without disk.
+    """
     purged: int = counter("messages_purged_total", "Messages taken out by an administrator.")
     imported: int = counter("messages_imported_total", "Messages that came from .dmsq files.")
     timeouts: int = counter("consumes_timed_out_total", "CONSUMEs that have waited in vain.")

@@ -1,8 +1,8 @@
-"""Opening: every queue's state, from its last snapshot and what its log says since.
+"""Opening: every queue's state, from its last snapshot and its log since then.
 
-What cannot be read of a log is passed over. Messages that came there are lost, and those that went there are
-back. Where it is the snapshot that is lost, all of the log is read, which has older ones maybe. A queue that
-has lost something says so to the first who asks it for messages.
+What cannot be read of a log is skipped: messages that arrived there are lost, and those that left there are
+back. If the snapshot itself is lost, all of the log is read, which may hold older ones. A queue that has lost
+something tells the first consumer that asks.
 """
 
 import json
@@ -24,15 +24,15 @@ from shared.storage.store import Log, Retention
 from shared.storage.table import Table
 
 _ROWS = Durability("always")
-"""Whatever mode queues have: the catalog, which has their names, is journaled, and a queue must not be there
+"""Whatever mode queues have: the catalog, with their names, is journaled, and a queue must not be there
 without its options."""
 READ_BYTES = 1 << 20
 
 
 class LogReplay:
-    """What the records make of an empty queue; bodies are not read unless a snapshot kept them.
+    """The state that records make of an empty queue; bodies are not read, except those in a snapshot.
 
-    `beheaded`: the log begins later than the queue, and whatever was before is gone.
+    `beheaded`: the log begins later than the queue, so earlier messages are gone.
     """
 
     def __init__(self, *, beheaded: bool = False) -> None:
@@ -50,7 +50,7 @@ class LogReplay:
         """(age, sequence behind) of messages since the snapshot."""
 
     def apply(self, data: bytes, offset: int) -> None:
-        """Whole records, the first of which stands at `offset`. Raises NotOurs."""
+        """Apply whole records, the first at `offset`. Raises NotOurs."""
         at = 0
         for record in records.unpack(data):
             self.age_ms = max(self.age_ms, record.age_ms)
@@ -98,18 +98,18 @@ class LogReplay:
                 self.homes = [(self.head, self.state["home"])]
                 self.produced.clear()
             case RecordKind.IMPORTED:
-                pass  # the table knows which files were imported
+                pass  # the table has the imported files
             case _:
                 raise NotOurs(f"a record of kind {record.kind}")
 
     def _begin(self, seq: int) -> None:
-        """Begin at the first sequence that a beheaded log tells of."""
+        """Begin at the first sequence in a beheaded log."""
         if self._beheaded:
             self._beheaded = False
             self.head = self.tail = seq
 
     def _passed(self, run: Run) -> None:
-        """The row begins behind `run` at least; what was before it was delivered."""
+        """The row begins behind `run` at least; everything before was delivered."""
         for seq in range(self.head, run.first):
             self.out[seq] = 1, 0
         self.head = max(self.head, sum(run))
@@ -125,7 +125,7 @@ class LogReplay:
 
 
 async def open_engine(context: Context, settings: DmsSettings, times: Times | None = None) -> Engine:
-    """All queues of the data folder; or none, where everything is kept in memory. Raises StoreError."""
+    """Open all queues of the data folder; none if everything is in memory. Raises StoreError."""
     if not settings.persist:
         return Engine(settings, context.log, times or Times(), store=context.store, budget=context.budget)
     store = context.store
@@ -133,7 +133,7 @@ async def open_engine(context: Context, settings: DmsSettings, times: Times | No
     tables = store.namespace(TABLES_NAMESPACE, _ROWS)
     table = await Table.open(tables, QUEUES)
     if store.read_only is None:
-        tables.change_mode(QUEUES, _ROWS)  # an earlier version gave it that of most queues
+        tables.change_mode(QUEUES, _ROWS)  # an earlier version gave it the mode of queues
     engine = Engine(
         settings,
         context.log,
@@ -165,7 +165,7 @@ async def open_engine(context: Context, settings: DmsSettings, times: Times | No
             engine.discard(queue)
     for key, _ in table.items():
         if not key.startswith(ENGINE_KEY) and key.decode(errors="replace") not in namespace.logs:
-            # Not taken for a deletion: that takes the row with the log.
+            # A deletion would have removed the row with the log.
             context.log.error(
                 "the log of a queue is not there, though its options are: its messages are lost; restore a "
                 "backup, or create the queue again to go on without them",
@@ -173,7 +173,7 @@ async def open_engine(context: Context, settings: DmsSettings, times: Times | No
             )
     tell_paused(context.log, [queue.text for queue in engine.queues.values() if queue.paused])
     for queue in tuple(engine.queues.values()):
-        if queue.expiry is not None:  # now that the dead-letter queues are there
+        if queue.expiry is not None:  # now that the dead-letter queues exist
             queue.expiry.on_time(engine.times.now_ms())
     return engine
 
@@ -203,7 +203,7 @@ async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
 
 
 async def _replay(log: Log, start: int) -> tuple[LogReplay, list[Lost]]:
-    """What the log says from there on, and what of it cannot be read."""
+    """Replay the log from `start` on; also returns what cannot be read."""
     replay = LogReplay(beheaded=log.first > 0)
     reader = WholeRecords(log, start, READ_BYTES)
     while data := await reader.read():
@@ -217,7 +217,7 @@ async def _replay(log: Log, start: int) -> tuple[LogReplay, list[Lost]]:
 
 
 async def _find_bodies(replay: LogReplay, log: Log, offset: int) -> list[Lost]:
-    """Read the bodies of messages that are out and in no snapshot. Returns what could not be read."""
+    """Read the bodies of delivered messages that no snapshot has. Returns what could not be read."""
     missing = replay.out.keys() - replay.bodies.keys()
     reader = WholeRecords(log, offset, READ_BYTES)
     while missing and (data := await reader.read()):
@@ -236,14 +236,14 @@ async def _find_bodies(replay: LogReplay, log: Log, offset: int) -> list[Lost]:
 
 
 def _restore_times(queue: Queue, replay: LogReplay) -> None:
-    """Give back what was out, each with the time it has left."""
+    """Return deliveries, each with its remaining time."""
     expiry = queue.expiry
     if expiry is not None:
         expiry.restore(replay.state, replay.state_age_ms, replay.produced)
     for seq, (deliveries, due) in sorted(replay.out.items()):
         queue.keep_back(seq, replay.bodies[seq], deliveries)
         if expiry is None:
-            queue.returned.append(seq)  # sorted: a heap already
+            queue.returned.append(seq)  # sorted, so a heap
         elif due:
             expiry.put_off(seq, due)
         else:

@@ -14,7 +14,7 @@ _KEYS = {field.name: field for field in attrs.fields(QueueSettings) if field.nam
 
 @attrs.frozen
 class Options:
-    """A queue's options, all filled in. 0 and "": none. Times are in milliseconds."""
+    """A queue's complete options. 0 and "": none. Times are in milliseconds."""
 
     depth: int
     ttl_ms: int = 0
@@ -26,7 +26,7 @@ class Options:
 
     @classmethod
     def of(cls, asked: Mapping[str, Any], settings: QueueSettings, name: str) -> Self:
-        """CREATE_QUEUE's options, else those of the settings for the queue `name`."""
+        """CREATE_QUEUE's options; those left out come from the settings for `name`."""
         found: dict[str, Any] = {}
         for key in _KEYS:
             value = asked.get(key, getattr(settings, key))
@@ -43,7 +43,7 @@ class Options:
         return bool(self.ttl_ms or self.delay_ms)
 
     def retry_delay_ms(self, deliveries: int) -> int:
-        """The pause after a NACK, where the message has been delivered `deliveries` times."""
+        """The delay after a NACK of a message that has been delivered `deliveries` times."""
         if not self.retry_ms:
             return 0
         most = self.retry_max_ms or self.retry_ms
@@ -51,7 +51,7 @@ class Options:
 
 
 def options_untrusted(text: bytes, name: str) -> dict[str, Any]:
-    """The JSON object behind the name in CREATE_QUEUE, checked; {} where there is none. Raises Refusal."""
+    """The JSON object behind the name in CREATE_QUEUE, checked; {} if there is none. Raises Refusal."""
     if not text:
         return {}
     try:
@@ -64,7 +64,7 @@ def options_untrusted(text: bytes, name: str) -> dict[str, Any]:
 
 
 def check_options(asked: dict[str, Any], name: str) -> dict[str, Any]:
-    """Check options of the queue `name`, and return them. Raises Refusal, which names the wrong one."""
+    """Check options of the queue `name`, and return them. Raises Refusal that names the bad one."""
     for key, value in asked.items():
         if key not in _KEYS:
             shown = key[:64].encode("unicode_escape").decode()

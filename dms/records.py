@@ -38,7 +38,7 @@ class RecordKind(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why messages came back, or went without having been acknowledged."""
+    """Why messages were returned, or left without an acknowledgement."""
 
     NONE = 0
     NACKED = 1
@@ -50,9 +50,9 @@ class Reason(IntEnum):
 
 
 class DeadLetter(bytes):
-    """A body that was dead-lettered: it knows where it came from, and is a plain body to everybody else.
+    """A body that was dead-lettered: bytes that also know where they come from.
 
-    `origin`: the queue; `reason`: why it died there; `deliveries`: how many it had seen.
+    `origin`: the queue; `reason`: why it died there; `deliveries`: how many it had.
     """
 
     origin: str
@@ -78,9 +78,9 @@ class Run(NamedTuple):
 
 
 class KeptMessage(NamedTuple):
-    """A message that has left the row but is still held, copied into a snapshot.
+    """A message that has left the row and is held, or waits in `back`, copied into a snapshot.
 
-    `due`: the age at which it may go out; 0: now.
+    `due`: the age at which it may be delivered; 0: now.
     """
 
     seq: int
@@ -90,7 +90,7 @@ class KeptMessage(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record's head; `body` is where the rest begins in the bytes that were read, `end` where it ends."""
+    """One record's head; `body` and `end`: where the rest begins and ends in the bytes that were read."""
 
     kind: int
     reason: int
@@ -206,7 +206,7 @@ def runs_in(data: bytes, record: Record) -> list[Run]:
 
 
 def to_runs(seqs: Sequence[int]) -> list[Run]:
-    """Sequences, each once, as few runs as they make in the order given."""
+    """Sequences, each once, as the fewest runs in the given order."""
     first, count = seqs[0], len(seqs)
     if count == 1 or (seqs[-1] - first == count - 1 and list(seqs) == list(range(first, first + count))):
         return [Run(first, count)]

@@ -1,4 +1,4 @@
-"""Refused requests, counted and logged such that they cannot flood the log."""
+"""Refused requests: counted, and logged at a bounded rate."""
 
 import structlog
 
@@ -7,25 +7,25 @@ from dms.wire import Refusal, Status
 from shared.net.connection import Connection
 
 LOG_SECONDS = 1.0
-"""At least, between two log lines about refusals of one kind. A line has the number that it stands for."""
+"""The least time between two log lines about refusals of a kind. A line has the number that it stands for."""
 
 _ORDINARY = frozenset({Status.QUEUE_NOT_FOUND, Status.QUEUE_EXISTS, Status.TIMEOUT})
-"""Ordinary answers: logged at level debug alone."""
+"""Ordinary answers: logged only at level debug."""
 _LIMITS = frozenset({Status.QUEUE_FULL, Status.INTERNAL})
-"""For the operator to raise or mend: logged as warnings."""
+"""Limits that the operator may raise, or faults to fix: logged as warnings."""
 
 
 class Refusals:
-    """Counts and logs them: each at level debug, and one a second of each kind above that."""
+    """Counts and logs refusals: each at level debug, and one per second and kind above that."""
 
     def __init__(self, counts: Counts, log: structlog.stdlib.BoundLogger) -> None:
         self._counts = counts
         self._log = log
-        self._untold: dict[str, int] = {}  # by limit or status: few kinds, whatever clients do
+        self._untold: dict[str, int] = {}  # by limit or status: few, whatever clients do
         self._told_at: dict[str, float] = {}
 
     def note(self, connection: Connection, refusal: Refusal, count: int = 1) -> None:
-        """`count` requests of one connection are answered with this."""
+        """`count` requests of one connection are refused with this."""
         status = refusal.status
         self._counts.refusals[status] += count
         peer, error = connection.peer, refusal.text
@@ -47,7 +47,7 @@ class Refusals:
             )
 
     def note_last(self, connection: Connection, refusal: Refusal) -> None:
-        """The connection ends with this answer."""
+        """The connection ends with this refusal."""
         self._counts.refusals[refusal.status] += 1
         self._log.info(
             "protocol error: the connection is closed; fix the client",

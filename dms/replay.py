@@ -1,4 +1,4 @@
-"""Queues as the target of a replay: at least once, since a PRODUCE that is sent again is another message."""
+"""Queues as the target of a replay: at least once, because a PRODUCE sent again is another message."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,7 +29,7 @@ class QueueReplay:
         return None
 
     async def send(self, batch: Batch, writer: str, seq: int) -> None:
-        """Where a queue is full it waits: what consumes it makes room."""
+        """Waits while a queue is full, until its consumers make room."""
         for queue, messages in by_place(batch).items():
             await Feeder(self._client, queue.decode(), wait=True, again=True).put(messages)
 

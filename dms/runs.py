@@ -1,14 +1,14 @@
-"""Many like frames at once, at the speed of slices: what the server reads and writes most.
+"""Many alike frames at once, at the speed of slices: most of what the server reads and writes.
 
-A producer's read is mostly PRODUCE frames of one size, a consumer's an ACK and a CONSUME by turns. Such a run
-is cut into its columns by one `struct` (heads, ids, names, bodies); that all heads are alike is a count, and
-the answers are one head joined by the ids. So an id stays what it is in a frame: four bytes.
+A producer's read is mostly PRODUCE frames of one size; a consumer's alternates ACK and CONSUME. One `struct`
+cuts such a run into columns (heads, ids, names, bodies). That all heads are alike is a count, and the answers
+are one head joined with the ids. So an id stays as it is in a frame: four bytes.
 
-Behind a run there may be anything: who produces and consumes on one connection sends runs of ACKs, PRODUCEs
+Anything may follow a run: a client that produces and consumes on one connection sends runs of ACKs, PRODUCEs
 and CONSUMEs one after the other.
 
-What it buys, in microseconds of the processor a message (8 producers, 8 consumers, 64 under way on each, in
-memory): without `produced` 2.3 instead of 1.5, without `by_turns` 2.7.
+What it saves, in microseconds of processor time a message (8 producers, 8 consumers, 64 messages under way on
+each, in memory): without `produced` 2.3 instead of 1.5, without `by_turns` 2.7.
 """
 
 import struct
@@ -20,11 +20,11 @@ from operator import add
 from dms.wire import HEADER_BYTES, ID_AT, MAGIC, NAME_BYTES_MAX, VERSION, Type
 
 WORDS = struct.Struct(">IIII")
-"""A header as the server takes it apart: magic, payload length, word, message id."""
+"""A header as the server splits it: magic, payload length, word, message id."""
 RUN_LEAST = 4
-"""Fewer frames than this are taken one by one."""
+"""Fewer frames than this are handled one by one."""
 RUN_MOST = 256
-"""More are taken as several runs: some hundred microseconds of work."""
+"""More frames are several runs: some hundred microseconds of work."""
 
 _ID_BYTES = HEADER_BYTES - ID_AT
 _HEAD = struct.Struct(">III")
@@ -36,21 +36,21 @@ def word(type_: Type, status: int = 0) -> int:
 
 
 def head(type_: Type, length: int = 0, status: int = 0) -> bytes:
-    """A header but for its message id."""
+    """A header without its message id."""
     return _HEAD.pack(MAGIC, length, word(type_, status))
 
 
 ACK = head(Type.ACK)
 ACK_OK = head(Type.ACK_OK)
 CONSUME = tuple(head(Type.CONSUME, length) for length in range(2 + NAME_BYTES_MAX + 1))
-"""By the payload's length, which is the name's in it."""
+"""By payload length: a CONSUME's payload is a name and its length."""
 PRODUCE_OK = head(Type.PRODUCE_OK)
 _DELIVER_WORD = word(Type.DELIVER)
 
 
 @lru_cache(maxsize=128)
 def _columns(count: int, *widths: int) -> struct.Struct:
-    """Columns of these widths in bytes, side by side, `count` times."""
+    """Columns of these widths in bytes, repeated `count` times."""
     return struct.Struct("".join(f"{width}s" for width in widths) * count)
 
 
@@ -60,10 +60,10 @@ def _numbers(count: int) -> struct.Struct:
 
 
 def begins(data: bytes, at: int, step: int) -> bool:
-    """Whether a run may begin with the frame at `at`: the last of the fewest begins as it does.
+    """Whether a run may begin with the frame at `at`: the frame `RUN_LEAST` further on begins alike.
 
-    A look at the rest costs as much as applying some frames, so it is for those who ask this first. Who does
-    nothing with a run that is there does not look again before `at + RUN_MOST * step`.
+    Examining the rest costs as much as applying some frames, so ask this first. A caller that does not use a
+    run should not ask again before `at + RUN_MOST * step`.
     """
     return data.startswith(data[at : at + ID_AT], at + (RUN_LEAST - 1) * step)
 
@@ -71,9 +71,9 @@ def begins(data: bytes, at: int, step: int) -> bool:
 def produced(
     data: bytes, at: int, length: int, width: int
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...], tuple[bytes, ...]] | None:
-    """Ids, names and bodies of a run of PRODUCEs, all with a payload of `length` bytes.
+    """Ids, names and bodies of a run of PRODUCEs, all with a payload of `length` bytes; None if it is short.
 
-    A name is what a payload begins with, `width` bytes; nothing is said about it. None for few.
+    The name is the first `width` bytes of a payload; it is not checked.
     """
     count = _rows(data, at, HEADER_BYTES + length)
     if not count:
@@ -89,7 +89,7 @@ def produced(
 
 
 def by_turns(data: bytes, at: int, name: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]] | None:
-    """Ids of ACKs without payload, and of the CONSUME from `name` that stands behind each; None for few."""
+    """Ids of ACKs without payload, and of the CONSUME from `name` behind each; None if the run is short."""
     width = len(name)
     count = _rows(data, at, 2 * HEADER_BYTES + width)
     if not count:
@@ -105,7 +105,7 @@ def by_turns(data: bytes, at: int, name: bytes) -> tuple[tuple[bytes, ...], tupl
 
 
 def alike(data: bytes, at: int, width: int) -> tuple[bytes, ...] | None:
-    """Ids of frames that are the same otherwise, each with a payload of `width` bytes; None for few."""
+    """Ids of otherwise equal frames, each with a payload of `width` bytes; None if the run is short."""
     count = _rows(data, at, HEADER_BYTES + width)
     if not count:
         return None
@@ -115,9 +115,9 @@ def alike(data: bytes, at: int, width: int) -> tuple[bytes, ...] | None:
 
 
 def _rows(data: bytes, at: int, step: int) -> int:
-    """How many rows of `step` bytes to look at for a run that begins at `at`; 0 for few.
+    """How many rows of `step` bytes to examine for a run that begins at `at`; 0 if it is short.
 
-    All, up to `RUN_MOST`, where the last begins as the first does; else no more than twice as many as do.
+    All, up to `RUN_MOST`, if the last begins as the first does; else at most twice as many as do.
     """
     most = min((len(data) - at) // step, RUN_MOST)
     if most < RUN_LEAST:
@@ -139,13 +139,13 @@ def _alike(column: Sequence[bytes], first: bytes) -> int:
 
 
 def counted(first: int, count: int) -> tuple[bytes, ...]:
-    """`count` ids, counted up from `first`."""
+    """`count` consecutive ids from `first` on."""
     packed = _numbers(count).pack(*range(first, first + count))
     return _columns(count, _ID_BYTES).unpack(packed)
 
 
 def answers(head: bytes, ids: Iterable[bytes]) -> bytes:
-    """A reply without payload for each of the ids; `head` is what all begin with."""
+    """A reply without payload for each id; `head` begins all of them."""
     return head + head.join(ids)
 
 

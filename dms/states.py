@@ -1,8 +1,7 @@
-"""What a DMS connection is doing, and what may happen then: the table behind the diagram in PROTOCOL.md.
+"""The states of a DMS connection and their transitions: the table behind the diagram in PROTOCOL.md.
 
-What the table leaves out: requests that answer at once change no state, CONSUMEs that wait hold up nothing
-(they only keep a connection in LEAVING), and input is held back without a state of its own while the peer or
-the disk is behind.
+Not in the table: requests that are answered at once change no state; waiting CONSUMEs only keep a connection
+in LEAVING; while the peer or the disk is slow, input is held back without a state of its own.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ from dms.client import Client, ProtocolError, QueueExists, QueueOptions
 from shared.errors import BrokerError
 
 UNDER_WAY = 4000
-"""Messages in the queue at most."""
+"""The most messages in the queue."""
 PIECE = 200
 PREFETCH = 256
 RUN_BYTES = 8
@@ -54,9 +54,9 @@ async def stress(
 async def _make(client: Client, queue: str) -> bool:
     try:
         try:
-            await client.create(queue, QueueOptions(depth=UNDER_WAY))  # whatever the server's queues have
+            await client.create(queue, QueueOptions(depth=UNDER_WAY))  # whatever the server's settings say
         except ProtocolError:
-            await client.create(queue)  # a server that knows the specification alone
+            await client.create(queue)  # a server that knows only the specification
         return True
     except QueueExists:
         depths = {each.name: each.depth for each in await client.queues()}

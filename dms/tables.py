@@ -1,4 +1,4 @@
-"""The records of queues' logs as rows: events, without and with bodies; lives; volumes."""
+"""The records of queues' logs as rows: events, with or without bodies; lifecycles; volumes."""
 
 import struct
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """The engine's age, and the timers of all its queues.
 
-Times that outlive a restart are *ages*: milliseconds that this engine has served in all its runs. While it is
-not running nothing ages, so a restart neither kills nor wakes a message early; and no wall clock that jumps
-can either.
+Times that outlive a restart are *ages*: milliseconds that this engine has run, in all its runs together.
+Nothing ages while it does not run. So neither a restart nor a jump of the wall clock expires or delivers a
+message early.
 """
 
 import math
@@ -22,7 +22,7 @@ def _unix_ms() -> int:
 
 
 class Times:
-    """`clock`: monotonic seconds. `unix_ms`: read once, so that times in records never go back in a run."""
+    """`clock`: monotonic seconds. `unix_ms`: read once, so that record times never go back in a run."""
 
     def __init__(
         self, clock: Callable[[], float] = trio.current_time, unix_ms: Callable[[], int] = _unix_ms
@@ -45,26 +45,26 @@ class Times:
         return self._unix_ms + int((self._time() - self._started) * 1000)
 
     def stamp(self) -> tuple[int, int]:
-        """Both at once, for a record."""
+        """Age and Unix time, for a record."""
         passed = int((self._time() - self._started) * 1000)
         return self._age_ms + passed, self._unix_ms + passed
 
     def not_before(self, age_ms: int) -> None:
-        """A record says that this age had been reached."""
+        """A record shows that this age had been reached."""
         self._age_ms += max(0, age_ms - self.now_ms())
 
     @property
     def used(self) -> bool:
-        """Whether anything hangs on the age."""
+        """Whether any deadline depends on the age."""
         return self._age_ms > 0 or self.timers.next < math.inf
 
     def wake_by(self, item: Expiring, due_ms: int) -> None:
-        """Have it expire by then, if it would not before."""
+        """Have `item` expire at `due_ms`, or earlier if that is set already."""
         if due_ms < item.deadline:
             self.timers.set(item, due_ms)
 
     def _loop_time(self, due_ms: float) -> float:
-        """Not before it is due: ages are whole milliseconds."""
+        """Never before it is due: ages are whole milliseconds."""
         return self._started + (due_ms - self._age_ms + 1) / 1000
 
 

@@ -21,10 +21,10 @@ TYPE_AT, ID_AT = 8, 12
 """Where type and message id begin in a header."""
 PAYLOAD_BYTES_MAX = 4096
 SKIPPED_BYTES_MAX = 1024 * 1024
-"""A payload above `PAYLOAD_BYTES_MAX` is read and thrown away. Above this the connection closes."""
+"""A larger payload than `PAYLOAD_BYTES_MAX` is read and discarded. Above this the connection closes."""
 NAME_BYTES_MAX = 64
 TEXT_CHARS_MAX = 500
-"""Of an error: it may quote the peer, and must fit a payload."""
+"""Bytes of an error text: it may quote the peer, and must fit a payload."""
 DELIVERY_ID_BIT = 0x80000000
 """Set in every delivery id, so that none equals a client's request id."""
 
@@ -65,7 +65,7 @@ REPLIES: dict[Type, Type] = {
     Type.NACK: Type.NACK_OK,
     Type.DISCONNECT: Type.DISCONNECT_OK,
 }
-"""Every request, and the answer to it when it succeeds."""
+"""Every request, and the type of its successful answer."""
 
 
 class Status(IntEnum):
