@@ -52,6 +52,8 @@ from shared.cli.options import Json, Port
 
 Mode = Literal["produce", "topics", "checkpoint", "consume", "fetch", "tail"]
 MODES: tuple[Mode, ...] = ("produce", "topics", "checkpoint", "consume", "fetch", "tail")
+SIZE_MAX = 1 << 20
+"""The server's own limit unless it is set: a larger message is refused, and refusals are fast."""
 PRELOADED_BYTES = 128 * 1024 * 1024
 FETCH_BYTES = 4 * 1024 * 1024
 CHECKPOINTED = {"BROKERS_STORAGE_SEGMENT_BYTES": "256KiB"}
@@ -83,8 +85,9 @@ def bench(
     """
     if sweep.sweep:
         return swept([SWEPT], sweep, window, seconds, rounds, data_dir, json=json)
-    if size < 24:
-        raise Refusal("--size: a message of this bench has 24 bytes at least, for its time", ExitCode.USAGE)
+    if not 24 <= size <= SIZE_MAX:
+        text = f"--size: 24 bytes at least, for a message's time, and {SIZE_MAX} at most"
+        raise Refusal(text, ExitCode.USAGE)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
         address: Address = (

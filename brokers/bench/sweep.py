@@ -196,6 +196,8 @@ def swept(
     Refusal."""
     if sweep.picture is not None and importlib.util.find_spec("matplotlib") is None:
         raise Refusal("--picture needs matplotlib, which pip install 'brokers[spark]' brings", ExitCode.USAGE)
+    if sweep.picture is not None and not sweep.picture.parent.is_dir():
+        raise Refusal(f"--picture: there is no folder {sweep.picture.parent}", ExitCode.USAGE)
     points = [(adapter, point) for adapter in adapters for point in adapter.points(sweep, window)]
     if not points:
         raise Refusal("--sweep: no point of these sizes, names and clients can be measured", ExitCode.USAGE)

@@ -154,6 +154,8 @@ def test_the_smallest_message_is_measured_as_any_other() -> None:
     ("bench", "wrong", "said"),
     [
         (logmq.bench, {"size": 10}, "24 bytes"),
+        (logmq.bench, {"size": (1 << 20) + 1}, "1048576 at most"),
+        (logmq.bench, {"sweep": sweep.Sweep(sweep=True, picture=Path("/none/x.png"))}, "no folder /none"),
         (dms.bench, {"size": 5000}, "1 to 4000"),
         (dmp.bench, {"size": 0}, "4 to 100000"),
         (kqmsgq.bench, {"size": 20}, "28 bytes"),
@@ -167,7 +169,7 @@ def test_the_smallest_message_is_measured_as_any_other() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused(
-    bench: Callable[..., Any], wrong: dict[str, int], said: str
+    bench: Callable[..., Any], wrong: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(Refusal, match=said) as refused:
         bench(**wrong)
