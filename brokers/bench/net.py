@@ -6,7 +6,6 @@ closed loop, each sending its next request when it has its answer. Rounds of bot
 machine is noisy to both, and the median round counts.
 """
 
-import os
 import select
 import socket
 import statistics
@@ -14,7 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Annotated, Literal
 
@@ -24,7 +22,7 @@ import trio
 
 from brokers.bench.load import Measured, MeasuredSpan, in_turns, middle
 from brokers.bench.options import Rounds, Seconds, maybe_none, some
-from brokers.bench.processes import helper, processor_seconds
+from brokers.bench.processes import helper, processor_seconds, resident_bytes
 from shared.cli.options import Json
 from shared.net.connection import Connection
 from shared.net.network import Network
@@ -116,7 +114,7 @@ def measure_idle(driver: Driver, count: int, seconds: float) -> IdleRow:
     raise_file_limit()
     with serving(driver) as server:
         before = middle([_load(server, 1, seconds) for _ in range(3)])
-        bytes_before = server.resident_bytes()
+        bytes_before = resident_bytes(server.pid) or 0
         idle = []
         try:
             for _ in range(count):
@@ -125,7 +123,7 @@ def measure_idle(driver: Driver, count: int, seconds: float) -> IdleRow:
                 sock.send(REQUEST)
             for sock in idle:
                 sock.recv(ANSWER_BYTES_MAX)
-            bytes_after = server.resident_bytes()
+            bytes_after = resident_bytes(server.pid) or 0
             beside = middle([_load(server, 1, seconds) for _ in range(3)])
         finally:
             for sock in idle:
@@ -188,10 +186,6 @@ def _load(server: "_Server", clients: int, seconds: float) -> Measured:
 class _Server:
     port: int
     pid: int
-
-    def resident_bytes(self) -> int:
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager

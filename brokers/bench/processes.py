@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import clock_gettime
-from typing import IO
+from typing import IO, Literal
 
 import attrs
 
@@ -56,6 +56,15 @@ def processor_seconds(process: int) -> float | None:
     except OSError:
         return None
     return own + sum(map(int, fields[13:15])) / _CLOCK_TICKS
+
+
+def resident_bytes(process: int | Literal["self"] = "self") -> int | None:
+    """Memory of a process; None where the system does not say."""
+    try:
+        pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def processes_of(root: int) -> list[int]:

@@ -9,15 +9,14 @@ million subscriptions is the larger half of its time.
 
 import gc
 import random
-import resource
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Annotated, TypeVar
 
 from brokers.bench.load import Spread
 from brokers.bench.options import some
+from brokers.bench.processes import resident_bytes
 from shared.cli.options import Json
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import Wildcards
@@ -52,14 +51,14 @@ def bench(
     spent = array("q", bytes(8 * subscriptions))
     index: RoutingIndex[Subscriber] = RoutingIndex(WILDCARDS, cache_bytes_max=0)
     gc.collect()
-    resident = _resident_bytes()
+    resident = resident_bytes()
     for i, pattern in enumerate(_patterns(rng, population, subscriptions)):
         party = parties[rng.randrange(subscribers)]
         start = perf_counter_ns()
         index.subscribe(party, pattern)
         spent[i] = perf_counter_ns() - start
     rows = [Spread.of("subscribe", spent)]
-    if resident is not None and (grown := _resident_bytes()) is not None:
+    if resident is not None and (grown := resident_bytes()) is not None:
         rows.append(Spread("memory a subscription", round((grown - resident) / len(index)), None, "bytes", 1))
 
     asked = [b"/".join(rng.choice(population)) for _ in range(names)]
@@ -120,11 +119,3 @@ def _times(action: Callable[[T], object], things: Sequence[T]) -> list[int]:
         action(thing)
         spent.append(perf_counter_ns() - start)
     return spent
-
-
-def _resident_bytes() -> int | None:
-    try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError:
-        return None
-    return int(pages) * resource.getpagesize()
