@@ -93,28 +93,28 @@ def _is_wide(values: Iterable[float]) -> bool:
     return bool(some) and max(some) >= LOG_FROM * min(some)
 
 
+@matplotlib.rc_context(_STYLE)
 def throughput(rows: Sequence[Row]) -> bytes:
     """Draw messages a second: a line for each name, a panel for each protocol. Rows of `measures`."""
     protocols = sorted({row["protocol"] for row in rows})
     starts: list[Any] = with_silences([row["start"] for row in rows], _window(rows))
-    with matplotlib.rc_context(_STYLE):
-        figure, panels = _panels(len(protocols), 2.6)
-        for axes, protocol in zip(panels, protocols, strict=True):
-            mine = [row for row in rows if row["protocol"] == protocol]
-            lines = _lines(mine)
-            for number, (name, points) in enumerate(lines.items()):
-                values = [points.get(start, 0.0) for start in starts]
-                marker = "o" if len(starts) < 12 else None
-                axes.plot(starts, values, color=_COLOURS[number], label=name, linewidth=1.6, marker=marker)
-            axes.set_title(protocol, loc="left", fontweight="bold")
-            axes.set_ylabel("messages a second")
-            if _steep(lines):
-                floor = min(value for points in lines.values() for value in points.values() if value > 0)
-                _by_tens(axes.set_yscale, axes.yaxis, floor)
-            axes.set_ylim(bottom=0)
-            _by_time(axes, starts)
-            axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
-        return _svg(figure)
+    figure, panels = _panels(len(protocols), 2.6)
+    for axes, protocol in zip(panels, protocols, strict=True):
+        mine = [row for row in rows if row["protocol"] == protocol]
+        lines = _lines(mine)
+        for number, (name, points) in enumerate(lines.items()):
+            values = [points.get(start, 0.0) for start in starts]
+            marker = "o" if len(starts) < 12 else None
+            axes.plot(starts, values, color=_COLOURS[number], label=name, linewidth=1.6, marker=marker)
+        axes.set_title(protocol, loc="left", fontweight="bold")
+        axes.set_ylabel("messages a second")
+        if _steep(lines):
+            floor = min(value for points in lines.values() for value in points.values() if value > 0)
+            _by_tens(axes.set_yscale, axes.yaxis, floor)
+        axes.set_ylim(bottom=0)
+        _by_time(axes, starts)
+        _legend(axes)
+    return _svg(figure)
 
 
 def with_silences(starts: Iterable[datetime], window: timedelta) -> list[datetime]:
@@ -135,28 +135,28 @@ def _window(rows: Sequence[Row]) -> timedelta:
     return timedelta(seconds=next(lengths, 0))
 
 
+@matplotlib.rc_context(_STYLE)
 def latency(rows: Sequence[Row]) -> bytes:
     """Draw each queue's percentiles on a line; rows of `measures.latency`, of one measure."""
-    with matplotlib.rc_context(_STYLE):
-        figure, (axes,) = _panels(1, 0.9 + 0.45 * len(rows))
-        for place, row in enumerate(reversed(rows)):
-            ends = _ends(row)
-            axes.plot([ends[0], ends[-1]], [place, place], color="#bbbbbb", linewidth=3, zorder=1)
-            for end, (name, colour, marker) in zip(ends, _RANKS, strict=True):
-                label = name if place == 0 else None
-                axes.scatter(end, place, color=colour, marker=marker, s=55, zorder=2, label=label)
-        axes.set_yticks(range(len(rows)), [shown(row["name"]) for row in reversed(rows)])
-        axes.set_ylim(-0.7, len(rows) - 0.3)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda ms, _: span(ms)))
-        ticks = ticks_ms(min(_ends(row)[0] for row in rows), max(_ends(row)[-1] for row in rows))
-        axes.set_xlim(ticks[0] / 1.1, ticks[-1] * 1.1)
-        axes.xaxis.set_major_locator(ticker.FixedLocator(ticks))
-        axes.xaxis.set_minor_locator(ticker.NullLocator())
-        axes.set_xlabel("time in the queue (equal steps to the right are equal times as long)")
-        axes.grid(axis="y", visible=False)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
-        return _svg(figure)
+    figure, (axes,) = _panels(1, 0.9 + 0.45 * len(rows))
+    for place, row in enumerate(reversed(rows)):
+        ends = _ends(row)
+        axes.plot([ends[0], ends[-1]], [place, place], color="#bbbbbb", linewidth=3, zorder=1)
+        for end, (name, colour, marker) in zip(ends, _RANKS, strict=True):
+            label = name if place == 0 else None
+            axes.scatter(end, place, color=colour, marker=marker, s=55, zorder=2, label=label)
+    axes.set_yticks(range(len(rows)), [shown(row["name"]) for row in reversed(rows)])
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda ms, _: span(ms)))
+    ticks = ticks_ms(min(_ends(row)[0] for row in rows), max(_ends(row)[-1] for row in rows))
+    axes.set_xlim(ticks[0] / 1.1, ticks[-1] * 1.1)
+    axes.xaxis.set_major_locator(ticker.FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_xlabel("time in the queue (equal steps to the right are equal times as long)")
+    axes.grid(axis="y", visible=False)
+    _legend(axes)
+    return _svg(figure)
 
 
 def _ends(row: Row) -> list[float]:
@@ -195,81 +195,79 @@ _RANKS = (
 )
 
 
+@matplotlib.rc_context(_STYLE)
 def outcomes(counts: Mapping[str, Mapping[str, int]]) -> bytes:
     """Draw a bar for each queue, divided by how its messages ended or stand."""
-    with matplotlib.rc_context(_STYLE):
-        figure, (axes,) = _panels(1, 0.9 + 0.42 * len(counts))
-        names = sorted(counts, reverse=True)
-        left = [0.0] * len(names)
-        for outcome, colour in OUTCOMES.items():
-            shares = [100 * counts[name].get(outcome, 0) / sum(counts[name].values()) for name in names]
-            if any(shares):
-                axes.barh(range(len(names)), shares, left=left, color=colour, label=outcome, height=0.65)
-                left = [done + share for done, share in zip(left, shares, strict=True)]
-        labels = [f"{shown(name)} ({sum(counts[name].values()):,})" for name in names]
-        axes.set_yticks(range(len(names)), labels)
-        axes.set_xlim(0, 100)
-        axes.set_xlabel("percent of the queue's messages")
-        axes.grid(axis="y", visible=False)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
-        return _svg(figure)
+    figure, (axes,) = _panels(1, 0.9 + 0.42 * len(counts))
+    names = sorted(counts, reverse=True)
+    left = [0.0] * len(names)
+    for outcome, colour in OUTCOMES.items():
+        shares = [100 * counts[name].get(outcome, 0) / sum(counts[name].values()) for name in names]
+        if any(shares):
+            axes.barh(range(len(names)), shares, left=left, color=colour, label=outcome, height=0.65)
+            left = [done + share for done, share in zip(left, shares, strict=True)]
+    labels = [f"{shown(name)} ({sum(counts[name].values()):,})" for name in names]
+    axes.set_yticks(range(len(names)), labels)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("percent of the queue's messages")
+    axes.grid(axis="y", visible=False)
+    _legend(axes)
+    return _svg(figure)
 
 
+@matplotlib.rc_context(_STYLE)
 def lag(rows: Sequence[Row]) -> bytes:
     """Draw a bar for each reader: the messages that it has not read."""
-    with matplotlib.rc_context(_STYLE):
-        figure, (axes,) = _panels(1, 0.9 + 0.42 * len(rows))
-        places = range(len(rows))
-        counts = [row["messages"] for row in reversed(rows)]
-        messages = [count or 0 for count in counts]
-        axes.barh(places, messages, color=_COLOURS[0], height=0.65)
-        for place, count in zip(places, counts, strict=True):
-            text = "damage hides how many" if count is None else f"{count:,}"
-            where: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
-            axes.annotate(text, (count or 0, place), fontsize=9, **where)
-        axes.set_yticks(places, [f"{shown(row['reader'])} in {shown(row['name'])}" for row in reversed(rows)])
-        most = max([*messages, 1])
-        if _is_wide(messages):
-            _by_tens(axes.set_xscale, axes.xaxis, 1)
-            axes.set_xlim(0, 4 * most)
-        else:
-            axes.set_xlim(0, 1.12 * most)
-        axes.set_xlabel("messages not read yet")
-        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda count, _: f"{count:,.0f}"))
-        axes.grid(axis="y", visible=False)
-        return _svg(figure)
+    figure, (axes,) = _panels(1, 0.9 + 0.42 * len(rows))
+    places = range(len(rows))
+    counts = [row["messages"] for row in reversed(rows)]
+    messages = [count or 0 for count in counts]
+    axes.barh(places, messages, color=_COLOURS[0], height=0.65)
+    for place, count in zip(places, counts, strict=True):
+        text = "damage hides how many" if count is None else f"{count:,}"
+        where: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(text, (count or 0, place), fontsize=9, **where)
+    axes.set_yticks(places, [f"{shown(row['reader'])} in {shown(row['name'])}" for row in reversed(rows)])
+    most = max([*messages, 1])
+    if _is_wide(messages):
+        _by_tens(axes.set_xscale, axes.xaxis, 1)
+        axes.set_xlim(0, 4 * most)
+    else:
+        axes.set_xlim(0, 1.12 * most)
+    axes.set_xlabel("messages not read yet")
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda count, _: f"{count:,.0f}"))
+    axes.grid(axis="y", visible=False)
+    return _svg(figure)
 
 
+@matplotlib.rc_context(_STYLE)
 def anomalies(series: Sequence[tuple[str, Sequence[Row]]]) -> bytes:
     """Draw a panel for each series: its points, its band, and what is outside; rows of `anomaly.bands`."""
-    with matplotlib.rc_context(_STYLE):
-        figure, panels = _panels(len(series), 2.2)
-        for axes, (title, rows) in zip(panels, series, strict=True):
-            starts = [row["start"] for row in rows]
-            banded = [row for row in rows if row["high"] is not None]
-            axes.fill_between(
-                [row["start"] for row in banded],
-                [row["low"] for row in banded],
-                [row["high"] for row in banded],
-                color="#cfe3f1",
-                label="usual band",
-            )
-            axes.plot(
-                starts, [row["value"] for row in rows], color=_COLOURS[0], linewidth=1.3, label="measured"
-            )
-            outside = [row for row in rows if row["outside"]]
-            axes.scatter(
-                [row["start"] for row in outside],
-                [row["value"] for row in outside],
-                color="#d55e00",
-                s=36,
-                zorder=3,
-                label="outside",
-            )
-            axes.set_title(title, loc="left", fontweight="bold")
-            _by_time(axes, starts)
-        panels[0].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
-        return _svg(figure)
+    figure, panels = _panels(len(series), 2.2)
+    for axes, (title, rows) in zip(panels, series, strict=True):
+        starts = [row["start"] for row in rows]
+        banded = [row for row in rows if row["high"] is not None]
+        axes.fill_between(
+            [row["start"] for row in banded],
+            [row["low"] for row in banded],
+            [row["high"] for row in banded],
+            color="#cfe3f1",
+            label="usual band",
+        )
+        axes.plot(starts, [row["value"] for row in rows], color=_COLOURS[0], linewidth=1.3, label="measured")
+        outside = [row for row in rows if row["outside"]]
+        axes.scatter(
+            [row["start"] for row in outside],
+            [row["value"] for row in outside],
+            color="#d55e00",
+            s=36,
+            zorder=3,
+            label="outside",
+        )
+        axes.set_title(title, loc="left", fontweight="bold")
+        _by_time(axes, starts)
+    _legend(panels[0])
+    return _svg(figure)
 
 
 def span(ms: float) -> str:
@@ -299,6 +297,10 @@ def _panels(count: int, inches_high: float) -> "tuple[Figure, list[Axes]]":
     figure = Figure(figsize=(_INCHES_WIDE, max(inches_high, 1.6) * count), layout="constrained")
     FigureCanvasSVG(figure)
     return figure, list(figure.subplots(count, 1, squeeze=False)[:, 0])
+
+
+def _legend(axes: "Axes") -> None:
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
 def _by_tens(set_scale: Callable[..., None], axis: "Axis", floor: float) -> None:

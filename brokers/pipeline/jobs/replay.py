@@ -21,14 +21,10 @@ from brokers.pipeline.jobs.where import SERVED, Reading, Where, a_folder, where
 from brokers.pipeline.source.options import Server, TopicChoice
 from brokers.pipeline.source.planning import open_place
 from brokers.replaying.engine import Extents, SourcedRecord, topic_of
-from shared.errors import BrokerError, UsageError
+from shared.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-class NotMessages(BrokerError):
-    """The records of an archive are not messages that somebody sent."""
 
 
 class From(Protocol):
@@ -107,7 +103,7 @@ class FromArchive:
 
         manifest = committed(LocalFiles(self.path)).manifest
         if manifest.origin not in ("servers", f"a data folder's {SERVED}"):
-            raise NotMessages(f"{self.path} is an archive of {manifest.origin}: no messages to send again")
+            raise Refusal(f"{self.path} is an archive of {manifest.origin}: no messages to send again")
         wanted = set(topics.matching({log.topic: log for log in manifest.logs.values()}))
         logs = [log for log in manifest.logs.values() if log.topic in wanted]
         found = {f"{log.key} {log.topic}": (log.start, log.end) for log in logs}

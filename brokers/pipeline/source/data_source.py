@@ -16,6 +16,7 @@ from pyspark.sql.datasource import (
     Filter,
     InputPartition,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -24,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
+from pyspark.sql.types import StructType
 
 from brokers.pipeline import workers
 from brokers.pipeline.source import origin, planning, pruning, rows, sink, spans, stream
@@ -38,14 +39,7 @@ from brokers.pipeline.source.spans import LogSpot, Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.errors import BrokerError, ConfigError
 
-COLUMNS = (
-    StructType()
-    .add("topic", StringType())
-    .add("offset", LongType())
-    .add("timestamp", TimestampType())
-    .add("value", BinaryType())
-)
-"""To Arrow this is `framing.SCHEMA`, exactly."""
+COLUMNS = from_arrow_schema(SCHEMA)
 
 
 class LogmqDataSource(DataSource):

@@ -15,23 +15,15 @@ import pyarrow.compute as pc
 from brokers.pipeline.source.spans import Chunk, Span
 from shared.errors import BrokerError
 from shared.storage.format import LENGTH_BYTES, length_at
-from shared.tables.table import entries_schema
+from shared.tables.table import entries_schema, records_schema, time_type
 
 Starts = npt.NDArray[np.int32]
 """Where each record of a chunk begins, and behind these where the chunk ends."""
 
 Buffer = bytes | bytearray | memoryview
 
-_TIME = pa.timestamp("us", tz="UTC")
-SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("offset", pa.int64()),
-        ("timestamp", _TIME),
-        ("value", pa.binary()),
-    ]
-)
-"""Exactly what Spark makes of the source's columns."""
+SCHEMA = records_schema()
+"""The source's columns."""
 
 IN_INDEX = ("topic", "timestamp")
 """The columns of `SCHEMA` that need no bytes of the records."""
@@ -161,7 +153,7 @@ def rows(
                 return pa.array(begins[:-1].astype(np.int64) + chunk.offset)
             case "timestamp":
                 times = np.array([mark.first_ms * 1000 for mark in chunk.marks], np.int64)
-                return pa.array(np.repeat(times, counts)).cast(_TIME)
+                return pa.array(np.repeat(times, counts)).cast(time_type())
             case _:
                 return payloads(chunk.data, begins, value_bytes)
 
@@ -175,7 +167,7 @@ def entries(span: Span, chunk: Chunk) -> pa.RecordBatch:
     columns = {
         "topic": pa.repeat(pa.scalar(span.topic), len(marks)),
         "offset": [mark.offset for mark in marks],
-        "timestamp": pa.array([mark.first_ms * 1000 for mark in marks], pa.int64()).cast(_TIME),
+        "timestamp": pa.array([mark.first_ms * 1000 for mark in marks], pa.int64()).cast(time_type()),
         "messages": [mark.records for mark in marks],
         "bytes": [mark.length - LENGTH_BYTES * mark.records for mark in marks],
     }

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import attrs
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
@@ -41,22 +42,15 @@ class WrongSchema(BrokerError):
     """Rows with these columns cannot become records."""
 
 
+@attrs.define(eq=False)
 class Done(WriterCommitMessage):
     """What a partition's task wrote (its name, pieces by topic, records), and the pieces that are left."""
 
-    def __init__(
-        self,
-        name: str,
-        partition: int,
-        pieces: Mapping[str, int],
-        records: int,
-        rest: Sequence[PackedRecords],
-    ) -> None:
-        self.name = name
-        self.partition = partition
-        self.pieces = dict(pieces)
-        self.records = records
-        self.rest = tuple(rest)
+    name: str
+    partition: int
+    pieces: dict[str, int]
+    records: int
+    rest: Sequence[PackedRecords]
 
 
 Messages = list[WriterCommitMessage | None]

@@ -19,7 +19,7 @@ from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archiving.cli import archive
 from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.jobs import cli
-from brokers.pipeline.jobs.replay import FromArchive, FromLogs, NotMessages, topics_of
+from brokers.pipeline.jobs.replay import FromArchive, FromLogs, topics_of
 from brokers.pipeline.jobs.where import Reading, Where
 from brokers.pipeline.source.options import TopicChoice
 from brokers.replaying import engine as job
@@ -316,7 +316,7 @@ def test_what_is_replayed_is_named_once_and_may_be_in_any_folder(tmp_path: Path)
             topics_of(names, pattern)
     with opened(tmp_path, "a data folder's dms") as archive:
         archive.commit(archive.manifest.advance((), 0, 0))
-    with pytest.raises(NotMessages, match="archive of a data folder's dms"):
+    with pytest.raises(Refusal, match="archive of a data folder's dms"):
         FromArchive(tmp_path).extents(TopicChoice(pattern=".*"))
 
 
@@ -375,7 +375,15 @@ def test_topics_go_again_from_logs_servers_and_an_archive(
             )
             assert (done.topics, done.messages) == (2, len(ORDERS) + len(BILLS))
         both = f"{served.servers},{host}:{port}"
-        list(archive(tmp_path / "archive", servers=both, pattern="orders|server-.*", once=True, json=True))
+        list(
+            archive(
+                tmp_path / "archive",
+                reading=Reading(servers=both),
+                pattern="orders|server-.*",
+                once=True,
+                json=True,
+            )
+        )
         with pytest.raises(UsageError, match="appended to itself"):
             cli.replay("orders", host=host, port=port, reading=Reading(servers=both))
         done = cli.replay(
