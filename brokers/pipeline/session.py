@@ -200,33 +200,28 @@ def with_logging(
     return {**config, _JAVA_OPTIONS: f"{ours} {given}".strip()}
 
 
-def of_a_command(config: Mapping[str, str], master: str = "local[*]") -> dict[str, str]:
-    """Return the settings for a command, which reports errors itself, in one line."""
-    ours = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    if master.startswith("local"):  # on a cluster, workers start before anything is shipped
-        ours["spark.python.daemon.module"] = "brokers.pipeline.workers"
-    return with_logging({**ours, **config}, "error")
+LITTLE = {_PARTITIONS: "2", _JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""Settings for little data, whose time is mostly the JVM's start.
+
+Java takes its first compiler and a collector without threads, because the better ones start later.
+"""
+STREAM = {_PARTITIONS: str(os.cpu_count() or 2)}
+"""Settings for a stream. Each batch runs a task for each partition, with or without rows."""
 
 
-def little(given: Mapping[str, str], master: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the settings for little data, whose time is mostly the JVM's start.
+def of_a_command(
+    given: Mapping[str, str],
+    master: str = "local[*]",
+    sized: Mapping[str, str] = {},
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Return the settings for a command, which reports errors itself, in one line. Those `given` win.
 
-    Java takes its first compiler and a collector without threads, because the better ones start later.
+    `sized`: `LITTLE` or `STREAM`. They are left out on a cluster, and with a SPARK_CONF_DIR.
     """
-    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    return _with({_PARTITIONS: "2", _JAVA_OPTIONS: java}, given, master, environ)
-
-
-def bit_by_bit(
-    given: Mapping[str, str], master: str, environ: Mapping[str, str] = os.environ
-) -> dict[str, str]:
-    """Return the settings for a stream. Each batch runs a task for each partition, with or without rows."""
-    return _with({_PARTITIONS: str(os.cpu_count() or 2)}, given, master, environ)
-
-
-def _with(
-    ours: Mapping[str, str], given: Mapping[str, str], master: str, environ: Mapping[str, str]
-) -> dict[str, str]:
-    if not master.startswith("local") or "SPARK_CONF_DIR" in environ:
-        return dict(given)
-    return {**ours, **given}
+    ours = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    if is_local(master):  # on a cluster, workers start before anything is shipped
+        ours["spark.python.daemon.module"] = "brokers.pipeline.workers"
+        if "SPARK_CONF_DIR" not in environ:
+            ours |= sized
+    return with_logging({**ours, **given}, "error", environ)

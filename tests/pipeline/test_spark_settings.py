@@ -12,7 +12,7 @@ import pytest
 
 from brokers.pipeline import workers
 from brokers.pipeline.jobs.where import Reading
-from brokers.pipeline.session import LOGGING, bit_by_bit, little, of_a_command, with_logging
+from brokers.pipeline.session import LITTLE, LOGGING, STREAM, of_a_command, with_logging
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,22 +93,28 @@ def test_a_verb_says_errors_alone_unless_told() -> None:
 
 def test_little_data_has_a_java_that_starts_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
-    found = Reading().lean
+    found = Reading().config(LITTLE)
     assert found[PARTITIONS] == "2"
     assert "-XX:TieredStopAtLevel=1" in found[OPTIONS]
     assert "-Dlog4j2.configurationFile" in found[OPTIONS]
-    assert PARTITIONS not in Reading().config
-    assert "TieredStopAtLevel" not in Reading().config[OPTIONS]
-    assert "TieredStopAtLevel" not in Reading().following[OPTIONS]
-    assert int(Reading().following[PARTITIONS]) >= 1
+    assert PARTITIONS not in Reading().config()
+    assert "TieredStopAtLevel" not in Reading().config()[OPTIONS]
+    assert "TieredStopAtLevel" not in Reading().config(STREAM)[OPTIONS]
+    assert int(Reading().config(STREAM)[PARTITIONS]) >= 1
 
 
 def test_what_a_user_says_wins() -> None:
     given = {PARTITIONS: "7", OPTIONS: "-XX:+UseG1GC"}
-    assert little(given, "local[*]", {}) == given
-    assert bit_by_bit({PARTITIONS: "7"}, "local[2]", {}) == {PARTITIONS: "7"}
+    for sized in (LITTLE, STREAM):
+        found = of_a_command(given, "local[2]", sized, {})
+        assert found[PARTITIONS] == "7"
+        assert found[OPTIONS].endswith(" -XX:+UseG1GC")
+        assert "TieredStopAtLevel" not in found[OPTIONS]
 
 
 def test_a_cluster_and_settings_of_ones_own_are_left_alone() -> None:
-    assert little({"a": "b"}, "spark://there:7077", {}) == {"a": "b"}
-    assert bit_by_bit({"a": "b"}, "local", {"SPARK_CONF_DIR": "/etc/spark"}) == {"a": "b"}
+    for place, environ in (("spark://there:7077", {}), ("local", {"SPARK_CONF_DIR": "/etc/spark"})):
+        for sized in (LITTLE, STREAM):
+            plain = of_a_command({"a": "b"}, place, environ=environ)
+            assert of_a_command({"a": "b"}, place, sized, environ) == plain
+            assert plain["a"] == "b"

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.jobs.running import check_master, said, started
-from brokers.pipeline.jobs.where import UNSAID, Conf, Master, Reached, SourceOption, a_folder, pair
-from brokers.pipeline.session import of_a_command
-from brokers.render import CommandResult
+from brokers.pipeline.jobs.running import check_master, said, spark_for
+from brokers.pipeline.jobs.where import UNSAID, Reached, Reading, a_folder, pair
+from brokers.render import CommandResult, Following
 from shared.cli.options import Json, a_path
 from shared.cli.progress import counting
-from shared.errors import BrokerError, UsageError
+from shared.errors import UsageError
 
 if TYPE_CHECKING:
     from brokers.pipeline.archiving.feed import ArchiveInput
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 Compression = Literal["zstd", "snappy", "lz4", "none"]
 
+READING = Reading()
 _OURS = ("path", "servers", "namespace", "subscribe", "assign", "starting", "ending", "max", "min", "failon")
 """How options of the source begin that have flags here, or that make no sense here."""
 
@@ -40,7 +40,6 @@ def archive(
     path: Annotated[
         tuple[str, ...], Parameter(help="A data folder; repeatable.", negative="", show_default=False)
     ] = (),
-    servers: Annotated[str | None, Parameter(help="LogMQ servers, host:port with commas between.")] = None,
     topics: Annotated[str | None, Parameter(help="Topics, with commas between.")] = None,
     pattern: Annotated[str, Parameter(help="Without --topics: those whose whole name matches.")] = ".*",
     namespace: Annotated[str, Parameter(help="With --path: another protocol's logs.")] = "logmq",
@@ -55,12 +54,10 @@ def archive(
         bool,
         Parameter(help="Go on where records were lost before.", negative="", show_default=False),
     ] = False,
-    option: SourceOption = (),
+    reading: Reading = READING,
     reached: Annotated[Reached, Parameter(name="*")] = UNSAID,
-    master: Master = "local[*]",
-    conf: Conf = (),
     json: Json = False,
-) -> Iterator[Any] | CommandResult | Mapping[str, Any]:
+) -> Following | Mapping[str, Any]:
     """Write logs to Parquet, by topic and date, each record exactly once.
 
     It follows the logs until SIGTERM or SIGINT (a second one does not wait for the
@@ -87,16 +84,18 @@ def archive(
     ):
         if not number >= least:
             raise UsageError(flag, f"it is {least} at least")
-    if bool(path) == bool(servers):
+    if bool(path) == bool(reading.servers):
         raise UsageError("--path", "give either data folders (--path) or --servers")
-    check_master(master)
-    config = of_a_command(dict(pair("--conf", each) for each in conf), master)
+    check_master(reading.master)
+    reading.config()  # reports a mistake before anything is read
     path = tuple(str(a_folder(each, "--path")) for each in path)
     options = {"failOnDataLoss": "false" if allow_loss else "true"}
     options |= {"subscribe": topics} if topics is not None else {"subscribePattern": pattern}
-    options |= {"servers": servers} if servers else {"paths": dumps(path), "namespace": namespace}
+    options |= (
+        {"servers": reading.servers} if reading.servers else {"paths": dumps(path), "namespace": namespace}
+    )
     options |= reached.options
-    for key, value in (pair("--option", each) for each in option):
+    for key, value in (pair("--option", each) for each in reading.option):
         if key.lower().startswith(_OURS):
             raise UsageError("--option", f"{key} is set by the command itself")
         options[key] = value
@@ -114,8 +113,8 @@ def archive(
         compression=compression,
         allow_loss=allow_loss,
     )
-    rounds = _rounds(folder, feed, settings, master, config, once=once)
-    return _told(rounds) if json else _summary(rounds)
+    rounds = _rounds(folder, feed, settings, reading, once=once)
+    return Following(rounds) if json else _summary(rounds)
 
 
 def archived(
@@ -152,24 +151,14 @@ def archived(
 
 
 def _rounds(
-    folder: Path,
-    feed: "ArchiveInput",
-    settings: "Settings",
-    master: str,
-    config: Mapping[str, str],
-    *,
-    once: bool,
+    folder: Path, feed: "ArchiveInput", settings: "Settings", reading: Reading, *, once: bool
 ) -> Iterator["Round"]:
     """Yield each round when it is done. The archive's folder is locked, and Spark runs, until the last."""
     from brokers.pipeline.archiving.folder import opened
     from brokers.pipeline.archiving.job import Archiver
 
     folder = folder.absolute()
-    with (
-        opened(folder, feed.origin) as place,
-        _said_plainly(),
-        started(f"archive {folder}", master, config) as spark,
-    ):
+    with opened(folder, feed.origin) as place, spark_for(f"archive {folder}", reading, bar=False) as spark:
 
         def warn(text: str) -> None:
             print(f"brokers: {said(text)}; trying again", file=sys.stderr, flush=True)
@@ -199,27 +188,6 @@ def until_told(stop: threading.Event) -> Iterator[None]:
         yield
     finally:
         restore()
-
-
-@contextmanager
-def _said_plainly() -> Iterator[None]:
-    """Raise a Refusal of one line for what failed in an executor, as if it had failed here."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except (BrokerError, ConnectionRefusedError):  # their texts are for users already
-        raise
-    except (Py4JError, PySparkException, OSError) as error:
-        raise Refusal(said(str(error))) from error
-
-
-def _told(rounds: Iterator["Round"]) -> Iterator["Round"]:
-    """Flush each round at once, because a program behind a pipe may wait for it."""
-    for done in rounds:
-        yield done
-        sys.stdout.flush()
 
 
 def _summary(rounds: Iterator["Round"]) -> Mapping[str, Any]:

@@ -10,7 +10,8 @@ from cyclopts import Parameter
 
 from brokers.pipeline.jobs.running import FewRows, answered, is_little
 from brokers.pipeline.jobs.where import SERVED, UNSAID, Folders, Reached, Reading, a_folder, where
-from brokers.pipeline.session import require_spark
+from brokers.pipeline.session import LITTLE, STREAM, require_spark
+from brokers.render import Following
 from shared.cli.options import Json, Port, a_path, flag
 from shared.errors import UsageError
 from shared.tables.table import LIVES, VALUE, VOLUMES
@@ -28,7 +29,7 @@ ASKING = FewRows()
 def tables(*, json: Json = False) -> Rows:
     """List what `decode` knows: the tables of every installed protocol."""
     require_spark()
-    from brokers.pipeline.jobs.offers import offered
+    from brokers.pipeline.jobs.tables import offered
 
     return [
         {
@@ -61,8 +62,8 @@ def decode(
     require_spark()
     from brokers.pipeline.jobs import tables as job
     from brokers.pipeline.jobs.frames import limited, rows_of
-    from brokers.pipeline.jobs.offers import offered, only_served
     from brokers.pipeline.jobs.running import spark_for
+    from brokers.pipeline.jobs.tables import offered, only_served
 
     if not words:
         raise UsageError("TABLE", "say which; `brokers pipeline tables` lists them")
@@ -79,10 +80,12 @@ def decode(
     if follow:
         job.check_followed(chosen)
         if to is None:
-            return followed(
-                what, reading, lambda spark: job.rows_as_they_come(job.following(spark, there, chosen))
+            return Following(
+                followed(
+                    what, reading, lambda spark: job.rows_as_they_come(job.following(spark, there, chosen))
+                )
             )
-        with spark_for(what, reading.master, reading.following) as spark:
+        with spark_for(what, reading, STREAM) as spark:
             query = job.write_on(job.following(spark, there, chosen), to)
             try:
                 query.awaitTermination()
@@ -97,8 +100,7 @@ def decode(
         return answered(what, reading, there, chosen, first)
     if to.exists() and not overwrite:
         raise UsageError("--to", f"{to} is there already; --overwrite replaces it")
-    config = reading.lean if is_little(there, chosen) else reading.config
-    with spark_for(what, reading.master, config) as spark:
+    with spark_for(what, reading, LITTLE if is_little(there, chosen) else {}) as spark:
         job.write(job.read(spark, there, chosen), to, overwrite=overwrite)
         return {"table": table, "to": to, "rows": spark.read.parquet(str(to)).count()}
 
@@ -115,19 +117,19 @@ def throughput(
     """How much went through: messages and bytes by protocol, name and window."""
     require_spark()
     from brokers.pipeline.jobs import measures as job
-    from brokers.pipeline.jobs import offers, tables
+    from brokers.pipeline.jobs import tables
     from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window, lateness = length(window, "--window"), length(late, "--late")
     there = where(path, reading, reading.reached, bounded=not follow)
-    chosen = offers.only_served(offers.offered(VOLUMES, protocol), there)
+    chosen = tables.only_served(tables.offered(VOLUMES, protocol), there)
     if follow:
 
         def coming(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
             volumes = tables.following(spark, there, chosen)
             return tables.rows_as_they_come(job.following(volumes, each_window, lateness))
 
-        return followed("throughput", reading, coming)
+        return Following(followed("throughput", reading, coming))
 
     def sums(spark: "SparkSession | None") -> Rows:
         return rows_of(job.throughput(tables.volumes(spark, there, chosen), each_window))
@@ -147,12 +149,12 @@ def latency(
     """Percentiles of the time that messages wait for delivery, and stay in their queue."""
     require_spark()
     from brokers.pipeline.jobs import measures as job
-    from brokers.pipeline.jobs import offers, tables
+    from brokers.pipeline.jobs import tables
     from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window = None if window is None else length(window, "--window")
     there = where(path, reading, reading.reached)
-    chosen = offers.only_served(offers.offered(LIVES, protocol), there)
+    chosen = tables.only_served(tables.offered(LIVES, protocol), there)
 
     def percentiles(spark: "SparkSession | None") -> Rows:
         return rows_of(job.latency(tables.read(spark, there, chosen), each_window))
@@ -177,7 +179,7 @@ def lag(
     if there.servers is None:
         if groups is not None:
             raise UsageError("--groups", "a data folder knows its groups; only --servers takes this")
-        rows = answered("lag", reading, there, job.tables(), lambda spark: job.of_folders(spark, there))
+        rows = answered("lag", reading, there, job.sources(), lambda spark: job.of_folders(spark, there))
     else:
         if groups is None:
             text = "say which: servers do not list their groups, nor any sessions (a data folder has both)"
@@ -205,15 +207,15 @@ def anomaly(
     """Rates and values that leave their usual band, and the band."""
     require_spark()
     from brokers.pipeline.jobs import anomaly as job
-    from brokers.pipeline.jobs import offers, tables
+    from brokers.pipeline.jobs import tables
     from brokers.pipeline.jobs.frames import by, length, ordered, rows_of, union
 
     each_window = length(window, "--window")
     if history < 1 or not tolerance > 0:
         raise UsageError("--history and --tolerance", "they are above 0")
     there = where(path, reading, reading.reached)
-    chosen = offers.only_served(offers.offered(VOLUMES, protocol), there)
-    measured = offers.with_column(VALUE, protocol) if there.servers is None else []
+    chosen = tables.only_served(tables.offered(VOLUMES, protocol), there)
+    measured = tables.with_column(VALUE, protocol) if there.servers is None else []
     least = min(job.LEAST, history)
 
     def answer(spark: "SparkSession | None") -> Rows:
@@ -347,8 +349,7 @@ def replay(
     place = place or noted.begin(extents)
     pace = engine.Pace(rate or math.inf, speed or math.inf)
     what = f"replay {', '.join(topics.names) or pattern}"
-    spark_there = spark_for(what, reading.master, reading.config, bar=False)
-    with spark_there as spark, counting("messages") as told:
+    with spark_for(what, reading, bar=False) as spark, counting("messages") as told:
         left = place.ranges
         records = job.records_of(source.frame(spark, left), one_log=len(left) == 1) if left else ()
 
@@ -369,8 +370,5 @@ def followed(
     """Rows as they come, until interrupted; the session ends with them."""
     from brokers.pipeline.jobs.running import spark_for
 
-    config = reading.following
-    with spark_for(what, reading.master, config, bar=False) as spark, closing(rows(spark)) as found:
-        for row in found:
-            yield row
-            sys.stdout.flush()  # somebody may be waiting behind a pipe
+    with spark_for(what, reading, STREAM, bar=False) as spark, closing(rows(spark)) as found:
+        yield from found

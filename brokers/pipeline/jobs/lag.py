@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pyarrow as pa
 
-from brokers.pipeline.jobs import offers
+from brokers.pipeline.jobs import tables
 from brokers.pipeline.jobs.frames import BROKER, Frame, grouped, ordered, readable, rows_of
-from brokers.pipeline.jobs.offers import Offered
-from brokers.pipeline.jobs.tables import read
+from brokers.pipeline.jobs.tables import Offered, read
 from brokers.pipeline.jobs.where import SERVED, Where
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import Server, TopicChoice
@@ -56,9 +55,9 @@ class Lag:
     seconds: float | None
 
 
-def tables() -> Sequence[Offered]:
+def sources() -> Sequence[Offered]:
     """Return the tables that folders are asked for."""
-    return [*offers.offered(PLACES), *offers.offered_if_any(KEPT)]
+    return [*tables.offered(PLACES), *tables.offered_if_any(KEPT)]
 
 
 def of_folders(spark: "SparkSession | None", where: Where) -> Rows:
@@ -66,8 +65,8 @@ def of_folders(spark: "SparkSession | None", where: Where) -> Rows:
     found = {}
     for folder in where.folders:
         only = Where((folder,), None, where.options)
-        places = rows_of(newest(read(spark, only, offers.offered(PLACES))))
-        kept = [rows_of(waiting(read(spark, only, [each]))) for each in offers.offered_if_any(KEPT)]
+        places = rows_of(newest(read(spark, only, tables.offered(PLACES))))
+        kept = [rows_of(waiting(read(spark, only, [each]))) for each in tables.offered_if_any(KEPT)]
         found[str(folder)] = lag(folder, places, [row for some in kept for row in some])
     return _told_apart(found)
 

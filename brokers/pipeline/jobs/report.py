@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from brokers.escape import escape
-from brokers.pipeline.jobs import anomaly, lag, measures, offers, plots, tables
+from brokers.pipeline.jobs import anomaly, lag, measures, plots, tables
 from brokers.pipeline.jobs.frames import (
     Frame,
     Row,
@@ -35,7 +35,7 @@ from brokers.pipeline.jobs.frames import (
     union,
     with_value,
 )
-from brokers.pipeline.jobs.offers import Offered
+from brokers.pipeline.jobs.tables import Offered
 from brokers.pipeline.jobs.where import Where
 from shared.tables.table import LIVES, VALUE, VOLUMES
 
@@ -79,26 +79,26 @@ class Figures:
 def sources() -> Sequence[Offered]:
     """Return the tables that a report reads."""
     return [
-        *offers.offered(VOLUMES),
-        *offers.with_column(VALUE),
-        *offers.offered(LIVES),
-        *lag.tables(),
+        *tables.offered(VOLUMES),
+        *tables.with_column(VALUE),
+        *tables.offered(LIVES),
+        *lag.sources(),
     ]
 
 
 def figures(spark: "SparkSession | None", where: Where, window: str | None = None) -> Figures:
     """Read one data folder. `window`: None takes one of which the whole time has a few hundred."""
-    with kept(tables.volumes(spark, where, offers.offered(VOLUMES))) as volumes:
+    with kept(tables.volumes(spark, where, tables.offered(VOLUMES))) as volumes:
         totals = rows_of(_totals(volumes))
         window = window or window_for(totals)
-        readings = [tables.decoded(spark, where, each) for each in offers.with_column(VALUE)]
+        readings = [tables.decoded(spark, where, each) for each in tables.with_column(VALUE)]
         series = [anomaly.rates(volumes, window), *(anomaly.values(each, window) for each in readings)]
         with kept(anomaly.bands(union(series))) as banded:
             outside = rows_of(anomaly.anomalies(banded))
             bands = rows_of(_worst(banded, outside)) if outside else []
         over_time = rows_of(measures.throughput(_by_rank(volumes), window))
         faults = rows_of(_fault_counts(volumes))
-    with kept(tables.read(spark, where, offers.offered(LIVES))) as lives:
+    with kept(tables.read(spark, where, tables.offered(LIVES))) as lives:
         waits = rows_of(measures.latency(lives))
         outcomes = rows_of(grouped(lives, ["name", "outcome"], count=("seq", "count")))
     largest = {row["name"] for row in totals if row["protocol"] in {wait["protocol"] for wait in waits}}

@@ -21,7 +21,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.pipeline.jobs.where import UNSAID, Reached, Reading, Where
-from brokers.pipeline.session import of_a_command, require_spark, session
+from brokers.pipeline.session import LITTLE, require_spark, session
 from shared.cli.progress import progress
 from shared.errors import BrokerError, UsageError
 from shared.tables.table import TooMany
@@ -29,7 +29,7 @@ from shared.tables.table import TooMany
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from brokers.pipeline.jobs.offers import Offered
+    from brokers.pipeline.jobs.tables import Offered
 
 LOOK_SECONDS = 0.2
 MASTER_SECONDS = 10.0
@@ -44,28 +44,31 @@ class JobFailed(BrokerError):
 
 @contextmanager
 def spark_for(
-    what: str, master: str, config: Mapping[str, str] | None = None, *, bar: bool = True
+    what: str, reading: Reading, sized: Mapping[str, str] = {}, *, bar: bool = True
 ) -> Iterator["SparkSession"]:
     """Start a session for one command, and end it. `bar`: show the progress of its tasks on a terminal.
 
-    A session that was there before stays. Raises UsageError for a wrong master, NoSpark, NoJava, and
-    JobFailed for whatever Spark raises.
+    `sized`: as `of_a_command` takes it. A session that was there before stays. Raises UsageError for a wrong
+    master, NoSpark, NoJava, and JobFailed for whatever Spark raises.
     """
-    check_master(master)
+    check_master(reading.master)
     require_spark()
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    settings = of_a_command({}, master) if config is None else config
+    settings = reading.config(sized)
     try:
-        with started(what, master, settings) as spark, watched(spark, what) if bar else nullcontext():
+        with (
+            _started(what, reading.master, settings) as spark,
+            watched(spark, what) if bar else nullcontext(),
+        ):
             yield spark
     except (PySparkException, Py4JError) as error:
         raise JobFailed(said(str(error))) from error
 
 
 @contextmanager
-def started(what: str, master: str, config: Mapping[str, str]) -> Iterator["SparkSession"]:
+def _started(what: str, master: str, config: Mapping[str, str]) -> Iterator["SparkSession"]:
     """Start a session, which ctrl-C interrupts, and end it. A session that was there before stays."""
     from pyspark.sql import SparkSession
 
@@ -242,7 +245,7 @@ def answered(
                 raise UsageError("--engine", f"{error}, which is for Spark: --engine spark") from None
             little = False
 
-    with spark_for(what, asking.master, asking.lean if little else asking.config) as spark:
+    with spark_for(what, asking, LITTLE if little else {}) as spark:
         return answer(spark)
 
 

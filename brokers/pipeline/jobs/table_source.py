@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from brokers.pipeline import workers
-from brokers.pipeline.jobs.offers import logs_of, offered
+from brokers.pipeline.jobs.tables import logs_of, offered
 from brokers.pipeline.source import rows
 from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader
 from brokers.pipeline.source.framing import IN_INDEX

@@ -1,4 +1,6 @@
-"""Reads and writes tables: in this process or with Spark, whole or decoded, once or as records come.
+"""The tables that installed protocols offer, found by entry point; and reading and writing their rows.
+
+They are read in this process or with Spark, whole or decoded, once or as records come.
 
 `spark`: a session, or None for this process. Each broker's rows are gathered by themselves.
 """
@@ -6,18 +8,21 @@
 import queue
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import attrs
 import pyarrow as pa
 
+from brokers import plugins
+from brokers.errors import ExitCode
 from brokers.pipeline import workers
-from brokers.pipeline.jobs import offers
 from brokers.pipeline.jobs.frames import Frame, rows_of, told_apart, union
-from brokers.pipeline.jobs.offers import NoTable, Offered, logs_of
-from brokers.pipeline.jobs.where import Where
+from brokers.pipeline.jobs.where import SERVED, Where
 from brokers.pipeline.source import rows as records
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.planning import planned
+from shared.errors import BrokerError, ConfigError
+from shared.tables.table import LogTable, tables_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,6 +39,83 @@ WAITING_MAX = 8
 LOOK_SECONDS = 0.5
 
 
+class NoTable(BrokerError):
+    """No protocol has a table of that name."""
+
+    exit_code: ClassVar[int] = ExitCode.MISSING
+
+
+@attrs.frozen
+class Offered:
+    """A table, and the name of its protocol."""
+
+    protocol: str
+    table: LogTable
+
+
+def logs_of(found: Offered, *, served: bool) -> dict[str, str]:
+    """Return the source's options for the logs of a table. Raises ConfigError."""
+    table = found.table
+    if not served:
+        return {"subscribepattern": table.logs, "namespace": table.namespace}
+    if table.namespace != SERVED:
+        text = f"only the logs of {SERVED} are served; {found.protocol}.{table.name} needs a path"
+        raise ConfigError("servers", text)
+    return {"subscribepattern": table.logs}
+
+
+def offered(name: str | None = None, protocol: str | None = None) -> Sequence[Offered]:
+    """Return the tables of that name and protocol; None: of any. Raises NoTable, which lists all tables."""
+    every = [Offered(plugin.name, table) for plugin in plugins.load_all()[0] for table in tables_of(plugin)]
+    found = [each for each in every if name in (None, each.table.name) and protocol in (None, each.protocol)]
+    if not found:
+        asked = " ".join(filter(None, [protocol, name]))
+        there = ", ".join(f"{each.protocol} {each.table.name}" for each in every)
+        raise NoTable(f"no protocol has a table {asked}; there are: {there or 'none'}")
+    return found
+
+
+def offered_if_any(name: str | None = None, protocol: str | None = None) -> Sequence[Offered]:
+    """The same as `offered`, but empty instead of an error where there is none."""
+    try:
+        return offered(name, protocol)
+    except NoTable:
+        return ()
+
+
+def with_column(column: str, protocol: str | None = None) -> Sequence[Offered]:
+    """Return the tables whose decoded rows have a column."""
+    return [each for each in offered_if_any(None, protocol) if column in each.table.schema.names]
+
+
+def present(chosen: Sequence[Offered], where: Where) -> Sequence[Offered]:
+    """Return the tables whose namespace a folder has. Returns at least one, for its columns."""
+    if where.servers is not None:
+        return chosen
+    spaces = {each.table.namespace for each in chosen}
+    there = {space for space in spaces if any((folder / space).is_dir() for folder in where.folders)}
+    return [each for each in chosen if each.table.namespace in there] or chosen[:1]
+
+
+def only_served(chosen: Sequence[Offered], where: Where) -> Sequence[Offered]:
+    """Return the tables that can be read there: a server gives only topics. Raises NoTable if none can."""
+    if where.servers is None:
+        return chosen
+    found = [each for each in chosen if each.table.namespace == SERVED]
+    if not found:
+        tables = ", ".join(f"{each.protocol} {each.table.name}" for each in chosen)
+        of_topics = [each for each in offered() if each.table.namespace == SERVED]
+        there = ", ".join(f"{each.protocol} {each.table.name}" for each in of_topics)
+        raise NoTable(
+            f"a server does not give what {tables} is made of: read the broker's data folder. "
+            f"With --servers there are: {there}"
+        )
+    return found
+
+
+# -- reading
+
+
 def size(where: Where, chosen: Iterable[Offered]) -> int:
     """Return how much there is to read for these tables, in bytes of logs. Raises what reading raises."""
     return sum(_size(where, source, each) for each in chosen for source in where.sources)
@@ -46,12 +128,12 @@ def _size(where: Where, source: str, each: Offered) -> int:
 
 def read(spark: "SparkSession | None", where: Where, chosen: Sequence[Offered]) -> Frame:
     """Return the rows of tables of one name, gathered if the table needs it. Raises TooMany without Spark."""
-    return union([_read(spark, where, each, whole=True) for each in offers.present(chosen, where)])
+    return union([_read(spark, where, each, whole=True) for each in present(chosen, where)])
 
 
 def volumes(spark: "SparkSession | None", where: Where, chosen: Sequence[Offered]) -> Frame:
     """Return the decoded rows of `volumes` of several protocols, which still have to be added up."""
-    return union([decoded(spark, where, each) for each in offers.present(chosen, where)])
+    return union([decoded(spark, where, each) for each in present(chosen, where)])
 
 
 def decoded(spark: "SparkSession | None", where: Where, each: Offered) -> Frame:
@@ -69,7 +151,7 @@ def check_followed(chosen: Sequence[Offered]) -> None:
     """Raise NoTable for a table that is gathered from all rows, which a stream never has."""
     for each in chosen:
         if each.table.gather is not None:
-            others = offers.offered(protocol=each.protocol)
+            others = offered(protocol=each.protocol)
             can = ", ".join(other.table.name for other in others if other.table.gather is None)
             raise NoTable(
                 f"{each.protocol} {each.table.name} is gathered from all that is there, and not followed; "

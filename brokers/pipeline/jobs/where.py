@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 from cyclopts import Parameter
 
-from brokers.pipeline.session import bit_by_bit, little, of_a_command
+from brokers.pipeline.session import of_a_command
 from shared.cli.options import Ca, Certificate, Key, PasswordFile, Tls, User, a_path
 from shared.errors import UsageError
 from shared.local_path import local_path
@@ -86,24 +86,9 @@ class Reading:
     master: Master = "local[*]"
     conf: Conf = ()
 
-    @property
-    def config(self) -> Mapping[str, str]:
-        """Return Spark's settings. Raises UsageError."""
-        return of_a_command(self._given, self.master)
-
-    @property
-    def lean(self) -> Mapping[str, str]:
-        """Return the settings for little data."""
-        return of_a_command(little(self._given, self.master), self.master)
-
-    @property
-    def following(self) -> Mapping[str, str]:
-        """Return the settings for a stream."""
-        return of_a_command(bit_by_bit(self._given, self.master), self.master)
-
-    @property
-    def _given(self) -> Mapping[str, str]:
-        return dict(pair("--conf", each) for each in self.conf)
+    def config(self, sized: Mapping[str, str] = {}) -> Mapping[str, str]:
+        """Return Spark's settings. `sized`: as `of_a_command` takes it. Raises UsageError."""
+        return of_a_command(dict(pair("--conf", each) for each in self.conf), self.master, sized)
 
 
 @attrs.frozen

@@ -10,8 +10,8 @@ import attrs
 import pytest
 
 from brokers.pipeline.jobs import cli, lag, report, tables
-from brokers.pipeline.jobs.offers import offered
 from brokers.pipeline.jobs.running import FewRows, is_little, is_local
+from brokers.pipeline.jobs.tables import offered
 from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.source.origin import DataLoss
 from dms import lifecycles
@@ -75,7 +75,7 @@ def test_little_is_answered_without_spark(passed: Path) -> None:
 
 
 def test_much_and_what_is_sparks_own_is_for_spark(passed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there, chosen = Where((passed,)), [*offered(VOLUMES), *lag.tables()]
+    there, chosen = Where((passed,)), [*offered(VOLUMES), *lag.sources()]
     assert is_little(there, chosen)
     assert is_local(FewRows(), little=True)
     assert not is_local(FewRows(master="local[1]"), little=True)

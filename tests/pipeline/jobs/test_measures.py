@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from brokers.pipeline.jobs import lag, measures, tables
 from brokers.pipeline.jobs.frames import Frame, rows_of, union
-from brokers.pipeline.jobs.offers import offered
+from brokers.pipeline.jobs.tables import offered
 from brokers.pipeline.jobs.where import Where
 from shared.storage.tools.logs import RecordRow, log_dump
 from shared.tables.table import LIVES, PLACES, time_type, volumes_schema

@@ -11,7 +11,7 @@ import pytest
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs import tables as job
 from brokers.pipeline.jobs.frames import rows_of
-from brokers.pipeline.jobs.offers import NoTable, offered
+from brokers.pipeline.jobs.tables import NoTable, offered
 from brokers.pipeline.jobs.where import Where, check_folder
 from dms import events
 from dms.lifecycles import lifecycles, lifecycles_of

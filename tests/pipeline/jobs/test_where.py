@@ -10,9 +10,8 @@ import pytest
 
 from brokers.pipeline.jobs import cli, tables
 from brokers.pipeline.jobs.measures import following
-from brokers.pipeline.jobs.offers import NoTable, offered, only_served
 from brokers.pipeline.jobs.running import FewRows
-from brokers.pipeline.jobs.tables import rows_as_they_come
+from brokers.pipeline.jobs.tables import NoTable, offered, only_served, rows_as_they_come
 from brokers.pipeline.jobs.where import Where, where
 from shared.errors import ConfigError, StoreFormat, UsageError
 from tests.pipeline.folders import RECORDS, marks, offset_of
