@@ -1,4 +1,4 @@
-"""What the API shows of LogMQ, and what can be done with it: topics, their records, groups' offsets."""
+"""What the API shows of LogMQ, and the actions on it: topics, their records, groups' offsets."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -210,7 +210,7 @@ class Admin:
         return {"deleted": int(there)}
 
     def _there(self, found: tuple[Log, bytes]) -> Committed:
-        """Raises ObjectMissing."""
+        """The commit. Raises ObjectMissing."""
         log, key = found
         row = None if log.deleted else self._broker.groups.read(log, key)
         if row is None:
@@ -218,7 +218,7 @@ class Admin:
         return row
 
     async def _place(self, log: Log, arguments: Mapping[str, Any]) -> int | None:
-        """The offset at a time, or so many records before the end. Raises BadArgument and StoreError."""
+        """The offset at a time, or of some records before the end. Raises BadArgument and StoreError."""
         if "time" in arguments:
             return log.seek(round(_moment(arguments) * 1000))
         if "records_back" in arguments:
@@ -227,11 +227,11 @@ class Admin:
         return None
 
     async def _boundary(self, log: Log, arguments: Mapping[str, Any]) -> int:
-        """An offset between two records. Raises BadArgument and StoreError."""
+        """A record boundary. Raises BadArgument and StoreError."""
         if "offset" not in arguments:
             raise BadArgument("offset is missing")
         offset = a_count(arguments, "offset", 0, log.first, log.visible)
-        await read_records(log, offset, 1)  # it says what is wrong with an offset inside a record
+        await read_records(log, offset, 1)  # it reports an offset inside a record
         return offset
 
 

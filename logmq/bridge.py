@@ -1,7 +1,7 @@
 """LogMQ as an end of bridges: topics that match a glob as sources, topics as targets.
 
-A source keeps its place in each topic, and that is put into the entry that has what was carried. Topics that
-are made while the bridge is there are carried from their first record on.
+A source keeps its position in each topic; it is in the journal entry with the carried messages. Topics
+created while the bridge runs are carried from their first record on.
 """
 
 import re
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from shared.storage.store import Log
 
 READ_BYTES = 256 << 10
-"""Of one topic at a time: about a millisecond's work."""
+"""Bytes read from one topic at a time: about a millisecond of work."""
 READ_AHEAD_BYTES = 1 << 20
-"""While so much waits in the inbox nothing more is read."""
+"""Above so many bytes in the inbox, reading pauses."""
 TOPICS_AT_ONCE = 8
-"""So many are added, and read ahead, by one call for a run; a step of a bridge has a hundred calls."""
+"""Topics added, and read ahead, per call for a run; a step of a bridge has a hundred calls."""
 LAG_TOPICS_MAX = 4096
-"""With more topics nobody looks how far a paused bridge is behind: it would take the loop for too long."""
+"""With more topics the lag of a paused bridge is not computed: it would hold the loop too long."""
 _WILD = re.compile(r"[*?[]")
 _PLACE = struct.Struct(">QQ")
-"""A position: the log's id, so that a topic which is made again is another one, and the offset."""
+"""A position: the log's id, so that a topic created again is another one, and the offset."""
 
 
 class _Topic:
-    """A topic that is read. `next`: the offset of the next read; `carried`: below it all is carried."""
+    """A topic being read. `next`: the offset of the next read; `carried`: everything below is carried."""
 
     __slots__ = ("carried", "log", "name", "next", "queued", "reading")
 
@@ -59,7 +59,7 @@ class _Topic:
 
 
 class LogmqSource:
-    """A `BridgeSource`. Topics with something to read stand in line; each has a read, then the next has."""
+    """A `BridgeSource`. Topics with unread records wait in line; after one read it is the next one's turn."""
 
     durable = gives_back = True
 
@@ -71,11 +71,11 @@ class LogmqSource:
         self._line: deque[_Topic] = deque()
         self._closed = False
         self._unread: StoreError | None = None
-        """Why a topic could not be read: the bridge is to begin anew where it was."""
+        """Why a topic could not be read: the bridge restarts from its positions."""
         self._start = context.start if context.positions.first_run else "first"
         found = (log for log in broker.topics.all() if fnmatchcase(log.name, pattern))
         self._unseen: list[Log] | None = list(found)
-        """Topics that were there before; None: they are all added."""
+        """Topics that existed before and are not added yet; None: all are added."""
         broker.topics.on_made.add(self._made)
 
     def take(self, count: int) -> MessageRun | None:
@@ -92,13 +92,13 @@ class LogmqSource:
         assert run.positions is not None
         topic = self._topics.get(run.origin.name)
         if topic is None or topic.log.deleted:
-            return  # there is nothing that a place could be kept of
+            return  # its position could not be kept
         offset = run.positions[-1] + HEADER_BYTES + len(run.bodies[-1])
         self._context.positions.put(topic.name, _PLACE.pack(topic.log.id, offset))
         topic.carried = offset
 
     def seal(self) -> None:
-        """Nothing is left to do: each confirmation is noted at once."""
+        """Nothing to do: each confirmation is noted at once."""
 
     def refill(self) -> None:
         self._read()
@@ -144,7 +144,7 @@ class LogmqSource:
         self._queue(topic)
 
     def _place(self, name: bytes, log: "Log", start: str) -> int:
-        """Where to begin; on the first run that is kept, for the next start to begin there, too."""
+        """Where to begin. On the first run this is stored, so that the next start begins there too."""
         kept = self._context.positions.get(name)
         if kept is not None:
             log_id, offset = _PLACE.unpack(kept)
@@ -161,7 +161,7 @@ class LogmqSource:
                 return min(max(int(offset), log.first), log.end)
             start = "first"
         offset = _offset_of(log, start)
-        with suppress(StoreError):  # it is kept with what is carried first
+        with suppress(StoreError):  # it is stored with the first carried messages
             self._context.positions.put(name, _PLACE.pack(log.id, offset))
         return offset
 
@@ -185,7 +185,7 @@ class LogmqSource:
             self._line.append(topic)
 
     def _read(self) -> None:
-        """Read ahead, a stretch of each topic in line, as far as there is room."""
+        """Read ahead one stretch of each topic in line, as far as there is room."""
         inbox = self._context.inbox
         for _ in range(TOPICS_AT_ONCE):
             if not self._line or self._closed or inbox.bytes >= READ_AHEAD_BYTES:
@@ -195,7 +195,7 @@ class LogmqSource:
             topic.reading = True
             topic.log.read(topic.next, READ_BYTES, lambda found, topic=topic: self._found(topic, found))  # type: ignore[misc]
             if topic.reading:
-                return  # it is on its way; others need not go before it
+                return  # it is pending; the others need not wait behind it
         if self._line:
             self._context.wake()
 
@@ -218,11 +218,11 @@ class LogmqSource:
             return
         self._queue(topic)
         if self._line and self._context.inbox.bytes < READ_AHEAD_BYTES:
-            self._context.wake()  # which has the next read
+            self._context.wake()  # it calls for the next read
 
     def _pass_over(self, topic: _Topic, error: OutOfRange | CorruptRecord | NotARecord) -> None:
-        """Go on behind what cannot be read, or is there no more; within a record, at its beginning."""
-        if isinstance(error, NotARecord):  # where a reset, or `start`, had the bridge begin
+        """Continue behind what cannot be read or has been dropped; inside a record, at its beginning."""
+        if isinstance(error, NotARecord):  # after a reset, or by `start`
             following = error.below
         else:
             following = (
@@ -243,7 +243,7 @@ class LogmqSource:
 
 
 class LogmqTarget:
-    """A `BridgeTarget`: topics are made by writing to them."""
+    """A `BridgeTarget`: writing creates topics."""
 
     durable = True
 
@@ -268,7 +268,7 @@ class LogmqTarget:
         count = next((at for at, body in enumerate(bodies) if len(body) > bytes_max), len(bodies))
         try:
             log = self._broker.topics.writable_untrusted(name)
-        except Refusal as refusal:  # too many topics, or the store takes nothing
+        except Refusal as refusal:  # too many topics, or the store refuses
             raise BridgeRefusal("full", str(refusal)) from None
         records, _ = encode(bodies if count == len(bodies) else bodies[:count])
         log.append(records, count)

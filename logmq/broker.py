@@ -1,4 +1,4 @@
-"""What all connections share: topics, groups, writers, counts."""
+"""What all connections share: topics, groups, writers, counters."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Broker:
-    """One LogMQ, without its sockets."""
+    """One LogMQ broker, without its sockets."""
 
     store: Store
     log: "structlog.stdlib.BoundLogger"
@@ -35,19 +35,19 @@ class Broker:
     """The server stops: nothing waits any more."""
 
     async def take_settings(self, settings: LogmqSettings) -> None:
-        """Take other settings from now on; connections keep the sizes that they began with."""
+        """Use other settings from now on; connections keep their sizes."""
         self.settings = settings
         self.groups.commits_max, self.writers.writers_max = settings.commits_max, settings.writers_max
         await self.topics.take_settings(settings)
 
     def delete(self, log: Log) -> Ticket:
-        """End a topic, with all that groups and writers have of it. Raises StoreError."""
+        """Delete a topic, with everything that groups and writers have of it. Raises StoreError."""
         ticket = self.topics.delete(log, self.groups.grave(log.id))
         self.clear_grave(log.id)
         return ticket
 
     def clear_grave(self, log_id: int) -> None:
-        """Have what is left of a deleted log go, then the record of its end. Raises StoreError."""
+        """Remove what is left of a deleted log, then its grave. Raises StoreError."""
         self.groups.forget(
             log_id, lambda: self.writers.forget(log_id, lambda: self.groups.close_grave(log_id))
         )

@@ -65,15 +65,15 @@ __all__ = [
 PORT = 8080
 FETCH_BYTES = 1024 * 1024
 PIECE_BYTES = 256 * 1024
-"""Many messages are sent in pieces of this size."""
+"""Many messages are sent in pieces of this many bytes."""
 FOLLOW_WAIT_MS = 20_000
-"""Of one FETCH at a topic's end. Middleboxes forget idle connections after half a minute."""
+"""The longest wait of one FETCH at a topic's end. Middleboxes forget idle connections after half a minute."""
 BATCH_BYTES_MAX = 256 * 1024
 BATCHES_UNANSWERED_MAX = 32
-"""Of one producer; well below the batches that the server remembers of each writer (128)."""
+"""Unanswered batches of one producer; well below the 128 that the server remembers per writer."""
 
 LOGIN_SECONDS = 30.0
-"""For the answer to a login. After failures of its address it takes longer."""
+"""Timeout of a login. After failures of its address it takes longer."""
 
 _Answer = TypeVar("_Answer", bound=Answer)
 
@@ -136,7 +136,7 @@ class Client:
         awaited: list[OffsetsAnswer] = []
         for requests, count in _write_requests(name, messages):
             answer = OffsetsAnswer(count)
-            # All over one connection: over two, a lost one would leave a gap in the order.
+            # use one connection: with two, losing one would leave a gap in the order
             await link.ask(requests, answer)
             awaited.append(answer)
         offsets: list[int] = []
@@ -238,12 +238,12 @@ class Client:
         return Topic(topic, first, end)
 
     async def seek(self, topic: str, unix_ms: int) -> int:
-        """The offset of the first record at or after that time, as exact as the index."""
+        """The offset of the first record at or after that time, to the resolution of the index."""
         (offset,) = await self._ask(connector.seek(topic, unix_ms))
         return cast(int, offset)
 
     async def marks(self, topic: str, start: int, stop: int) -> list[Mark]:
-        """Index entries that touch [start, stop)."""
+        """Index entries that overlap [start, stop)."""
         return cast(list[Mark], await self._ask(connector.marks(topic, start, stop)))
 
     async def topics(self) -> list[Topic]:
@@ -253,7 +253,7 @@ class Client:
     # Groups and the rest.
 
     async def commit(self, group: str, topic: str, offset: int) -> None:
-        """Commit: the group is done with all before `offset`, which is a record's start or the end."""
+        """Commit: the group has processed everything before `offset`, a record's start or the end."""
         await self._ask(connector.commit(group, topic, offset))
 
     async def committed(self, group: str, topic: str) -> int | None:
@@ -275,8 +275,9 @@ class Client:
         await self._ask(connector.ping())
 
     async def check_answers(self, seconds: float) -> None:
-        """Send one PING over the connection that exists. Raises Unreachable where the answer is late, or not
-        LogMQ's."""
+        """Send one PING over the existing connection. Raises Unreachable if the answer is late, or is not
+        LogMQ's.
+        """
         answer = LineAnswer(b"PONG", 0)
         try:
             with trio.fail_after(seconds):
@@ -301,11 +302,11 @@ class Client:
         return await self._send(head + records, LineAnswer(b"OK", 1))
 
     async def _ask(self, ask: Ask) -> Any:
-        """The result of a request that does no harm twice."""
+        """The result of a request that may be sent twice."""
         return await self._again(lambda: self._send(ask.request, ask.answer()))
 
     async def _again(self, send: Callable[[], Any]) -> Any:
-        """The same, for a request that is sent by `send`."""
+        """The same for a request sent by `send`."""
 
         async def attempt() -> Any:
             return await answered(await send())
@@ -322,7 +323,7 @@ class Client:
 
 
 async def _open(address: Address) -> trio.abc.Stream:
-    """A stream on which the address's user is logged in. Raises also Disconnected, LogmqError."""
+    """A stream with the address's user logged in. Also raises Disconnected, LogmqError."""
     stream = await address.open()
     if not address.login:
         return stream
@@ -348,7 +349,7 @@ async def _open(address: Address) -> trio.abc.Stream:
 
 
 class Link(PipelinedConnection[Answer]):
-    """One connection's life: requests go out together, answers come in order."""
+    """One connection: requests are pipelined, answers come in order."""
 
     def receive(self, data: bytearray) -> int:
         at = 0
@@ -427,7 +428,7 @@ class Records:
         if data:
             self._ready.extend(records_of(data, at))
             self._answer_offset = at + len(data)
-            self._answer = await self._ask()  # while these are handed out
+            self._answer = await self._ask()  # fetched while these are handed out
         elif not self._wait_ms:
             raise StopAsyncIteration
 
@@ -467,7 +468,7 @@ class Tail(Receiver[Record]):
             records.append(record)
             self._received = record.next_offset
         if not records and data.startswith((b"OK ", b"ERR "), at):
-            # OK: the server drains and closes next. The tail goes on when it is back.
+            # OK: the server is draining and closes next. The tail continues when it is back.
             last = LineAnswer(b"OK", 1)
             end = last.take(data, at)
             if last.error is not None:
@@ -561,7 +562,7 @@ class Producer:
             if answer is None or not answer.done:
                 break
             if isinstance(answer.error, Disconnected) and not isinstance(answer.error, Unreachable):
-                for again in self._batches:  # in the same order, by the same numbers
+                for again in self._batches:  # in the same order, with the same seqs
                     again.answer = None
                 self._wake()
                 break

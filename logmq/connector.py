@@ -1,9 +1,9 @@
-"""LogMQ's wire for clients: requests as bytes, and objects that take their answers. No I/O.
+"""LogMQ's wire for clients: requests as bytes, and objects that parse their answers. No I/O.
 
-Other packages use this module alone of LogMQ's: so does Spark's data source.
+Other packages use only this module of LogMQ; so does Spark's data source.
 
 Each request has an `Answer` that knows the shape of its answer. `take` gets the bytes received so far, and
-where the answer begins. It returns where the answer ends, or -1 while it is not whole.
+where the answer begins. It returns where the answer ends, or -1 if it is incomplete.
 
 Source: PROTOCOL.md, "Requests" and "Replies".
 """
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from shared.client.login import Login
 
 LINE_BYTES_MAX = 64 * 1024
-"""Of any line but MESSAGE: the longest, HELP's, has less than 1 KiB."""
+"""Bytes of any line but MESSAGE: the longest, HELP's, is below 1 KiB."""
 BODY_BYTES_MAX = 64 * 1024 * 1024
-"""Of a chunk or message: the protocol's own limit."""
+"""Bytes of a chunk or message: the protocol's own limit."""
 
 Buffer = bytes | bytearray
 
@@ -45,7 +45,7 @@ class LogmqError(BrokerError):
 
 
 class NoTopic(LogmqError):
-    """There is no such topic, or there is none any more."""
+    """The topic does not exist, or no longer."""
 
     exit_code = EXIT_MISSING
 
@@ -83,13 +83,13 @@ class Mark:
 
 
 class Ask(NamedTuple):
-    """A request, and what makes the object for its answer."""
+    """A request, and a factory for its answer object."""
 
     request: bytes
     answer: "Callable[[], Answer]"
 
 
-# These raise Refusal for a name that no server takes.
+# These raise Refusal for a name that no server accepts.
 
 
 def offsets(topic: str) -> Ask:
@@ -151,7 +151,7 @@ def check_logged_in(line: bytes, login: "Login") -> None:
     refused = _refused(line)
     if refused is None and line != b"OK":
         raise RemoteProtocolError("the server's answer to a login is not LogMQ's")
-    if refused is not None:  # whose text may be what the server was sent
+    if refused is not None:  # its text may contain what the server was sent
         text = refused.text if refused.code == "DENIED" else "the server takes no logins"
         raise LogmqError(refused.code, login.hide(f"login as {login.user}: {text}"))
 
@@ -165,7 +165,7 @@ def _line_of(word: str, *fields: object) -> bytes:
 
 
 def checked_name(name: str) -> str:
-    """A topic's, group's or writer's name that may stand in a request. Raises Refusal, and TypeError."""
+    """A name of a topic, group or writer that may be in a request. Raises Refusal, and TypeError."""
     if not isinstance(name, str):
         raise TypeError(f"topics and groups are named by text, not by {type(name).__name__}")
     return topic_untrusted(name.encode())
@@ -222,7 +222,7 @@ class LineAnswer(Answer):
 
 
 class OffsetsAnswer(Answer):
-    """`OK <offset>` for each of `count` requests in a row; a refused one has its LogmqError instead."""
+    """`OK <offset>` for each of `count` consecutive requests; a refused one has its LogmqError instead."""
 
     __slots__ = ("_missing", "offsets")
 
@@ -332,11 +332,11 @@ def mark_row(line: bytes) -> Mark:
 
 
 def take_message(data: Buffer, at: int) -> tuple[Record | None, int]:
-    """The MESSAGE line at `at`, and the position behind it; None while it is not whole."""
+    """The MESSAGE line at `at`, and the position behind it; None if it is incomplete."""
     line_end = data.find(b"\n", at, at + LINE_BYTES_MAX)
     second = data.find(b" ", at + len("MESSAGE "), at + LINE_BYTES_MAX)
     head_end = data.find(b" ", second + 1, at + LINE_BYTES_MAX) if second >= 0 else -1
-    if head_end < 0 or 0 <= line_end < head_end:  # "MESSAGE <offset> <length> " is not whole
+    if head_end < 0 or 0 <= line_end < head_end:  # "MESSAGE <offset> <length> " is incomplete
         if line_end >= 0 or len(data) - at > LINE_BYTES_MAX:
             raise _garbled(bytes(data[at : at + 100]))
         return None, at

@@ -1,4 +1,4 @@
-"""LogMQ's part of a document of definitions: topics with their durability, and groups' offsets."""
+"""LogMQ's part of a definitions document: topics with their durability, and groups' offsets."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ OFFSET_MAX = (1 << 63) - 1
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
-    """Topics and groups of one broker. What a topic keeps is in the settings."""
+    """Topics and groups of one broker. Retention is in the settings."""
 
     def topics() -> Iterator[Sequence[Row]]:
         for part in parts(list(broker.topics.by_id().values())):

@@ -3,9 +3,9 @@
 A key begins with the log's id, which is never used again. So what a deleted topic leaves behind is never
 taken for a commit to a later topic of that name.
 
-DELETE of a topic puts a *grave* in the table, in one step with the deletion of its log: a key that is the id
-alone. Then the commits and writers of the topic are removed, and the grave last. What a crash leaves is
-removed at the next start. Commits to a topic that is missing and has no grave are damage: they stay.
+DELETE of a topic puts a *grave* into the table, in one step with the deletion of its log: a key that is only
+the id. Then the topic's commits and writers are removed, and the grave last. The next start removes what a
+crash leaves. Commits to a missing topic without a grave are a sign of damage: they stay.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,9 +20,9 @@ from shared.storage.table import Table
 _ID_BYTES = 8
 _OFFSET_BYTES = 8
 PART = 500
-"""Commits that are looked at before others have their turn: half a millisecond."""
+"""Commits examined before other tasks run: half a millisecond."""
 COMMIT_BYTES = 500
-"""What a commit takes of memory, with its row in the table."""
+"""Memory of a commit, with its row in the table."""
 
 
 @attrs.frozen
@@ -43,7 +43,7 @@ class Groups:
     """Committed offsets by group and log."""
 
     def __init__(self, table: Table, commits_max: int, memory: Account | None = None) -> None:
-        """`memory`: the account that commits are taken from."""
+        """`memory`: the account that commits are charged to."""
         self._table = table
         self._memory = memory or unbounded()
         self.commits_max = commits_max
@@ -51,7 +51,7 @@ class Groups:
         self._count = 0
         self._unsynced: dict[bytes, Ticket] = {}
         self.graves: set[int] = set()
-        """Ids of deleted logs of which something may be left."""
+        """Ids of deleted logs that may have left something."""
         for key, _ in table.items():
             if len(key) > _ID_BYTES:
                 self._remember(key)
@@ -81,7 +81,7 @@ class Groups:
         return ticket
 
     def delete(self, group: str, log: Log) -> Ticket:
-        """Forget a commit, which is there. Raises StoreError."""
+        """Delete a commit, which exists. Raises StoreError."""
         key = _key(group, log)
         ticket = self._table.delete(key)
         self._unsynced.pop(key, None)
@@ -110,12 +110,12 @@ class Groups:
         self._table.delete(_grave(log_id))
 
     def find(self, group: str, log: Log) -> bytes | None:
-        """What `read` takes; None where it has committed nothing."""
+        """A key for `read`; None if the group has committed nothing."""
         key = _key(group, log)
         return key if key in self._table else None
 
     def keys(self, logs: Iterable[Log]) -> list[tuple[Log, bytes]]:
-        """Every commit to one of these, in any order: the topic, and what `read` takes."""
+        """Every commit to one of these logs, in any order: the log, and a key for `read`."""
         by_log = self._by_log
         return [(log, key) for log in logs if (keys := by_log.get(log.id)) for key in keys]
 
@@ -134,7 +134,7 @@ class Groups:
         return iter(sorted(rows, key=lambda row: (row.topic, row.group)))
 
     def in_parts(self, logs: Callable[[int], Log | None]) -> Iterator[list[Committed]]:
-        """Every commit, unsorted, those of some topics at a time; commits may come and go meanwhile."""
+        """Every commit, unsorted, in parts of some topics; commits may come and go meanwhile."""
         part: list[Committed] = []
         for log_id in list(self._by_log):
             log = logs(log_id)
@@ -148,9 +148,9 @@ class Groups:
         yield part
 
     def repair(self, logs: Callable[[int], Log | None]) -> tuple[int, list[Committed]]:
-        """At start: set commits past the end of a log to its end.
+        """At the start: set commits past the end of a log to its end.
 
-        A log in mode `interval` or `none` may have lost its newest records in a power cut. Returns how many
+        A log in mode `interval` or `none` may lose its newest records in a power cut. Returns how many
         commits are of missing logs, and those that were past the end, as they were. Raises StoreError.
         """
         astray, past = 0, []
@@ -179,7 +179,7 @@ class Groups:
 
 
 def group_of(key: bytes) -> str:
-    """The name of the group whose commit this is."""
+    """The group that this commit is of."""
     return key[_ID_BYTES:].decode()
 
 

@@ -27,16 +27,16 @@ from shared.tracing import Tap
 
 LAGS_SHOWN = 10
 LAGS_SECONDS = 15.0
-"""How often it is looked at; 50,000 commits take 50 ms, in turns."""
+"""How often groups are checked; 50,000 commits take 50 ms, in slices."""
 TRACE_SECONDS = 0.25
 TRACE_BYTES = 64 * 1024
-"""Of a topic and look; what came meanwhile and is more is left out."""
+"""Records shown per topic and look; more that arrived since the last look are left out."""
 LOGS_AT_ONCE = 1000
-"""Looked at before others have their turn: a millisecond."""
+"""Topics looked at before other tasks run: a millisecond."""
 
 
 async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
-    """Load topics, groups and writers, and put right what a crash left. Raises StoreError."""
+    """Load topics, groups and writers, and repair what a crash left. Raises StoreError."""
     store, log, budget = context.store, context.log, context.budget
     namespace = store.namespace(
         NAMESPACE,
@@ -103,7 +103,7 @@ class LogmqService:
         await self.broker.take_settings(settings)
 
     async def run(self) -> None:
-        """Look now and then which groups are far behind."""
+        """Check regularly which groups are far behind."""
         while True:
             worst: list[Committed] = []
             for part in self.broker.groups.in_parts(self.broker.topics.by_id().get):
@@ -128,7 +128,7 @@ class LogmqService:
         yield ack_sample("logmq", self.broker.store.ack_seconds(NAMESPACE))
 
     async def trace(self, tap: Tap) -> None:
-        """What is visible since the last look is read from the logs: those who write know nothing of it."""
+        """Read from the logs what became visible since the last look: writers are not involved."""
         ends: dict[int, int] | None = None
         while True:
             before, ends = ends, {}
@@ -144,7 +144,7 @@ class LogmqService:
             await trio.sleep(TRACE_SECONDS)
 
     async def _show(self, tap: Tap, log: Log, offset: int) -> None:
-        with contextlib.suppress(StoreError):  # it was deleted, or trimmed
+        with contextlib.suppress(StoreError):  # the log was deleted or trimmed
             data = await read_records(log, offset, TRACE_BYTES)
             at = 0
             while at < len(data):

@@ -1,4 +1,4 @@
-"""What LogMQ counts, and what each figure is called: plain ints, no call per message."""
+"""LogMQ's counters and their names: plain ints, no call per message."""
 
 import attrs
 
@@ -8,7 +8,7 @@ from shared.metrics import Gauge, counter, counter_by
 
 @attrs.define(eq=False)
 class Counts:
-    """Added to where it happens; read when metrics are scraped."""
+    """Counters, updated in place and read when metrics are scraped."""
 
     messages_in: int = counter("messages_produced_total", "Messages written by PRODUCE, APPEND and BATCH.")
     bytes_in: int = counter("produced_bytes_total", "Bytes written, record headers included.")

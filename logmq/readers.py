@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from shared.storage.store import Log
 
 READER_BYTES = 1024
-"""A reader that waits, with its slot among the answers and the longest name of a topic that is not there."""
+"""Memory of a waiting reader, with its slot and the longest name of a missing topic."""
 READ_BYTES = 256 * 1024
-"""Of one read for tails: about a millisecond's work, after which other connections have their turn."""
+"""Bytes of one read for tails: about a millisecond of work, after which other connections are served."""
 
 
 class ReaderOwner(Protocol):
-    """The session to which a reader belongs."""
+    """The session of a reader."""
 
     connection: Connection
     replies: Replies
     counts: Counts
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call in the driver's next round: other connections come first."""
+        """Call in the driver's next turn, so that other connections come first."""
 
     def reader_ended(self, reader: "Tail | Fetch") -> None:
         """`reader` has answered by itself."""
 
 
 class Feeds:
-    """Where readers wait: for the next records of a log, or for a topic to be made. `logs`: by name.
+    """Where readers wait: for the next records of a log, or for a topic to be created. `logs`: by name.
 
-    `memory`: to be asked before a reader is made; those that are there are charged to it.
+    `memory`: the account of readers; ask it before creating one.
     """
 
     def __init__(self, logs: "Mapping[str, Log]", memory: Account) -> None:
@@ -62,7 +62,7 @@ class Feeds:
         return len(self._by_log) + len(self._awaited)
 
     def enter(self, reader: "_Reader") -> None:
-        """`reader.found` is called with the log of its topic: now, or once that is made."""
+        """`reader.found` is called with its topic's log: now, or when that is created."""
         log = self._logs.get(reader.topic)
         if log is not None:
             reader.found(log)
@@ -70,7 +70,7 @@ class Feeds:
             self._awaited.setdefault(reader.topic, {})[reader] = None
 
     def leave(self, reader: "_Reader") -> None:
-        """`reader` does not wait for its topic any more. Harmless where it does not wait."""
+        """`reader` no longer waits for its topic. Harmless if it did not."""
         awaited = self._awaited.get(reader.topic)
         if awaited is not None:
             awaited.pop(reader, None)
@@ -105,7 +105,7 @@ class LogWatch:
         log.watchers.add(self.moved)
 
     def moved(self, log: "Log") -> None:
-        """The log's visible end moved, or the log was deleted."""
+        """The log's visible end has moved, or the log was deleted."""
         if log.deleted:
             self._refuse([*self._fetches, *self._tails], refusal_for(LogDeleted()))
         else:
@@ -131,7 +131,7 @@ class LogWatch:
         elif isinstance(reader, Tail) and reader in self._tails:
             del self._tails[reader]
             if self._position < self.log.visible and not self._reading:
-                self._push_soon()  # the next push may have been up to this tail
+                self._push_soon()  # the next push may have ended at this tail
         self._close_if_idle()
 
     def _push(self) -> None:
@@ -198,7 +198,7 @@ class _Reader:
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """End without an answer: the connection is lost, or another call answers. Harmless twice."""
+        """End without an answer: the connection is lost, or another call answers. May be called twice."""
         if not self.ended:
             self.ended = True
             self._feeds.memory.give(READER_BYTES)
@@ -239,7 +239,7 @@ class Tail(_Reader):
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Read the log alone, as fast as the peer takes it, until the tail may share the feed."""
+        """Read the log alone, as fast as the peer reads, until the tail may share the feed."""
         log = self._log
         if log is None or self.ended or self._feed is not None or self._reading or self.crowded:
             return
@@ -267,7 +267,7 @@ class Tail(_Reader):
 
     @property
     def crowded(self) -> bool:
-        """The outbox is above its bound. `catch_up` is called once it has drained."""
+        """The outbox is above its bound. `catch_up` is called when it has drained."""
         outbox = self.owner.connection.outbox
         return outbox.size > outbox.bound
 
@@ -307,9 +307,9 @@ class Tail(_Reader):
 
 
 class Fetch(_Reader):
-    """One FETCH that waits: for records at or beyond the visible end, or for its topic.
+    """A FETCH that waits: for records at or beyond the visible end, or for its topic.
 
-    `deadline`: in monotonic seconds; inf once it cannot be too late any more.
+    `deadline`: monotonic seconds; inf once it can no longer be late.
     """
 
     __slots__ = ("_bytes_max", "_overdue", "_slot", "deadline")
@@ -337,7 +337,7 @@ class Fetch(_Reader):
     def read(self) -> None:
         """Records are visible: read them."""
         assert self._log is not None
-        self.deadline = math.inf  # it was in time, whatever the disk takes
+        self.deadline = math.inf  # it is in time, however long the disk takes
         self._overdue = False
         self._leave_feed()
         self._log.read_chunk(self.next, self._bytes_max, self.owner.connection.guarded(self.answer))

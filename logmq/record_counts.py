@@ -1,7 +1,7 @@
-"""How many records stand in a part of a log, by the log's index: each entry says how many it covers.
+"""How many records a part of a log has, by the log's index: each entry has a count.
 
-A long log has many entries. They are looked at in turns, and for as long as the caller has time. What was
-counted from the log's beginning on is kept, every few thousand entries. So the next question goes on there.
+A long log has many entries. They are summed in slices, for as long as the caller allows. Counts from the
+log's beginning are remembered every few thousand entries, and the next question continues there.
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,38 +18,38 @@ from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.log import Log, read_records
 
 STEP_BYTES = 64 << 10
-"""Looked at first: one entry, or many small ones. Then as many bytes as have about `ENTRIES_AT_ONCE`."""
+"""Bytes examined first: one entry, or many small ones. Then as many bytes as have about `ENTRIES_AT_ONCE`."""
 ENTRIES_AT_ONCE = 256
-"""Some hundred microseconds."""
+"""Entries per slice: some hundred microseconds."""
 KEPT_ENTRIES = 4096
 
 
 class OutOfTime(Exception):
-    """The count is not at its end yet; what was counted is kept."""
+    """The count is not finished; what was counted is remembered."""
 
 
 @attrs.define(eq=False)
 class _Counted:
-    """How many records stand between the first of `offsets` and each of them."""
+    """The number of records between the first of `offsets` and each of them."""
 
     offsets: list[int]
     counts: list[int]
 
     def keep(self, offset: int, count: int) -> None:
-        if offset > self.offsets[-1]:  # else another question has come further
+        if offset > self.offsets[-1]:  # otherwise another question has come further
             self.offsets.append(offset)
             self.counts.append(count)
 
 
 @attrs.define(eq=False)
 class _Time:
-    """The processor time that one question may take, without the turns of others in between."""
+    """The processor time that one question may take, without that of other tasks in between."""
 
     left: float
     _began: float = attrs.Factory(lambda: thread_time())
 
     async def turn(self) -> None:
-        """Let others have their turn. Raises OutOfTime."""
+        """Let other tasks run. Raises OutOfTime."""
         self.left -= thread_time() - self._began
         if self.left < 0:
             raise OutOfTime
@@ -58,15 +58,16 @@ class _Time:
 
 
 class RecordCounts:
-    """How many records stand in a range of a topic's log."""
+    """Counts records in a range of a topic's log."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._logs: dict[int, _Counted] = {}
 
     async def between(self, log: Log, start: int, stop: int, seconds: float) -> int | None:
-        """How many records stand in [start, stop), both between records. None: `seconds` of the processor's
-        time are too few, or the log is damaged there."""
+        """How many records are in [start, stop), both record boundaries. None: `seconds` of processor time
+        are too few, or the log is damaged there.
+        """
         try:
             return await self._between(log, max(start, log.first), min(stop, log.visible), _Time(seconds))
         except (StoreError, OutOfTime):
@@ -108,7 +109,7 @@ class RecordCounts:
         return await self._sum(log, start, begins, time) + between + await self._sum(log, ends, stop, time)
 
     async def _extend(self, log: Log, known: _Counted, stop: int, time: _Time) -> None:
-        """Count on, up to `stop`, and keep what that brings."""
+        """Count on up to `stop`, and remember the result."""
         end, count, looked = known.offsets[-1], known.counts[-1], 0
         try:
             async with aclosing(self._pieces(log, end, stop, time)) as pieces:
@@ -157,7 +158,7 @@ class RecordCounts:
 
 
 async def _count(log: Log, start: int, end: int) -> int:
-    """How many records stand in a part of an entry. Raises StoreError."""
+    """How many records a part of an entry has. Raises StoreError."""
     count = 0
     while start < end:
         data = await read_records(log, start, min(end - start, STEP_BYTES))

@@ -34,7 +34,7 @@ async def target(host: str, port: int | None, how: How) -> AsyncIterator[TopicRe
     """Raises ConnectionRefusedError where nobody answers."""
     async with connect(host, PORT if port is None else port, **how) as client:
         # Spark may sort for minutes before the first record comes, and keeps this loop busy meanwhile. The
-        # server ends connections that ask for nothing in their first 30 s, and would refuse the first batch.
+        # server closes connections without a request in their first 30 s, and would refuse the first batch.
         await client.ping()
         yield TopicReplay(client)
 

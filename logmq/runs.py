@@ -1,7 +1,7 @@
 """Runs: many PRODUCE lines become records, and many records MESSAGE lines, in a few calls.
 
-Nearly every byte that LogMQ moves passes here. A loop costs half a microsecond a message before it does any
-work. To split, join and format whole runs costs a fifth of that. Each function says why its short cut is
+Nearly every byte of LogMQ passes here. A loop costs half a microsecond a message before it does any work;
+splitting, joining and formatting whole runs costs a fifth of that. Each function says why its short cut is
 exact, and is tested against the plain loop.
 """
 
@@ -12,12 +12,13 @@ HEADER_BYTES = 4
 _HEADERS = [size.to_bytes(HEADER_BYTES, "big") for size in range(4097)]
 _LENGTHS = [HEADER_BYTES + size for size in range(4097)]
 _SAME_LEAST = 4
-"""From this many on, records of one size are handled all at once. Below, finding out costs more."""
+"""From this many records on, records of one size are handled all at once; for fewer, finding out costs more.
+"""
 LINE_BYTES_MAX = 4096
-"""Longer lines are faster found one by one: to split, Python looks at each byte, 1 us for 1 KiB."""
+"""Longer lines are found faster one by one: `split` looks at each byte, 1 us for 1 KiB."""
 
 Lengths = int | Sequence[int]
-"""The lengths of a run's records, headers included: one for each, or one number where all are equal."""
+"""The lengths of a run's records with headers: a list, or one number if all are equal."""
 
 
 def produced(lines: bytes, word: bytes, separator: bytes, size_max: int) -> tuple[bytes, int, Lengths] | None:

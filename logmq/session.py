@@ -1,16 +1,16 @@
-"""One LogMQ connection: input to requests, in order, as fast as the answers can leave.
+"""One LogMQ connection: input to requests, in order, as fast as the answers can be sent.
 
-Theory of operation. `receive` gets what one read brought: often hundreds of requests. A read that is all
-PRODUCE, all APPEND or all CONSUME lines of one topic, the usual case at speed, is taken as one run
-(`logmq.runs`). Else the lines are gone through one by one. Neighbouring writes are queued, and appended a
-topic at a time before anything else is done. (Figures below: process time of `receive`, store in memory.)
+Theory of operation. `receive` gets what one read brought: often hundreds of requests. Usually a fast client's
+read is all PRODUCE, all APPEND or all CONSUME lines of one topic; that is handled as one run (`logmq.runs`).
+Otherwise lines are handled one by one. Neighbouring writes are queued, and appended per topic before anything
+else is done. (Figures below: process time of `receive`, store in memory.)
 
 *Order.* Answers leave in the order of their requests (`Replies`). Writes are applied at once, and answered
-when the commit that holds them is done. A read sees what its own connection wrote before it: a CONSUME or
-FETCH at an offset that the log has but the disk has not confirmed is answered when the answers before it have
-left. The rarer requests (OFFSETS, DELETE, ...) are not even begun before that.
+when their commit is done. A read sees earlier writes of its own connection: a CONSUME or FETCH at an offset
+that the disk has not confirmed waits until the answers before it are sent. Rarer requests (OFFSETS, DELETE,
+...) do not even begin before that.
 
-*Stops.* Input is held back (`SessionBase`) while a read is under way, or while a request has to wait for the
+*Stops.* Input is held back (`SessionBase`) while a read is under way, and while a request waits for the
 answers before it.
 
 Source: PROTOCOL.md. The states are those of `logmq.states`.
@@ -55,17 +55,17 @@ if TYPE_CHECKING:
     from shared.storage.store import Log, Ticket
 
 LINES_PER_ROUND = 1024
-"""Lines looked at one by one before others have their turn: about a millisecond."""
+"""Lines handled one by one before other connections are served: about a millisecond."""
 READS_PER_ROUND = 32
-"""Reads of a log by one connection before others have their turn; a listing counts as all of them."""
+"""Reads of a log by one connection before other connections are served; a listing counts as all of them."""
 BATCH_READS = 0.125
-"""What a BATCH counts for as a read: 256 of one record take some ten milliseconds with their commit."""
+"""A BATCH counts as so many reads: 256 batches of one record take about 10 ms with their commit."""
 LISTED_ROWS = 512
-"""Rows of one piece of a listing: about half a millisecond."""
+"""Rows in one piece of a listing: about half a millisecond."""
 MARKED_BYTES = 32 * 1024 * 1024
-"""Log bytes whose marks are one piece of a listing: 512 entries in the ordinary case."""
+"""Log bytes whose marks are one piece of a listing: usually 512 entries."""
 
-# Why input is held back, beside the reasons of `Stop`.
+# Reasons to hold input back, besides those of `Stop`.
 _TURN = Stop.FIRST_OWN  # an earlier answer has to leave first
 _READ = Stop.FIRST_OWN << 1  # a read is under way
 
@@ -73,9 +73,9 @@ _READ = Stop.FIRST_OWN << 1  # a read is under way
 _SOON, _FETCHES = range(2)
 
 WAITS_SHOWN = 10
-"""Of the readers of one connection, in a list."""
+"""Readers of one connection."""
 LOGINS_MAX = 3
-"""Refused in a row; then the connection closes."""
+"""Refusals in a row after which the connection closes."""
 
 _NEVER = b"\n\n"  # begins no line
 _EOF = b"EOF\n"
@@ -199,14 +199,14 @@ class Session(SessionBase):
     # -- what readers use
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call in the driver's next round: other connections come first."""
+        """Call in the driver's next turn, so that other connections come first."""
         if self._soon is None:
             self._soon = []
         self._soon.append(callback)
         self.deadline(_SOON, self.connection.now)
 
     def reader_ended(self, reader: Tail | Fetch) -> None:
-        """Drop a reader that has given its answer by itself."""
+        """Remove a reader that has answered by itself."""
         if isinstance(reader, Fetch):
             if self._fetches is not None:
                 self._fetches.pop(reader, None)
@@ -232,7 +232,7 @@ class Session(SessionBase):
         return at
 
     def _advance(self, data: bytes, at: int) -> int:
-        """Apply something of `data`; returns the position behind it."""
+        """Apply the next part of `data`; returns the position behind it."""
         match self.state:
             case State.FIRST_LINE:
                 return self._first_line(data, at)
@@ -333,7 +333,7 @@ class Session(SessionBase):
         return at
 
     def _line(self, data: bytes, at: int, end: int) -> int:
-        """One request, the line `data[at:end]`; returns the position behind it, -1 where it has to wait."""
+        """Handle the request in `data[at:end]`; returns the position behind it, -1 if it has to wait."""
         after = end + 1
         line = _without_cr(data[at:end])
         try:
@@ -364,7 +364,7 @@ class Session(SessionBase):
         return after
 
     def _whole_run(self, data: bytes) -> int:
-        """All lines of `data` at once where they are one run; returns how far that went, maybe nowhere."""
+        """Handle all lines of `data` at once if they are one run; returns where that ended."""
         if data is self._mixed:
             self._mixed = b""
             return 0
@@ -398,10 +398,10 @@ class Session(SessionBase):
         return end
 
     def _produce_run(self, data: bytes) -> int:
-        """The lines of `data`, which begins with `_run_word`, if all of them do.
+        """Handle the lines of `data`, which begins with `_run_word`, if all of them do.
 
-        Returns how far that went: to the end of the last whole line, or nowhere. A read of 64 lines of 100
-        bytes costs 36 us so, and 73 us line by line.
+        Returns the end of the last complete line, or `at`. A read of 64 lines of 100 bytes takes 36 us so,
+        and 73 us line by line.
         """
         log = self._run_log
         last = data.rfind(b"\n") + 1
@@ -415,14 +415,14 @@ class Session(SessionBase):
         return last
 
     def _learn_run(self, data: bytes) -> bool:
-        """Get ready for a run by its first line, a PRODUCE; False where that needs a closer look."""
+        """Prepare for a run by its first line, a PRODUCE; False if that needs a closer look."""
         end = data.find(b"\n")
         space = data.find(b" ", len("PRODUCE "), end)
         if end < 0 or space < 0 or end - space > self._size_max:
             return False
         topic = data[len("PRODUCE ") : space]
         if self.guard is not None and not self.guard.may(self.user, WRITE, topic):
-            return False  # it is refused, and counted, as a line
+            return False  # it is refused and counted as a line
         try:
             self._run_log = self._writable(topic)
         except Refusal:
@@ -463,10 +463,10 @@ class Session(SessionBase):
         self._queue(self._writable(line[len("PRODUCE ") : space]), message)
 
     def _body_announced(self, word: bytes, fields: Sequence[bytes], data: bytes, after: int) -> int:
-        """An APPEND or BATCH line; its bytes begin at `after`. Returns the position behind what was taken."""
-        length = number_untrusted(fields[-1], "length")  # where that is not said, nothing can be skipped
+        """An APPEND or BATCH line; its body begins at `after`. Returns the position behind what was taken."""
+        length = number_untrusted(fields[-1], "length")  # an unknown length cannot be skipped
         try:
-            # The largest message can be sent as a batch of one record, too.
+            # The largest message can also be sent as a batch of one record.
             what, more = ("a message", 0) if word == b"APPEND" else ("a batch", runs.HEADER_BYTES)
             if not self.user:
                 raise _log_in_first()
@@ -523,7 +523,7 @@ class Session(SessionBase):
         self._has_read(BATCH_READS)
 
     def _writable(self, topic: bytes) -> "Log":
-        """The log of a topic, made if it is not there, which counts as a read does. Raises Refusal."""
+        """The log of a topic, created if missing, which counts as a read. Raises Refusal."""
         self._require(WRITE, topic)
         before = len(self.topics)
         log = self.topics.writable_untrusted(topic)
@@ -532,12 +532,12 @@ class Session(SessionBase):
         return log
 
     def _queue(self, log: "Log", message: bytes) -> None:
-        """A write that is appended with its neighbours, by `_flush`."""
+        """Queue a write; `_flush` appends it with its neighbours."""
         self._queued_logs.append(log)
         self._queued_messages.append(message)
 
     def _flush(self) -> None:
-        """Append what is queued, a topic at a time; the answers are in the order of the requests."""
+        """Append what is queued, per topic; answers are in the order of requests."""
         if not self._queued_messages:
             return
         logs, messages = self._queued_logs.copy(), self._queued_messages.copy()
@@ -612,7 +612,7 @@ class Session(SessionBase):
             start = end
 
     def _alive(self, log: "Log") -> "Log":
-        """`log`, or the one that takes its place if it was deleted since it was looked up."""
+        """`log`, or its successor if it was deleted since it was looked up."""
         if not log.deleted:
             return log
         self._run_word = self._run_separator = _NEVER
@@ -665,7 +665,7 @@ class Session(SessionBase):
                 fetch.expire()
 
     def _require(self, action: str, name: bytes) -> None:
-        """Raises Refusal where the user may not."""
+        """Raise Refusal if the user may not."""
         if self.guard is not None:
             if not self.user:
                 raise _log_in_first()
@@ -673,12 +673,12 @@ class Session(SessionBase):
                 raise Refusal(Code.DENIED, "not allowed")
 
     def _readable(self, topic: bytes) -> "Log | None":
-        """The log of a topic that is to be read, if it is there. Raises Refusal."""
+        """The log of a topic to be read, if it exists. Raises Refusal."""
         self._require(READ, topic)
         return self.topics.find_untrusted(topic)
 
     def _existing(self, action: str, topic: bytes) -> "Log":
-        """The log of a topic that has to be there. Raises Refusal."""
+        """The log of a topic that must exist. Raises Refusal."""
         self._require(action, topic)
         return self.topics.existing_untrusted(topic)
 
@@ -700,7 +700,7 @@ class Session(SessionBase):
             return 0
         topic = word[len("CONSUME ") : -1]
         if self.guard is not None and not self.guard.may(self.user, READ, topic):
-            return 0  # each is refused, and counted, as a line
+            return 0  # each is refused and counted as a line
         try:
             log = self.topics.find_untrusted(topic)
         except Refusal:
@@ -715,7 +715,7 @@ class Session(SessionBase):
         self._consume_all(log, (number_untrusted(fields[1], "offset"),))
 
     def _consume_all(self, log: "Log | None", offsets: Sequence[int]) -> int:
-        """Answer CONSUMEs of one topic, as many as nothing stops; returns how many."""
+        """Answer CONSUMEs of one topic until something stops them; returns how many."""
         if log is None:
             self.reply(_EOF * len(offsets))
             return len(offsets)
@@ -726,7 +726,7 @@ class Session(SessionBase):
             follows = window is not None and window.log is log and window.offset == offset
             if window is None or not follows or not window.records or offset < log.first:
                 window = self._read_ahead(log, offset, NEXT_READ_BYTES if follows else FIRST_READ_BYTES)
-            if window is None:  # its request is answered, or will be
+            if window is None:  # the request is answered, or will be
                 done += 1
             else:
                 done += self._say_messages(window, offsets, done, None)
@@ -735,7 +735,7 @@ class Session(SessionBase):
         return done
 
     def _read_ahead(self, log: "Log", offset: int, size: int) -> Window | None:
-        """A window that begins at `offset`; None where its request is answered here, or will be."""
+        """A window that begins at `offset`; None if its request is answered here, or will be."""
         window: Window | None = None
 
         def finish(records: bytes | StoreError, slot: ReplySlot | None) -> None:
@@ -998,7 +998,8 @@ class Session(SessionBase):
         self._end(Event.QUIT)
 
     def _list(self, pieces: Iterator[tuple[bytes, bool]]) -> None:
-        """An answer of many lines, piece by piece as the peer takes them, others' turns between.
+        """Write an answer of many lines piece by piece, as the peer reads, while other connections are
+        served.
 
         `pieces`: each with whether it is the last.
         """
@@ -1011,7 +1012,7 @@ class Session(SessionBase):
         self.replies.slot(start)
 
     def _list_more(self) -> None:
-        """The next piece of the listing that is under way, if any; those behind it when it is their turn."""
+        """Write the next piece of the listing under way, if any; the others when it is their turn."""
         if self._listing is None:
             return
         pieces, slot = self._listing
@@ -1035,7 +1036,7 @@ class Session(SessionBase):
     # -- answers
 
     def _await_turn(self) -> None:
-        """For requests that look at, or change, what earlier ones change."""
+        """Wait for earlier requests: this one looks at, or changes, what they change."""
         if self.replies.pending:
             raise _NotYetError
 
@@ -1047,7 +1048,7 @@ class Session(SessionBase):
                 self.replies.reply(part)
 
     def _reply_after(self, ticket: "Ticket | None", reply: bytes) -> None:
-        """The answer to one request, once `ticket` is done; None: it is."""
+        """Answer one request once `ticket` is done; None: now."""
         if ticket is None:
             self.reply(reply)
         else:
@@ -1064,13 +1065,13 @@ class Session(SessionBase):
         return refusal.line * count
 
     def _refused(self, error: StoreError) -> bytes:
-        """The line that says what the store says."""
+        """The ERR line for an error of the store."""
         refusal = refusal_for(error)
         self.counts.count_refused(refusal)
         return refusal.line
 
     def _has_read(self, reads: float = 1) -> None:
-        """Count what takes long: after so much in one turn others have theirs."""
+        """Count work; after so much of it in one turn other connections are served."""
         self._reads += reads
         if self._reads >= READS_PER_ROUND:
             self.let_others()
@@ -1126,7 +1127,7 @@ class Session(SessionBase):
         self._end(Event.TOO_LATE)
 
     def _end(self, event: Event) -> None:
-        """Nothing more is taken from the peer; the answers that wait are sent, then the connection ends."""
+        """Take no more input; pending answers are sent, then the connection ends."""
         if self.state is State.ENDING:
             return
         self.forget_input()
@@ -1138,7 +1139,7 @@ class Session(SessionBase):
 
 
 class _Writable:
-    """`Topics.known`, as far as a session's user may write there: a log, or None for a closer look."""
+    """`Topics.known` as far as the session's user may write: a log, or None for a closer look."""
 
     __slots__ = ("_guard", "_known", "_user")
 
@@ -1171,9 +1172,8 @@ _REQUESTS: MappingProxyType[bytes, Callable[[Session, Sequence[bytes]], None]] =
         b"QUIT": Session._quit,
     }
 )
-"""What each request does, but PRODUCE, APPEND and BATCH, which `_line` takes by itself for speed. A method
-gets the fields of a line that fits the grammar; it raises Refusal, and `_NotYetError` where it must wait for
-the outcome of those before it."""
+"""Handlers of requests other than PRODUCE, APPEND and BATCH, which `_line` handles itself for speed. A method
+gets the fields of a grammatical line. It raises Refusal, and `_NotYetError` to wait for earlier requests."""
 
 
 def _without_cr(line: bytes) -> bytes:

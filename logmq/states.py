@@ -1,7 +1,7 @@
-"""What a LogMQ connection is doing, and what may happen then: the table behind the diagram in PROTOCOL.md.
+"""The states of a LogMQ connection and their transitions: the table behind the diagram in PROTOCOL.md.
 
-What the table leaves out: requests that answer at once change no state, and the session holds its input back
-without a state of its own while an answer, the disk or the peer keeps it waiting (`SessionBase.stopped`).
+Not in the table: requests that are answered at once change no state; while an answer, the disk or the peer is
+awaited, input is held back without a state of its own (`SessionBase.stopped`).
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""LogMQ's records as rows: messages, how many went to which topic when, groups' commits, writers' batches.
+"""LogMQ's records as rows: messages, volumes by topic and time, groups' commits, writers' batches.
 
-What is in a message, its users know.
+What is inside a message, only its users know.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ WRITERS_SCHEMA = schema_of(
     ("ended", pa.bool_()),
     "fault",
 )
-"""`writer` wrote the batch `seq` to the log with the id `log_id`, at the offset `position`. `ended`: that is
-not remembered any more."""
+"""`writer` wrote the batch `seq` to the log with the id `log_id`, at the offset `position`. `ended`: it is no
+longer remembered."""
 
 _NUMBER_BYTES = 8
 _SLOT_BYTES = 2
 
 
 def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Records and their bytes, lengths left out, by topic and second."""
+    """Records and their bytes, without length fields, by topic and second."""
     return _volumes(batch, bytes=pc.binary_length(batch.column("value")).cast(pa.int64()))
 
 
@@ -66,7 +66,7 @@ def records(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def commits(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A row a commit, or end of one (`groups.py`)."""
+    """A row for each commit, or deletion of one (`groups.py`)."""
     return rows_of(batch, places_schema(), NAMESPACE, "it is no commit", _commit)
 
 
@@ -74,7 +74,7 @@ def _commit(payload: bytes) -> Mapping[str, Any] | None:
     found = table_change(payload)
     if found is None or len(found.key) < _NUMBER_BYTES:
         return None
-    if len(found.key) == _NUMBER_BYTES:  # the end of a topic
+    if len(found.key) == _NUMBER_BYTES:  # the grave of a topic
         return {}
     value = found.value
     if value is not None and len(value) != _NUMBER_BYTES:
@@ -89,7 +89,7 @@ def _commit(payload: bytes) -> Mapping[str, Any] | None:
 
 
 def writers(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A row a batch, or end of what is remembered of one (`writers.py`)."""
+    """A row for each batch, or for its being forgotten (`writers.py`)."""
     return rows_of(batch, WRITERS_SCHEMA, NAMESPACE, "it is no writer's batch", _batch)
 
 
@@ -110,7 +110,7 @@ def _batch(payload: bytes) -> Mapping[str, Any] | None:
 
 
 def _number(data: bytes) -> int:
-    """Ids, seqs and offsets are below 2^63. What is not is a number all the same, and nobody's."""
+    """Ids, seqs and offsets are below 2^63. A higher number is damage, and matches nothing."""
     return int.from_bytes(data, "big", signed=True)
 
 

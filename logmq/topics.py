@@ -14,13 +14,13 @@ from shared.storage.settings import Durability
 from shared.storage.store import Log, Namespace, Ticket
 
 SET_AT_ONCE = 500
-"""Topics whose settings are looked up before others have their turn: 2 ms, with a few patterns."""
+"""Topics whose settings are looked up before other tasks run: 2 ms, with a few patterns."""
 TOPIC_BYTES = 4 << 10
-"""A topic with its log, without records: 3.4 KB with a name of 188 characters."""
+"""Memory of a topic with its log, without records: 3.4 KB with a name of 188 characters."""
 
 
 class Topics:
-    """All topics by name. They are charged to `budget`, and so are readers that wait."""
+    """All topics by name. They are charged to `budget`, and so are waiting readers."""
 
     def __init__(self, namespace: Namespace, settings: LogmqSettings, budget: Account | None = None) -> None:
         budget = budget or unbounded()
@@ -28,18 +28,18 @@ class Topics:
         self._namespace = namespace
         self._settings = settings
         self.known: dict[bytes, Log] = {}
-        """By names as they stand in requests, checked. Some of these logs may be deleted."""
+        """By name as in requests, checked. Some of these logs may be deleted."""
         self._names = sorted(namespace.logs)
-        """Of all, and perhaps of some that were deleted: kept so, as to sort 100,000 takes 50 ms."""
+        """All names, sorted, and maybe some deleted ones: sorting 100,000 takes 50 ms."""
         self._count()
         self.feeds = Feeds(namespace.logs, budget.account("readers", budget.limit_bytes // 4))
         self.on_made: set[Callable[[Log], None]] = set()
-        """Called with each topic that is made."""
+        """Called with each topic that is created."""
         for name, log in namespace.logs.items():
             log.retention = settings.retention(name)
 
     async def take_settings(self, settings: LogmqSettings) -> None:
-        """Take other limits and patterns from now on; what each topic keeps follows in slices."""
+        """Use other limits and patterns from now on; each topic's retention follows in slices."""
         self._settings = settings
         self._namespace.retention = settings.retention_usual
         logs = list(self._namespace.logs.values())
@@ -56,7 +56,7 @@ class Topics:
         return sorted(self._namespace.logs)
 
     def page(self, after: str, most: int) -> Sequence[str]:
-        """The next `most` names behind `after`, sorted; fewer: those are the last."""
+        """The next `most` names behind `after`, sorted; fewer if those are the last."""
         start = bisect_right(self._names, after)
         return self._names[start : start + most]
 
@@ -71,7 +71,7 @@ class Topics:
         return self._namespace.logs.get(name)
 
     def find_untrusted(self, topic: bytes) -> Log | None:
-        """The topic that a request names, None if there is none. Raises Refusal (BAD_TOPIC)."""
+        """The topic that a request names; None if there is none. Raises Refusal (BAD_TOPIC)."""
         log = self.known.get(topic)
         if log is not None and not log.deleted:
             return log
@@ -81,14 +81,14 @@ class Topics:
         return log
 
     def existing_untrusted(self, topic: bytes) -> Log:
-        """The topic that a request needs. Raises Refusal (BAD_TOPIC, NO_TOPIC)."""
+        """The topic of a request, which must exist. Raises Refusal (BAD_TOPIC, NO_TOPIC)."""
         log = self.find_untrusted(topic)
         if log is None:
             raise no_topic(topic.decode())
         return log
 
     def writable_untrusted(self, topic: bytes) -> Log:
-        """The topic that a request writes to; a missing one is made. Raises Refusal."""
+        """The topic that a request writes to, created if missing. Raises Refusal."""
         log = self.known.get(topic)
         if log is not None and not log.deleted:
             return log
@@ -109,11 +109,11 @@ class Topics:
         return ticket
 
     def _count(self) -> None:
-        """Settle with the budget."""
+        """Charge the budget for topics."""
         self._memory.charge(TOPIC_BYTES * len(self) - self._memory.used_bytes)
 
     def create(self, name: str, durability: Durability | None = None) -> Log:
-        """Make a topic; by the settings where nothing else is said. Raises Refusal."""
+        """Create a topic; the settings decide what is not given. Raises Refusal."""
         if len(self) >= self._settings.topics_max:
             raise Refusal(Code.LIMIT, f"there are topics_max = {self._settings.topics_max} topics already")
         check_memory(self._memory, TOPIC_BYTES)
@@ -123,7 +123,7 @@ class Topics:
             raise refusal_for(error) from None
         log.retention = self._settings.retention(name)
         place = bisect_left(self._names, name)
-        if self._names[place : place + 1] != [name]:  # else one was lost that the disk did not take
+        if self._names[place : place + 1] != [name]:  # it may be left from a topic whose creation failed
             self._names.insert(place, name)
         self._count()
         self.feeds.topic_made(log)

@@ -24,7 +24,7 @@ from shared.errors import (
 NUMBER_MAX = 2**63 - 1
 NAME_BYTES_MAX = 200
 SKIPPED_BODY_BYTES_MAX = 64 * 1024 * 1024
-"""A refused body up to this size is read and thrown away. A larger one closes the connection."""
+"""A refused body up to this size is read and discarded. A larger one closes the connection."""
 
 _NAME = re.compile(rb"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _DIGITS_MAX = 19  # of 2^63 - 1
@@ -63,7 +63,7 @@ class Refusal(BrokerError):
 
 @attrs.frozen
 class Request:
-    """One request of the grammar. `least`, `most`: the number of fields behind its word."""
+    """A request of the grammar. `least`, `most`: the number of fields behind its word."""
 
     usage: str
     least: int
@@ -99,8 +99,8 @@ REQUESTS: MappingProxyType[bytes, Request] = MappingProxyType(
         )
     }
 )
-"""By word. `split_request` is not for PRODUCE and AUTH: messages and passwords may hold spaces, and a message
-may be empty."""
+"""By word. `split_request` is not for PRODUCE and AUTH: messages and passwords may contain spaces, and a
+message may be empty."""
 
 TLS_BEGINS = b"\x16"
 """The first byte of a TLS handshake. No request begins with it."""
@@ -113,7 +113,7 @@ _FIELDS_MAX = max(request.most for request in REQUESTS.values())
 
 
 def split_request(line: bytes) -> tuple[bytes, list[bytes]]:
-    """The word and the fields of a request's line, which is without its end. Raises Refusal."""
+    """The word and fields of a request's line, which has no line end. Raises Refusal."""
     word, *fields = line.split(b" ", _FIELDS_MAX + 1)
     request = REQUESTS.get(word)
     if request is None:
@@ -128,15 +128,15 @@ def split_request(line: bytes) -> tuple[bytes, list[bytes]]:
 def looks_like_http(line: bytes) -> bool:
     """Whether a line, without its end, is the first of an HTTP request, or its Host field.
 
-    Every browser sends both before the body, which a web page may choose. The word says nothing: a page may
-    choose that, too.
+    Every browser sends both before the body, which a web page may choose. The method proves nothing: a page
+    may choose that, too.
     """
     return _HTTP.search(line, max(0, len(line) - 16)) is not None or line[:5].lower() == b"host:"
 
 
 def number_untrusted(field: bytes, name: str) -> int:
     """A decimal number from 0 to 2^63-1. `name`: for the text of a Refusal (SYNTAX)."""
-    if field.isdigit():  # of bytes: 0 to 9 alone
+    if field.isdigit():  # for bytes: only 0 to 9
         digits = field if len(field) <= _DIGITS_MAX else field.lstrip(b"0")
         if len(digits) <= _DIGITS_MAX:
             value = int(digits or b"0")
@@ -163,7 +163,7 @@ _NAMES = "a name is 1 to 200 of A-Z a-z 0-9 . _ - and does not start with a dot"
 
 
 def check_memory(memory: Account, size: int) -> None:
-    """Raises Refusal where the budget has no room for so many bytes more."""
+    """Raise Refusal if the budget has no room for `size` bytes more."""
     try:
         memory.check(size)
     except OverBudget as error:

@@ -1,13 +1,12 @@
-"""BATCH writers: which batches were written, so that a batch that is sent again is not written again.
+"""BATCH writers: which batches were written, so that a repeated batch is not written again.
 
-Of each writer to a topic the newest `WINDOW` batches are remembered, each in the slot `seq % WINDOW`. A slot
-is a record of a table, and is appended in one piece with the batch's data: after a crash both are there or
-neither. A batch whose slot holds its own seq was written already, and gets the same answer. A batch whose
-slot holds a higher seq is too old to tell: it is refused rather than written twice. Seqs may leave numbers
-out.
+The newest `WINDOW` batches of each writer to a topic are remembered, each in the slot `seq % WINDOW`. A slot
+is a record of a table, appended in one step with the batch's data: after a crash both are there or neither. A
+batch whose slot has its own seq was written already, and gets the same answer. A batch whose slot has a
+higher seq is too old to tell: it is refused rather than written twice. Seqs may skip numbers.
 
-At most `writers_max` writers are remembered. A new one then takes the place of the one that has been silent
-longest, whose repetitions would be written as new. After a restart the order is that of the table.
+At most `writers_max` writers are remembered. A new one replaces the one that has been silent longest, whose
+repetitions would then be written as new. After a restart the order is that of the table.
 """
 
 from collections.abc import Callable
@@ -18,9 +17,9 @@ from shared.storage.store import Log, Store, Ticket
 from shared.storage.table import Table
 
 WINDOW = 128
-"""Unanswered batches that a writer may send again. No setting, since the slots on disk depend on it."""
+"""Unanswered batches that a writer may repeat. Not a setting: the slots on disk depend on it."""
 SLOT_BYTES = 500
-"""What a slot takes of memory, with its row in the table."""
+"""Memory of a slot, with its row in the table."""
 _SLOT_BYTES = 2
 _PREFIX_BYTES = 8  # the log's id
 
@@ -31,13 +30,13 @@ class Writers:
     def __init__(
         self, store: Store, table: Table, *, writers_max: int, memory: Account | None = None
     ) -> None:
-        """`memory`: the account that slots are taken from."""
+        """`memory`: the account that slots are charged to."""
         self._memory = memory or unbounded()
         self._store = store
         self._table = table
         self.writers_max = writers_max
         self._slots: dict[bytes, set[bytes]] = {}
-        """By writer (log id and name): the keys of its slots in use. The longest silent writer is first."""
+        """By writer (log id and name): the keys of its slots. The writer that was silent longest is first."""
         self._unsynced: dict[bytes, Ticket] = {}
         for key, _ in table.items():
             self._remember(key[:-_SLOT_BYTES], key)
@@ -82,7 +81,7 @@ class Writers:
         return offset, ticket, True
 
     def forget(self, log_id: int, done: Callable[[], None] = lambda: None) -> None:
-        """Remove a deleted log's writers; then `done` is called. Raises StoreError."""
+        """Remove a deleted log's writers; then call `done`. Raises StoreError."""
         prefix = log_id.to_bytes(_PREFIX_BYTES, "big")
         owners = [owner for owner in self._slots if owner.startswith(prefix)]
         self._table.discard([key for owner in owners for key in self._pop(owner)], done)
@@ -92,7 +91,7 @@ class Writers:
         return sum(logs(int.from_bytes(owner[:_PREFIX_BYTES], "big")) is None for owner in self._slots)
 
     def _touch(self, owner: bytes) -> None:
-        """Make this owner the last to be forgotten."""
+        """Make this writer the last to be forgotten."""
         self._slots[owner] = self._slots.pop(owner, set())
 
     def _remember(self, owner: bytes, key: bytes) -> None:
@@ -102,7 +101,7 @@ class Writers:
             self._memory.charge(SLOT_BYTES)
 
     def _pop(self, owner: bytes) -> list[bytes]:
-        """Its slots; it is forgotten."""
+        """Forget a writer; returns its slots."""
         slots = self._slots.pop(owner)
         self._memory.give(SLOT_BYTES * len(slots))
         return [*slots]
