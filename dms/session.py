@@ -454,8 +454,9 @@ class Session(SessionBase):
         """Add a run of PRODUCEs to several queues; False, and nothing is done, if a queue is missing."""
         queues = self._queues
         parts: dict[bytes, _Part] = {}
+        length = (len(names[0]) - 2).to_bytes(2)
         for name in dict.fromkeys(names):
-            queue = queues.get(name[2:]) if int.from_bytes(name[:2]) == len(name) - 2 else None
+            queue = queues.get(name[2:]) if name.startswith(length) else None
             if queue is None:
                 return False
             parts[name] = _Part(queue)
@@ -468,11 +469,13 @@ class Session(SessionBase):
 
     def _produce_parts(self, parts: Collection[_Part], ids: Sequence[bytes], owners: Iterable[_Part]) -> None:
         """Give each queue its part. Answers are in the order of requests; `owners`: the part of each."""
+        fit = 0
         for part in parts:
             part.produce()
-            self.produced += part.fit
+            fit += part.fit
+        self.produced += fit
         outcomes = {part.outcome for part in parts}
-        if len(outcomes) == 1 and all(part.full is None for part in parts):  # the usual case
+        if fit == len(ids) and len(outcomes) == 1:  # the usual case
             self._answer(outcomes.pop(), PRODUCE_OK, ids)
             return
         # Combine one queue's answers: whoever fills a queue is refused many times over.
@@ -997,8 +1000,9 @@ class _Part:
     def produce(self) -> None:
         """Add as many as there is room for."""
         queue, bodies = self.queue, self.bodies
-        self.fit = fit = min(max(queue.room, 0), len(bodies))
-        if fit < len(bodies):
+        self.fit = fit = len(bodies)
+        if fit > queue.room:
+            self.fit = fit = max(queue.room, 0)
             text = f"{queue.text} holds its {queue.options.depth} messages"
             self.full = Refusal(Status.QUEUE_FULL, text)
             bodies = bodies[:fit]
