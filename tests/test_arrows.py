@@ -11,6 +11,7 @@ each; these lists only ever shrink.
 import ast
 import fnmatch
 import functools
+import gc
 import json
 import subprocess
 import sys
@@ -39,7 +40,11 @@ IMPURE = frozenset(
 
 @functools.cache
 def nodes(source: str, path: str) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(ast.parse(source, path)))
+    gc.disable()  # these objects stay, and looking through them costs more than making them
+    found = tuple(ast.walk(ast.parse(source, path)))
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 @attrs.frozen
