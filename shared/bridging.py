@@ -191,8 +191,9 @@ class BridgeContext:
 
 
 class BridgeSource(Protocol):
-    """Where a bridge takes messages from. `durable`: unconfirmed messages come again after a crash, and after
-    `close` if it `gives_back`."""
+    """The source of a bridge. `durable`: unconfirmed messages come again after a crash, and after `close` if
+    it `gives_back`.
+    """
 
     durable: bool
     gives_back: bool
@@ -201,25 +202,27 @@ class BridgeSource(Protocol):
         """The next run, at most `count` messages. None: there is none now; `wake` is called for the next."""
 
     def confirm(self, run: MessageRun) -> None:
-        """Confirm the oldest of all taken messages. Raises StoreError, and BridgeRefusal if the source no
-        longer has them."""
+        """Confirm the oldest taken messages. Raises StoreError, and BridgeRefusal if the source no longer has
+        them.
+        """
 
     def seal(self) -> None:
-        """All of this entry is confirmed: write what is written once for all of it. Raises StoreError."""
+        """The entry's messages are all confirmed: write what is written once per entry. Raises StoreError."""
 
     def refill(self) -> None:
         """The inbox has room again."""
 
     def lag(self) -> int | None:
-        """Messages, or in a log bytes, that the bridge has not carried yet; None: nobody knows."""
+        """Messages (for a log: bytes) that the bridge has not carried yet; None: unknown."""
 
     def close(self) -> None:
-        """Everything that was not confirmed goes back to where it came from. Harmless twice."""
+        """Return everything unconfirmed to where it came from. May be called twice."""
 
 
 class VolatileSource:
-    """A `BridgeSource` that puts what passes into the inbox and cannot wait: what has no room is lost and
-    counted. `end` stops that."""
+    """A `BridgeSource` of passing messages, which cannot wait: what has no room in the inbox is lost and
+    counted. `end` stops the flow.
+    """
 
     durable = gives_back = False
 
@@ -231,13 +234,13 @@ class VolatileSource:
         return self.inbox.take(count)
 
     def confirm(self, run: MessageRun) -> None:
-        """Nothing comes again, whatever became of it."""
+        """Passing messages never come again, so nothing is confirmed."""
 
     def seal(self) -> None:
-        """Nothing is written of confirmations."""
+        """Nothing is written for confirmations."""
 
     def refill(self) -> None:
-        """Nobody waits for room."""
+        """Nothing waits for room."""
 
     def lag(self) -> int:
         return self.inbox.waiting
@@ -249,28 +252,29 @@ class VolatileSource:
 
 
 class BridgeTarget(Protocol):
-    """Where a bridge writes messages to. `durable`: within the entry under way."""
+    """The target of a bridge. `durable`: what it writes is in the open journal entry."""
 
     durable: bool
 
     def check(self, name: bytes, body: bytes) -> None:
-        """Raises BridgeRefusal where this message could not be written now."""
+        """Raises BridgeRefusal if this message could not be written now."""
 
     def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
-        """Write the first of these bodies; how many. `trail`: the bridges that they have passed. Raises
-        StoreError, and BridgeRefusal where not even one can be written."""
+        """Write the first of these bodies; returns how many. `trail`: the bridges that they have passed.
+        Raises StoreError, and BridgeRefusal if not even one can be written.
+        """
 
     def flush(self) -> bool:
-        """Get on with what was written; False: some is still on its way, and this is to be called again."""
+        """Continue unfinished writes; False: some are still unfinished, call again."""
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """No more is written."""
 
 
 class BridgeEnds(Protocol):
-    """A protocol's ends, which its plugin names (`Plugin.bridges`). `place`: an address behind the colon.
+    """A protocol's bridge ends, named by its plugin (`Plugin.bridges`). `place`: an address behind the colon.
 
-    `keeps_position`: its sources keep their places in the bridge's `positions`, so `start` means something.
+    `keeps_position`: its sources store positions in the bridge's `positions`, so `start` has a meaning.
     """
 
     keeps_position: bool
@@ -279,10 +283,10 @@ class BridgeEnds(Protocol):
         """Raises ValueError."""
 
     def target_name(self, place: str) -> NameTemplate:
-        """What messages are written to. Raises ValueError."""
+        """The name, or template of names, that messages are written to. Raises ValueError."""
 
     def may_feed(self, target: str, source: str) -> bool:
-        """Whether what is written to the one may be taken from the other."""
+        """Whether messages written to `target` may come out of `source`."""
 
     def open_source(self, service: Any, place: str, context: BridgeContext) -> BridgeSource:
         """Raises BridgeRefusal, StoreError."""
@@ -291,11 +295,11 @@ class BridgeEnds(Protocol):
         """Raises BridgeRefusal, StoreError."""
 
     def lag_of(self, service: Any, place: str, positions: Positions) -> int | None:
-        """`BridgeSource.lag` of a bridge that is paused, whose source is not open."""
+        """As `BridgeSource.lag`, for a paused bridge, whose source is not open."""
 
 
 class VolatileEnds:
-    """What ends have in common whose sources are volatile: what passes a paused bridge is not kept."""
+    """What ends with volatile sources share: nothing is kept for a paused bridge."""
 
     keeps_position = False
 
@@ -325,19 +329,21 @@ def globs_meet(one: str, other: str) -> bool:
 
 
 def may_name(template: NameTemplate, pattern: str) -> bool:
-    """Whether a name that the template makes may match the glob."""
+    """Whether the template may make a name that matches the glob."""
     if not template.fields:
         return fnmatchcase(template.name_for(MessageOrigin("", b"")).decode("latin-1"), pattern)
     return globs_meet(template.as_glob(), _CLASS.sub("?", pattern))
 
 
 def may_be(template: NameTemplate, place: str) -> bool:
-    """Whether the template may make the one name that an address has; wildcards are letters in it."""
+    """Whether the template may make the address's one name; wildcards in the address are plain characters."""
     return may_name(template, unescaped(place).decode("latin-1").replace("*", "?").replace("[", "?"))
 
 
 def target_template(place: str, check: Callable[[str], None]) -> NameTemplate:
-    """Of a target; one without fields is a name, and `check` raises ValueError where that can be none."""
+    """The template of a target's address. One without fields is a name, which `check` accepts or raises
+    ValueError.
+    """
     template = NameTemplate.parse(place)
     if not template.fields:
         check(place)

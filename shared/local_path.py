@@ -12,9 +12,9 @@ _FILE = re.compile(r"file:(?://(?:localhost)?(?=/)|(?=/[^/]))", re.IGNORECASE)
 
 
 def local_path(text: str | Path) -> Path:
-    """`data`, `/srv/data`, `file:///srv/data`. Raises ValueError for anything else.
+    """Parse `data`, `/srv/data` or `file:///srv/data`. Raises ValueError for anything else.
 
-    pathlib would make a folder `s3:` here of `s3://bucket`, and whoever wrote there would never know.
+    pathlib would turn `s3://bucket` into a local folder `s3:`, unnoticed by the user.
     """
     text = str(text)
     if not text:
@@ -51,8 +51,9 @@ def replace_file(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raises OSError where there is anything but a regular file: a rename would put one in its place, and who
-    is root would have no /dev/stdout any more."""
+    """Raises OSError for anything but a regular file: a rename would replace it, and root would lose
+    /dev/stdout.
+    """
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

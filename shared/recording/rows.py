@@ -1,14 +1,13 @@
-"""From blocks to rows: a batch of a recorded log's records, taken apart by vectors.
+"""From blocks to rows: decoding a batch of a recorded log's records with vectors.
 
-A protocol's `Codec` finds the frames in a block and where in each its fields are. It says so as *runs*:
-frames of one shape that follow each other at one distance. What repeats is found by comparing columns of many
-frames at once (`equal_rows`), so there is a step for each run and not for each message; a frame unlike its
-neighbours is a run of one. The runs of a whole batch then become arrays of places, and a column is gathered
-from the batch's own memory in one go: an Arrow array is laid over it with the places as its offsets, and
-every second entry is taken.
+A protocol's `Codec` finds the frames in a block, and the fields in each. It reports *runs*: consecutive
+frames of one shape at equal distances. Repetition is found by comparing columns of many frames at once
+(`equal_rows`). So there is a step per run, not per message; a frame unlike its neighbours is a run of one.
+The runs of a batch become arrays of positions. A column is gathered from the batch's own memory at once: an
+Arrow array is laid over it with the positions as offsets, and every second entry is taken.
 
-Nothing that stands in a log raises. What cannot be read is a fault: a row by itself, behind those of its
-block that could be read.
+Nothing in a log raises. What cannot be read is a fault: a row of its own, after the rows of its block that
+could be read.
 """
 
 from array import array
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 Raw = bytes
 """Where a method has that name."""
 NOWHERE = -1
-"""Bytes of a field that frames do not have: a name or source is then the block's, a key null."""
+"""The size of a field that frames do not have. A name or source then comes from the block; a key is null."""
 NOT_RECORDED = "not recorded"
 """The fault of a gap."""
 NO_FIELD = (0, NOWHERE)
@@ -43,9 +42,9 @@ _NUMBERS = len(_RUN) + 2 * len(_FIELDS)
 class Runs:
     """What codecs find in blocks.
 
-    `add(run)`: where its first frame begins, how far apart they are, how many; then name, key, source and
-    payload, each as (from the frame's beginning, bytes): eleven numbers in a row. `add_all`: rows of these.
-    `messages`: of all runs; whoever adds some counts them.
+    `add(run)`: a run, eleven numbers: where its first frame begins, the distance of frames, their number;
+    then name, key, source and payload, each as (offset in the frame, bytes). `add_all`: rows of these.
+    `messages`: of all runs; the codec that adds runs counts them.
     """
 
     __slots__ = ("add", "flat", "messages")
@@ -60,15 +59,15 @@ class Runs:
 
 
 Walk = Callable[["Bytes", bytes, int, Block, Runs], str | None]
-"""Adds a block's frames to the runs. It gets the batch's memory, the frames, where in the memory they begin,
-and the block's head; it returns what is wrong with the first frame that it cannot read."""
+"""Adds a block's frames to the runs. It gets the batch's memory, the frames, where they begin in the memory,
+and the block's head. It returns the fault of the first frame that it cannot read."""
 
 
 @attrs.frozen
 class Codec:
-    """What the frames of a protocol's blocks are. `numbers`: what its blocks call them (RECORDING.md).
+    """The frames of a protocol's blocks. `numbers`: the codecs' numbers in its blocks (RECORDING.md).
 
-    `ends_at_nul`: fields that end at their first NUL, if they have one. `key`: from keys' bytes to text.
+    `ends_at_nul`: fields that end at their first NUL, if any. `key`: turns a key's bytes into text.
     """
 
     numbers: Sequence[int]
@@ -78,8 +77,9 @@ class Codec:
 
 
 class _Fault(NamedTuple):
-    """What cannot be read. `record`: its number in the batch. `messages`, `bytes`: how many are missing, or
-    NOWHERE where that is not known."""
+    """Something that cannot be read. `record`: its number in the batch. `messages`, `bytes`: how many are
+    missing, or NOWHERE if unknown.
+    """
 
     record: int
     what: str
@@ -88,10 +88,10 @@ class _Fault(NamedTuple):
 
 
 class Rows:
-    """The rows of a batch. Columns are made when they are asked for.
+    """The rows of a batch. Columns are made when asked for.
 
-    `record`: to which record each row belongs. `good`: which rows are messages; the others are faults, and
-    `places` has no entries for them.
+    `record`: the record of each row. `good`: which rows are messages; the others are faults, which have no
+    entries in `places`.
     """
 
     def __init__(self, batch: pa.RecordBatch, protocol: str, codec: Codec) -> None:
@@ -112,7 +112,7 @@ class Rows:
             done = runs.messages
         self._place(np.frombuffer(runs.flat, np.int64).reshape(-1, _NUMBERS), sizes)
 
-    # -- taking blocks apart
+    # -- decoding blocks
 
     def _read(self, number: int, at: int, end: int, runs: Runs) -> None:
         payload = bytes(self._memory[at:end])
@@ -137,7 +137,7 @@ class Rows:
             self._fault(number, wrong)
 
     def _check(self, head: Block) -> None:
-        """Raises BadBlock for one that this protocol does not write."""
+        """Raises BadBlock for a block that this protocol does not write."""
         if head.protocol != self._own:
             raise BadBlock(f"it is of the protocol {head.protocol.decode(errors='backslashreplace')}")
         if head.time_us // 1000 > TIME_MS_MAX:
@@ -156,7 +156,7 @@ class Rows:
         self._faults.append(_Fault(number, what, messages, size))
 
     def _place(self, runs: "Numbers", sizes: Sequence[int]) -> None:
-        """From runs to the places of every message's fields."""
+        """The positions of every message's fields, from runs."""
         times = runs[:, 2]
         which = np.repeat(np.arange(len(runs)), times)
         begins = runs[which, 0] + runs[which, 1] * counted(times)
@@ -184,7 +184,7 @@ class Rows:
         return self._batch.column("offset").take(pa.array(self.record))
 
     def time(self) -> pa.Array:
-        """A block's own; the record's where its head cannot be read."""
+        """The block's own time; the record's if its head cannot be read."""
         own = pa.array([None if head is None else head.time_us for head in self._heads], pa.int64())
         times = pc.coalesce(own.cast(time_type()), self._batch.column("timestamp"))
         return times.take(pa.array(self.record))
@@ -196,7 +196,7 @@ class Rows:
         return self._field("name", lambda head: head.name)
 
     def source(self) -> pa.Array:
-        """Null where it is not known."""
+        """Null if unknown."""
         return self._field("source", lambda head: head.source or None)
 
     def key(self) -> pa.Array:
@@ -210,11 +210,11 @@ class Rows:
         return self._spread(self._gathered("payload"))
 
     def bytes(self) -> pa.Array:
-        """Sizes of payloads; for a gap all that was left out, for other faults null."""
+        """Bytes of the payload; of a gap, all that was left out; null for other faults."""
         return self._numbers(self.places["payload"][1], [fault.bytes for fault in self._faults])
 
     def messages(self) -> pa.Array:
-        """1 each; of a gap how many were left out, and null for other faults."""
+        """1; of a gap, the number left out; null for other faults."""
         ones = np.ones(len(self._message_record), np.int64)
         return self._numbers(ones, [fault.messages for fault in self._faults])
 
@@ -224,13 +224,13 @@ class Rows:
         return faults.take(pa.array(of))
 
     def of_messages(self, column: pa.Array) -> pa.Array:
-        """A column with an entry for each message as one with an entry for each row."""
+        """Turn a column with an entry for each message into one with an entry for each row."""
         return self._spread(column)
 
-    # -- how columns are made
+    # -- making columns
 
     def _field(self, field: str, of_block: Callable[[Block], Raw | None]) -> pa.Array:
-        """A field's column: from the frames where they have it, else from the head of their block."""
+        """A field's column: from the frames if they have it, else from the head of their block."""
         heads = [None if head is None else of_block(head) for head in self._heads]
         named = texts(pa.array(heads, pa.binary())).take(pa.array(self._message_record))
         _, size = self.places[field]
