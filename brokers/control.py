@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import attrs
+
 from brokers.errors import ExitCode, Refusal
 from shared.errors import UsageError
 
@@ -64,6 +66,7 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
     return socket_client(folder).request(method, path, body)
 
 
+@attrs.frozen
 class AdminClient:
     """Asks one running server, on its socket or port: `socket_client` and `port_client` make it.
 
@@ -71,17 +74,10 @@ class AdminClient:
     most ANSWER_SECONDS. `unreachable`: what to say of an error of opening it. `headers`: of each request.
     """
 
-    def __init__(
-        self,
-        name: str,
-        connect: Callable[[], http.client.HTTPConnection],
-        unreachable: Callable[[OSError], str],
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = name
-        self._connect = connect
-        self._unreachable = unreachable
-        self._headers = headers or {}
+    name: str
+    _connect: Callable[[], http.client.HTTPConnection]
+    _unreachable: Callable[[OSError], str]
+    _headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # it has a login
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
         """Return its JSON answer, or its text if it is not JSON. `body`: as JSON, or JSON itself.

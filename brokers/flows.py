@@ -60,22 +60,17 @@ class _Flow:
             self.room = 2 * len(self.marks) + MARKS_LEAST
 
 
+@attrs.define(eq=False)
 class Flows:
     """The rates of all queues and topics; `run` reads them until cancelled."""
 
-    def __init__(
-        self,
-        everything: Callable[[], ObjectsByProtocol],
-        log: structlog.stdlib.BoundLogger,
-        clock: Callable[[], float] = trio.current_time,
-    ) -> None:
-        self._everything = everything
-        self._log = log
-        self._failed: set[tuple[str, str]] = set()
-        self._clock = clock
-        self._flows: dict[Any, _Flow] = {}
-        self._older_at: float | None = None
-        self._newer_at: float | None = None
+    _everything: Callable[[], ObjectsByProtocol]
+    _log: structlog.stdlib.BoundLogger
+    _clock: Callable[[], float] = trio.current_time
+    _failed: set[tuple[str, str]] = attrs.field(factory=set, init=False)
+    _flows: dict[Any, _Flow] = attrs.field(factory=dict, init=False)
+    _older_at: float | None = attrs.field(default=None, init=False)
+    _newer_at: float | None = attrs.field(default=None, init=False)
 
     async def run(self) -> None:
         """Read once a second; less often with very many objects."""

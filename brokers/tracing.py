@@ -34,16 +34,14 @@ class _Trace:
     scope: trio.CancelScope
 
 
+@attrs.define(eq=False)
 class Traces:
     """All names that are traced. `services`: what can be traced; `now_ms`: the wall clock."""
 
-    def __init__(
-        self, services: Callable[[], Sequence[SupervisedService]], now_ms: Callable[[], float]
-    ) -> None:
-        self._services = services
-        self._now_ms = now_ms
-        self._traces: dict[str, _Trace] = {}
-        self._nursery: trio.Nursery | None = None
+    _services: Callable[[], Sequence[SupervisedService]]
+    _now_ms: Callable[[], float]
+    _traces: dict[str, _Trace] = attrs.field(factory=dict, init=False)
+    _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -94,19 +94,18 @@ def _table(mode: str) -> str:
     return f'[[bridge]]\nname = "{mode}"\nfrom = "{source}"\nto = "{target}"\n'
 
 
+@attrs.frozen
 class _Bridged:
     """The measurements of one server."""
 
-    def __init__(
-        self, data: Path, places: Mapping[str, Address], size: int, seconds: float, rounds: int
-    ) -> None:
-        self._data = data
-        self._places = places
-        self._size = size
-        self._seconds = seconds
-        self._rounds = rounds
-        self._alone: dict[str, Measured] = {}
+    _data: Path
+    _places: Mapping[str, Address]
+    _size: int
+    _seconds: float
+    _rounds: int
+    _alone: dict[str, Measured] = attrs.field(factory=dict, init=False)
 
+    def __attrs_post_init__(self) -> None:
         for mode in BRIDGES:
             self._ask("POST", f"{mode}/pause")
 
