@@ -11,6 +11,7 @@ each producer has one consumer.
 """
 
 import importlib.util
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -263,17 +264,18 @@ def measured_at(ways: Mapping[str, Way], point: Point, seconds: float, rounds: i
 def rounds_at(
     adapter: Swept, point: Point, seconds: float, rounds: int, data_dir: Path | None
 ) -> dict[str, list[Measured | None]]:
-    """The rounds of each server, ours first; None is a round that failed."""
+    """The rounds of each server, ours first; None is a round that failed, and standard error says why."""
 
-    def attempt(way: Way) -> Measured | None:
+    def attempt(name: str, way: Way) -> Measured | None:
         try:
             return way(point, seconds)
-        except (Refusal, OSError):
+        except (Refusal, OSError) as error:
+            print(f"brokers: a round of {name} failed and does not count: {error}", file=sys.stderr)
             return None
 
     floor = {} if adapter.floor is None else {FLOOR: adapter.floor}
     with started({**adapter.servers, **floor}, data_dir) as ways:
-        return taken_in_turns(rounds, {name: partial(attempt, way) for name, way in ways.items()})
+        return taken_in_turns(rounds, {name: partial(attempt, name, way) for name, way in ways.items()})
 
 
 def beside_peers(

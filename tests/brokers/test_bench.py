@@ -399,6 +399,17 @@ def test_later_rounds_of_dms_use_the_queues_of_the_first(tmp_path: Path) -> None
     assert all(found["dms"])
 
 
+def test_a_round_that_failed_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*_: object) -> load.Measured:
+        raise Refusal("the queue is full")
+
+    adapter: Any = SimpleNamespace(servers={"slow": (servers.same_server, refused)}, floor=None)
+    assert sweep.rounds_at(adapter, sweep.Point(16, 1, 1, 1), 0.02, 1, None) == {"slow": [None]}
+    assert (
+        capsys.readouterr().err == "brokers: a round of slow failed and does not count: the queue is full\n"
+    )
+
+
 def test_a_round_that_begins_within_a_message_is_refused_and_not_a_crash() -> None:
     ours, theirs = socket.socketpair()
     fan = load.FanOut(message=lambda queue, stamp: stamp, delivered_bytes=100, stamp_at=100)
