@@ -285,7 +285,7 @@ class Queue:
         """Reasons to deliver nothing: a pause, and each lost connection whose deliveries are being returned.
         """
         self.paused = False
-        self.line: deque[Credit] = deque()
+        self.line: deque[Credit] | tuple[()] = ()  # made by the first credit: an empty one is 760 bytes
         self.line_most = LINE_LEAST
         self.deadline = self.heaped = math.inf  # for the engine's timers
         self.mark, self.marked_at, self.tick = NONE, 0.0, 0  # for the engine's waits
@@ -402,6 +402,8 @@ class Queue:
     def line_up(self, credit: Credit) -> None:
         """Serve a credit now, or let it wait."""
         line = self.line
+        if isinstance(line, tuple):
+            line = self.line = deque()
         while line and line[0].at == len(line[0].ids):  # those have ended
             line.popleft()
         if len(line) >= self.line_most:  # ended ones behind one that waits hold memory
@@ -548,7 +550,7 @@ class Queue:
 
     def end_credits(self, refusal: Refusal) -> None:
         """End all credits in line."""
-        line, self.line = self.line, deque()
+        line, self.line = self.line, ()
         self.engine.sliced_work.add(_end_in_slices(line, refusal))
 
     # -- messages leave, or are returned
@@ -1266,7 +1268,7 @@ class Engine:
                 pass  # records also have it, if less exactly
 
 
-def _end_in_slices(line: deque[Credit], refusal: Refusal) -> Iterator[None]:
+def _end_in_slices(line: deque[Credit] | tuple[()], refusal: Refusal) -> Iterator[None]:
     while line:
         for _ in range(min(len(line), ENDED_AT_ONCE)):
             credit = line.popleft()

@@ -131,7 +131,7 @@ class Session(SessionBase):
         """Tickets that ACKs wait for, each with their number."""
         self._unanswered = 0
         self._most_credits = 0
-        self._deferred: deque[Credit] = deque()
+        self._deferred: deque[Credit] | tuple[()] = ()  # made when first needed
         engine.log.debug("client connected", peer=connection.peer)
         self.admit(gate)
         self._set_queues()
@@ -523,6 +523,8 @@ class Session(SessionBase):
         if self._deferred or (self._unanswered and self._is_behind()):
             if not self._deferred:
                 self._acking[0][0].when_done(self.connection.guarded(self._line_up_deferred))
+            if isinstance(self._deferred, tuple):
+                self._deferred = deque()
             self._deferred.append(credit)
         else:
             queue.line_up(credit)
