@@ -71,7 +71,7 @@ class Hashing:
         self._in_thread = in_thread or Threads()
         self._limiter = trio.CapacityLimiter(AT_ONCE)
         self._nursery: trio.Nursery | None = None
-        self._idle: list[_Hasher] = []
+        self._hasher: _Hasher | None = None
         self._in_threads_until = -math.inf
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -81,7 +81,8 @@ class Hashing:
             await trio.sleep_forever()
 
     async def fits(self, secret: Secret, password: bytes, *, aside: bool = False) -> bool:
-        """Whether a password is the secret's. `aside`: use the process, so as not to delay anybody."""
+        """Whether a password is the secret's. `aside`: use the process, so as not to delay anybody; one
+        password at a time."""
         if aside and self._nursery is not None and trio.current_time() >= self._in_threads_until:
             try:
                 with trio.fail_after(PATIENCE_SECONDS):
@@ -104,15 +105,15 @@ class Hashing:
         self._in_threads_until = now + IN_THREADS_SECONDS
 
     async def _key(self, nursery: trio.Nursery, secret: Secret, password: bytes) -> bytes:
-        one: _Hasher = self._idle.pop() if self._idle else await nursery.start(self._keep)
+        one: _Hasher = self._hasher or await nursery.start(self._keep)
         one.alive.deadline = math.inf
         try:
             found = await one.key(secret, password)
         except BaseException:
+            self._hasher = None
             one.alive.cancel()
             raise
         one.alive.deadline = trio.current_time() + IDLE_SECONDS
-        self._idle.append(one)
         return found
 
     async def _keep(self, *, task_status: trio.TaskStatus[_Hasher]) -> None:
@@ -120,14 +121,14 @@ class Hashing:
         process = await trio.lowlevel.open_process(
             self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, process_group=0
         )
-        one = _Hasher(process)
+        one = self._hasher = _Hasher(process)
         try:
             with one.alive:
                 task_status.started(one)
                 await process.wait()
         finally:
-            if one in self._idle:
-                self._idle.remove(one)
+            if self._hasher is one:
+                self._hasher = None
             process.kill()
             with trio.CancelScope(shield=True):
                 assert process.stdio is not None
