@@ -1,7 +1,7 @@
 """The secret of a Spark cluster: in a file that only its owner reads, and in no command line.
 
 Spark itself reads such a file on Kubernetes only. So a master and a worker get the secret in their
-environment, and a driver in a file of settings that is removed once its JVM has started.
+environment. A driver gets it in a file of settings that is removed once its JVM has started.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The reader of a command's output, where that is a pipe: what it has read, and whether it has closed.
 
-Bytes in a pipe are not read yet, and a reader takes all that it finds there: `head -3` throws away what it
-read beyond three lines. So a command that acknowledges messages writes one at a time and waits until it is
+Bytes in a pipe are not read yet. A reader takes all that it finds there: `head -3` throws away what it read
+beyond three lines. So a command that acknowledges messages writes one at a time and waits until it is
 read, some 30 us each. A writer cannot know more than that. Output that is no pipe counts as read at once.
 """
 

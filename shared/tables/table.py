@@ -5,8 +5,8 @@ finds every protocol's by entry point and knows none by name. A job asks for a t
 columns that it needs, never for a protocol.
 
 Decoding maps one Arrow batch to another and keeps no state, so Spark may run it anywhere and repeat it. It
-never raises for the content of a log. A record that cannot be read becomes a row with the reason in `fault`
-and null in all columns but its place, so it is counted like any other.
+never raises for the content of a log. A record that cannot be read becomes a row, so it is counted like any
+other. The reason is in `fault`, and all columns but its place are null.
 
 These columns mean the same in every table; a table has those that it needs:
 

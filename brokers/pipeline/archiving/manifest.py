@@ -1,10 +1,10 @@
 """The manifest says what is in an archive. It is a value, made anew for each commit. No files here.
 
-It has, for each log, the offset up to which the archive has its records, and every file that is not at its
-final place yet. Files at their final places are not in it, since only a commit brings them there. So the
+It has the offset up to which each log is in the archive, and every file that is not at its final place yet.
+Files at their final places are not in it, since only a commit brings them there. So the
 manifest stays small however large the archive grows.
 
-Every commit is checked: it begins where the log's records end in the archive, and its files and allowed gaps
+Every commit is checked. It begins where the log's records end in the archive. Its files and allowed gaps
 cover the bytes up to the new end exactly. So no two commits have the same record.
 """
 

@@ -1,7 +1,7 @@
 """Writes a range of a log as Parquet files, in an executor. Needs pyarrow, not Spark.
 
-The records must follow each other byte by byte from the range's start to its end: an offset is a position,
-so each record says where the next one is. Anything else is an error, or a gap if loss is allowed. So whatever
+The records must follow each other byte by byte from the range's start to its end. An offset is a position, so
+each record says where the next one is. Anything else is an error, or a gap if loss is allowed. So whatever
 a source does wrong, no record is in a file twice, and none is left out in silence.
 """
 

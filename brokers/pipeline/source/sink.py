@@ -1,8 +1,8 @@
 """`write.format("logmq")` and `writeStream.format("logmq")`: rows appended to topics, once each.
 
 A task writes its rows in pieces, by BATCH (see `writing.py`), under a name that a repeated task has again.
-The name has the number of the partition, and the write's own random name (a batch), the query's id and the
-epoch (a stream), or the options `writer` and `epoch`. The same rows always make the same full pieces.
+The name has the number of the partition, and the option `writer`. Without that option a batch has a random
+name of its own, and a stream its query's id. The same rows always make the same full pieces.
 
 The last pieces may differ: if the source of the rows fails, Spark ends a Python task's input as if it were
 whole. So a task passes the last piece of each topic to the driver, which writes these in `commit`, when all
