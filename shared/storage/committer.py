@@ -525,7 +525,7 @@ class Committer:
             self._take_light(batches[0])
         for batch in batches:
             for log, part in batch.appends.items():
-                if log.tail or log in journaled:
+                if log.tail_bytes or log in journaled:
                     # Earlier bytes are in the journal and maybe not in the file: bytes around the journal
                     # would leave a hole before them.
                     part.journaled = True
@@ -578,7 +578,7 @@ class Committer:
                 and part.journaled
                 and log.entries_written != UNKNOWN
                 and not log.direct_dirty
-                and (log.tail or not log.direct)
+                and (log.tail_bytes or not log.direct)
                 and not log.unawaited
             ):
                 light.append(part)

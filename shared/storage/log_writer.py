@@ -179,7 +179,7 @@ class LogWriter:
         get whole records from either the file or memory. An entry larger than a step goes alone.
         """
         offset = log.tail_start
-        if len(log.tail) <= room:
+        if log.tail_bytes <= room:
             return log.visible
         ends = [entry.end for entry in log.closed_entries if entry.end > offset]
         if room == STEP_BYTES and (not ends or ends[0] - offset > room):

@@ -44,27 +44,27 @@ class Tails:
         """Whether so many new bytes go to the tail. Many go to the log's file with their commit, behind the
         tail: that is one large write anyway, and saves two copies.
         """
-        if log.tail:
+        if log.tail_bytes:
             return size < self.log_bytes // 16 or log in self.writing or log in self.failing
         return not log.direct and size < self.log_bytes // 16
 
     def add(self, log: Log, data: memoryview, now: float) -> None:
         """Add visible bytes to the end of a log's tail. Call `charge` when all logs have theirs."""
-        if not log.tail:
+        if not log.tail_bytes:
             self._since[log] = now
-        log.tail += data
+        log.add_to_tail(bytes(data))
         self.bytes += len(data)
-        if len(log.tail) >= self.log_bytes and log not in self.failing:
+        if log.tail_bytes >= self.log_bytes and log not in self.failing:
             self._long[log] = None
 
     def add_light(self, part: LogAppend, now_ms: int, now: float) -> None:
         """The same for a light append that is durable now."""
         log = part.log
-        if not log.tail:
+        if not log.tail_bytes:
             self._since[log] = now
         log.took_light(part, now_ms, now)
         self.bytes += part.end - part.offset
-        if len(log.tail) >= self.log_bytes and log not in self.failing:
+        if log.tail_bytes >= self.log_bytes and log not in self.failing:
             self._long[log] = None
 
     def charge(self) -> None:
@@ -77,19 +77,19 @@ class Tails:
 
     @property
     def failing_bytes(self) -> int:
-        return sum(len(log.tail) for log in self.failing)
+        return sum(log.tail_bytes for log in self.failing)
 
     def due(self, now: float) -> list[Log]:
         """Logs to be written now: failing, long and old tails; while `crowded` also the oldest others."""
         due = self.failing | self._long
-        left = self.bytes - sum(len(log.tail) for log in due)
+        left = self.bytes - sum(log.tail_bytes for log in due)
         wanted = 0 if self.account.over else self.bytes_max // 2 if self.crowded else self.bytes
         for log, since in self._since.items():
             if now - since < LATE_SECONDS and left <= wanted:
                 break
             if log not in due:
                 due[log] = None
-                left -= len(log.tail)
+                left -= log.tail_bytes
         return list(due)
 
     def all_logs(self) -> list[Log]:
@@ -99,13 +99,13 @@ class Tails:
         """The log's file has the first `size` bytes of its tail."""
         if log not in self._since:
             return  # it was deleted meanwhile
-        del log.tail[:size]
+        log.cut_tail(size)
         self.bytes -= size
         del self._since[log]
         self.failing.pop(log, None)
-        if log.tail:
+        if log.tail_bytes:
             self._since[log] = now  # the rest came during the write
-        if len(log.tail) < self.log_bytes:
+        if log.tail_bytes < self.log_bytes:
             self._long.pop(log, None)
         self.charge()
 
@@ -118,7 +118,7 @@ class Tails:
     def drop(self, log: Log) -> None:
         """The log is deleted."""
         if log in self._since:
-            self.bytes -= len(log.tail)
+            self.bytes -= log.tail_bytes
             log.drop_tail()
             del self._since[log]
             self._long.pop(log, None)

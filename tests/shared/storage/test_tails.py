@@ -267,6 +267,27 @@ async def test_a_long_tail_that_its_file_does_not_take_is_tried_once_and_keeps_n
     assert await read_all(log) == bodies
 
 
+@pytest.mark.parametrize("read", [False, True])
+async def test_what_is_committed_while_a_tail_is_written_stays_in_the_tail(read: bool) -> None:
+    disk, store = await fresh_store(ROOMY)
+    (log,) = await logs_of(store, ALWAYS)
+    await append(store, log, b"first", b"second")
+
+    def before(operation: Operation) -> None:
+        if log_write(operation):
+            disk.before = None
+            log.append(records(b"third"), 1)
+            store.commit_pending()
+            if read:
+                assert log.tail == records(b"first", b"second", b"third")
+
+    disk.before = before
+    assert await store.flush()
+    assert file_size(disk, "logmq/t0.log") == len(records(b"first", b"second"))
+    assert log.tail == records(b"third")
+    assert await read_all(log) == [b"first", b"second", b"third"]
+
+
 @pytest.mark.parametrize("size", [300, 3000])
 async def test_readers_are_given_whole_records_while_a_part_of_a_long_tail_is_written(
     size: int, monkeypatch: pytest.MonkeyPatch
