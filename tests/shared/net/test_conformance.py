@@ -661,6 +661,29 @@ async def test_what_sessions_hold_of_unfinished_input_counts_with_the_outboxes(s
         assert backlogs.held_bytes <= unsent
 
 
+@everywhere
+async def test_a_connection_goes_on_with_the_session_that_it_is_handed_to(serve: Serve) -> None:
+    sessions = Sessions()
+    async with serve(sessions) as served:
+        client, first = await sessions.join(served)
+        second = Recorder(first.connection)
+        echo(second)
+
+        def hand_over(data: bytes) -> None:
+            first.connection.hand_over(second)
+            first.connection.write(b"handed over")
+
+        first.on_receive = hand_over
+        async with client:
+            await client.send_all(b"header")
+            assert await read_all(client, 11) == b"handed over"
+            await client.send_all(b"more")
+            assert await read_all(client, 4) == b"more"
+        await second.lost.wait()
+        assert first.calls == ["receive"]
+        assert (second.data, second.calls[-1]) == (b"more", "lost")
+
+
 # -- a drain
 
 
