@@ -14,7 +14,7 @@ import trio
 from dmp import shown_properties
 from dmp.bodies import part_bytes
 from dmp.broker import Broker
-from dmp.data_types import read_table
+from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, read_table
 from dmp.declarations import Binding, ExchangeKind, QueueArguments
 from dmp.exchanges import DEFAULT, TYPES, Exchange
 from dmp.message import Head, Message
@@ -45,7 +45,6 @@ from shared.storage.store import Ticket
 
 DEFAULT_NAME = "amq.default"
 """Of the default exchange, whose name is empty: as rules of users have it."""
-NAME_BYTES_MAX = 255
 PEEK_MAX = 1000
 READ_BYTES = 256 << 10
 MOVED_AT_ONCE = 32
@@ -53,8 +52,6 @@ MOVED_AT_ONCE = 32
 STAY_MAX = 10_000
 """Messages that a redrive may find and has to leave: they are in memory until it ends."""
 NOT_ASKED = attrs.asdict(QueueArguments())
-NO_ARGUMENTS = b"\0\0\0\0"
-"""An empty table on the wire."""
 
 
 class Admin:
@@ -359,8 +356,8 @@ class Admin:
 
     async def _declare(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         name = a_text(arguments, "name").encode()
-        if not 1 <= len(name) <= NAME_BYTES_MAX:
-            raise BadArgument(f"name has 1 to {NAME_BYTES_MAX} bytes")
+        if not 1 <= len(name) <= SHORT_BYTES_MAX:
+            raise BadArgument(f"name has 1 to {SHORT_BYTES_MAX} bytes")
         alternate = a_text(arguments, "alternate").encode() if arguments.get("alternate") else None
         kind = ExchangeKind(
             a_text(arguments, "type", "direct"),
@@ -378,7 +375,7 @@ class Admin:
         self, exchange: Exchange, _: Mapping[str, Any], dry_run: bool
     ) -> dict[str, Any]:
         self._broker.topology.check_deletable(exchange.name)
-        bindings = len(exchange.bindings) + len(exchange.bound_to)
+        bindings = len(exchange.bindings) + len(exchange.bound)
         if not dry_run:
             await self._settled(self._broker.topology.delete_exchange(exchange.name))
         return {"deleted": 1, "bindings": bindings}
@@ -411,8 +408,8 @@ class Admin:
         source = _exchange_name(a_text(arguments, "exchange"))
         name = a_text(arguments, "queue")
         key = a_text(arguments, "key", "").encode()
-        if len(key) > NAME_BYTES_MAX:
-            raise BadArgument(f"key has at most {NAME_BYTES_MAX} bytes")
+        if len(key) > SHORT_BYTES_MAX:
+            raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
         queue = self._find_queue([name])
         if queue is None:
             raise ObjectMissing(f"there is no queue {name}")
@@ -458,7 +455,7 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "paused": attrgetter("paused"),
     "oldest_seconds": _recovered_age,
     "bytes": attrgetter("depth_bytes"),
-    "durable": lambda queue: queue.log is not None,
+    "durable": attrgetter("durable"),
 }
 
 
@@ -480,7 +477,7 @@ def _exchange_name(text: str) -> bytes:
 
 def _binding_id(binding: Binding) -> str:
     kind = "exchange" if binding.to_exchange else "queue"
-    more = "" if binding.arguments == NO_ARGUMENTS else binding.arguments.hex()
+    more = "" if binding.arguments == EMPTY_TABLE else binding.arguments.hex()
     names = (_text(name).replace("~", "%7E") for name in (binding.source, binding.destination, binding.key))
     source, destination, key = names
     return "~".join((source, kind, destination, key, more))

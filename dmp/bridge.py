@@ -11,6 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
 from dmp.declarations import QueueKind
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TOPIC_WORDS
 from dmp.message import Head, Message
@@ -40,12 +41,10 @@ if TYPE_CHECKING:
 
 UNACKED_MAX = 2048
 """Messages that a source holds."""
-KEY_BYTES_MAX = 255
 PERSISTENT = b"\x10\x00\x02"
 """Property flags and the delivery mode: what a bridge publishes is kept where the queue is durable."""
 HEADS_MAX = 256
 """Heads that a target remembers, by key, length and trail."""
-_NO_ARGUMENTS = b"\0\0\0\0"
 _SHOWN = attrgetter("head.key", "head.properties", "head.trail", "head.large")
 """What a bridge shows of a message beside its body."""
 
@@ -166,7 +165,7 @@ class BindingSource(_Taking):
         self._owner = broker.new_owner(context.user)
         try:
             queue, _ = broker.topology.declare_queue(b"", QueueKind(exclusive=True), self._owner)
-            broker.topology.bind(exchange.name, queue, key, _NO_ARGUMENTS, {})
+            broker.topology.bind(exchange.name, queue, key, EMPTY_TABLE, {})
         except Refusal as refusal:
             self._owner.release()
             raise BridgeRefusal("source", str(refusal)) from None
@@ -206,8 +205,10 @@ class DmpTarget:
     def _routed(self, name: bytes, size: int, trail: tuple[str, ...]) -> "tuple[Head, tuple[Queue, ...]]":
         """A message's head, and the queues that it goes to. Raises BridgeRefusal."""
         broker = self._broker
-        if len(name) > KEY_BYTES_MAX:
-            raise BridgeRefusal("bad_name", f"a routing key has at most {KEY_BYTES_MAX} bytes", lasting=True)
+        if len(name) > SHORT_BYTES_MAX:
+            raise BridgeRefusal(
+                "bad_name", f"a routing key has at most {SHORT_BYTES_MAX} bytes", lasting=True
+            )
         bytes_max = broker.settings.message_bytes_max
         if size > bytes_max:
             text = f"a body of {size} bytes; message_bytes_max is {bytes_max}"

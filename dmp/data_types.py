@@ -12,7 +12,8 @@ from pamqp import decode
 
 from dmp.refusals import Code, Refusal
 
-SHORT_BYTES_MAX = 255
+SHORT_BYTES_MAX = 255  # of names, too, and of routing keys
+EMPTY_TABLE = b"\0\0\0\0"
 DEPTH_MAX = 16  # tables in tables. RabbitMQ sets none and grows its stack; dead-letter headers need three.
 FIELDS_MAX = 4096  # in one table, with those of inner tables: decoding costs some microseconds a field
 

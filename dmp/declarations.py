@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from dmp.data_types import read_table
+from dmp.data_types import EMPTY_TABLE, read_table
 from dmp.properties import TTL_MS_MAX
 from dmp.refusals import Code, Refusal
 
@@ -68,7 +68,7 @@ class QueueKind:
     durable: bool = False
     exclusive: bool = False
     auto_delete: bool = False
-    table: bytes = b"\0\0\0\0"
+    table: bytes = EMPTY_TABLE
     arguments: QueueArguments = QueueArguments()
 
 

@@ -12,18 +12,14 @@ from collections.abc import Iterator, Sequence
 from pamqp import encode
 
 from dmp.broker import Broker
-from dmp.data_types import check_table, read_table
+from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, check_table, read_table
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import DEFAULT, Exchange
+from dmp.exchanges import DEFAULT, RESERVED, Exchange
 from dmp.queues import Queue
 from dmp.refusals import shown
 from dmp.shown_properties import show_value
 from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, name_of, parts
 from shared.objects import BadArgument, ObjectMissing, a_flag, a_text
-
-NAME_BYTES_MAX = 255
-RESERVED = b"amq."
-NO_TABLE = bytes(4)
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
@@ -116,8 +112,8 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         to_exchange = "to_exchange" in row
         source, destination = _name(row, "exchange"), _name(row, "to_exchange" if to_exchange else "queue")
         key, table = a_text(row, "key", "").encode(), _table(row)
-        if len(key) > NAME_BYTES_MAX:
-            raise BadArgument(f"key has at most {NAME_BYTES_MAX} bytes")
+        if len(key) > SHORT_BYTES_MAX:
+            raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
         exchange = broker.exchanges.get(source)
         there = (broker.exchanges if to_exchange else broker.queues).get(destination)
         for found, section, name in (
@@ -167,14 +163,14 @@ def _is_text(name: bytes) -> bool:
 
 def _name(row: Row, what: str) -> bytes:
     name = a_text(row, what).encode()
-    if not 1 <= len(name) <= NAME_BYTES_MAX:
-        raise BadArgument(f"{what} has 1 to {NAME_BYTES_MAX} bytes")
+    if not 1 <= len(name) <= SHORT_BYTES_MAX:
+        raise BadArgument(f"{what} has 1 to {SHORT_BYTES_MAX} bytes")
     return name
 
 
 def _shown(table: bytes) -> Row:
     """A table's columns; none where it is empty."""
-    if table == NO_TABLE:
+    if table == EMPTY_TABLE:
         return {}
     return {"arguments": show_value(read_table(table)), "table": base64.b64encode(table).decode()}
 
@@ -188,10 +184,10 @@ def _table(row: Row) -> bytes:
         if "table" in row:
             table = base64.b64decode(a_text(row, "table"), validate=True)
         else:
-            table = bytes(encode.field_table(arguments)) if arguments else NO_TABLE
+            table = bytes(encode.field_table(arguments)) if arguments else EMPTY_TABLE
     except (ValueError, TypeError, RecursionError, struct.error) as error:
         raise BadArgument(f"arguments: {error}") from None
-    if len(table) < len(NO_TABLE) or int.from_bytes(table[:4], "big") != len(table) - 4:
+    if len(table) < len(EMPTY_TABLE) or int.from_bytes(table[:4], "big") != len(table) - 4:
         raise BadArgument("table is no table on the wire, in base64")
     check_table(table, 0, len(table))
     return table

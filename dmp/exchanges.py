@@ -24,6 +24,8 @@ DEFAULT_IN_RULES = b"amq.default"
 """What rules of users call the default exchange, which has no name."""
 REPLY_TO = b"amq.rabbitmq.reply-to"
 """What clients consume from, and name in reply-to, to get replies without a queue of their own."""
+RESERVED = b"amq."
+"""What names begin with that are the broker's."""
 GENERATED = b"amq.gen-"
 """What begins the name of a queue that the server names; who may declare one is asked by this."""
 TYPES = ("direct", "topic", "fanout", "headers")
@@ -102,7 +104,7 @@ class Exchange:
     """Its bindings are being removed (`topology`), and count for nothing."""
     bindings: dict[Binding, Destination] = attrs.field(factory=dict, init=False)
     """Those that it is the source of."""
-    bound_to: set[Binding] = attrs.field(factory=set, init=False)  # those that it is the destination of
+    bound: set[Binding] = attrs.field(factory=set, init=False)  # those that it is the destination of
     _index: RoutingIndex[Destination] = attrs.field(init=False)
     _uses: dict[tuple[Destination, bytes], int] = attrs.field(factory=dict, init=False)
     """So many bindings differ in their arguments only."""
@@ -114,6 +116,10 @@ class Exchange:
         words = TOPIC_WORDS if self.kind.type == "topic" else None
         self._index = RoutingIndex(words, cache_bytes_max=_CACHE_BYTES, cache_books=self._cached)
         self._everything = self.kind.type == "fanout"
+
+    @property
+    def durable(self) -> bool:
+        return self.kind.durable
 
     def __repr__(self) -> str:
         return f"<Exchange {self.name!r} {self.kind.type}>"

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 from pamqp import commands
 
-from dmp.data_types import check_table, read_table, without_field
+from dmp.data_types import SHORT_BYTES_MAX, check_table, read_table, without_field
 from dmp.refusals import Code, Refusal
 
 _U16 = struct.Struct(">H")
@@ -47,7 +47,6 @@ CC, BCC = "CC", "BCC"
 KEYS_MAX = 256
 """Of one message, besides its own; RabbitMQ sets no bound. What they cost together has one of its own, where
 an exchange looks for its bindings."""
-_KEY_BYTES_MAX = 255  # as of a routing key in basic.publish: no binding has a longer one
 
 
 @attrs.frozen
@@ -165,8 +164,8 @@ def keys_in(headers: Mapping[str, Any], name: str) -> Iterable[bytes]:
         raise Refusal(Code.PRECONDITION_FAILED, text)
     keys = [value.encode() if isinstance(value, str) else value for value in values]
     keys = [key for key in keys if type(key) is bytes]
-    if any(len(key) > _KEY_BYTES_MAX for key in keys):
-        raise Refusal(Code.PRECONDITION_FAILED, f"a routing key in {name} is above {_KEY_BYTES_MAX} bytes")
+    if any(len(key) > SHORT_BYTES_MAX for key in keys):
+        raise Refusal(Code.PRECONDITION_FAILED, f"a routing key in {name} is above {SHORT_BYTES_MAX} bytes")
     return keys
 
 

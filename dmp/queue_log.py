@@ -101,12 +101,8 @@ class QueueLog:
             if message.offset > cold_at:
                 self._copied[message.number] = self._live.pop(message.number)
 
-    def keep_cold(self, messages: Sequence[Message]) -> None:
-        """They are on the disk alone."""
-        self._live_bytes += sum([put_bytes(message.head) for message in messages])
-
-    def found_cold(self, record_bytes: int) -> None:
-        """A start has found so much that stays there."""
+    def keep_cold(self, record_bytes: int) -> None:
+        """Records of so many bytes are on the disk alone."""
         self._live_bytes += record_bytes
 
     def warmed(self, messages: Sequence[Message]) -> None:
@@ -273,7 +269,7 @@ class Cold:
         self.body_bytes += sum([message.head.body_bytes for message in messages])
         self.end = messages[-1].number + 1
         self.large.update({message.number: message.body for message in messages if message.head.large})
-        self._log.keep_cold(messages)
+        self._log.keep_cold(sum([put_bytes(message.head) for message in messages]))
         for expires, those in groupby(messages, attrgetter("expires")):
             self._note(expires, [message.number for message in those][-1])
 
@@ -283,7 +279,7 @@ class Cold:
         self.first, self.end = found.first, found.end
         self.large = found.large
         self._ours = ours
-        self._log.found_cold(found.record_bytes)
+        self._log.keep_cold(found.record_bytes)
         self._move_to(found.offset)
 
     def clear(self) -> None:

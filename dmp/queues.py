@@ -186,6 +186,11 @@ class Queue:
         return f"<Queue {self.name!r} {self.depth} ready, {self.unacked} unacknowledged>"
 
     @property
+    def durable(self) -> bool:
+        """Whether it outlives the server: not where it is exclusive, whatever was declared."""
+        return self.log is not None
+
+    @property
     def depth(self) -> int:
         """How many are ready."""
         return len(self.ready) if self.cold is None else len(self.ready) + self.cold.count

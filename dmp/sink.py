@@ -34,6 +34,7 @@ from dmp.message import Head
 from dmp.pacing import WORK_PER_STRETCH, Stop
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
+from dmp.takers import FeedTaker
 from dmp.wire import (
     FEW,
     LENGTH_BYTES,
@@ -74,9 +75,14 @@ _NO_LIMIT = 1 << 60
 
 @attrs.define(eq=False)
 class Lane:
-    """Messages for the same queues, of the stretch under way. `slow`: how many of these take no slices."""
+    """Messages for the same queues, of the stretch under way.
+
+    While it holds some: `takers`, its queues with the feeds that take slices as they are, or None; `slow`,
+    how many are None.
+    """
 
     queues: Sequence[Queue]
+    takers: list[tuple[Queue, FeedTaker | None]] = attrs.Factory(list)
     pieces: list[bytes | memoryview] = attrs.Factory(list)
     count: int = 0
     slow: int = 0
@@ -246,7 +252,12 @@ class Sink:
         slow = 0
         for lane in route.lanes:
             if not lane.pieces:
-                lane.slow = sum([queue.takes_whole is None for queue in lane.queues])
+                lane.slow = 0
+                lane.takers.clear()  # of a run with options, which is in no lane
+                for queue in lane.queues:
+                    feed = queue.takes_whole
+                    lane.takers.append((queue, feed))
+                    lane.slow += feed is None
             slow += lane.slow
         return (WORK_PER_STRETCH - self._work) // slow + 1 if slow else _NO_LIMIT
 
@@ -305,10 +316,10 @@ class Sink:
         for lane in touched:
             pieces, lane.pieces = lane.pieces, []
             count, lane.count = lane.count, 0
+            takers, lane.takers = lane.takers, []
             chunks = chunks_of(pieces, len(lane.queues))
             rest: list[Queue] = []
-            for queue in lane.queues:
-                feed = queue.takes_whole
+            for queue, feed in takers:
                 if feed is None:
                     rest.append(queue)
                 else:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import DEFAULT, GENERATED, PREDECLARED, REPLY_TO, TYPES, Destination, Exchange
+from dmp.exchanges import DEFAULT, GENERATED, PREDECLARED, REPLY_TO, RESERVED, TYPES, Destination, Exchange
 from dmp.memory import check
 from dmp.queue_log import QueueLog, load
 from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
@@ -39,7 +39,6 @@ from shared.storage.store import Log, Ticket
 if TYPE_CHECKING:
     from dmp.broker import Broker
 
-_RESERVED = b"amq."
 REPLIES_WAITING_MAX = 16_384
 """For one consumer of these whose connection does not take them: some megabytes of the shortest."""
 UNBOUND_AT_ONCE = 64  # half a millisecond, together with their rows
@@ -120,7 +119,7 @@ class Topology:
         if found is not None:
             self._same_exchange(name, kind, found.kind)
             return False
-        if name.startswith(_RESERVED):
+        if name.startswith(RESERVED):
             raise _reserved("exchange", name)
         if len(broker.exchanges) >= broker.settings.exchanges_max:
             raise _too_many("exchanges_max", broker.settings.exchanges_max)
@@ -154,7 +153,7 @@ class Topology:
 
     def check_deletable(self, name: bytes) -> None:
         """Raises Refusal where the exchange is the broker's own."""
-        if name == DEFAULT or name.startswith(_RESERVED):
+        if name == DEFAULT or name.startswith(RESERVED):
             raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(name)} is the broker's own")
 
     def delete_exchange(self, name: bytes, *, if_unused: bool = False) -> Ticket | None:
@@ -169,7 +168,7 @@ class Topology:
         ticket = None
         if exchange.kind.durable:
             self._drop_waiting(exchange)
-            bound = bool(exchange.bindings or exchange.bound_to)
+            bound = bool(exchange.bindings or exchange.bound)
             ticket = broker.topology_table.drop_exchange(name, bound=bound)
         del broker.exchanges[name]
         self._memory.exchanges.give(_exchange_bytes(name, exchange.kind))
@@ -198,7 +197,7 @@ class Topology:
             self._same_queue(found, kind)
             found.used_now()
             return found, ticket
-        if name.startswith(_RESERVED):
+        if name.startswith(RESERVED):
             raise _reserved("queue", name)
         if len(broker.queues) >= broker.settings.queues_max:
             raise _too_many("queues_max", broker.settings.queues_max)
@@ -372,7 +371,7 @@ class Topology:
             return None
         broker, exchange = self._broker, self.exchange(source)
         ticket = None
-        if exchange.kind.durable and _is_durable(destination):
+        if exchange.kind.durable and destination.durable:
             ticket = broker.topology_table.put_binding(binding)
         self._add(exchange, binding, destination, arguments)
         return ticket
@@ -392,8 +391,7 @@ class Topology:
         self, exchange: Exchange, binding: Binding, destination: Destination, arguments: Mapping[str, Any]
     ) -> None:
         exchange.add(binding, destination, arguments)
-        bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
-        bound.add(binding)
+        destination.bound.add(binding)
         self._broker.bindings += 1
         self._memory.bindings.charge(_binding_bytes(exchange, binding))
         self._broker.wild_words += exchange.wild_words(binding.key)
@@ -416,7 +414,7 @@ class Topology:
                 exchange = gone
             if exchange is not None and binding in exchange.bindings:
                 there.append((exchange, binding))
-                if exchange.kind.durable and _is_durable(exchange.bindings[binding]):
+                if exchange.kind.durable and exchange.bindings[binding].durable:
                     rows.append(binding)
         ticket = broker.topology_table.drop_bindings(rows) if rows and recorded else None
         for exchange, binding in there:
@@ -424,8 +422,7 @@ class Topology:
             exchange.remove(binding)
             self._memory.bindings.give(_binding_bytes(exchange, binding))
             broker.wild_words -= exchange.wild_words(binding.key)
-            bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
-            bound.discard(binding)
+            destination.bound.discard(binding)
         broker.bindings -= len(there)
         broker.generation += 1
         for exchange in {exchange: None for exchange, _ in there}:
@@ -439,7 +436,7 @@ class Topology:
         """
         if isinstance(gone, Exchange):
             # One of it to itself is among both.
-            source, left = gone, [*gone.bindings, *(gone.bound_to - gone.bindings.keys())]
+            source, left = gone, [*gone.bindings, *(gone.bound - gone.bindings.keys())]
         else:
             source, left = None, [*gone.bound]
         if not left:
@@ -480,7 +477,7 @@ class Topology:
                 ticket.when_done(written)
             if left:
                 yield
-        if recorded and _is_durable(gone):
+        if recorded and gone.durable:
             try:
                 ticket = self._broker.topology_table.bindings_gone(gone.name, source is not None)
                 ticket.when_done(written)
@@ -594,7 +591,7 @@ class Topology:
 
     def _find_waiting(self, declared: Destination) -> None:
         """Put bindings into effect that waited for this one."""
-        if _is_durable(declared):
+        if declared.durable:
             for binding in self.waiting.naming(declared.name, isinstance(declared, Exchange)):
                 if self._add_found(binding):
                     self.waiting.discard(binding)
@@ -613,12 +610,7 @@ class Topology:
         exchange = broker.exchanges.get(binding.source)
         places: Mapping[bytes, Destination] = broker.exchanges if binding.to_exchange else broker.queues
         destination = places.get(binding.destination)
-        if (
-            exchange is None
-            or destination is None
-            or not exchange.kind.durable
-            or not _is_durable(destination)
-        ):
+        if exchange is None or destination is None or not exchange.kind.durable or not destination.durable:
             return False
         try:
             self._add(exchange, binding, destination, binding.read_arguments())
@@ -645,12 +637,6 @@ def _not_default(name: bytes) -> None:
 
 def _binding(source: bytes, destination: Destination, key: bytes, table: bytes) -> Binding:
     return Binding(source, destination.name, isinstance(destination, Exchange), key, table)
-
-
-def _is_durable(destination: Destination) -> bool:
-    if isinstance(destination, Exchange):
-        return destination.kind.durable
-    return destination.log is not None
 
 
 def _exchange_bytes(name: bytes, kind: ExchangeKind) -> int:

@@ -93,7 +93,8 @@ class Mux:
     `at`, `current` and `index`: where the frame that is being handled ends, its channel, and the class and
     method id of its method. A Refusal is about these.
     `work`: what the stretch of input under way has done, in messages put into a queue.
-    `dealing`: deliveries may be sent. `capabilities`: the client's. `payload_max`: bytes that a frame holds.
+    `to_confirm`: who has something to say at the end of the stretch. `dealing`: deliveries may be sent.
+    `capabilities`: the client's. `payload_max`: bytes that a frame holds.
     `recorded`: None where nothing is recorded.
     """
 
@@ -117,7 +118,7 @@ class Mux:
         self.published = self.delivered_before = 0  # messages; what was delivered on channels that are gone
         self._settled: dict[Queue, list[Message]] = {}  # acknowledged, and not told to the queues yet
         self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for
-        self._to_confirm: dict[Confirms, None] = {}
+        self.to_confirm: dict[Confirms, None] = {}
         self._waits_to_deal = False
         self.work = 0
         self._finishing = False
@@ -200,8 +201,8 @@ class Mux:
 
     def end_stretch(self) -> None:
         self.settle_now()
-        if self._to_confirm:
-            confirms, self._to_confirm = self._to_confirm, {}
+        if self.to_confirm:
+            confirms, self.to_confirm = self.to_confirm, {}
             for one in confirms:
                 one.advance()
         self.broker.flush()
@@ -379,10 +380,6 @@ class Mux:
         for queue in queues:
             queue.await_returns()
         self.broker.sliced_work.add(_come_back(self.broker, [reversed(deliveries)], queues))
-
-    def to_confirm(self, confirms: Confirms) -> None:
-        """There is something to confirm at the end of the stretch."""
-        self._to_confirm[confirms] = None
 
     # -- channels that end
 
@@ -691,13 +688,6 @@ class Channel:
 
     # -- consumers, and the end
 
-    def consumer_cancelled(self, consumer: Consumer) -> None:
-        """Its queue is gone."""
-        if self.consumers.pop(consumer.tag, None) is not None:
-            consumer.end()
-        self.mux.broker.counts.consumers -= 1
-        self.tell_cancelled(consumer)
-
     def tell_cancelled(self, consumer: Consumer) -> None:
         if self.mux.capabilities.get("consumer_cancel_notify"):
             self.send(encode(commands.Basic.Cancel(consumer.tag.decode(), True), self.number))
@@ -864,7 +854,11 @@ class Consumer:
         connection.write(b"".join(parts))
 
     def cancelled(self) -> None:
-        self.channel.consumer_cancelled(self)
+        channel = self.channel
+        if channel.consumers.pop(self.tag, None) is not None:
+            self.end()
+        channel.mux.broker.counts.consumers -= 1
+        channel.tell_cancelled(self)
 
     def fail(self, error: Exception) -> None:
         self.channel.mux.connection.fail(error)
@@ -919,7 +913,7 @@ class Confirms:
         """So many more publishes; they are answered at the end of the stretch, or once `ticket` is done."""
         self._published += count
         if ticket is None:
-            self._channel.mux.to_confirm(self)
+            self._channel.mux.to_confirm[self] = None
         runs = self._runs
         if runs and runs[-1].ticket is ticket and runs[-1].refused == refused:
             runs[-1].last = self._published

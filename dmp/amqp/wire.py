@@ -15,7 +15,7 @@ from typing import Any
 
 from pamqp import base, commands
 
-from dmp.data_types import FIELDS_MAX, check_table, read_table, short
+from dmp.data_types import EMPTY_TABLE, FIELDS_MAX, check_table, read_table, short
 from dmp.message import Head
 from dmp.refusals import Code, Refusal
 
@@ -25,7 +25,6 @@ FRAME_HEAD = struct.Struct(">BHI")
 FRAME_END = b"\xce"
 FRAME_OVERHEAD = 8
 HEARTBEAT_FRAME = b"\x08\0\0\0\0\0\0\xce"
-EMPTY_TABLE = b"\0\0\0\0"
 
 PUBLISH = b"\0\x3c\0\x28"
 ACK = b"\0\x3c\0\x50"
