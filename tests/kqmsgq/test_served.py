@@ -11,7 +11,8 @@ import trio
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import message, subscribe, take_messages
 from shared.net.settings import NetSettings
-from tests.kqmsgq.served import read, rest, served
+from tests.kqmsgq.served import served
+from tests.shared.net.served import read_all
 from tests.support.server import Server, speak
 
 Driver = Literal["auto", "stream"]
@@ -27,9 +28,9 @@ async def test_messages_pass_from_producers_to_consumers(driver: Driver) -> None
         sent = message(b"a", b"1") + message(b"b", b"2")
         producer = await server.connect(b"produce" + sent)
         await producer.send_eof()
-        assert await rest(producer) == b"", "nothing is ever answered"
-        assert await read(everything, len(sent)) == sent
-        assert await read(one, len(message(b"a", b"1"))) == message(b"a", b"1")
+        assert await read_all(producer) == b"", "nothing is ever answered"
+        assert await read_all(everything, len(sent)) == sent
+        assert await read_all(one, len(message(b"a", b"1"))) == message(b"a", b"1")
 
 
 @everywhere
@@ -41,7 +42,7 @@ async def test_the_end_of_its_input_ends_a_consumer_once_what_waited_is_written(
         await server.connect(b"produce" + sent)
         await server.until(messages_delivered_total=1)
         await consumer.send_eof()
-        assert await rest(consumer) == sent
+        assert await read_all(consumer) == sent
         await server.until(consumers=0)
 
 
@@ -56,8 +57,8 @@ async def test_a_drain_sends_what_waits_and_closes_all(driver: Driver) -> None:
         server.group.stop_accepting()
         server.service.drain()
         server.group.drain()
-        assert await rest(consumer) == sent
-        assert await rest(producer) == b""
+        assert await read_all(consumer) == sent
+        assert await read_all(producer) == b""
         await server.group.wait_no_connections()
 
 
@@ -74,7 +75,7 @@ async def test_those_who_never_read_lose_messages_and_nobody_else_notices() -> N
         received: list[bytes] = []
 
         async def take(stream: trio.SocketStream) -> None:
-            received.append(await read(stream, len(sent)))
+            received.append(await read_all(stream, len(sent)))
 
         async with trio.open_nursery() as nursery:
             for stream in readers:
@@ -89,8 +90,8 @@ async def test_those_who_never_read_lose_messages_and_nobody_else_notices() -> N
             assert consumer.connection.outbox.waiting_bytes <= max(bound, one_read)
             assert consumer.dropped > total / 2
         value = server.value
-        assert value["kqmsgq_messages_dropped_total"] == sum(each.dropped for each in lost)
-        assert value["kqmsgq_consumers_dropped_from_total"] == 10
+        assert value["messages_dropped_total"] == sum(each.dropped for each in lost)
+        assert value["consumers_dropped_from_total"] == 10
         told = await server.service.admin_verbs[0].call({"dropped": True})
         assert {row["peer"]: row["dropped_messages"] for row in told} == {
             each.connection.peer: each.dropped for each in lost
@@ -100,7 +101,7 @@ async def test_those_who_never_read_lose_messages_and_nobody_else_notices() -> N
         # What they do get in the end is whole, in order, with the newest, and the count is right.
         for stream, consumer in zip(stuck, lost, strict=True):
             await stream.send_eof()
-            data = await rest(stream)
+            data = await read_all(stream)
             found, end = take_messages(data, 100, 10_000)
             assert end == len(data)
             numbers = [int(each.body[:8]) for each in found]
@@ -118,10 +119,10 @@ async def test_a_slow_consumer_may_be_disconnected_instead() -> None:
         server.narrow(stuck)
         sent = message(b"q", b"x" * 1000) * 2000
         await server.connect(b"produce" + sent)
-        assert await read(reader, len(sent)) == sent
+        assert await read_all(reader, len(sent)) == sent
         await server.until(consumers=1)
         assert server.group.counters.closed["slow consumer"] == 1
-        assert server.value["kqmsgq_messages_dropped_total"] == 0
+        assert server.value["messages_dropped_total"] == 0
 
 
 @pytest.mark.parametrize("slow_consumer", ["drop", "disconnect"])
@@ -137,7 +138,7 @@ async def test_the_largest_message_reaches_a_consumer_however_little_may_wait(
         small = message(b"q", b"small")
         await producer.send_all(small)
         await server.until(messages_delivered_total=2)
-        assert await read(consumer, len(largest) + len(small)) == largest + small
+        assert await read_all(consumer, len(largest) + len(small)) == largest + small
 
 
 async def test_many_producers_keep_each_their_order_over_all_queues() -> None:

@@ -4,34 +4,29 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import attrs
 import structlog
 import trio
 
 from logmq.broker import Broker
 from logmq.listener import LogmqService, open_broker
 from logmq.settings import LogmqSettings
-from shared.net.network import Group, Network
 from shared.net.settings import NetSettings, TlsSettings
-from shared.plugin import Context, TcpEndpoint
+from shared.plugin import Context
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
+from tests.support.serving import Serving, serving
 
 STORAGE = StorageSettings(segment_bytes=1 << 20, zero_fill=False)
 """Small segments: most of these tests write little, and each starts anew."""
-PATIENCE_SECONDS = 60.0
-"""More than any of these tests takes on a busy machine, so that a hang fails and does not stay."""
 LOG = structlog.stdlib.get_logger("test")
 
 
-@attrs.frozen
-class Served:
-    store: Store
-    broker: Broker
+class Served(Serving):
     service: LogmqService
-    group: Group
-    port: int
-    streams: list[trio.SocketStream] = attrs.field(factory=list)
+
+    @property
+    def broker(self) -> Broker:
+        return self.service.broker
 
     async def connect(self) -> "Socket":
         """A connection, closed with the server."""
@@ -96,20 +91,13 @@ async def served(
         await nursery.start(store.run)
         broker = await open_broker(Context(store, LOG), settings)
         service = LogmqService(broker)
-        (endpoint,) = service.endpoints
-        assert isinstance(endpoint, TcpEndpoint)
-        group = Network(net or NetSettings()).group(
-            "logmq", after_turn=store.commit_pending, log=LOG, tls=tls
-        )
-        ((_, bound),) = group.bind_tcp("logmq", "127.0.0.1", port, endpoint.open_session, pushes=True)
-        await nursery.start(group.serve)
-        server = Served(store, broker, service, group, int(bound))
+        after = store.commit_pending
         try:
-            with trio.fail_after(PATIENCE_SECONDS):
+            async with serving(
+                Served, "logmq", service, port=port, net=net, tls=tls, after_turn=after
+            ) as server:
                 yield server
         finally:
-            for stream in server.streams:
-                await trio.aclose_forcefully(stream)
             nursery.cancel_scope.cancel()
     if clean:
         await store.close()

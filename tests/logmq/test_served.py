@@ -139,7 +139,7 @@ async def test_retention_moves_the_first_offset_and_readers_are_told(tmp_path: P
             for _ in range(20):
                 await peer.send(b"APPEND %b 50000\n" % topic + b"x" * 50_000)
                 await peer.line()
-        await server.store.retain()
+        await server.broker.store.retain()
         _, first, end = (await peer.ask(b"OFFSETS short")).split()
         assert int(end) == 20 * 50_004
         assert int(end) - int(first) < 400_000

@@ -14,10 +14,11 @@ from pubsub.settings import PubsubSettings
 from shared.errors import EXIT_MISSING, BrokerError, ConfigError
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
-from tests.pubsub.served import Served, served
+from tests.pubsub.served import served
+from tests.support.serving import Serving
 
 
-async def published(server: Served, *topics: str) -> None:
+async def published(server: Serving, *topics: str) -> None:
     """A STRING that is the topic itself, to each."""
     async with open_publisher(port=server.port) as publisher:
         await publisher.send_many(
