@@ -1,0 +1,38 @@
+"""The scrub, where logs have nothing to be read."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+import trio.testing
+
+from shared.storage.scrub import Scrub
+
+
+class Logs:
+    """So many that have no records."""
+
+    def all_logs(self) -> list[Any]:
+        return [SimpleNamespace(first=0, visible=0, deleted=False)] * 2000
+
+
+class Steps(trio.abc.Instrument):
+    count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += task.name == "the scrub"
+
+
+async def test_very_many_logs_without_anything_to_read_are_passed_over_in_turns(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    nothing: Any = None
+    logs: Any = Logs()
+    scrub, steps = Scrub(logs, nothing, nothing, nothing, 1 << 20, nothing), Steps()
+    trio.lowlevel.add_instrument(steps)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scrub.run, name="the scrub")
+        await trio.sleep(10.5)
+        assert scrub.rounds == 1
+        assert steps.count > 10
+        nursery.cancel_scope.cancel()
