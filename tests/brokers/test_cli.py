@@ -328,7 +328,7 @@ def test_a_protocols_client_imports_nothing_that_only_a_server_needs() -> None:
 
 
 def test_a_reader_that_leaves_early_gets_no_complaint() -> None:
-    command = [sys.executable, "-m", "brokers", "completion", "bash"]
+    command = [sys.executable, "-m", "brokers", "config", "show"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -272,12 +272,9 @@ def test_a_command_logs_in_and_no_output_of_its_or_the_servers_shows_a_password(
     ran(place, "--tls", *ours, url=f"{protocol}+tls://")
     ran(place, *ours, "--user", "ann", "--password-file", str(place.right))
     printed += [str(plain.server.said), str(place.server.said)]
-    for where in (plain, place):
-        printed.append(control.request(where.server.data, "GET", "/metrics"))
-        files = run(
-            "config", "show", environ={"BROKERS_USER": "ann", "BROKERS_PASSWORD_FILE": str(plain.right)}
-        )
-        printed.append(files.stdout + files.stderr)
+    printed += [control.request(where.server.data, "GET", "/metrics") for where in (plain, place)]
+    done = run("config", "show", environ={"BROKERS_USER": "ann", "BROKERS_PASSWORD_FILE": str(plain.right)})
+    printed.append(done.stdout + done.stderr)
     assert not [text for text in printed if "planted" in text]
 
 
