@@ -221,7 +221,7 @@ class Admin:
                 rows.add(
                     message.number,
                     await self._beginning(message) if head.large else message.body,
-                    _came(queue, message),
+                    _arrived_ms(queue, message),
                     size=head.body_bytes,
                     properties=shown_properties.show(head.properties),
                     exchange=_text(head.exchange) or DEFAULT_NAME,
@@ -441,8 +441,8 @@ class Admin:
 
 
 def _recovered_age(queue: Queue) -> float | None:
-    came = _came(queue, queue.ready[0]) if queue.ready else None
-    return None if came is None else round(max(time.time() - came / 1000, 0.0), 3)
+    arrived_ms = _arrived_ms(queue, queue.ready[0]) if queue.ready else None
+    return None if arrived_ms is None else round(max(time.time() - arrived_ms / 1000, 0.0), 3)
 
 
 _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
@@ -461,14 +461,14 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:
     """As of `Objects`: messages are numbered as they come."""
-    came = queue.numbered
+    arrived = queue.numbered
     oldest = None
     if queue.ready:
         oldest = queue.ready[0].number
     elif queue.paged:
         assert queue.cold is not None
         oldest = queue.cold.first
-    return came, came - queue.depth - queue.unacked - queue.unsynced, oldest
+    return arrived, arrived - queue.depth - queue.unacked - queue.unsynced, oldest
 
 
 def _exchange_name(text: str) -> bytes:
@@ -487,8 +487,8 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def _came(queue: Queue, message: Message) -> int | None:
-    """When it came, in Unix ms, where its record says so."""
+def _arrived_ms(queue: Queue, message: Message) -> int | None:
+    """When a message arrived, in Unix ms; None where no record says so."""
     log = queue.log
     if log is None or message.offset < 0 or log.is_copy(message):
         return None

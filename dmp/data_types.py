@@ -1,8 +1,8 @@
 """AMQP's data types that the broker takes apart itself: short strings, and field tables from a peer.
 
-pamqp cuts a string that claims more bytes than there are, recurses as deep as tables are nested, and copies
-what is left of a table for each of its fields. So a table is walked over first, and every length in it is
-checked. Then it is decoded field by field, in place: pamqp gets single values.
+pamqp does not notice a string that claims more bytes than there are. It recurses as deep as tables are
+nested, and copies the rest of a table for each field. So a table is walked over first, and every length in it
+is checked. Then it is decoded field by field, in place: pamqp gets single values.
 """
 
 import struct

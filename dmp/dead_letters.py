@@ -149,8 +149,9 @@ class DeadLetters:
 
 
 def addressed(broker: "Broker", queue: Queue, message: Message, reason: str) -> tuple[Head, list[Queue], int]:
-    """A message that dies in `queue`: its new head, the queues that its exchange finds for it, and the work
-    of routing it, in messages that could have been put into a queue meanwhile. Raises Refusal: no exchange.
+    """A message that dies in `queue`: its new head, the queues that its exchange finds, and the routing work.
+
+    Work is counted in messages that could have been put into a queue meanwhile. Raises Refusal: no exchange.
     """
     arguments = queue.kind.arguments
     exchange = arguments.dead_letter_exchange

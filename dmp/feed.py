@@ -1,9 +1,8 @@
 """The reading end of a DMP connection: a queue's messages, written as they come.
 
-A feed takes all that its outbox has room for, and what it has taken is gone from the queue. What is in the
-outbox when the connection goes, of messages whose first byte was never written, goes back to the queue, to
-its old place. So a message is delivered at most once, and a reader that comes back misses none but those
-that were on their way.
+A feed takes all that its outbox has room for, and what it has taken is gone from the queue. When the
+connection goes, messages in the outbox whose first byte was never written go back to their old places. So a
+message is delivered at most once, and a reader that comes back misses none but those that were on their way.
 
 A message that came by a sink is written with its envelope as the sink's client wrote it; one that came by
 `basic.publish` names its exchange. A message that goes back to the queue must know its exchange again, and

@@ -1,9 +1,9 @@
 """A message: a head, which messages of one kind share, and a body.
 
-A producer usually sends many messages that differ in nothing but their bodies. What they have in common is
-one `Head` object, made once and found again by the bytes it was made of, and everything that is derived from
-it (frames, a record's beginning) is made once too. So a message costs a slice of the receive buffer, and a
-`Message` only where it has to wait somewhere.
+A producer usually sends many messages that differ in nothing but their bodies. They share one `Head`, which
+is made once and found again by its bytes. What is derived from it (frames, a record's beginning) is made
+once, too. So a message costs a slice of the receive buffer, and a `Message` only where it has to wait
+somewhere.
 """
 
 import math

@@ -1,8 +1,8 @@
 """A queue: messages that come, wait in order, and leave; who takes them; when they, or it, must go.
 
-A message is in one of three places: *unsynced* (its record waits for the disk, nobody may see it yet),
-*ready*, or *unacknowledged* (a consumer has it and has not said what became of it). Non-persistent messages
-that come behind unsynced ones wait with them, so that a producer's order holds.
+A message is in one of three places. *Unsynced*: its record waits for the disk, and nobody may see it yet.
+*Ready*. *Unacknowledged*: a consumer has it, and has neither acknowledged nor rejected it. Non-persistent
+messages that come behind unsynced ones wait with them, so that a producer's order holds.
 
 Of a durable queue only the front need be in memory. When all queues together hold `hot_bytes`, what comes to
 one whose front waits already is *cold*: it stays in the log alone, and is read back when the front has gone.

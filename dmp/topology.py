@@ -582,7 +582,7 @@ class Topology:
                 broker.topology_table.bindings_gone(name, to_exchange)
         if self.waiting:
             broker.log.error(
-                "bindings name exchanges or queues that are not there: they wait until those are declared",
+                "bindings name exchanges or queues that are not there: they wait until you declare those",
                 bindings=len(self.waiting),
                 missing=[shown(name) for name in islice(self._missing(), _SHOWN_MAX)],
             )

@@ -132,7 +132,7 @@ class AmqpSession(SessionBase):
         return at
 
     def input_ended(self) -> None:
-        """What the peer is owed is still answered; deliveries are not owed."""
+        """Pending answers are still sent; deliveries are not."""
         self._end(Event.END)
 
     def on_wire_error(self, error: RemoteProtocolError) -> None:
@@ -392,7 +392,8 @@ class AmqpSession(SessionBase):
                 access.login_failed(name, self.connection.peer)
             self.broker.counts.logins_refused += 1
             self.broker.log.info(
-                "an AMQP login is refused: unknown user, wrong password, or guest from another machine",
+                "an AMQP login is refused: unknown user, wrong password, or guest from another machine; give "
+                "the client a user of the users file",
                 peer=self.connection.peer,
             )
             if self.mux.capabilities.get("authentication_failure_close"):
@@ -474,7 +475,7 @@ class AmqpSession(SessionBase):
         """Close the channel of the frame that is being handled, or the connection, and say why."""
         self.broker.counts.refusals[refusal.code.name] += 1
         self.broker.log.info(
-            "an AMQP request is refused: its channel or connection is closed",
+            "an AMQP request is refused: its channel or connection is closed; mend the client",
             peer=self.connection.peer,
             error=str(refusal),
         )
