@@ -18,7 +18,7 @@ def source() -> type:
     from pyspark.sql.types import StructType
 
     from brokers.pipeline.source import origin
-    from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, Share
+    from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, spans_of
     from brokers.pipeline.source.options import Options, parse
     from brokers.pipeline.source.planning import open_place
 
@@ -31,12 +31,10 @@ def source() -> type:
             return BatchReader(self._options).partitions()
 
         def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-            if not isinstance(partition, Share):
-                return
             rules = origin.rules(self._options)
             times, values = (self._columns == [name] for name in ("timestamp", "value"))
             most = self._options.max_value_bytes
-            for span in partition.spans:
+            for span in spans_of(partition):
                 with closing(open_place(self._options, span.source)) as place:
                     for chunk in place.chunks(span, rules):
                         data, at = chunk.data, 0

@@ -97,4 +97,4 @@ def between(chosen: Options, start: stream.Offset, end: stream.Offset) -> list[b
 def planned(*folders: Path, **given: str) -> list[Span]:
     chosen = options(*folders, streaming=False, **given)
     shares = data_source.BatchReader(chosen).partitions()
-    return [span for share in shares if isinstance(share, data_source.Share) for span in share.spans]
+    return [span for share in shares for span in data_source.spans_of(share)]

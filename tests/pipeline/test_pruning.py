@@ -61,7 +61,7 @@ def reader(place: dict[str, str], **given: str) -> data_source.PruningReader:
 def planned(chosen: data_source.PruningReader, *filters: Filter) -> tuple[list[Span], list[Filter]]:
     left = list(chosen.pushFilters(list(filters)))
     shares = chosen.partitions()
-    return [span for share in shares if isinstance(share, data_source.Share) for span in share.spans], left
+    return [span for share in shares for span in data_source.spans_of(share)], left
 
 
 def at(ms: float) -> datetime:

@@ -121,7 +121,7 @@ def test_a_task_has_no_more_records_than_asked_and_all_tasks_have_each_once(
     given["startingOffsets"] = json.dumps({"orders": offset_of(len(RECORDS) - records)})
     chosen = parse(given, streaming=False)
     shares = data_source.BatchReader(chosen).partitions()
-    found = [values(chosen, *share.spans) for share in shares if isinstance(share, data_source.Share)]
+    found = [values(chosen, *data_source.spans_of(share)) for share in shares]
     assert found == [wanted[at : at + most] for at in range(0, len(wanted), most)]
 
 

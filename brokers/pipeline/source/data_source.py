@@ -81,14 +81,6 @@ ReadSpans = Callable[[Options, Sequence[Span], Sequence[str]], Iterator[pa.Recor
 """Reads the rows of spans in an executor: some columns of theirs, or what these columns are decoded to."""
 
 
-class Share(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, share: tuple[Span, ...]) -> None:
-        super().__init__(None)
-        self.spans = share
-
-
 class BatchReader(DataSourceReader):
     """One read of what is there now."""
 
@@ -105,7 +97,7 @@ class BatchReader(DataSourceReader):
         return shares(self._options, planning.planned(self._options, self._wanted), self._columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._read(self._options, _spans_of(partition), self._columns)
+        return self._read(self._options, spans_of(partition), self._columns)
 
 
 class PruningReader(BatchReader):
@@ -199,11 +191,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return shares(self._options, stream.spans(self._options, start, end), self._columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._read(self._options, _spans_of(partition), self._columns)
+        return self._read(self._options, spans_of(partition), self._columns)
 
 
 def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:
-    """Divide spans into tasks."""
+    """Divide spans into tasks. The value of each is the spans that it reads."""
     if options.max_records is not None:
         found = _of_records(options, found, options.max_records)
     sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
@@ -218,7 +210,8 @@ def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> l
 
         alone = options.max_records is not None
         return [
-            Share(share) for share in spans.shares(found, options.min_partitions, cut, size=size, alone=alone)
+            InputPartition(share)
+            for share in spans.shares(found, options.min_partitions, cut, size=size, alone=alone)
         ]
 
 
@@ -240,10 +233,10 @@ def _of_records(options: Options, found: Sequence[Span], most: int) -> list[Span
     return sorted(pieces, key=attrgetter("source", "topic", "start"))
 
 
-def _spans_of(partition: InputPartition) -> Sequence[Span]:
-    """Return what a task reads, in an executor. Spark makes one task, without a Share, of an empty read."""
+def spans_of(partition: InputPartition) -> Sequence[Span]:
+    """Return what a task reads, in an executor. Of an empty read Spark makes one task, which has no spans."""
     workers.prepare()
-    return partition.spans if isinstance(partition, Share) else ()
+    return partition.value or ()
 
 
 def _columns(schema: StructType) -> list[str]:
