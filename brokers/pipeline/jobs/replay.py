@@ -88,7 +88,8 @@ class FromLogs:
             log = fn.concat(fn.lit(f"{source} "), "topic").alias("log")
             yield reader.load().select(log, "offset", "timestamp", "value")
 
-        return union(frame for source in self.where.sources for frame in of(source))
+        # As `extents` names them: a folder's path may be given relative to the current folder.
+        return union(frame for source in self.where.parsed().sources for frame in of(source))
 
 
 @attrs.frozen

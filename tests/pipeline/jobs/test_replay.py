@@ -357,16 +357,17 @@ def test_a_topic_goes_again_into_a_topic_and_into_a_queue(
 
 
 def test_topics_go_again_from_logs_servers_and_an_archive(
-    spark: "SparkSession", passed: Path, tmp_path: Path
+    spark: "SparkSession", passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All topics of a folder into a server, from there into others, and from an archive of both."""
     copied = shutil.copytree(passed, tmp_path / "copied" / "data").parent
+    monkeypatch.chdir(passed.parent)
     with Server(copied, "--enable", "logmq") as first, Server(tmp_path, "--enable", "logmq") as server:
         host, port = server.address("logmq")
         served = Reading(servers=":".join(map(str, first.address("logmq"))))
         to = {"pattern": "orders|bills", "host": host, "port": port}
         runs: list[tuple[str, tuple[str, ...], Reading]] = [
-            ("folder-", (str(passed),), Reading()),
+            ("folder-", (passed.name,), Reading()),
             ("server-", (), served),
         ]
         for prefix, words, reading in runs:
