@@ -74,6 +74,7 @@ class LogWriter:
     """One flush at a time: two would write and count the same entries twice."""
     _wake: trio.Event = attrs.Factory(trio.Event)
     _done: trio.Event = attrs.Factory(trio.Event)
+    _stepped: trio.Event = attrs.Factory(trio.Event)
     _index_failing: bool = False
     _tails_failing: bool = False
 
@@ -90,12 +91,18 @@ class LogWriter:
                 await self.flush_due()
             done, self._done = self._done, trio.Event()
             done.set()
+            self._end_step()
 
     async def make_room(self) -> None:
-        """Wait until the next flush has ended."""
+        """Wait until the tails are no longer crowded, or the next flush has ended."""
         done = self._done
         self._wake.set()
-        await done.wait()
+        while self._tails.crowded and not done.is_set():
+            await self._stepped.wait()
+
+    def _end_step(self) -> None:
+        stepped, self._stepped = self._stepped, trio.Event()
+        stepped.set()
 
     async def flush_due(self) -> bool:
         """Write tails that are old, long or too many, and closed index entries."""
@@ -132,6 +139,7 @@ class LogWriter:
             finally:
                 for writing in step:
                     self._finish(writing)
+                self._end_step()
             left.extendleft(writing.log for writing in step if writing.cut and writing.tail_written)
             tail_errors |= {w.log.name: w.tail_error for w in step if w.tail_error is not None}
             index_errors += [w.index_error for w in step if w.index_error is not None]

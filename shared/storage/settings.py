@@ -108,8 +108,8 @@ class StorageSettings:
     """A smaller one is made without a thread while recent syncs took less than this. On a loop that is busy
     with many such: a few times as long (`Committer`)."""
     tail_bytes_max: int = attrs.field(default=64 * MIB, validator=validators.ge(0))
-    """Records that are synced in the journal and wait in memory for their logs' files. Above it commits wait
-    until the oldest are written."""
+    """Records that are synced in the journal and wait in memory for their logs' files. From three quarters on
+    the oldest are written. Above it commits wait."""
     tail_log_bytes: int = attrs.field(default=256 * KIB, validator=validators.ge(0))
     """So many of one log are written to its file at once; fewer after 1 s. A commit with a
     sixteenth of this for one log writes that itself; 0: every commit does."""

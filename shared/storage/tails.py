@@ -72,18 +72,25 @@ class Tails:
         over = self.account.charge(self.bytes - self._charged)
         self._charged = self.bytes
         self.crowded = self.bytes > self.bytes_max or (over and self.bytes > 0)
-        if self._long or self.crowded:
+        if self._long or self.crowded or self._filling:
             self.wake()
+
+    @property
+    def _filling(self) -> bool:
+        """The oldest are written before commits must wait. Not where files take nothing: each commit would
+        try again."""
+        return self.bytes > self.bytes_max * 3 // 4 and not self.failing
 
     @property
     def failing_bytes(self) -> int:
         return sum(log.tail_bytes for log in self.failing)
 
     def due(self, now: float) -> list[Log]:
-        """Logs to be written now: failing, long and old tails; while `crowded` also the oldest others."""
+        """Logs to be written now: failing, long and old tails; of many bytes also the oldest others."""
         due = self.failing | self._long
         left = self.bytes - sum(log.tail_bytes for log in due)
-        wanted = 0 if self.account.over else self.bytes_max // 2 if self.crowded else self.bytes
+        many = self.crowded or self._filling
+        wanted = 0 if self.account.over else self.bytes_max // 2 if many else self.bytes
         for log, since in self._since.items():
             if now - since < LATE_SECONDS and left <= wanted:
                 break

@@ -2,7 +2,9 @@
 memory until its file has them."""
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -171,6 +173,39 @@ async def test_above_the_bound_commits_wait_and_the_oldest_are_written_first(
         assert written == sorted(written, reverse=True)
         assert 3 <= sum(written) < 8
     assert all([len(await read_all(log)) == 1 for log in logs])
+
+
+async def test_the_oldest_are_written_before_commits_must_wait(autojump_clock: MockClock) -> None:
+    disk, store = await fresh_store(attrs.evolve(ROOMY, tail_bytes_max=40 * KIB))
+    logs = await logs_of(store, *[ALWAYS] * 4)
+    async with running(store):
+        for log in logs:
+            assert file_size(disk, "logmq/t0.log") == 0
+            await append(store, log, bytes(9 * KIB))
+            await trio.sleep(0.01)
+        assert [log.tail_start > 0 for log in logs] == [True, True, False, False]
+
+
+async def test_a_commit_goes_on_once_there_is_room_before_all_that_is_due_is_written(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        await trio.sleep(0.001)
+        return work(*args)
+
+    monkeypatch.setattr(log_writer, "STEP_BYTES", 11 * KIB)
+    settings, disk = attrs.evolve(ROOMY, tail_bytes_max=40 * KIB), FakeDisk()
+    store = await Store.open(Path("unused"), settings, disk=disk, clock=HandClock(), in_thread=in_thread)
+    *logs, last = await logs_of(store, *[ALWAYS] * 7)
+    for log in logs:
+        await append(store, log, bytes(9 * KIB))
+    (writes,) = watch(disk, "write")
+    async with running(store):
+        await append(store, last, b"x")
+        await trio.sleep(0.1)
+    written = [path.endswith(".log") for path in writes if not path.endswith(".idx")]
+    assert written[:2] == [True, True]
+    assert False in written[2:4], "four logs are due"
 
 
 async def test_their_memory_is_charged_and_given_back(autojump_clock: MockClock) -> None:
