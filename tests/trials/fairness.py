@@ -1,9 +1,9 @@
 """`make trial-fairness`: no client, at any of the documented limits, keeps all others waiting.
 
 Each operation runs against a server of its own, in its own process. What is measured is the processor's time
-of the longest step of a task, so a busy machine changes little. Above 30 ms the trial fails: the promise is
-20 ms, and a processor that others share is up to half slower. What the operation needs before (messages that
-wait, bindings) does not count.
+of the longest step of a task, so a busy machine changes little. Above 40 ms the trial fails: the promise is
+20 ms, and a processor that others share takes up to twice as long. What the operation needs before (messages
+that wait, bindings) does not count.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from shared.process_limits import raise_file_limit
 from tests.support import dms_spec as dms
 from tests.support.dms_spec import SpecClient
 
-SECONDS_MAX = 0.03
+SECONDS_MAX = 0.04
 _PATIENCE_SECONDS = 120.0
 _LIMITS = """
 [serve]
