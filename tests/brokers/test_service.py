@@ -2,6 +2,7 @@
 
 import itertools
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from brokers.config import Config, load
 from brokers.service import BACKOFF_SECONDS_MAX, WELL_SECONDS, SupervisedService
 from shared.errors import ConfigError
 from shared.net.connection import Session
-from shared.net.datagram_sink import DatagramSink
+from shared.net.datagram_sink import Address
 from shared.net.network import Network
 from shared.net.settings import NetSettings
 from shared.plugin import Context, Plugin, Service, TcpEndpoint, UdpEndpoint
@@ -156,8 +157,14 @@ def listening(*endpoints: TcpEndpoint | UdpEndpoint) -> Plugin:
     return plugin("open", open=open_it)
 
 
+class Deaf:
+    """A sink that does nothing with what it takes."""
+
+    def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None: ...
+
+
 TCP = TcpEndpoint("stream", 0, lambda connection: cast(Session, None))
-UDP = UdpEndpoint("packets", 0, cast(DatagramSink, None))
+UDP = UdpEndpoint("packets", 0, Deaf())
 
 
 async def bound(*endpoints: TcpEndpoint | UdpEndpoint, **environ: str) -> list[str]:
