@@ -285,8 +285,9 @@ class SupervisedService:
         section, tls = self._config.tls_of(self.name)
         guard = self._guard()
         try:
-            return self._network.group(
+            return Group(
                 self.name,
+                self._network,
                 after_turn=self._context.store.commit_pending,
                 log=self._log,
                 tls=tls,

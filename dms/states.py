@@ -14,7 +14,7 @@ class State(Enum):
     SKIPPING_NEW = "a payload that is too large is thrown away"
     SKIPPING = "the same, after the handshake"
     LEAVING = "nothing more comes; waiting CONSUMEs are still served"
-    CLOSING = "what is owed is sent, then the connection closes"
+    CLOSING = "pending answers are sent, then the connection closes"
 
 
 class Event(Enum):

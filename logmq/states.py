@@ -15,7 +15,7 @@ class State(Enum):
     SKIPPED_BODY = "the bytes of a refused APPEND or BATCH are thrown away"
     SKIPPED_LINE = "the rest of a line is thrown away"
     TAIL = "records are sent as they become visible"
-    ENDING = "what is owed is sent, then the connection closes"
+    ENDING = "pending answers are sent, then the connection closes"
 
 
 class Event(Enum):

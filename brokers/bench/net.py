@@ -25,7 +25,7 @@ from brokers.bench.options import Rounds, Seconds, maybe_none, some
 from brokers.bench.processes import helper, processor_seconds, resident_bytes
 from shared.cli.options import Json
 from shared.net.connection import Connection
-from shared.net.network import Network
+from shared.net.network import Group, Network
 from shared.net.settings import NetSettings
 from shared.process_limits import raise_file_limit
 
@@ -218,7 +218,7 @@ class Echo:
 
 async def _serve_polled() -> None:
     log = structlog.stdlib.get_logger()
-    group = Network(NetSettings()).group("echo", after_turn=lambda: None, log=log)
+    group = Group("echo", Network(NetSettings()), after_turn=lambda: None, log=log)
     ((_, port),) = group.bind_tcp("echo", "127.0.0.1", 0, Echo)
     print(port, flush=True)
     await group.serve()

@@ -1,7 +1,7 @@
 """The network of a process, and each protocol's group of listeners and connections in it.
 
 network = Network(settings, log)
-group = network.group("logmq", after_turn=store.commit_pending, log=log)
+group = Group("logmq", network, after_turn=store.commit_pending, log=log)
 addresses = group.bind_tcp("logmq", "127.0.0.1", 8080, open_session)
 await nursery.start(group.serve)    # until cancelled
 ...
@@ -69,31 +69,6 @@ class Network:
         limit = int(memory_limit_bytes() * settings.outboxes_memory_percent / 100)
         self.backlogs.memory.limit_bytes = min(limit, self._budget.limit_bytes)
 
-    def group(
-        self,
-        name: str,
-        *,
-        after_turn: AfterTurn,
-        log: structlog.stdlib.BoundLogger,
-        tls: TlsSettings | None = None,
-        logs_in: bool = False,
-        insecure: bool = False,
-        asks_login: Callable[[], bool] = lambda: False,
-    ) -> "Group":
-        """A group for the protocol `name`. `logs_in`: it asks every client for a password. `insecure`: it may
-        listen beyond loopback without knowing who connects. `asks_login`: whether a login is required now.
-        """
-        return Group(
-            name,
-            self,
-            after_turn=after_turn,
-            log=log,
-            tls=tls or TlsSettings(),
-            logs_in=logs_in,
-            insecure=insecure,
-            asks_login=asks_login,
-        )
-
     def samples(self) -> Iterable[Sample]:
         """The process's metrics; each group has its own."""
         yield Sample("net_connections", self.admission.connections, "Open connections.", kind="gauge")
@@ -127,11 +102,15 @@ class Group:
         *,
         after_turn: AfterTurn,
         log: structlog.stdlib.BoundLogger,
-        tls: TlsSettings,
-        logs_in: bool,
-        insecure: bool,
-        asks_login: Callable[[], bool],
+        tls: TlsSettings | None = None,
+        logs_in: bool = False,
+        insecure: bool = False,
+        asks_login: Callable[[], bool] = lambda: False,
     ) -> None:
+        """For the protocol `name`. `logs_in`: it asks every client for a password. `insecure`: it may listen
+        beyond loopback without knowing who connects. `asks_login`: whether a login is required now.
+        """
+        tls = tls or TlsSettings()
         self.name = name
         self.counters = NetCounters()
         self._network = network

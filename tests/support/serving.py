@@ -59,7 +59,7 @@ async def serving(
 ) -> AsyncIterator[AnyServing]:
     """All its endpoints on one port of loopback."""
     log = structlog.stdlib.get_logger("test")
-    group = Network(net or NetSettings()).group(protocol, after_turn=after_turn, log=log, tls=tls)
+    group = Group(protocol, Network(net or NetSettings()), after_turn=after_turn, log=log, tls=tls)
     for endpoint in service.endpoints:
         if isinstance(endpoint, TcpEndpoint):
             ((_, bound),) = group.bind_tcp(

@@ -110,7 +110,7 @@ async def serving(
     net = NetSettings(driver="auto" if kind == "poll" else "stream", **settings)
     network = Network(net)
     tls = certificates.server if certificates is not None and kind == "tls" else None
-    group = network.group("test", after_turn=after_turn, log=structlog.stdlib.get_logger(), tls=tls)
+    group = Group("test", network, after_turn=after_turn, log=structlog.stdlib.get_logger(), tls=tls)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, open_session, pushes=pushes)
     context = certificates.client_context() if certificates is not None and kind == "tls" else None
     served = Served(group, network, address, context)

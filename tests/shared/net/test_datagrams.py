@@ -56,7 +56,7 @@ async def receiving(
     sink: Sink | SlotSink, *, allow: Sequence[str] = (), started: bool = True, buffer_bytes: int = 1 << 20
 ) -> AsyncIterator[Endpoint]:
     network = Network(NetSettings(udp_receive_buffer_bytes=buffer_bytes))
-    group = network.group("test", after_turn=lambda: None, log=structlog.stdlib.get_logger())
+    group = Group("test", network, after_turn=lambda: None, log=structlog.stdlib.get_logger())
     (address,) = group.bind_udp("127.0.0.1", 0, sink, allowed_networks("test.allow", "127.0.0.1", allow))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.bind(("127.0.0.1", 0))

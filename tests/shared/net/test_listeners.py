@@ -27,7 +27,7 @@ from shared.net.listeners import (
     connection_options,
     format_address,
 )
-from shared.net.network import Network
+from shared.net.network import Group, Network
 from shared.net.settings import NetSettings, TlsSettings
 from tests.shared.net.served import Recorder, Sessions, echo, read_all, serving
 
@@ -77,7 +77,7 @@ def _has_ipv6() -> bool:
 async def test_ipv6_is_served_and_its_peers_shown_in_brackets() -> None:
 
     sessions = Sessions(echo)
-    group = Network(SETTINGS).group("test", after_turn=lambda: None, log=structlog.stdlib.get_logger())
+    group = Group("test", Network(SETTINGS), after_turn=lambda: None, log=structlog.stdlib.get_logger())
     (address,) = group.bind_tcp("test", "::1", 0, sessions)
     async with trio.open_nursery() as nursery:
         await nursery.start(group.serve)
@@ -228,13 +228,13 @@ async def test_above_the_cap_connections_are_closed_and_counted_and_room_is_used
 EXHAUSTION = """
 import os, resource, sys, socket
 import structlog, trio
-from shared.net.network import Network
+from shared.net.network import Group, Network
 from shared.net.settings import NetSettings, TlsSettings
 from tests.shared.net.served import Recorder, Sessions, echo, read_all
 
 async def main(driver):
     network = Network(NetSettings(driver=driver))
-    group = network.group("test", after_turn=lambda: None, log=structlog.stdlib.get_logger())
+    group = Group("test", network, after_turn=lambda: None, log=structlog.stdlib.get_logger())
     sessions = Sessions(echo)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, sessions)
     async with trio.open_nursery() as nursery:

@@ -22,7 +22,7 @@ DRIVERS = pytest.mark.parametrize("kind", ["poll", "stream"])
 
 def make_group(**settings: object) -> Group:
     network = Network(NetSettings(**settings))  # type: ignore[arg-type]
-    return network.group("test", after_turn=lambda: None, log=structlog.stdlib.get_logger())
+    return Group("test", network, after_turn=lambda: None, log=structlog.stdlib.get_logger())
 
 
 async def test_a_group_that_stops_accepting_keeps_its_connections() -> None:
@@ -76,7 +76,7 @@ def test_listening_beyond_loopback_needs_to_know_the_clients_or_consent(certific
     log = structlog.stdlib.get_logger()
 
     def group_of(**options: Any) -> Group:
-        return network.group("test", after_turn=lambda: None, log=log, **options)
+        return Group("test", network, after_turn=lambda: None, log=log, **options)
 
     for group in (group_of(), group_of(tls=certificates.server), group_of(logs_in=True)):
         with pytest.raises(ConfigError, match="--insecure") as error:
@@ -134,12 +134,12 @@ WITHOUT_EPOLL = """
 import os, sys
 import structlog, trio
 del os.eventfd  # trio itself needs epoll on Linux, so what goes is the other half of what we need
-from shared.net.network import Network
+from shared.net.network import Group, Network
 from shared.net.settings import NetSettings
 from tests.shared.net.served import Sessions, echo, read_all
 
 async def main():
-    group = Network(NetSettings()).group("test", after_turn=lambda: None, log=structlog.stdlib.get_logger())
+    group = Group("test", Network(NetSettings()), after_turn=lambda: None, log=structlog.stdlib.get_logger())
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, Sessions(echo))
     async with trio.open_nursery() as nursery:
         await nursery.start(group.serve)

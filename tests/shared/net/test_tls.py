@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from shared.errors import ConfigError
-from shared.net.network import Network
+from shared.net.network import Group, Network
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.tls import server_context
 from tests.shared.net.served import PATIENCE_SECONDS, Certificates, Sessions, echo, read_all, serving
@@ -61,7 +61,7 @@ async def test_a_half_closed_tls_peer_still_gets_its_answer(certificates: Certif
 async def test_a_server_with_a_client_authority_takes_only_its_clients(certificates: Certificates) -> None:
     network = Network(NetSettings())
     log = structlog.stdlib.get_logger()
-    group = network.group("test", after_turn=lambda: None, log=log, tls=certificates.mutual)
+    group = Group("test", network, after_turn=lambda: None, log=log, tls=certificates.mutual)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, Sessions(echo))
     known, stranger = certificates.client_context(), certificates.client_context()
     certificates.authority.issue_cert("client@example.org").configure_cert(known)

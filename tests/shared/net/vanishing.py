@@ -5,7 +5,7 @@ import sys
 import structlog
 import trio
 
-from shared.net.network import Network
+from shared.net.network import Group, Network
 from shared.net.settings import NetSettings
 from tests.shared.net.served import Recorder, Sessions
 
@@ -17,7 +17,7 @@ async def main(kind: str) -> None:
     settings = NetSettings(driver="auto" if kind == "poll" else "stream", user_timeout_seconds=SECONDS)
     sessions = Sessions()
     log = structlog.stdlib.get_logger()
-    group = Network(settings).group("test", after_turn=lambda: None, log=log, insecure=True)
+    group = Group("test", Network(settings), after_turn=lambda: None, log=log, insecure=True)
     (pushed_to,) = group.bind_tcp("test", "10.9.9.1", 0, sessions, pushes=True)
     (asked_by,) = group.bind_tcp("test", "10.9.9.1", 0, sessions)
 
