@@ -265,9 +265,7 @@ class _LogRecovery:
             later.append(entry)
             number -= 1
         later.reverse()
-        if not number:
-            number = self._pass_dropped(later)
-        self._number = number
+        self._number = number = self._pass_dropped(later, number)
         position = self.position
         for at, entry in enumerate(later, number):
             entry = entry or self._flipped(at)
@@ -292,15 +290,23 @@ class _LogRecovery:
         path, place = f"{self._line.namespace}/{self._line.file}.idx", index.entry_position(number)
         self._in_files.in_index(self._line.id, path, place, covered_bytes)
 
-    def _pass_dropped(self, later: list[IndexEntry | None]) -> int:
-        """Skip zeros that retention left at the start; returns how many entries were removed from `later`."""
-        dropped = next((number for number, entry in enumerate(later) if entry is not None), 0)
-        first = later[dropped] if dropped else None
-        if first is None or not self.position < first.offset <= self._line.first:
+    def _pass_dropped(self, later: list[IndexEntry | None], number: int) -> int:
+        """Retention may have zeroed what follows entry `number`, up to the first offset. Pass over it: remove
+        it from `later`, and return the number of the entry that comes next.
+        """
+        line = self._line
+        dropped = next((at for at, entry in enumerate(later) if entry is not None), len(later))
+        entry = later[dropped] if dropped < len(later) else None
+        if dropped and entry is not None and self.position < entry.offset <= line.first:
+            self.position = entry.offset
+            del later[:dropped]
+            return number + dropped
+        start = min(line.first, line.end)
+        if entry is None and self.position < start:  # what is kept has no entry on the disk yet
+            self.position = start
+            later.clear()
             return 0
-        self.position = first.offset
-        del later[:dropped]
-        return dropped
+        return number
 
     def _follow(self, limit: int | None) -> None:
         """Continue along later entries while the log's bytes match them, up to `limit`."""

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import attrs
 import pytest
+import structlog.testing
 
 from shared.errors import OutOfRange, StoreFull
+from shared.storage.format import INDEX_ENTRY_BYTES
 from shared.storage.log import Log
 from shared.storage.store import Durability, Retention, Store
 from shared.units import KIB
@@ -185,6 +187,35 @@ async def test_an_index_entry_that_is_kept_in_part_stays_whole_on_the_disk() -> 
     store, _ = await reopen(store, disk)
     log = store.namespace("logmq", ALWAYS).logs["orders"]
     assert len(await read_all(log)) == 13
+
+
+@pytest.mark.parametrize("kept", [0, 5, 10], ids="{} newest entries are on the disk".format)
+async def test_a_power_cut_amid_retention_is_no_damage(kept: int) -> None:
+    """The hole in the index is on the disk; the zeros before it and most of what came later are not."""
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    log = await filled(store, clock, Retention(), count=0)
+    ends = []
+    for n in range(140):  # the index's first three blocks have 63, 64 and 13 of these entries
+        await store.wait(log.append(records(b"%d" % n + bytes(100)), 1)[1])
+        ends.append(log.end)
+        assert await store.flush()
+        if n == 80:
+            assert await store.checkpoint()
+    index = disk.contents()["logmq/orders.idx"]
+    await store.wait(log.drop_below(ends[128]))
+    await store.retain()
+    disk = disk.kill()
+    fd = disk.open("logmq/orders.idx")
+    assert disk.read(fd, 4096, 4096) == bytes(4096)
+    disk.write(fd, index[:4096], 0)
+    disk.truncate(fd, 8192 + kept * INDEX_ENTRY_BYTES)
+    with structlog.testing.capture_logs() as logs:
+        store = await open_store(disk, clock=clock)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert (log.first, log.end) == (ends[128], ends[-1])
+    assert await read_all(log) == [b"%d" % n + bytes(100) for n in range(129, 140)]
+    assert [each for each in logs if each["log_level"] == "error"] == []
 
 
 async def test_a_file_system_without_holes_keeps_the_space_and_the_promise() -> None:
