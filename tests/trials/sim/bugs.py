@@ -305,7 +305,7 @@ def stock_amid_commit() -> list[Change]:
     return [(Committer, "when_idle", lambda self, callback: callback())]
 
 
-@bug("deletes amid checkpoints")
+@bug("deletes amid checkpoints", seeds_max=300)
 def stock_amid_deletion() -> list[Change]:
     """A checkpoint leaves out a log whose deletion is asked for and not durable."""
     return [(Log, "gone", property(lambda self: self.deleted))]
