@@ -497,8 +497,7 @@ class Commit:
     def _write_entries(self, target: LogCommit, entries: Sequence[IndexEntry]) -> None:
         if target.index_fd < 0:
             target.index_fd = index.open_at(self.disk, self.files, target.log, target.entries_written)
-        data, position = index.packed_entries(target.log, target.entries_written, entries)
-        write_all(self.disk, target.index_fd, data, position)
+        index.write_packed(self.disk, target.index_fd, target.log, target.entries_written, entries)
 
     def _open(self, target: LogCommit) -> None:
         if target.fd < 0:

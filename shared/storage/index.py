@@ -215,6 +215,12 @@ def packed_entries(log: Log, number: int, entries: Sequence[IndexEntry]) -> tupl
     return memoryview(bytearray().join(packed)), entry_position(number) if number else 0
 
 
+def write_packed(disk: Disk, fd: int, log: Log, number: int, entries: Sequence[IndexEntry]) -> None:
+    """Write entries from `number` on, as `packed_entries`. Raises OSError; doing so again is always right."""
+    data, position = packed_entries(log, number, entries)
+    write_all(disk, fd, data, position)
+
+
 def open_at(disk: Disk, files: OpenFiles, log: Log, number: int) -> int:
     """The index file's descriptor, for `packed_entries` from `number` on. Raises FileGone and OSError."""
     if number == 0:  # a new file takes one system call, as its header comes with the first entry

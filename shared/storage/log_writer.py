@@ -316,8 +316,7 @@ class LogWriter:
 
     def _write_index(self, writing: _Writing) -> None:
         try:
-            data, position = index.packed_entries(writing.log, writing.number, writing.entries)
-            write_all(self._disk, writing.index_fd, data, position)
+            index.write_packed(self._disk, writing.index_fd, writing.log, writing.number, writing.entries)
             writing.entries_written = True
         except OSError as error:
             writing.index_error = error
