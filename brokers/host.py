@@ -424,6 +424,7 @@ class Host:
         )
 
     def overview(self) -> Mapping[str, Any]:
+        watch = self._watch
         return {
             **self.status(),
             "budget": [
@@ -436,8 +437,9 @@ class Host:
                 for account in self._budget.all()
             ],
             "loop": {
-                name: getattr(self._watch, name, None)
-                for name in ("longest_seconds", "longest_at", "long_count")
+                "longest_seconds": watch.longest_seconds if watch else None,
+                "longest_at": watch.longest_at if watch else None,
+                "long_count": watch.long_count if watch else None,
             },
             **self._rates.overview(),
         }

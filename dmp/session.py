@@ -246,5 +246,8 @@ class ProtocolHeader:
         self._broker.counts.too_late += 1
         self._connection.finish()
 
+    def drain(self) -> None:
+        """There is no wait to end."""
+
     def connection_lost(self) -> None:
         """There is nothing to release."""

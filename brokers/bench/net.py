@@ -212,6 +212,9 @@ class Echo:
     def on_deadline(self, now: float) -> None:
         """None is ever set."""
 
+    def drain(self) -> None:
+        """There is no wait to end."""
+
     def connection_lost(self) -> None:
         """Nothing is held."""
 

@@ -36,11 +36,11 @@ class Session(Protocol):
     def on_deadline(self, now: float) -> None:
         """The deadline set by `connection.wake_at` has passed; none is set any more."""
 
+    def drain(self) -> None:
+        """The server stops: end waits. `receive_eof` follows, at once or when input is read again."""
+
     def connection_lost(self) -> None:
         """The connection is gone, for whatever reason: release everything. Called exactly once."""
-
-    # A session may have, too:
-    # `drain()`: the server stops. `receive_eof` follows, at once or when input is not held back any more.
 
 
 class Connection:

@@ -34,6 +34,7 @@ from shared.net.counters import NetCounters
 from shared.net.deadlines import Deadlines
 from shared.net.liveness import UNACKED
 from shared.net.outbox import Backlogs, Outbox, Policy
+from shared.net.session import SessionBase
 from shared.net.settings import NetSettings
 from shared.net.strangers import Strangers
 
@@ -169,8 +170,8 @@ class DrivenConnection(Connection):
     @property
     def user(self) -> str:
         """Who has logged in; "" while nobody has."""
-        user: str = getattr(getattr(self, "_session", None), "user", "")
-        return user
+        base = self._base()
+        return base.user if base else ""
 
     @property
     def stage(self) -> str:
@@ -180,14 +181,14 @@ class DrivenConnection(Connection):
     @property
     def waits_for(self) -> list[str]:
         """Why its input is held back, in words."""
-        words: list[str] = getattr(getattr(self, "_session", None), "waits_for", [])
-        return words
+        base = self._base()
+        return base.waits_for if base else []
 
     @property
     def traffic(self) -> Mapping[str, Any]:
         """`messages_in`, `messages_out` and `held`: those that the protocol knows."""
-        known: Mapping[str, Any] = getattr(getattr(self, "_session", None), "traffic", {})
-        return known
+        base = self._base()
+        return base.traffic if base else {}
 
     @property
     def is_encrypted(self) -> bool:
@@ -195,7 +196,8 @@ class DrivenConnection(Connection):
 
     def kick(self, reason: str) -> None:
         """Close at an administrator's request; the session may tell its peer first."""
-        getattr(getattr(self, "_session", None), "kick", self.abort)(reason)
+        base = self._base()
+        (base.kick if base else self.abort)(reason)
 
     def tcp_info(self, size: int = UNACKED.size) -> bytes | None:
         """The socket's TCP_INFO, for `liveness`; None where the transport is not TCP."""
@@ -291,9 +293,8 @@ class DrivenConnection(Connection):
 
     def drain(self) -> None:
         """The server stops: the session ends its waits, and reads no more."""
-        drain = getattr(getattr(self, "_session", None), "drain", None)
-        if drain is not None and not self._mute:
-            self.call(drain)
+        if not self._mute:
+            self.call(self._session.drain)
         self.end_input()
 
     def deadline_came(self, now: float) -> None:
@@ -332,6 +333,11 @@ class DrivenConnection(Connection):
                 )
 
     # Helpers.
+
+    def _base(self) -> SessionBase | None:
+        """The session, if it has what lists show, which `Session` does not ask for."""
+        session = getattr(self, "_session", None)
+        return session if isinstance(session, SessionBase) else None
 
     def _join(self, session: Session) -> None:
         self._session = session
