@@ -39,11 +39,11 @@ _DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
 
 @attrs.define(eq=False)
 class DeadLetters:
-    """The dead letters of one broker that wait to be delivered. `deadline` and `heaped` are the timers'."""
+    """The dead letters of one broker that wait to be delivered. `scheduled` is the timers'."""
 
     _broker: "Broker"
     deadline: float = math.inf
-    heaped: float = math.inf
+    scheduled: float = math.inf
     _waiting: dict[Queue, deque[tuple[deque[Message], str]]] = attrs.Factory(dict)
     _turns: deque[Queue] = attrs.Factory(deque)
     _busy: bool = False

@@ -39,7 +39,7 @@ SendReturn: TypeAlias = Callable[[Code, Head, bytes], None]
 class Lease:
     """One lease: of a sink (an exchange) or a feed (a queue).
 
-    `deadline` and `heaped` belong to the timers.
+    `deadline` and `scheduled` belong to the timers.
     """
 
     digest: bytes
@@ -49,7 +49,7 @@ class Lease:
     given: float
     _lapsed: Callable[[Lease], None]
     deadline: float = math.inf
-    heaped: float = math.inf
+    scheduled: float = math.inf
 
     def __repr__(self) -> str:
         return f"<Lease of {self.target!r}>"

@@ -42,7 +42,7 @@ class Memory:
 
     It is full above `bytes_max`, or where the budget has no room; `why` says which. Publishers' connections
     are then not read until there is room again (or are refused, where they hold unacknowledged messages
-    themselves: `amqp.publishing` says why). `deadline` and `heaped` are the timers'.
+    themselves: `amqp.publishing` says why). `deadline` and `scheduled` are the timers'.
     """
 
     bytes_max: int
@@ -53,7 +53,7 @@ class Memory:
     full: bool = False
     why: str = ""
     deadline: float = math.inf
-    heaped: float = math.inf
+    scheduled: float = math.inf
     _charged_bytes: int = 0  # what the account knows of
     _take_at: int = 0  # above it, or below the other, there is something to settle
     _give_at: int = -STEP_BYTES

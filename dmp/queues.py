@@ -149,8 +149,8 @@ class Queue:
     """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
     had_consumer: bool = attrs.field(default=False, init=False)
     used: float = attrs.field(init=False)
-    deadline: float = attrs.field(default=math.inf, init=False)  # the timers', as `heaped`
-    heaped: float = attrs.field(default=math.inf, init=False)
+    deadline: float = attrs.field(default=math.inf, init=False)  # the timers', as `scheduled`
+    scheduled: float = attrs.field(default=math.inf, init=False)
 
     mark: int = attrs.field(default=NONE, init=False)  # of `waits`, as are the next two
     marked_at: float = attrs.field(default=0.0, init=False)

@@ -233,7 +233,6 @@ class Queue:
         "engine",
         "expiry",
         "head",
-        "heaped",
         "held",
         "held_bytes",
         "hot_bytes",
@@ -248,6 +247,7 @@ class Queue:
         "recovered",
         "released",
         "returned",
+        "scheduled",
         "stops",
         "tail",
         "text",
@@ -287,7 +287,7 @@ class Queue:
         self.paused = False
         self.line: deque[Credit] | tuple[()] = ()  # made by the first credit: an empty one is 760 bytes
         self.line_most = LINE_LEAST
-        self.deadline = self.heaped = math.inf  # for the engine's timers
+        self.deadline = self.scheduled = math.inf  # for the engine's timers
         self.mark, self.marked_at, self.tick = NONE, 0.0, 0  # for the engine's waits
 
     def __repr__(self) -> str:

@@ -15,10 +15,10 @@ STALE_MIN = 64  # below this many dead entries the heap is not worth rebuilding
 
 
 class Timed(Protocol):
-    """Something with a deadline: `deadline` is the wanted one, `heaped` the heap's; inf: none."""
+    """Something with a deadline. `scheduled`: the time of its entry in the heap; inf: none."""
 
     deadline: float
-    heaped: float
+    scheduled: float
 
 
 T = TypeVar("T", bound=Timed)
@@ -41,20 +41,20 @@ class Deadlines(Generic[T]):
     def set(self, item: T, deadline: float) -> None:
         """Replace the deadline of `item`; inf removes it."""
         item.deadline = deadline
-        if deadline >= item.heaped:
+        if deadline >= item.scheduled:
             return
-        if item.heaped != math.inf:
+        if item.scheduled != math.inf:
             self._stale += 1
             self._rebuild_if_stale()
-        item.heaped = deadline
+        item.scheduled = deadline
         heappush(self._heap, (deadline, next(self._order), item))
         self.next = self._heap[0][0]
 
     def forget(self, item: T) -> None:
         """`item` is gone. A dead entry must not keep it alive: short connections have long deadlines."""
         item.deadline = math.inf
-        if item.heaped != math.inf:
-            item.heaped = math.inf
+        if item.scheduled != math.inf:
+            item.scheduled = math.inf
             self._stale += 1
             self._rebuild_if_stale()
 
@@ -72,13 +72,13 @@ class Deadlines(Generic[T]):
                 entry = heappop(self._heap)
                 self.next = self._heap[0][0] if self._heap else math.inf
                 time, order, item = entry
-                if time != item.heaped:
+                if time != item.scheduled:
                     self._stale -= 1
                     continue
                 if order > newest:
                     set_meanwhile.append(entry)
                     continue
-                item.heaped = math.inf
+                item.scheduled = math.inf
                 if item.deadline > now:
                     self.set(item, item.deadline)
                 else:
@@ -94,7 +94,7 @@ class Deadlines(Generic[T]):
     def _rebuild_if_stale(self) -> None:
         if self._stale < STALE_MIN or self._stale * 2 < len(self._heap):
             return
-        self._heap = [entry for entry in self._heap if entry[0] == entry[2].heaped]
+        self._heap = [entry for entry in self._heap if entry[0] == entry[2].scheduled]
         heapify(self._heap)
         self._stale = 0
         self.next = self._heap[0][0] if self._heap else math.inf

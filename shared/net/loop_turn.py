@@ -76,10 +76,10 @@ class DrivenConnection(Connection):
         "_session",
         "deadline",
         "expects",
-        "heaped",
         "host",
         "number",
         "opened",
+        "scheduled",
         "stalled_since",
     )
     _session: Session
@@ -90,7 +90,7 @@ class DrivenConnection(Connection):
         self.host = host
         self.number = loop.next_number()
         self.opened = loop.time()
-        self.deadline = self.heaped = self.stalled_since = math.inf
+        self.deadline = self.scheduled = self.stalled_since = math.inf
         self.expects = False  # the commit brings more to send: output may wait for it
         self._accounted = False  # part of the process's backlogs
         self._eof = False  # the peer has sent all

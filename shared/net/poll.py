@@ -68,17 +68,17 @@ class PollConnection(DrivenConnection):
     """A nonblocking socket and its session."""
 
     __slots__ = (
-        "_again",
-        "_at_door",
         "_blocked",
         "_driver",
         "_ending",
-        "_plain",
         "_read_bytes",
         "_receive",
         "_shut_writing",
         "_unread",
         "fd",
+        "is_queued",
+        "polled_as_stranger",
+        "reads_plainly",
         "recv_some",
         "send_some",
         "sock",
@@ -92,13 +92,13 @@ class PollConnection(DrivenConnection):
         self.recv_some = sock.recv
         self.send_some = sock.send
         self.fd = sock.fileno()
-        self._plain = False  # input may be read at once: not paused, blocked, finishing or over
+        self.reads_plainly = False  # input may be read at once: not paused, blocked, finishing or over
         self._blocked = False  # the socket's send buffer is full, until an EPOLLOUT
         self._read_bytes = READ_BYTES
         self._unread = False  # there may be more input than was read
         self._ending = False  # the peer has ended or reset: read until that shows
-        self._again = False  # is in the driver's `_again`
-        self._at_door = False  # is polled with the strangers
+        self.is_queued = False  # is in the driver's `_again`, or waits for the strangers' turn
+        self.polled_as_stranger = False  # is polled with the strangers
         self._shut_writing = False
 
     def read(self) -> int:
@@ -137,7 +137,7 @@ class PollConnection(DrivenConnection):
             if outbox.size < READ_BYTES:
                 loop.to_send.append(self)
                 return count
-        elif outbox.chunks and outbox.size <= SMALL_BYTES and not self._at_door:
+        elif outbox.chunks and outbox.size <= SMALL_BYTES and not self.polled_as_stranger:
             answered = self._driver.answered
             answered.append(self)
             if len(answered) == ANSWERS_TOGETHER:
@@ -183,11 +183,11 @@ class PollConnection(DrivenConnection):
             self.read()
             if self._unread:
                 self._driver.again(self)
-        self._plain = self._can_read_plainly()
+        self.reads_plainly = self.can_read_plainly()
 
     def pause_reading(self) -> None:
         self._paused = True
-        self._plain = False
+        self.reads_plainly = False
 
     def expect(self) -> None:
         self.expects = self._loop.in_turn
@@ -208,14 +208,14 @@ class PollConnection(DrivenConnection):
 
     def attend_again(self) -> None:
         """What an earlier turn left, when strangers are served."""
-        self._again = False
+        self.is_queued = False
         self.attend(0)
 
     def set_stranger(self, stranger: bool) -> None:
         super().set_stranger(stranger)
-        if self._at_door and not stranger and not self.closed:
-            self._at_door = False
-            self._driver.let_in(self)
+        if self.polled_as_stranger and not stranger and not self.closed:
+            self.polled_as_stranger = False
+            self._driver.poll_logged_in(self)
 
     def _join(self, session: Session) -> None:
         super()._join(session)
@@ -234,7 +234,7 @@ class PollConnection(DrivenConnection):
 
     def _stop_input(self) -> None:
         super()._stop_input()
-        self._plain = False
+        self.reads_plainly = False
 
     def send(self) -> None:
         self._dirty = self.expects = False
@@ -256,14 +256,14 @@ class PollConnection(DrivenConnection):
                     self._send_many()
             except BlockingIOError:
                 self._blocked = True
-                self._plain = False
+                self.reads_plainly = False
             except OSError as error:
                 self._broken(error)
                 return
         if chunks or self._accounted or self._above:
             self._settle()
 
-    def _can_read_plainly(self) -> bool:
+    def can_read_plainly(self) -> bool:
         """Not before the first request, which may cost far more work than its bytes (a session resumes)."""
         blocked = self._mute or self._input_over or self._blocked
         return self._reading and not blocked and not self._loop.is_silent(self)
@@ -313,14 +313,14 @@ class PollConnection(DrivenConnection):
         if self.closed:
             return
         if self._above:
-            self._plain = False
+            self.reads_plainly = False
             if outbox.size * 2 <= outbox.bound:
                 self._driver.again(self)  # to tell the session
         if outbox.size and not self._blocked:
             self._driver.again(self)  # to send the rest
 
     def _advance(self) -> None:
-        self._plain = False
+        self.reads_plainly = False
         outbox = self.outbox
         self.send()
         if self.closed:
@@ -362,7 +362,7 @@ class PollConnection(DrivenConnection):
         self._driver.again(self)
 
     def _shut(self, *, reset: bool) -> None:
-        self._plain = False
+        self.reads_plainly = False
         if reset:
             try:
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
@@ -378,7 +378,7 @@ class PollDriver:
     def __init__(self, loop: LoopTurn) -> None:
         self.loop = loop
         self._epoll = select.epoll()
-        self._door = select.epoll()
+        self._strangers_epoll = select.epoll()
         """Connections that have not logged in: their input wakes nobody until strangers are served. Who
         becomes a stranger again, as users change, stays in `_epoll`."""
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -400,14 +400,14 @@ class PollDriver:
         self.loop.begin()
         self.loop.open(connection, open_session, pushes=pushes)
         if not connection.closed:
-            connection._at_door = connection.stranger
-            self._register(self._door if connection.stranger else self._epoll, connection)
-        connection._plain = connection._can_read_plainly()
+            connection.polled_as_stranger = connection.stranger
+            self._register(self._strangers_epoll if connection.stranger else self._epoll, connection)
+        connection.reads_plainly = connection.can_read_plainly()
         self.loop.end()
 
-    def let_in(self, connection: PollConnection) -> None:
+    def poll_logged_in(self, connection: PollConnection) -> None:
         """The connection has logged in. Registering anew reports input that has come meanwhile."""
-        self._door.unregister(connection.fd)
+        self._strangers_epoll.unregister(connection.fd)
         self._register(self._epoll, connection)
 
     def _register(self, epoll: select.epoll, connection: PollConnection) -> None:
@@ -428,9 +428,9 @@ class PollDriver:
 
     def again(self, connection: PollConnection) -> None:
         """Attend to `connection` in the next turn."""
-        if not connection._again:
-            connection._again = True
-            if connection._at_door:
+        if not connection.is_queued:
+            connection.is_queued = True
+            if connection.polled_as_stranger:
                 self.loop.soon(connection.attend_again)
                 return
             self._again.append(connection)
@@ -442,7 +442,7 @@ class PollDriver:
         """Close the driver, once every connection has closed; may be called again."""
         if not self._epoll.closed:
             self._epoll.close()
-            self._door.close()
+            self._strangers_epoll.close()
             os.close(self._wake_fd)
 
     async def run(self) -> None:
@@ -482,10 +482,10 @@ class PollDriver:
         events: list[tuple[int, int]] = []
         while True:
             if not events:  # the last poll found nobody ready
-                await trio.lowlevel.wait_readable(self._door)
+                await trio.lowlevel.wait_readable(self._strangers_epoll)
             async with strangers:
                 loop.begin()
-                while events := self._door.poll(0, 1):
+                while events := self._strangers_epoll.poll(0, 1):
                     if (found := self._by_fd.get(events[0][0])) is not None:
                         found.attend(events[0][1])
                     if strangers.is_over():
@@ -513,7 +513,7 @@ class PollDriver:
         if self._again:
             again, self._again = self._again, []
             for done, connection in enumerate(again, start=1):
-                connection._again = False
+                connection.is_queued = False
                 connection.attend(0)
                 if perf_counter() > slice_ends:
                     self._again[:0] = again[done:]
@@ -524,7 +524,7 @@ class PollDriver:
             found = by_fd.get(fd)
             if found is None:  # closed meanwhile, or the driver's own wake-up
                 continue
-            if flags == READABLE and found._plain:
+            if flags == READABLE and found.reads_plainly:
                 work += found.read()
             else:
                 found.attend(flags)

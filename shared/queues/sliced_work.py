@@ -18,12 +18,12 @@ STEPS_PER_TURN = 4
 
 @attrs.define(eq=False)
 class SlicedWork:
-    """Runs pieces of long work one after the other, in slices. `deadline` and `heaped` belong to `Timers`."""
+    """Runs pieces of long work one after the other, in slices. `scheduled` belongs to `Timers`."""
 
     _timers: Timers
     _on_crash: Callable[[Exception], None]
     deadline: float = math.inf
-    heaped: float = math.inf
+    scheduled: float = math.inf
     _left: deque[Iterator[None]] = attrs.Factory(deque)
     _when_idle: list[Callable[[], None]] = attrs.Factory(list)
 

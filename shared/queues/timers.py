@@ -16,10 +16,10 @@ TURN_SECONDS = 2e-3
 
 
 class Expiring(Protocol):
-    """Something with a deadline. `deadline` and `heaped` start as inf and belong to `Timers`."""
+    """Something with a deadline. `deadline` and `scheduled` start as inf and belong to `Timers`."""
 
     deadline: float
-    heaped: float
+    scheduled: float
 
     def expire(self, now: float) -> None:
         """Called when the deadline has passed; no deadline is set now."""

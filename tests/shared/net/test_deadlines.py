@@ -10,7 +10,7 @@ from shared.net.deadlines import STALE_MIN, Deadlines
 @attrs.define(eq=False)
 class Item:
     deadline: float = math.inf
-    heaped: float = math.inf
+    scheduled: float = math.inf
 
 
 def test_a_deadline_comes_once_and_in_order_of_time() -> None:

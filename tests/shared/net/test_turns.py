@@ -18,7 +18,7 @@ class Gone:
 
     host = ""
     stranger = False
-    deadline = heaped = float("inf")
+    deadline = scheduled = float("inf")
 
     def __init__(self, told: list[object]) -> None:
         self.told = told

@@ -16,7 +16,7 @@ class Item:
     timers: Timers
     again: float | None = None
     deadline: float = math.inf
-    heaped: float = math.inf
+    scheduled: float = math.inf
     expired: list[float] = attrs.Factory(list)
 
     def expire(self, now: float) -> None:
