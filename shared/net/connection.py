@@ -233,8 +233,8 @@ class Connection:
         """Drop oldest chunks down to `size` bytes; returns the bytes dropped."""
         return self.outbox.drop_oldest(size)
 
-    def _enforce_bound(self) -> None:
-        """The outbox is still above its bound after sending: apply the policy."""
+    def _limit_slow_peer(self) -> None:
+        """The peer does not read: the outbox is still above its bound after sending. Apply the policy."""
         outbox = self.outbox
         too_much = outbox.waiting_bytes > outbox.bound and outbox.waiting_chunks > 1
         if too_much and outbox.policy is Policy.DISCONNECT:

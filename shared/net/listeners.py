@@ -226,7 +226,7 @@ class Acceptor:
             self._spare_fd = None
 
     def accept_many(self, strangers: Strangers | None = None) -> bool:
-        """Accept for one turn, or one piece of `strangers`. False: none are waiting."""
+        """Accept for one turn, or one slice of `strangers`. False: none are waiting."""
         behind = self._is_behind is not None and self._is_behind()
         ends = perf_counter() + ACCEPT_SECONDS
         for _ in range(ACCEPTS_BEHIND if behind else ACCEPTS_MAX):
@@ -239,9 +239,9 @@ class Acceptor:
                     raise
                 continue  # accept(2): errors of the network are the connection's, not the listener's
             host, port = address[:2]
-            if strangers is not None and strangers.are_too_many(host):
+            if strangers is not None and strangers.refuses(host):
                 sock.close()
-                strangers.gave_up()
+                strangers.count_failure()
                 self._refuse("address_fails_often", host)
                 if strangers.is_over():
                     return True

@@ -105,7 +105,7 @@ class Logins:
             return
         address = address_of_peer(peer)
         login = _Login(user, password, address, done, self._digest(user, password))
-        slow = self._strangers.is_slow(address)
+        slow = self._strangers.fails_often(address)
         if not slow and self._is_known(login):
             done(True)
             return
@@ -121,8 +121,8 @@ class Logins:
     async def refuse(self, guard: Guard, peer: str) -> None:
         """Count a failed login by other means than a password, and delay its answer like any other."""
         address = address_of_peer(peer)
-        slow = self._strangers.is_slow(address)
-        self._strangers.failed(address)
+        slow = self._strangers.fails_often(address)
+        self._strangers.count_failed_login(address)
         guard.login_failed("", peer)
         if slow:
             await trio.sleep(SLOW_SECONDS)
@@ -132,7 +132,7 @@ class Logins:
         if looked_at:
             self._hold(login.address, 1)
         else:
-            self._strangers.gave_up()
+            self._strangers.count_failure()
         self._late.append((trio.current_time() + SLOW_SECONDS, login, looked_at))
         self._more_late.set()
 
@@ -147,7 +147,7 @@ class Logins:
         else:
             self._same[key] = [login]
             self._hold(login.address, 1)
-            line = self._slow_line if self._strangers.is_slow(login.address) else self._line
+            line = self._slow_line if self._strangers.fails_often(login.address) else self._line
             line.waiting.setdefault(login.address, deque()).append(login)
             line.more.set()
 
@@ -182,7 +182,7 @@ class Logins:
                 await line.more.wait()
                 continue
             address, logins = line.waiting.popitem(last=False)
-            slow = self._strangers.is_slow(address)
+            slow = self._strangers.fails_often(address)
             crowded = slow and len(logins) > WAITING_SLOW_MAX
             if slow and not crowded and line is self._line and self._strangers.is_flood():
                 # The address has become slow since its logins came.
@@ -223,7 +223,7 @@ class Logins:
                 self._known.clear()
             self._known.add(login.digest)
         else:
-            self._strangers.failed(login.address)
+            self._strangers.count_failed_login(login.address)
         login.done(fits)
 
     def _user(self, login: _Login) -> User | None:

@@ -114,7 +114,7 @@ class DrivenConnection(Connection):
         if stranger != self.stranger and not self.closed:
             self.stranger = stranger
             strangers = self._loop.strangers
-            (strangers.came if stranger else strangers.left)(self.host)
+            (strangers.add if stranger else strangers.remove)(self.host)
 
     def wake_at(self, deadline: float) -> None:
         if not self._mute:
@@ -458,8 +458,8 @@ class LoopTurn:
         self._deadlines.forget(connection)
         self._silent.pop(connection, None)
         if connection.stranger:
-            self.strangers.left(connection.host)
-            self.strangers.gave_up()
+            self.strangers.remove(connection.host)
+            self.strangers.count_failure()
         self.admission.leave(connection.host)
         self._lost.append(connection)
         if not self.in_turn:

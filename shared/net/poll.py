@@ -309,7 +309,7 @@ class PollConnection(DrivenConnection):
         outbox = self.outbox
         self._account()
         if outbox.size > outbox.bound:
-            self._enforce_bound()
+            self._limit_slow_peer()
         if self.closed:
             return
         if self._above:

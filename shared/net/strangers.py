@@ -1,9 +1,9 @@
 """The share of the loop for strangers: connections of the process that have not logged in.
 
-Where a login is required, all work for a stranger is done in a *piece*: accepting, reading, answering,
-closing. After `PIECE_SECONDS` a piece ends and others run. Pieces are paid from a credit that grows with time
+Where a login is required, all work for a stranger is done in a *slice*: accepting, reading, answering,
+closing. After `SLICE_SECONDS` a slice ends and others run. Slices are paid from a credit that grows with time
 by a share of it. So a flood of strangers costs logged-in clients that share of the loop, and delays each of
-their requests by one piece. The rest waits in the kernel: connections in the backlog, input unread. While no
+their requests by one slice. The rest waits in the kernel: connections in the backlog, input unread. While no
 one else is served, strangers have the whole loop.
 
 An address with many failed logins may have few strangers at a time. Further ones are closed when accepted,
@@ -18,14 +18,14 @@ from types import TracebackType
 
 import trio
 
-PIECE_SECONDS = 100e-6
-"""Work after which a piece ends; what has begun is finished."""
-ALONE_PIECE_SECONDS = 1e-3
+SLICE_SECONDS = 100e-6
+"""Work after which a slice ends; what has begun is finished."""
+ALONE_SLICE_SECONDS = 1e-3
 """The same while no one else is served."""
 ALONE_SECONDS = 1.0
 """If no one has been served for so long, strangers are alone."""
 TURN_SECONDS = 20e-6
-"""What a piece costs besides its work: a round of trio's loop, and waking a task."""
+"""What a slice costs besides its work: a round of trio's loop, and waking a task."""
 SHARE, FLOOD_SHARE = 0.5, 0.06
 """Shares of the loop. The first is for clients that come back all at once, as after a restart."""
 CREDIT_SECONDS = 2e-3
@@ -35,15 +35,15 @@ FLOOD_FAILURES, FLOOD_SECONDS = 50, 5.0
 
 FAILURES_MAX = 5
 FAILURES_SECONDS = 60.0
-"""So many failures of an address within that time make it slow."""
+"""So many failures of an address within that time: the address fails often."""
 ADDRESSES_MAX = 10_000
 """Addresses whose failures are remembered; the one that failed longest ago is forgotten first."""
-SLOW_MAX = 8
-"""Strangers that a slow address may have at a time."""
+FAILING_MAX = 8
+"""Strangers that an address which fails often may have at a time."""
 
 
 class Strangers:
-    """The pace of strangers: `async with` it around a piece, and work until `is_over`.
+    """The pace of strangers: `async with` it around a slice, and work until `is_over`.
 
     `served_at`: when (trio's clock) a logged-in connection was last served. Drivers set it.
     """
@@ -69,7 +69,7 @@ class Strangers:
             self._lock.release()
             raise
         self._began = thread_time()
-        self._ends = self._began + (ALONE_PIECE_SECONDS if self.are_alone() else PIECE_SECONDS)
+        self._ends = self._began + (ALONE_SLICE_SECONDS if self.are_alone() else SLICE_SECONDS)
 
     async def __aexit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
@@ -78,11 +78,11 @@ class Strangers:
         self._lock.release()
 
     def is_over(self) -> bool:
-        """Whether the piece has used up its time."""
+        """Whether the slice has used up its time."""
         return thread_time() > self._ends
 
     async def turn(self, seconds: float) -> None:
-        """Wait for a piece whose work, about `seconds` long, is done later."""
+        """Wait for a slice whose work, about `seconds` long, is done later."""
         async with self:
             self._credit -= seconds
 
@@ -97,39 +97,39 @@ class Strangers:
         return trio.current_time() < self._failed[0] + FLOOD_SECONDS
 
     def _seconds_short(self) -> float:
-        """Seconds until the credit pays for a piece."""
+        """Seconds until the credit pays for a slice."""
         now = trio.current_time()
         share = FLOOD_SHARE if self.is_flood() else SHARE
         self._credit = min(CREDIT_SECONDS, self._credit + (now - self._credit_at) * share)
         self._credit_at = now
-        short = PIECE_SECONDS - self._credit
+        short = SLICE_SECONDS - self._credit
         return 0.0 if short < 1e-9 or self.are_alone() else short / share
 
     # Their connections.
 
-    def came(self, host: str) -> None:
+    def add(self, host: str) -> None:
         """A connection has opened that is not logged in."""
         self._here[address_of(host)] += 1
 
-    def left(self, host: str) -> None:
+    def remove(self, host: str) -> None:
         """It has logged in, or closed."""
         address = address_of(host)
         self._here[address] -= 1
         if not self._here[address]:
             del self._here[address]
 
-    def are_too_many(self, host: str) -> bool:
+    def refuses(self, host: str) -> bool:
         """Whether to refuse another connection from `host`: it fails often and has enough open."""
         address = address_of(host)
-        return self._here[address] >= SLOW_MAX and self.is_slow(address)
+        return self._here[address] >= FAILING_MAX and self.fails_often(address)
 
-    def gave_up(self) -> None:
+    def count_failure(self) -> None:
         """A stranger has closed, or was refused, without logging in."""
         self._failed.append(trio.current_time())
 
     # Their addresses.
 
-    def failed(self, address: str) -> None:
+    def count_failed_login(self, address: str) -> None:
         """A login from `address` has failed."""
         now = trio.current_time()
         self._failed.append(now)
@@ -139,7 +139,7 @@ class Strangers:
         if len(self._failures) > ADDRESSES_MAX:
             self._failures.popitem(last=False)
 
-    def is_slow(self, address: str) -> bool:
+    def fails_often(self, address: str) -> bool:
         """Whether `address` has failed often recently."""
         failures = self._failures.get(address)
         if failures is None or len(failures) < FAILURES_MAX:

@@ -157,7 +157,7 @@ class StreamConnection(DrivenConnection):
         if self.outbox.size or self._accounted:
             self._account()
             if self.outbox.size > self.outbox.bound:
-                self._enforce_bound()
+                self._limit_slow_peer()
             self._changed.unpark_all()
 
     def _advance(self) -> None:

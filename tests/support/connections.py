@@ -111,7 +111,7 @@ class MemoryConnection(Connection):
         self.rests_awaited += 1
 
     def _outbox_over_bound(self) -> None:
-        self._enforce_bound()
+        self._limit_slow_peer()
 
 
 class StreamServer:

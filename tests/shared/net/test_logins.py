@@ -234,7 +234,7 @@ async def test_in_a_flood_those_that_wait_from_an_address_that_fails_often_rest_
 ) -> None:
     bench.hashing.seconds, bench.strangers.served_at = 0.05, math.inf
     for _ in range(FLOOD_FAILURES if flood else 0):
-        bench.strangers.gave_up()
+        bench.strangers.count_failure()
     found = [bench.ask("ann", b"guess %d" % n) for n in range(40)]
     await trio.sleep(0.05 * 40 + 0.1)
     assert least <= len(bench.hashing.checked) <= most

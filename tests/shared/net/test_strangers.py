@@ -1,4 +1,4 @@
-"""Who has not logged in has a share of the loop, in small pieces; what is over waits in the kernel."""
+"""Who has not logged in has a share of the loop, in small slices; what is over waits in the kernel."""
 
 import math
 
@@ -13,24 +13,24 @@ from shared.net.connection import Connection
 from shared.net.session import SessionBase
 from shared.net.strangers import (
     ADDRESSES_MAX,
+    FAILING_MAX,
     FAILURES_MAX,
     FAILURES_SECONDS,
     FLOOD_FAILURES,
     FLOOD_SHARE,
-    PIECE_SECONDS,
     SHARE,
-    SLOW_MAX,
+    SLICE_SECONDS,
     Strangers,
 )
 from tests.shared.net.served import Serve, read_all, unencrypted
 
 
 class Worker:
-    """Strangers that have always something to do, in steps of a tenth of a piece."""
+    """Strangers that have always something to do, in steps of a tenth of a slice."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.spent = 0.0
-        self.pieces: list[float] = []
+        self.slices: list[float] = []
         monkeypatch.setattr(strangers, "thread_time", lambda: self.spent)
 
     async def work(self, pace: Strangers, seconds: float, *, others: bool) -> float:
@@ -42,10 +42,10 @@ class Worker:
             async with pace:
                 at = self.spent
                 while not pace.is_over():
-                    self.spent += PIECE_SECONDS / 10
-                self.pieces.append(self.spent - at)
+                    self.spent += SLICE_SECONDS / 10
+                self.slices.append(self.spent - at)
             if not others:
-                await trio.sleep(self.pieces[-1])  # what is done takes its time
+                await trio.sleep(self.slices[-1])  # what is done takes its time
         return (self.spent - before) / seconds
 
 
@@ -53,7 +53,7 @@ def flooded() -> Strangers:
     """As many have failed just now as make a flood."""
     pace = Strangers()
     for _ in range(FLOOD_FAILURES):
-        pace.gave_up()
+        pace.count_failure()
     return pace
 
 
@@ -62,7 +62,7 @@ async def test_while_others_are_served_strangers_have_a_share_in_pieces(
 ) -> None:
     worker, pace = Worker(monkeypatch), Strangers()
     assert 0 < await worker.work(pace, 2, others=True) < SHARE
-    assert max(worker.pieces) <= 1.2 * PIECE_SECONDS
+    assert max(worker.slices) <= 1.2 * SLICE_SECONDS
 
 
 async def test_a_flood_of_failures_makes_it_a_small_share(
@@ -92,28 +92,28 @@ async def test_what_is_paid_before_is_waited_for_after(autojump_clock: MockClock
 
 async def test_an_address_that_fails_often_has_few_strangers_at_a_time(autojump_clock: MockClock) -> None:
     pace = Strangers()
-    for _ in range(SLOW_MAX):
-        pace.came("192.0.2.1")
-        pace.came("192.0.2.2")
-    assert not pace.are_too_many("192.0.2.1")
+    for _ in range(FAILING_MAX):
+        pace.add("192.0.2.1")
+        pace.add("192.0.2.2")
+    assert not pace.refuses("192.0.2.1")
     for _ in range(FAILURES_MAX):
-        pace.failed("192.0.2.1")
-    assert pace.are_too_many("192.0.2.1")
-    assert not pace.are_too_many("192.0.2.2")
-    pace.left("192.0.2.1")
-    assert not pace.are_too_many("192.0.2.1")
-    pace.came("192.0.2.1")
+        pace.count_failed_login("192.0.2.1")
+    assert pace.refuses("192.0.2.1")
+    assert not pace.refuses("192.0.2.2")
+    pace.remove("192.0.2.1")
+    assert not pace.refuses("192.0.2.1")
+    pace.add("192.0.2.1")
     await trio.sleep(FAILURES_SECONDS)
-    assert not pace.are_too_many("192.0.2.1")
+    assert not pace.refuses("192.0.2.1")
 
 
 async def test_addresses_whose_failures_are_kept_have_a_bound() -> None:
     pace = Strangers()
     for number in range(ADDRESSES_MAX + 1):
         for _ in range(FAILURES_MAX):
-            pace.failed(f"192.0.2.1-{number}")
-    assert not pace.is_slow("192.0.2.1-0")
-    assert pace.is_slow("192.0.2.1-1")
+            pace.count_failed_login(f"192.0.2.1-{number}")
+    assert not pace.fails_often("192.0.2.1-0")
+    assert pace.fails_often("192.0.2.1-1")
 
 
 class LogsIn(SessionBase):
@@ -179,14 +179,14 @@ async def test_who_leaves_without_a_login_is_no_stranger_any_more(serve: Serve) 
     async with serve(lambda connection: LogsIn(connection, access)) as served:
         pace = served.network.strangers
         for _ in range(FAILURES_MAX):
-            pace.failed("127.0.0.1")
-        for _ in range(SLOW_MAX - 1):
-            pace.came("127.0.0.1")
+            pace.count_failed_login("127.0.0.1")
+        for _ in range(FAILING_MAX - 1):
+            pace.add("127.0.0.1")
         for said in (b"", b"wrong\n", b"right\n"):
             stream = await served.connect()
             await stream.send_all(said or b"wrong\n")
             await read_all(stream, 3)
-            assert pace.are_too_many("127.0.0.1") == (said != b"right\n")
+            assert pace.refuses("127.0.0.1") == (said != b"right\n")
             await stream.aclose()
             await served.group.wait_no_connections()
-            assert not pace.are_too_many("127.0.0.1")
+            assert not pace.refuses("127.0.0.1")
