@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
         leaves = list(_leaves(error))
         if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
             return ExitCode.INTERRUPTED
-        if any(isinstance(leaf, BrokenPipeError) for leaf in leaves):
+        if any(_has_left(leaf) for leaf in leaves):
             # The reader of our output has left (`| head`): say nothing more, and nothing on stderr.
             _turn_away(sys.stdout)
             return 128 + signal.SIGPIPE
@@ -163,6 +163,11 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
+
+
+def _has_left(error: BaseException) -> bool:
+    """Whether the reader of our output has; where help is shown, rich makes an exit with code 1 of it."""
+    return isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError)
 
 
 def _is_no_text(error: BaseException) -> bool:

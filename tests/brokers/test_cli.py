@@ -4,6 +4,7 @@ import importlib.metadata
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -419,6 +420,16 @@ def test_a_verb_with_tasks_of_its_own_ends_as_any_other_when_its_reader_has_left
         trio.run(finish, rows(), Output(Left()))
     assert ended.group_contains(BrokenPipeError)
     assert closed
+
+
+@pytest.mark.parametrize("asked", ["--help", "--version", "config show"])
+def test_a_reader_that_has_left_ends_help_as_any_verb(asked: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        command = [sys.executable, "-m", "brokers", *asked.split()]
+        ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

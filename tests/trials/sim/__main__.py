@@ -1,6 +1,7 @@
 """`python -m tests.trials.sim`: many seeds, or one of them again with all its events."""
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -104,4 +105,5 @@ def _planted() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it quietly
     sys.exit(main(sys.argv[1:]))
