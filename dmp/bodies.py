@@ -209,6 +209,11 @@ class Bodies:
     def __getitem__(self, reference: bytes) -> Body:
         return self._bodies[reference[_LENGTH.size :]]
 
+    def unwritten(self, reference: bytes) -> Ticket | None:
+        """What its messages wait for, or what kept it from being written. None: all of it can be read."""
+        written = self[reference].written
+        return written if written is not None and (not written.done or written.error is not None) else None
+
     def hold(self, reference: bytes) -> None:
         """A message of a queue has it."""
         self.refer(reference).held += 1

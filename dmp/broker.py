@@ -186,6 +186,8 @@ class Broker:
             else:
                 others.append(queue)
         ticket = self.publish_logged(head, logged, bodies) if logged else None
+        if head.large and ticket is None:
+            ticket = self.bodies.unwritten(bodies[-1])
         for queue in others:
             try:
                 queue.publish(head, bodies)

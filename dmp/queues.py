@@ -299,8 +299,8 @@ class Queue:
         if self.deleted:
             return
         last = messages[-1]
-        written = self._context.bodies[last.body].written if last.head.large else None
-        if written is None or written.done:
+        written = self._context.bodies.unwritten(last.body) if last.head.large else None
+        if written is None:
             self._enqueue(messages, None)
         else:
             self.publish_logged(messages, written)

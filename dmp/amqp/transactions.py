@@ -364,12 +364,15 @@ class QueueChange:
                 reserved = reserved and not part.records
         ends: dict[Queue, int] = {}
         ticket = None
+        bodies = self._broker.bodies
         if appends:
-            bodies = self._broker.bodies
             wholes = bodies.whole_records(self._large)
             offsets, ticket = self._broker.store.append_all([*appends, *wholes], reserved=reserved)
             bodies.whole_appended(self._large, ticket)
             ends = dict(zip(written, offsets, strict=False))
+        else:
+            large = [messages[-1].body for _, head, messages, _ in self._puts if head.large]
+            ticket = bodies.unwritten(large[-1]) if large else None
         for queue, head, messages, logged in self._puts:
             if logged and queue.log is not None and ticket is not None:
                 ends[queue] = queue.log.appended(head, messages, ends[queue])

@@ -293,6 +293,20 @@ async def test_a_body_that_finds_no_room_on_the_disk_is_refused_when_it_is_there
     assert (world.body_logs, world.broker.bodies.begun_bytes) == ([], 0)
 
 
+@pytest.mark.parametrize("transaction", [False, True])
+async def test_what_no_log_has_is_confirmed_when_its_large_body_can_be_got(transaction: bool) -> None:
+    world, peer = await opened(SMALL)
+    peer.ask(C.Queue.Declare(0, "passing"))
+    peer.ask(C.Tx.Select() if transaction else C.Confirm.Select())
+    peer.publish("", "passing", body(3000))
+    if transaction:
+        peer.method(C.Tx.Commit())
+    assert peer.names() == []
+    world.settle()
+    assert peer.names() == ["Tx.CommitOk" if transaction else "Basic.Ack"]
+    assert b"".join(bodies_got(peer, "passing")) == body(3000)
+
+
 async def test_what_no_feed_can_carry_dies_at_it_and_the_rest_goes_on() -> None:
     world = await World.open(SMALL)
     app = Application(world)
