@@ -24,7 +24,7 @@ from brokers.plugins import check_rule
 from shared.access import Access, UsersError, user_of
 from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row, name_of
 from shared.errors import BrokerError, ConfigError
-from shared.objects import BadArgument
+from shared.objects import BadArgument, a_text
 from shared.storage.store import Store
 from shared.storage.threads import Threads
 
@@ -133,10 +133,13 @@ class Document:
     async def take(self, rows: Mapping[str, Sequence[Row]], *, dry_run: bool) -> Taken:
         """Create all objects in these sections. Raises Conflict; nothing is changed then."""
         own = {(each.section, protocol): each for protocol, each in self._services}
-        promised: set[tuple[str, str, str]] = set()
+        promised: dict[tuple[str, str, str], Row] = {}
         for section in rows:
             for number, row in enumerate(rows[section], 1):
-                promised.add((section, str(row.get("protocol", "")), self._name(own, section, row)))
+                protocol, name = str(row.get("protocol", "")), self._name(own, section, row)
+                first = promised.setdefault((section, protocol, name), row)
+                if row != first and section != "bindings":  # which may differ in arguments alone
+                    raise Conflict(f"{section} {protocol}/{name}: it stands there twice, and differs")
                 if number % PART == 0:
                     await trio.sleep(0)  # noqa: ASYNC115
         taken = await self._go_through(rows, own, promised, dry_run=True)
@@ -150,7 +153,7 @@ class Document:
         self,
         rows: Mapping[str, Sequence[Row]],
         own: Mapping[tuple[str, str], DefinitionSection],
-        promised: set[tuple[str, str, str]],
+        promised: Mapping[tuple[str, str, str], Row],
         *,
         dry_run: bool,
     ) -> Taken:
@@ -191,7 +194,9 @@ class Document:
         return Taken(made, same, len(left_out), left_out[:TOLD_MAX])
 
 
-def _is_promised(promised: set[tuple[str, str, str]], protocol: str, section: str, name: str) -> bool:
+def _is_promised(
+    promised: Mapping[tuple[str, str, str], Row], protocol: str, section: str, name: str
+) -> bool:
     return (section, protocol, name) in promised
 
 
@@ -208,7 +213,7 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
         ]
 
     async def make(row: Row, dry_run: bool, _: Any) -> Made:
-        name = name_of(row)
+        name = a_text(row, "name")
         try:
             user = user_of(name, {each: row[each] for each in row if each != "name"})
             for rule in user.allow:

@@ -98,6 +98,17 @@ async def test_one_conflict_is_named_and_nothing_is_made() -> None:
     assert (shelf.there["one"], disk.flushed) == ("red", 1)
 
 
+async def test_a_document_that_has_a_name_twice_and_not_alike_makes_nothing() -> None:
+    shelf = Shelf("queues")
+    document = Document([("a", shelf.definitions())], None, Disk())  # type: ignore[arg-type]
+    one = {"protocol": "a", "name": "one", "colour": "red"}
+    with pytest.raises(Conflict, match=r"^queues a/one: it stands there twice, and differs$"):
+        await document.take({"queues": [one, {**one, "colour": "blue"}]}, dry_run=False)
+    assert shelf.there == {}
+    await document.take({"queues": [one, one]}, dry_run=False)
+    assert shelf.there == {"one": "red"}
+
+
 async def test_what_a_document_makes_itself_is_promised_to_what_needs_it() -> None:
     shelf, other = Shelf("bindings"), Shelf("queues")
     document = Document([("a", shelf.definitions()), ("a", other.definitions())], None, Disk())  # type: ignore[arg-type]
@@ -213,6 +224,7 @@ def test_a_conflict_is_refused_with_its_object(source: Asked) -> None:
         ("bindings", {"protocol": "dmp", "exchange": "shop", "queue": "none"}, "there is no queue"),
         ("users", {"name": "ann", "allow": []}, "ann has other rules"),
         ("users", {"name": "eve", "password": "secret"}, "users: "),
+        ("users", {"name": None, "allow": []}, "users: name is a text"),
         ("queues", {"protocol": "dms", "name": "new", "options": {"colour": 1}}, "unknown option"),
     ):
         new = {"protocol": "logmq", "name": "unmade", "durability": "always"}
