@@ -96,15 +96,16 @@ class Checkpointer:
         """Have a checkpoint soon."""
         self._due.set()
 
-    async def make_room(self) -> None:
-        """Wait for the end of a checkpoint, successful or not."""
-        done = self._done
+    async def make_room(self) -> bool:
+        """Wait for the end of a checkpoint, which may be under way; False if it must be tried again."""
+        before, done = self.checkpoints, self._done
         self._due.set()
         self._waited_for += 1
         try:
             await done.wait()
         finally:
             self._waited_for -= 1
+        return self.checkpoints > before
 
     async def run(self) -> None:
         await self._prepare()

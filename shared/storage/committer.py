@@ -152,8 +152,8 @@ class Committer:
     """Logs with entries that their index files lack."""
     dirty: dict[Log, None] = attrs.Factory(dict)
     """Logs whose files changed since the last checkpoint's snapshot."""
-    make_room: Callable[[], Awaitable[None]] | None = None
-    """Waits for a checkpoint: the journal is at its bound."""
+    make_room: Callable[[], Awaitable[bool]] | None = None
+    """Waits for the end of a checkpoint, and tells whether it was good: the journal is at its bound."""
     write_tails: Callable[[], Awaitable[None]] | None = None
     """Waits until some tails are written: they take too much memory."""
     after_commit: tuple[Callable[[], None], ...] = ()
@@ -435,11 +435,11 @@ class Committer:
         try:
             while True:
                 if self._batches:
-                    if self._journal_is_full() and self.make_room is not None:
-                        await self.make_room()
-                    if self.tails.crowded and self.write_tails is not None:
-                        await self.write_tails()
-                    commit = self._take()
+                    await self._wait_for_room()
+                    if not self._batches:
+                        continue  # they were committed on the loop meanwhile, or refused
+                    sizes = [batch.bytes for batch in self._batches]
+                    commit = self._take(None if self.journal.fit_together(sizes) else 1)
                     commit.in_thread = True
                     try:
                         with trio.CancelScope(shield=True):  # a thread that writes cannot be stopped
@@ -475,7 +475,7 @@ class Committer:
             size <= settings.inline_bytes_max
             and not (batch.unawaited and size > _INLINE_UNAWAITED_BYTES)
             and (len(batch.appends) <= _INLINE_LOGS_MAX or self._may_be_light(batch))
-            and (size <= self.journal.room or self.journal.spare is not None)
+            and self.journal.is_ready(size)
         )
 
     def _may_be_light(self, batch: CommitBatch) -> bool:
@@ -485,15 +485,14 @@ class Committer:
         few = len(batch.appends) <= _INLINE_LIGHT_MAX and batch.with_files <= _INLINE_LOGS_MAX
         return few and self._light_most > 0 and not batch.changes
 
-    def _journal_is_full(self) -> bool:
-        """Whether the next batch does not fit until a checkpoint frees a segment."""
-        journal = self.journal
-        size = min(self._batches[0].bytes, BATCH_PAYLOAD_MAX)
-        return (
-            size > journal.room
-            and journal.spare is None
-            and journal.disk_bytes + journal.segment_bytes > journal.bytes_max
-        )
+    async def _wait_for_room(self) -> None:
+        """Wait until there is room for the next batch, in the tails and in the journal."""
+        if self.tails.crowded and self.write_tails is not None:
+            await self.write_tails()
+        while self._batches and not self.journal.fits(self._batches[0].bytes):
+            # A checkpoint that was under way may free too little; one that begins now frees enough.
+            if self.make_room is None or not await self.make_room():
+                break
 
     async def _sync_in_thread(self) -> None:
         self._busy = True
@@ -510,9 +509,12 @@ class Committer:
             self._busy = False
         self._rest()
 
-    def _take(self) -> Commit:
-        """Take all batches as one commit. Its logs are busy and its files pinned until `_finish`."""
-        batches, self._batches = self._batches, []
+    def _take(self, count: int | None = None) -> Commit:
+        """Take the oldest batches, or all, as one commit. Its logs are busy and its files pinned until
+        `_finish`.
+        """
+        batches = self._batches[:count]
+        del self._batches[:count]
         self._busy = True
         logs: dict[Log, LogCommit] = {}
         journaled: set[Log] = set()

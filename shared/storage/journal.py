@@ -131,6 +131,26 @@ class Journal:
         whole = (self.current.end - self.position) // format.SECTOR * format.SECTOR
         self.room = whole - format.BATCH_HEADER_BYTES
 
+    def is_ready(self, payload_bytes: int) -> bool:
+        """Whether a batch can be written without making a segment first."""
+        spare = self.spare
+        return payload_bytes <= self.room or (spare is not None and _batch_bytes(payload_bytes) <= spare.size)
+
+    def fits(self, payload_bytes: int) -> bool:
+        """Whether a batch can be written before a checkpoint frees a segment."""
+        size = max(self.segment_bytes, _batch_bytes(payload_bytes))
+        return self.is_ready(payload_bytes) or self._may_make(size)
+
+    def fit_together(self, payloads: Sequence[int]) -> bool:
+        """Whether all of these batches certainly can, even if each needs a segment of its own."""
+        needed = sum(self.segment_bytes + _batch_bytes(payload) for payload in payloads)
+        return self.disk_bytes + needed <= self.bytes_max
+
+    def _may_make(self, size: int) -> bool:
+        """Whether there may be a segment of this size in place of the spare one."""
+        others = sum(segment.size for segment in self.old)
+        return not others or self.current.size + others + size <= self.bytes_max
+
     def write(
         self, parts: Sequence[bytes | memoryview], entries: int, payload_bytes: int, time_ms: int
     ) -> bytearray:
@@ -139,7 +159,7 @@ class Journal:
         Raises OSError where the journal is as it was before, and PoisonError.
         """
         if payload_bytes > self.room:
-            self._roll(format.padded(format.BATCH_HEADER_BYTES + payload_bytes))
+            self._roll(_batch_bytes(payload_bytes))
         lsn, segment = self.position, self.current
         previous = lsn if self.previous is None else self.previous
         head = Batch(lsn, self.synced, time_ms, self.journal_id, payload_bytes, entries, previous)
@@ -192,7 +212,7 @@ class Journal:
                 spare = None
             if spare is None:
                 size = max(self.segment_bytes, batch_bytes)
-                if self.disk_bytes + size > max(self.bytes_max, self.current.size + size):
+                if not self._may_make(size):
                     raise OSError(errno.ENOSPC, "the journal is full until a checkpoint ends")
                 spare = _make(self.disk, self.current.end, size, zero_fill=False)
             self.old.append(self.current)
@@ -232,6 +252,10 @@ class Journal:
         for segment in (self.current, self.spare, *self.old):
             if segment is not None:
                 self.disk.close(segment.fd)
+
+
+def _batch_bytes(payload_bytes: int) -> int:
+    return format.padded(format.BATCH_HEADER_BYTES + payload_bytes)
 
 
 def _make(disk: Disk, lsn: int, size: int, zero_fill: bool) -> Segment:

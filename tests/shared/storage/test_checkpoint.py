@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from shared.storage.log import Log
+from shared.storage.log import Log, Ticket
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.units import KIB
@@ -45,6 +45,28 @@ async def test_the_journal_stays_within_its_share_and_waits_for_checkpoints() ->
             await store.wait(ticket)
             assert store.statistics().journal_bytes <= disk.total / 8
     assert store.statistics().checkpoints > 5
+
+
+@pytest.mark.parametrize("payload_max", [KIB, 20 * KIB, 60 * KIB, 100 * KIB, 8 << 20])
+async def test_whatever_comes_at_once_waits_for_checkpoints_and_is_not_refused(
+    payload_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.storage.committer.BATCH_PAYLOAD_MAX", payload_max)
+    disk = FakeDisk()
+    disk.total = 64 * 64 * KIB
+    store = await open_store(disk)
+    logs = await logs_of(store, *[ALWAYS] * 3)
+    async with running(store):
+        tickets: list[Ticket] = []
+        for at_once in (1, 10, 30, 100):
+            for number in range(at_once):
+                tickets.append(logs[number % 3].append(records(bytes(10 * KIB)), 1)[1])
+            store.commit_pending()
+            await trio.testing.wait_all_tasks_blocked()
+            tickets.append(logs[0].append(records(b"x"), 1)[1])
+            await store.wait(tickets[-1])
+    assert {str(ticket.error) for ticket in tickets} == {"None"}
+    assert store.statistics().journal_bytes <= max(disk.total // 8, 64 * KIB + 2 * payload_max)
 
 
 @pytest.mark.parametrize("outcome", ["begun", "not to be had", "failed"])

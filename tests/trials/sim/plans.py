@@ -49,8 +49,9 @@ def lives(chance: random.Random, profile: FaultProfile) -> list[Life]:
 
 
 def storage_settings(chance: random.Random, profile: FaultProfile) -> StorageSettings:
-    """Small, so that segments roll, checkpoints happen and files close in every run."""
+    """Small, so that segments roll, checkpoints happen, files close and the journal is full in many runs."""
     return StorageSettings(
+        journal_fraction=2**-26,
         segment_bytes=chance.choice(profile.segment_bytes),
         zero_fill=chance.random() < 0.5,
         inline_sync_seconds=chance.choice(profile.inline_sync_seconds),
