@@ -9,13 +9,14 @@ Elsewhere a message costs one lookup of its first bytes (`Routes.known`). Unknow
 full by `Queues.look`.
 """
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
 from operator import itemgetter
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from kqmsgq.queues import KNOWN_BYTES, Consumer, Queues, no_message
-from kqmsgq.repeats import ONE_BY_ONE, Pattern, Repeat, Repeats
+from kqmsgq.repeats import Pattern, Repeat, Repeats
 from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT, WireError
 from shared.access import WRITE
 from shared.budget import CacheBytes
@@ -35,10 +36,11 @@ MEMBERS_PER_PIECE = 2
 """In making a route, so many of its consumers cost as much as one run."""
 
 
+FIXED_BYTES = NAME_AT + KNOWN_BYTES
 KNOWN_ENTRY_BYTES = 160
 """Memory of an entry in a producer's own known routes, beside its bytes."""
-PART_BYTES, SPAN_BYTES = 256, 144
-"""Memory of a plan for each bundle, and for each of its spans."""
+PART_BYTES, PLACE_BYTES = 256, 72
+"""Memory of a plan for each bundle, and for each place of one."""
 
 DENIED_PER_TURN = 256
 """Denied messages in one turn; each ends a pass."""
@@ -169,69 +171,72 @@ class Producer:
 
     def _publish(self, data: bytes, at: int) -> int:
         """One pass. Raises WireError and _DeniedError; messages before the error are forwarded."""
-        queues = self._queues
+        routes = self._queues.routes
         known = self._known_routes()
-        put, nowhere = queues.routes.put, queues.routes.nowhere
+        put, nowhere = routes.put, routes.nowhere
         last = nowhere  # the route of the newest messages: `run` of them, from `start` on
         error: WireError | _DeniedError | None = None
         first = start = at
-        run = one_by_one = 0
+        run = 0
         size = len(data)
         latest = size - HEADER_BYTES  # where the last message may begin
         self._messages = self._delivered = self._unrouted = self._pieces = 0
-        self.more = False
-        while at <= latest:
-            if self._pieces >= PIECES_PER_TURN:
-                self.more = True
-                break
-            if not one_by_one:
-                one_by_one = ONE_BY_ONE
-                found = self._pattern(data, at)
-                if found is not None:
-                    if run:
-                        self._add(last, piece_of(data, start, at), run)
-                        run = 0
-                    at = self._add_pattern(*found, data, at)
-                    one_by_one = 0
-                    continue
-            one_by_one -= 1
-            fixed = at + data[at + 4] + NAME_AT + KNOWN_BYTES
-            route = known.get(data[at:fixed])
-            if route is not None:
-                if fixed + 2 > size:
-                    break
-                after = fixed + 2 + (data[fixed] << 8 | data[fixed + 1])
-            else:
-                try:
-                    looked = self._look(data, at)
-                except (WireError, _DeniedError) as refused:
-                    error = refused
-                    break
-                if self._guard is not None:
-                    known = self._known_routes()
-                self._pieces += PIECES_PER_LOOK
-                if looked is None:
-                    break
-                route, _, after = looked
-                self._pieces += route.fan // MEMBERS_PER_PIECE
-            if after > size:
-                break
-            if route is not last:
+        stuck = False  # at a message that is not whole, or is refused
+        while not stuck and at <= latest and self._pieces < PIECES_PER_TURN:
+            found = self._pattern(data, at)
+            if found is not None:
                 if run:
-                    if at - start >= VIEWED_BYTES or last is nowhere:
-                        self._add(last, piece_of(data, start, at), run)
-                    else:  # the same without two calls, each 0.1 us: names that alternate end here each time
-                        self._messages += run
-                        self._pieces += len(last.bundles)
-                        put(last, data[start:at], run)
-                last, start, run = route, at, 0
-            elif not run:
-                start = at
-            run += 1
-            at = after
-        else:
-            if at < size and data[at] != MESSAGE:  # too short for a message, and malformed already
-                error = no_message(data, at)
+                    self._add(last, piece_of(data, start, at), run)
+                    run = 0
+                at = self._add_pattern(*found, data, at)
+                continue
+            messages, pieces = self._messages, self._pieces
+            for _ in range(self._repeats.one_by_one):
+                fixed = at + data[at + 4] + FIXED_BYTES
+                route = known.get(data[at:fixed])
+                if route is not None:
+                    if fixed + 2 > size:
+                        stuck = True
+                        break
+                    after = fixed + 2 + (data[fixed] << 8 | data[fixed + 1])
+                else:
+                    try:
+                        looked = self._look(data, at)
+                    except (WireError, _DeniedError) as refused:
+                        error = refused
+                        stuck = True
+                        break
+                    if self._guard is not None:
+                        known = self._known_routes()
+                    pieces += PIECES_PER_LOOK
+                    if looked is None:
+                        stuck = True
+                        break
+                    route, _, after = looked
+                    pieces += route.fan // MEMBERS_PER_PIECE
+                if after > size:
+                    stuck = True
+                    break
+                if route is not last:
+                    if run:
+                        messages += run
+                        if last is nowhere:
+                            self._unrouted += run
+                        else:
+                            pieces += len(last.bundles)
+                            small = at - start < VIEWED_BYTES  # as nearly always: one call less
+                            put(last, data[start:at] if small else piece_of(data, start, at), run)
+                    last, start, run = route, at, 0
+                elif not run:
+                    start = at
+                run += 1
+                at = after
+                if at > latest or pieces >= PIECES_PER_TURN:
+                    break
+            self._messages, self._pieces = messages, pieces
+        self.more = not stuck and at <= latest
+        if latest < at < size and data[at] != MESSAGE:  # too short for a message, and malformed already
+            error = no_message(data, at)
         if run:
             self._add(last, piece_of(data, start, at), run)
         self._deliver(at - first)
@@ -262,17 +267,18 @@ class Producer:
         self._pieces += count * plan.pieces + len(plan.parts)
         self._messages += count * pattern.messages
         self._unrouted += count * plan.unrouted
-        size = pattern.size
-        end = at + count * size
-        for bundle, spans, messages in plan.parts:
-            begins, ends = spans[0]
-            if ends - begins == size:
-                found = [piece_of(data, at, end)]
-            elif len(spans) == 1:
-                found = [data[begin : begin + ends - begins] for begin in range(at + begins, end, size)]
-            else:
-                found = [data[base + b : base + e] for base in range(at, end, size) for b, e in spans]
-            self._queues.routes.put_all(bundle, found, count * messages)
+        end = at + count * pattern.size
+        put_all = self._queues.routes.put_all
+        for bundle, messages in plan.whole:
+            put_all(bundle, (piece_of(data, at, end),), count * messages)
+        if plan.parts:
+            pieces = tuple(zip(*plan.cut.iter_unpack(memoryview(data)[at:end]), strict=True))
+            for bundle, places, messages in plan.parts:
+                if len(places) == 1:
+                    found: Iterable[bytes] = pieces[places[0]]
+                else:
+                    found = chain.from_iterable(zip(*[pieces[place] for place in places], strict=True))
+                put_all(bundle, found, count * messages)
         return end
 
     def _deliver(self, taken_bytes: int) -> None:
@@ -323,32 +329,40 @@ class Producer:
 
 
 class _Plan:
-    """What to do with a pattern: for each bundle its spans of the pattern, neighbours joined, and the number
-    of messages in them.
+    """What to do with a pattern. `cut` cuts it into runs of messages for the same consumers.
 
-    `pieces`: the number of spans. A bundle that gets the whole pattern adds none, as it is one piece anyway.
+    `whole`: the bundles that get all of it. `parts`: the others, with the places of their runs. Both with the
+    number of messages. `pieces`: what a repetition adds to bundles; a whole one is one piece anyway.
     """
 
-    __slots__ = ("memory_bytes", "parts", "pieces", "unrouted")
+    __slots__ = ("cut", "memory_bytes", "parts", "pieces", "unrouted", "whole")
 
     def __init__(self, pattern: Pattern[Route[Consumer]]) -> None:
-        self.unrouted = 0
-        places: dict[int, tuple[Bundle[Consumer], list[tuple[int, int]]]] = {}
+        self.unrouted = place = 0
+        cut = ""
         messages: dict[int, int] = {}
+        places: dict[int, tuple[Bundle[Consumer], list[int]]] = {}
         for route, run in groupby(pattern.spans, itemgetter(0)):
             those = [*run]
-            begins, ends = those[0][1], those[-1][2]
-            self.unrouted += 0 if route.fan else len(those)
+            size = those[-1][2] - those[0][1]
+            if not route.fan:
+                self.unrouted += len(those)
+                cut += f"{size}x"
+                continue
+            cut += f"{size}s"
             for bundle in route.bundles:
                 key = id(bundle)
                 messages[key] = messages.get(key, 0) + len(those)
-                _, spans = places.setdefault(key, (bundle, []))
-                if spans and spans[-1][1] == begins:
-                    spans[-1] = spans[-1][0], ends
-                else:
-                    spans.append((begins, ends))
-        self.parts = [(*part, messages[key]) for key, part in places.items()]
-        self.memory_bytes = sum(PART_BYTES + SPAN_BYTES * len(spans) for _, spans, _ in self.parts)
-        self.pieces = sum(
-            len(spans) for _, spans, _ in self.parts if spans[0][1] - spans[0][0] != pattern.size
-        )
+                places.setdefault(key, (bundle, []))[1].append(place)
+            place += 1
+        self.cut = Struct(cut)
+        self.whole = [
+            (bundle, messages[key])
+            for key, (bundle, _) in places.items()
+            if messages[key] == pattern.messages
+        ]
+        self.parts = [
+            (*part, messages[key]) for key, part in places.items() if messages[key] < pattern.messages
+        ]
+        self.pieces = sum(len(places) for _, places, _ in self.parts)
+        self.memory_bytes = PART_BYTES * len(places) + PLACE_BYTES * self.pieces
