@@ -109,6 +109,11 @@ async def filled(store: Store, mode: Durability = ALWAYS, count: int = 300, size
     return log
 
 
+async def append(store: Store, log: Log, *payloads: bytes) -> None:
+    """Append records, and return when they are acknowledged."""
+    await store.wait(log.append(records(*payloads), len(payloads))[1])
+
+
 def records(*payloads: bytes) -> bytes:
     return b"".join(map(format.record, payloads))
 

@@ -25,6 +25,7 @@ from tests.support.stores import (
     NONE,
     SMALL,
     HandClock,
+    append,
     fresh_store,
     open_store,
     read_all,
@@ -41,8 +42,7 @@ async def test_the_journal_stays_within_its_share_and_waits_for_checkpoints() ->
     (log,) = await logs_of(store, ALWAYS)
     async with running(store):
         for _ in range(200):
-            _, ticket = log.append(records(bytes(30 * KIB)), 1)
-            await store.wait(ticket)
+            await append(store, log, bytes(30 * KIB))
             assert store.statistics().journal_bytes <= disk.total / 8
     assert store.statistics().checkpoints > 5
 
@@ -122,7 +122,7 @@ async def test_many_changed_logs_are_synced_in_one_call() -> None:
     logs = await logs_of(store, *[ALWAYS] * 11)
     for count, expected in ((10, [20 + 1, 0]), (11, [1, 1])):  # the catalog's own sync comes in addition
         for log in logs[:count]:
-            await store.wait(log.append(records(b"x"), 1)[1])
+            await append(store, log, b"x")
         found = watch(disk, "sync", "sync_all")
         assert await store.checkpoint()
         disk.before = None
@@ -136,7 +136,7 @@ async def test_where_all_cannot_be_synced_in_one_call_each_log_is(monkeypatch: p
     store = await open_store(disk, attrs.evolve(SMALL, sync_all_logs=10))
     logs = await logs_of(store, *[ALWAYS] * 11)
     for log in logs:
-        await store.wait(log.append(records(b"x"), 1)[1])
+        await append(store, log, b"x")
     found = watch(disk, "sync")
     assert await store.checkpoint()
     synced = {path for path in found[0] if path.startswith("logmq/")}
@@ -148,7 +148,7 @@ async def test_a_checkpoints_failed_sync_poisons_and_frees_nothing(kind: str) ->
     disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
     for n in range(5):
-        await store.wait(log.append(records(b"%d" % n, bytes(30 * KIB)), 2)[1])
+        await append(store, log, b"%d" % n, bytes(30 * KIB))
     segments = disk.names("journal")
     fail(disk, errno.EIO, lambda operation: operation.kind == kind)
     assert not await store.checkpoint()
@@ -167,7 +167,7 @@ async def test_a_checkpoint_without_room_is_tried_again(autojump_clock: MockCloc
         await trio.sleep(0.1)
         fail(disk, errno.ENOSPC, lambda operation: operation.path == "CATALOG.new")
         for _ in range(5):
-            await store.wait(log.append(records(bytes(30 * KIB)), 1)[1])
+            await append(store, log, bytes(30 * KIB))
         await trio.sleep(5)
         assert store.read_only is None
         assert store.statistics().checkpoints == 0
@@ -187,7 +187,7 @@ async def test_much_since_the_last_brings_another_which_counts_anew(
     async with running(store):
         await trio.sleep(2)
         for _ in range(12):
-            await store.wait(log.append(records(bytes(30 * KIB if by_bytes else 9)), 1)[1])
+            await append(store, log, bytes(30 * KIB if by_bytes else 9))
             await trio.sleep(2)
             found.append(store.statistics().checkpoints)
     made = [after - before for before, after in pairwise(found)]
@@ -198,7 +198,7 @@ async def test_there_is_none_while_the_journal_alone_holds_what_a_log_does_not_t
     disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
     fail(disk, errno.ENOSPC, log_write)
-    await store.wait(log.append(records(b"x"), 1)[1])
+    await append(store, log, b"x")
     assert not await store.checkpoint()
     assert store.statistics().unapplied_logs == 1
     assert not await store.checkpoint()
@@ -218,8 +218,7 @@ async def test_a_file_made_after_an_earlier_checkpoint_keeps_its_name_in_a_power
     log, created = store.namespace("things", ALWAYS).create("late")
     await store.wait(created)
     assert await store.checkpoint()  # the log has no file yet
-    _, ticket = log.append(records(b"acknowledged"), 1)
-    await store.wait(ticket)
+    await append(store, log, b"acknowledged")
     assert await store.checkpoint()
     crash = disk.power_cut()
     store.abandon()
@@ -249,8 +248,7 @@ async def test_one_that_is_cancelled_before_it_has_written_forgets_no_log() -> N
 
     store = await Store.open(Path("unused"), SMALL, disk=disk, clock=HandClock(), in_thread=in_thread)
     log, _ = store.namespace("things", ALWAYS).create("a")
-    _, ticket = log.append(records(b"acknowledged"), 1)
-    await store.wait(ticket)
+    await append(store, log, b"acknowledged")
     slow = True
     async with trio.open_nursery() as checkpoints:
         checkpoints.start_soon(store.checkpoint)
@@ -276,8 +274,7 @@ async def many_logs(disk: FakeDisk) -> tuple[Store, list[Log]]:
     logs = await logs_of(store, *[ALWAYS] * 1200)
     for log in logs[::2]:
         log.append(records(b"first"), 1)
-    _, ticket = logs[0].append(records(b"last"), 1)
-    await store.wait(ticket)
+    await append(store, logs[0], b"last")
     return store, logs
 
 
@@ -335,11 +332,6 @@ async def test_one_that_is_cancelled_while_it_goes_through_many_logs_forgets_non
 
 
 # -- what is asked for and not yet durable
-
-
-async def append(store: Store, log: Log, payload: bytes) -> None:
-    _, ticket = log.append(records(payload), 1)
-    await store.wait(ticket)
 
 
 def after_a_crash(disk: FakeDisk) -> Iterator[FakeDisk]:

@@ -29,6 +29,7 @@ from tests.support.stores import (
     SMALL,
     UNJOURNALED,
     HandClock,
+    append,
     ask,
     fresh_store,
     open_store,
@@ -179,7 +180,7 @@ async def test_syncs_that_are_short_beside_a_rounds_work_need_no_thread(
     disk.before = partial(sync_slowly, clock, sync_ms / 1000)
     async with running(store):
         for _ in range(40):  # until the last ones are all that counts
-            await store.wait(log.append(records(b"x"), 1)[1])
+            await append(store, log, b"x")
         clock.advance(1)  # nobody waits meanwhile
         _, ticket = log.append(records(b"x"), 1)
         clock.advance(filling_ms / 1000)
@@ -206,7 +207,7 @@ async def test_one_sync_out_of_many_does_not_settle_where_the_next_is_made(
     async with running(store):
         for each in sync_ms:
             disk.before = partial(sync_slowly, clock, each / 1000)
-            await store.wait(log.append(records(b"x"), 1)[1])
+            await append(store, log, b"x")
         clock.advance(1)  # nobody waits meanwhile
         _, ticket = log.append(records(b"x"), 1)
         store.commit_pending()
@@ -390,7 +391,7 @@ async def test_logs_that_ask_for_no_sync_get_none_when_appended_to_one_after_the
     disk, store = await fresh_store()
     logs = await logs_of(store, mode, mode)
     for log in logs:
-        await store.wait(log.append(records(b"before"), 1)[1])
+        await append(store, log, b"before")
     (syncs,) = watch(disk, "sync")
     assert store.append_each(logs, [records(b"x")] * 2)[0] == []
     tickets = [log.append(records(b"x"), 1)[1] for log in logs]
@@ -403,7 +404,7 @@ async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() ->
     disk, store = await fresh_store()
     logs = await logs_of(store, NONE, INTERVAL, ALWAYS)
     for n, log in enumerate(logs):
-        await store.wait(log.append(records(b"before %d" % n), 1)[1])
+        await append(store, log, b"before %d" % n)
     batches = store.statistics().journal_batches
     (syncs,) = watch(disk, "sync")
     offsets, ticket = store.append_all([(log, records(b"together"), 1) for log in logs])
@@ -504,7 +505,7 @@ async def test_what_was_queued_around_the_journal_is_safe_once_a_stricter_mode_a
     (log,) = await logs_of(store, NONE)
     log.append(records(b"before"), 1)
     store.namespace("logmq", ALWAYS).change_mode("t0", ALWAYS)
-    await store.wait(log.append(records(b"behind"), 1)[1])
+    await append(store, log, b"behind")
     for choose in (lambda n, what: n - 1, lambda n, what: 0):
         after = await open_store(disk.power_cut().boot(choose))
         log = after.namespace("logmq", ALWAYS).logs["t0"]

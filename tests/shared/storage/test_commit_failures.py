@@ -21,6 +21,7 @@ from tests.support.stores import (
     NONE,
     SMALL,
     HandClock,
+    append,
     ask,
     fresh_store,
     open_store,
@@ -34,7 +35,7 @@ from tests.support.stores import (
 async def test_a_full_disk_refuses_the_append_and_the_next_one_goes_on() -> None:
     disk, store = await fresh_store()
     one, two = await logs_of(store, ALWAYS, ALWAYS)
-    await store.wait(one.append(records(b"kept"), 1)[1])
+    await append(store, one, b"kept")
     fail(disk, errno.ENOSPC, journal_write, times=1)
     _, ticket = one.append(records(b"lost"), 1)
     two.append(records(b"lost too"), 1)
@@ -68,7 +69,7 @@ async def test_a_failed_round_takes_those_behind_it_along() -> None:
     assert log.end == 0
     disk.before = None
     assert store.read_only is None
-    await store.wait(log.append(records(b"on"), 1)[1])
+    await append(store, log, b"on")
     again, ticket = namespace.create("made")
     await store.wait(ticket)
     assert again.id > made.id
@@ -90,7 +91,7 @@ async def test_a_failed_sync_is_final_and_never_retried(threads: bool) -> None:
     settings = attrs.evolve(SMALL, inline_sync_seconds=0 if threads else 1e9)
     store = await open_store(disk, settings)
     one, two = await logs_of(store, ALWAYS, INTERVAL)
-    await store.wait(one.append(records(b"before"), 1)[1])
+    await append(store, one, b"before")
     syncs: list[str] = []
 
     def before(operation: Operation) -> None:
@@ -139,13 +140,12 @@ async def test_a_log_file_that_takes_no_bytes_is_served_from_memory_and_filled_l
 ) -> None:
     disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
-    await store.wait(log.append(records(b"in the file"), 1)[1])
+    await append(store, log, b"in the file")
     async with running(store):
         await trio.sleep(2)
         fail(disk, errno.ENOSPC, log_write)
         for n in range(5):
-            _, ticket = log.append(records(b"in memory %d" % n, bytes(9000)), 2)
-            await store.wait(ticket)
+            await append(store, log, b"in memory %d" % n, bytes(9000))
         expected = [b"in the file"]
         for n in range(5):
             expected += [b"in memory %d" % n, bytes(9000)]
@@ -176,7 +176,7 @@ async def test_log_files_that_take_no_bytes_are_told_of_once_however_often_they_
             for _ in range(2):
                 fail(disk, errno.ENOSPC, log_write)
                 for log in logs:
-                    await store.wait(log.append(records(b"in memory"), 1)[1])
+                    await append(store, log, b"in memory")
                 await trio.sleep(10)
                 disk.before = None
                 await trio.sleep(1)
@@ -190,7 +190,7 @@ async def test_a_direct_write_that_fails_is_taken_back_with_all_behind_it() -> N
     disk, store = await fresh_store()
     one, two = await logs_of(store, NONE, NONE)
     for log in (one, two):
-        await store.wait(log.append(records(b"kept"), 1)[1])
+        await append(store, log, b"kept")
     fail(disk, errno.ENOSPC, lambda operation: operation.path.endswith("t1.idx"), times=1)
     _, ticket = one.append(records(b"lost"), 1)
     two.append(records(b"lost"), 1)
@@ -200,7 +200,7 @@ async def test_a_direct_write_that_fails_is_taken_back_with_all_behind_it() -> N
     machine = disk.kill()
     disk.before = None
     for log in (one, two):
-        await store.wait(log.append(records(b"next"), 1)[1])
+        await append(store, log, b"next")
         assert await read_all(log) == [b"kept", b"next"]
     store, _ = await reopen(store, disk)
     other = await open_store(machine)
@@ -280,7 +280,7 @@ async def test_a_bug_inside_a_commit_is_final() -> None:
     (log,) = await logs_of(store, ALWAYS)
     disk.broken = True
     with pytest.raises(StoreReadOnly):
-        await store.wait(log.append(records(b"x"), 1)[1])
+        await append(store, log, b"x")
     assert store.read_only is not None
 
 
@@ -291,7 +291,7 @@ async def test_a_bug_in_showing_what_a_commit_did_is_final_and_keeps_nobody_wait
     settings = attrs.evolve(SMALL, inline_sync_seconds=0 if threads else 1e9)
     store = await open_store(FakeDisk(), settings)
     one, two = await logs_of(store, ALWAYS, ALWAYS)
-    await store.wait(one.append(records(b"before"), 1)[1])
+    await append(store, one, b"before")
     async with running(store):
         with monkeypatch.context() as broken:
             broken.setattr(CommitCounts, "count_sync", lambda *_: 1 / 0)
@@ -311,7 +311,7 @@ async def test_a_file_system_that_has_become_read_only_is_told_before_anybody_wr
 ) -> None:
     disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
-    await store.wait(log.append(records(b"kept"), 1)[1])
+    await append(store, log, b"kept")
     async with running(store):
         await trio.sleep(1.5)
         assert store.read_only is None
@@ -359,7 +359,7 @@ async def test_a_file_system_that_does_not_tell_its_free_space_is_taken_to_be_as
         with monkeypatch.context() as patch, capture_logs() as logged:
             patch.setattr(disk, "free_bytes", broken)
             await trio.sleep(3.5)
-            await store.wait(log.append(records(b"x"), 1)[1])
+            await append(store, log, b"x")
         assert [line["log_level"] for line in logged] == ["error"]
         disk.free = 0
         await trio.sleep(1.5)

@@ -29,6 +29,7 @@ from tests.support.stores import (
     NONE,
     SMALL,
     HandClock,
+    append,
     ask,
     filled,
     fresh_store,
@@ -95,8 +96,7 @@ async def test_a_broken_index_is_rebuilt_and_says_so(how: str) -> None:
     assert entries[-1].unverified == (how != "header")
     assert entries[0].unverified == (how == "missing")
     assert entries[-1].end == log.end
-    _, ticket = log.append(records(b"more"), 1)
-    await store.wait(ticket)
+    await append(store, log, b"more")
     assert (await read_all(log))[-1] == b"more"
 
 
@@ -197,7 +197,7 @@ async def closed(disk: FakeDisk, count: int, size: int = 1000, pause_every: int 
     if pause_every:
         log, _ = store.namespace("logmq", ALWAYS, plain_names=True).create("orders", ALWAYS)
         for number in range(count):
-            await store.wait(log.append(records(b"%06d" % number + bytes(size - 6)), 1)[1])
+            await append(store, log, b"%06d" % number + bytes(size - 6))
             if number % pause_every == pause_every - 1:
                 await store.checkpoint()
     else:
@@ -349,7 +349,7 @@ async def test_damage_of_an_index_that_recovery_meets_is_counted_and_told() -> N
     log = await filled(store)
     await store.checkpoint()
     entries = len(stored(disk))
-    await store.wait(log.append(records(b"journaled"), 1)[1])
+    await append(store, log, b"journaled")
     store.abandon()
     disk = disk.kill()
     break_entries(disk, entries - 1, entries)

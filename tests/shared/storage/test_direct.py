@@ -25,6 +25,7 @@ from tests.support.stores import (
     SMALL,
     UNJOURNALED,
     HandClock,
+    append,
     ask,
     fresh_store,
     inline,
@@ -83,9 +84,9 @@ async def test_its_sync_holds_up_nobody(autojump_clock: MockClock) -> None:
     store = await Store.open(Path("unused"), SMALL, disk=disk, clock=HandClock(), in_thread=slow)
     (log,) = await logs_of(store, UNJOURNALED)
     async with running(store):
-        await store.wait(log.append(records(b"one"), 1)[1])
+        await append(store, log, b"one")
         await syncing.wait()
-        await store.wait(log.append(records(b"two"), 1)[1])
+        await append(store, log, b"two")
         (syncs,) = watch(disk, "sync")
         go_on.set()
         await trio.sleep(0.2)
@@ -104,7 +105,7 @@ async def test_a_failed_sync_is_final_and_says_what_may_be_lost(
         async with running(store):
             await trio.sleep(0.3)
             fail(disk, errno.EIO, lambda operation: (operation.kind, operation.path) == ("sync", path))
-            await store.wait(log.append(records(b"x"), 1)[1])
+            await append(store, log, b"x")
             await trio.sleep(0.1)
     assert store.read_only is not None
     assert [line["event"] for line in logged] == [
@@ -124,7 +125,7 @@ async def test_a_log_may_change_to_it_and_back() -> None:
         namespace.change_mode("t", mode)
         for _ in range(3):
             made.append(b"%d-%d" % (number, len(made)))
-            await store.wait(log.append(records(made[-1]), 1)[1])
+            await append(store, log, made[-1])
         store, disk = await reopen(store, disk)
         namespace = store.namespace("logmq", INTERVAL)
         log = namespace.logs["t"]
@@ -228,7 +229,7 @@ async def test_behind_bytes_that_the_file_would_not_take_nothing_goes_around_the
     disk.before = before
     await store.wait(store.append_all([(log, records(b"journaled"), 1), (other, records(b"x"), 1)])[1])
     full = False
-    await store.wait(log.append(records(b"later"), 1)[1])
+    await append(store, log, b"later")
     assert await ask(log.read, 13, 100) == records(b"later")
     assert await read_all(log) == [b"journaled", b"later"]
     store, disk = await reopen(store, disk)
@@ -240,7 +241,7 @@ async def test_behind_bytes_that_the_file_would_not_take_nothing_goes_around_the
 async def test_what_a_file_took_of_a_refused_record_is_gone_after_a_stop(refused: str) -> None:
     disk, store = await fresh_store()
     (log,) = await logs_of(store, UNJOURNALED)
-    await store.wait(log.append(records(b"good"), 1)[1])
+    await append(store, log, b"good")
     calls = 0
 
     def before(operation: Operation) -> int | None:
@@ -271,7 +272,7 @@ async def test_what_a_file_took_of_a_refused_record_is_gone_after_a_stop(refused
 async def test_whoever_is_told_of_a_refusal_finds_the_log_as_it_was() -> None:
     disk, store = await fresh_store()
     (log,) = await logs_of(store, UNJOURNALED)
-    await store.wait(log.append(records(b"good"), 1)[1])
+    await append(store, log, b"good")
     before = log.end
     seen: list[object] = []
     log.rolled_back = lambda log: seen.append("rolled back")
@@ -280,6 +281,6 @@ async def test_whoever_is_told_of_a_refusal_finds_the_log_as_it_was() -> None:
     ticket.when_done(lambda ticket: seen.append((type(ticket.error), log.end)))
     store.commit_pending()
     assert seen[:2] == ["rolled back", (StoreError, before)]
-    await store.wait(log.append(records(b"later"), 1)[1])
+    await append(store, log, b"later")
     assert await read_all(log) == [b"good", b"later"]
     store.abandon()

@@ -22,6 +22,7 @@ from tests.support.stores import (
     ALWAYS,
     MODES,
     SMALL,
+    append,
     filled,
     fresh_store,
     open_store,
@@ -37,8 +38,7 @@ async def test_idle_logs_keep_no_handle(tmp_path: Path) -> None:
     namespace = store.namespace("logmq", ALWAYS)
     for n in range(60):
         log, _ = namespace.create(f"t{n}")
-        _, ticket = log.append(records(b"%d" % n), 1)
-        await store.wait(ticket)
+        await append(store, log, b"%d" % n)
         assert store.statistics().open_files <= 10
     for n in range(60):
         assert await read_all(namespace.logs[f"t{n}"]) == [b"%d" % n]
@@ -113,9 +113,9 @@ async def test_an_older_catalog_put_back_over_newer_files_hides_nothing_of_them(
 
     store = await open_store(folder=tmp_path)
     log = store.namespace("logmq", ALWAYS, plain_names=True).logs["orders"]
-    await store.wait(log.append(records(b"newer"), 1)[1])
+    await append(store, log, b"newer")
     made, _ = store.namespace("logmq", ALWAYS).create("made")
-    await store.wait(made.append(records(b"new"), 1)[1])
+    await append(store, made, b"new")
     if applied:
         await store.close()
         for segment in (tmp_path / "journal").iterdir():

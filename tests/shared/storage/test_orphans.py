@@ -20,12 +20,12 @@ from tests.support.stores import (
     ALWAYS,
     NONE,
     SMALL,
+    append,
     ask,
     fresh_store,
     open_store,
     payloads,
     read_all,
-    records,
 )
 
 
@@ -37,7 +37,7 @@ async def killed(*, indexes: bool, mode: Durability = ALWAYS) -> FakeDisk:
     for name in ("before", "lost"):
         log, _ = namespace.create(name, mode)
         for number in range(6):
-            await store.wait(log.append(records(b"%s %d" % (name.encode(), number)), 1)[1])
+            await append(store, log, b"%s %d" % (name.encode(), number))
     if indexes:
         assert await store.flush()
     store.abandon()
@@ -113,10 +113,10 @@ async def test_a_recorded_delete_deletes_even_where_the_creation_is_lost() -> No
     namespace = store.namespace("logmq", ALWAYS)
     log, _ = namespace.create("gone")
     for number in range(3):
-        await store.wait(log.append(records(b"%d" % number), 1)[1])
+        await append(store, log, b"%d" % number)
     await store.wait(namespace.delete("gone"))
     other, _ = namespace.create("other")
-    await store.wait(other.append(records(b"x"), 1)[1])
+    await append(store, other, b"x")
     store.abandon()
     disk = disk.kill()
     damage_creation(disk, "gone")
@@ -132,7 +132,7 @@ async def test_files_that_are_newer_than_a_copys_catalog_are_logs_again() -> Non
     before = disk.contents()["CATALOG"]
     store = await open_store(disk)
     log, _ = store.namespace("logmq", ALWAYS).create("orders")
-    await store.wait(log.append(records(b"a", b"b"), 2)[1])
+    await append(store, log, b"a", b"b")
     await store.close()
     disk = disk.kill()
     replace_file(disk, catalog.PATH, before)

@@ -21,6 +21,7 @@ from tests.support.stores import (
     NONE,
     SMALL,
     HandClock,
+    append,
     ask,
     fresh_store,
     open_store,
@@ -50,7 +51,7 @@ def batches(disk: FakeDisk) -> replay.Replay:
 async def append_each(store: Store, name: str, count: int, size: int = 100) -> None:
     log = store.namespace("logmq", ALWAYS).logs[name]
     for n in range(count):
-        await store.wait(log.append(records(b"%d" % n + bytes(size)), 1)[1])
+        await append(store, log, b"%d" % n + bytes(size))
 
 
 async def test_a_torn_tail_is_cut_and_counted_and_the_rest_is_there() -> None:
@@ -167,7 +168,7 @@ async def test_a_log_deleted_in_the_journal_stays_deleted_and_its_name_is_free()
         await append_each(store, "orders", 3)
         await store.wait(namespace.delete("orders"))
     other, _ = namespace.create("other")
-    await store.wait(other.append(records(b"x"), 1)[1])
+    await append(store, other, b"x")
     store, disk = await reopen(store, disk)
     namespace = store.namespace("logmq", ALWAYS)
     assert list(namespace.logs) == ["other"]
@@ -184,7 +185,7 @@ async def test_a_name_used_again_never_shows_the_old_logs_bytes(mode: object) ->
     for n in range(3):
         log, _ = namespace.create("orders", mode)  # type: ignore[arg-type]
         for _ in range(5):
-            await store.wait(log.append(records(b"life %d" % n + bytes(999)), 1)[1])
+            await append(store, log, b"life %d" % n + bytes(999))
         if n == 1:
             await store.checkpoint()
         machines.append((n, disk.kill()))
@@ -243,7 +244,7 @@ async def test_interval_loses_a_suffix_and_never_a_hole(autojump_clock: MockCloc
         lengths.add(len(found))
         assert log.index_entries(0, log.end)[-1].end == log.end
         assert machine.size(machine.open("logmq/orders.log")) == log.end, "what is lost is cut from the file"
-        await store.wait(log.append(records(b"on"), 1)[1])
+        await append(store, log, b"on")
         assert (await read_all(log))[-1] == b"on"
     assert len(lengths) > 2, "the trial must be able to lose"
 

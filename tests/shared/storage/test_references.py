@@ -26,6 +26,7 @@ from tests.support.stores import (
     ALWAYS,
     INTERVAL,
     SMALL,
+    append,
     ask,
     fresh_store,
     open_store,
@@ -39,10 +40,6 @@ from tests.support.workloads import REFERRING, check_short
 
 ROOMY = attrs.evolve(SMALL, segment_bytes=1 << 20, reference_bytes=32 * KIB)
 LARGE = 40 * KIB
-
-
-async def append(store: Store, log: Log, *bodies: bytes) -> None:
-    await store.wait(log.append(records(*bodies), len(bodies))[1])
 
 
 async def announced(settings: StorageSettings = ROOMY) -> tuple[FakeDisk, Store, Log]:
@@ -176,7 +173,7 @@ async def test_the_next_segment_says_of_nothing_unsynced_that_it_was_synced() ->
     syncs = watch(disk, "sync")[0]
     log.append(records(b"1" * LARGE), 1)
     other.append(records(b"x" * (8 << 20)), 1)  # a batch of its own, for which the journal goes on
-    await store.wait(log.append(records(b"2"), 1)[1])
+    await append(store, log, b"2")
     first_journal = next(n for n, path in enumerate(syncs) if path.startswith("journal/"))
     assert "logmq/t0.log" in syncs[:first_journal]
 

@@ -19,6 +19,7 @@ from tests.support.stores import (
     NONE,
     SMALL,
     HandClock,
+    append,
     ask,
     fresh_store,
     open_store,
@@ -34,7 +35,7 @@ RECORD = 10_000
 async def filled(store: Store, clock: HandClock, retention: Retention, count: int = 100) -> Log:
     log, _ = store.namespace("logmq", ALWAYS, retention=retention).create("orders")
     for n in range(count):
-        await store.wait(log.append(records(b"%04d" % n + bytes(RECORD - 8)), 1)[1])
+        await append(store, log, b"%04d" % n + bytes(RECORD - 8))
         clock.advance(1)
     assert await store.flush()
     return log
@@ -197,7 +198,7 @@ async def test_a_power_cut_amid_retention_is_no_damage(kept: int) -> None:
     log = await filled(store, clock, Retention(), count=0)
     ends = []
     for n in range(140):  # the index's first three blocks have 63, 64 and 13 of these entries
-        await store.wait(log.append(records(b"%d" % n + bytes(100)), 1)[1])
+        await append(store, log, b"%d" % n + bytes(100))
         ends.append(log.end)
         assert await store.flush()
         if n == 80:
@@ -276,7 +277,7 @@ async def test_an_index_gives_space_back_too_and_still_finds_everything() -> Non
     store = await open_store(disk, attrs.evolve(SMALL, segment_bytes=1024 * KIB), clock=clock)
     log, _ = store.namespace("logmq", ALWAYS, retention=Retention(bytes_max=8 << 20)).create("orders")
     for _ in range(300):
-        await store.wait(log.append(records(bytes(70_000)), 1)[1])
+        await append(store, log, bytes(70_000))
     await store.checkpoint()
     for _ in range(2):
         await store.retain()
@@ -302,7 +303,7 @@ async def test_a_log_around_the_journal_is_retained_too() -> None:
     store = await open_store(disk, clock=clock)
     log, _ = store.namespace("logmq", NONE, retention=Retention(bytes_max=100_000)).create("orders")
     for n in range(60):
-        await store.wait(log.append(records(b"%04d" % n + bytes(RECORD - 8)), 1)[1])
+        await append(store, log, b"%04d" % n + bytes(RECORD - 8))
     for _ in range(2):
         await store.retain()
     first, kept = log.first, await read_all(log)
@@ -337,7 +338,7 @@ async def test_what_was_copied_forward_is_safe_before_the_original_is_dropped(mo
     """A power cut right after the ticket: the copies are there, whatever the log's mode."""
     disk, store = await fresh_store()
     log, _ = store.namespace("logmq", mode).create("orders")
-    await store.wait(log.append(records(b"dead" * 2000, b"live"), 2)[1])
+    await append(store, log, b"dead" * 2000, b"live")
     copy, _ = log.append(records(b"live"), 1)
     await store.wait(log.drop_below(copy))
     for choose in (lambda n, what: n - 1, lambda n, what: 0):

@@ -31,6 +31,7 @@ from tests.support.stores import (
     NONE,
     SMALL,
     HandClock,
+    append,
     ask,
     filled,
     fresh_store,
@@ -107,8 +108,7 @@ async def test_a_record_larger_than_any_bound_comes_whole() -> None:
     store = await open_store(FakeDisk())
     log, _ = store.namespace("logmq", ALWAYS).create("orders")
     big = bytes(range(256)) * 2000
-    _, ticket = log.append(records(b"a", big, b"b"), 3)
-    await store.wait(ticket)
+    await append(store, log, b"a", big, b"b")
     assert payloads(await ask(log.read, 5, 10)) == [big]
     assert payloads(await ask(log.read, 0, 200 * KIB)) == [b"a"]
     assert await read_all(log) == [b"a", big, b"b"]
@@ -244,8 +244,7 @@ async def test_real_threads_serve_many_logs(tmp_path: Path) -> None:
         async def writer(name: str) -> None:
             log, _ = namespace.create(name)
             for n in range(60):
-                _, ticket = log.append(records(b"%s %d" % (name.encode(), n), bytes(500)), 2)
-                await store.wait(ticket)
+                await append(store, log, b"%s %d" % (name.encode(), n), bytes(500))
                 data = await ask(log.read, log.first, 64)
                 assert payloads(data)[0] == b"%s 0" % name.encode()
 
@@ -297,8 +296,7 @@ async def test_a_log_made_again_by_its_name_is_another_log() -> None:
     with pytest.raises(LogDeleted):
         old.append(records(b"late"), 1)
     new, _ = namespace.create("orders")
-    _, ticket = new.append(records(b"new"), 1)
-    await store.wait(ticket)
+    await append(store, new, b"new")
     assert new.id > old.id
     assert isinstance(await ask(old.read, 0, 10), LogDeleted)
     assert len(taken(part)) == part.length > 0, "a reader that had begun goes on with the old bytes"
@@ -337,13 +335,13 @@ async def test_a_thread_late_with_an_old_logs_work_does_not_touch_the_new_ones_f
     store = await Store.open(Path("unused"), SMALL, disk=disk, clock=HandClock(), in_thread=in_thread)
     namespace = store.namespace("logmq", ALWAYS)
     old, _ = namespace.create("orders")
-    await store.wait(old.append(records(b"old"), 1)[1])
+    await append(store, old, b"old")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(store.flush)
         await reached.wait()
         namespace.delete("orders")
         new, _ = namespace.create("orders")
-        await store.wait(new.append(records(b"new one"), 1)[1])
+        await append(store, new, b"new one")
         gate.set()
     await store.flush()
     assert await read_all(new) == [b"new one"]
@@ -357,10 +355,8 @@ async def test_names_become_file_names_that_any_file_system_takes() -> None:
     disk, store = await fresh_store()
     namespace = store.namespace("dms", ALWAYS)
     for name in ("Orders", ".hidden", "a/b", "ü", "x" * 250):
-        _, ticket = namespace.create(name)
-        log = namespace.logs[name]
-        _, ticket = log.append(records(name.encode()), 1)
-        await store.wait(ticket)
+        log, _ = namespace.create(name)
+        await append(store, log, name.encode())
     assert await store.flush()
     names = disk.names("dms")
     assert {"%4Frders.log", "%2Ehidden.log", "a%2Fb.log", "%C3%BC.log"} < set(names)
@@ -387,8 +383,7 @@ async def test_a_file_that_nobody_owns_is_moved_aside() -> None:
     disk.write(fd, b"somebody's", 0)
     disk.close(fd)
     log, _ = namespace.create("orders")
-    _, ticket = log.append(records(b"ours"), 1)
-    await store.wait(ticket)
+    await append(store, log, b"ours")
     assert await store.flush()
     assert await read_all(log) == [b"ours"]
     assert f"orders.log.stray-{log.id}" in disk.names("logmq")

@@ -17,6 +17,7 @@ from tests.support.stores import (
     INTERVAL,
     NONE,
     SMALL,
+    append,
     fresh_store,
     open_store,
     read_all,
@@ -186,7 +187,7 @@ async def test_retention_leaves_a_table_alone() -> None:
 async def test_a_record_of_no_known_kind_is_refused(payload: bytes) -> None:
     store = await open_store(FakeDisk())
     log, _ = store.namespace("logmq", ALWAYS).create("offsets")
-    await store.wait(log.append(records(payload), 1)[1])
+    await append(store, log, payload)
     with pytest.raises(CorruptRecord):
         await table_of(store)
 

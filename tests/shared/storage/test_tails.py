@@ -14,7 +14,6 @@ from trio.testing import MockClock
 from shared.budget import Account
 from shared.errors import NotARecord, StoreFull
 from shared.storage import index, log_writer
-from shared.storage.log import Log
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from shared.storage.tools.backup import backup_files
@@ -27,6 +26,7 @@ from tests.support.stores import (
     NONE,
     SMALL,
     HandClock,
+    append,
     ask,
     fresh_store,
     open_store,
@@ -50,10 +50,6 @@ def account_of(store: Store) -> Account:
     account = Account("process", 1 << 30)
     store.charge_to(account)
     return account
-
-
-async def append(store: Store, log: Log, *bodies: bytes) -> None:
-    await store.wait(log.append(records(*bodies), len(bodies))[1])
 
 
 async def test_a_commit_is_one_write_and_one_sync_however_many_logs_it_touches() -> None:
