@@ -22,7 +22,7 @@ from dmp.queues import Queue
 from dmp.sink import Sink
 from dmp.wire import AMQP_HEADER, DMP_HEADER, GREETING, Reply, WireError, ready, reply, wire_error
 from shared.access import READ, WRITE
-from shared.errors import LocalProtocolError, RemoteProtocolError
+from shared.errors import RemoteProtocolError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
@@ -119,11 +119,11 @@ class Session(SessionBase):
     def on_wire_error(self, error: RemoteProtocolError) -> None:
         assert isinstance(error, WireError)
         self._broker.counts.refusals[f"dmp {error.code.name}"] += 1
-        self._step(Event.REFUSED)
+        self.state = TRANSITIONS[self.state][Event.REFUSED]
 
     def release(self) -> None:
         if self.state is not State.ENDED:
-            self._step(Event.END)
+            self.state = TRANSITIONS[self.state][Event.END]
         if isinstance(self._role, Sink):
             self._role.release()
         elif self._role is not None:
@@ -171,7 +171,7 @@ class Session(SessionBase):
         broker = self._broker
         if broker.exchanges.get(exchange.name) is not exchange:
             raise wire_error(Reply.NOT_FOUND, "the exchange is gone")
-        self._step(Event.SINK_LEASE)
+        self.state = TRANSITIONS[self.state][Event.SINK_LEASE]
         self.connection.write(ready(True, exchange.name))
         self.begin_input(broker.settings.frame_seconds)
         assert lease.send_return is not None
@@ -180,7 +180,7 @@ class Session(SessionBase):
     def _open_feed(self, lease: Lease, queue: Queue) -> Feed:
         if queue.deleted or not lease.owner.alive:  # of very many it goes a moment later
             raise wire_error(Reply.NOT_FOUND, "the queue is gone")
-        self._step(Event.FEED_LEASE)
+        self.state = TRANSITIONS[self.state][Event.FEED_LEASE]
         self.connection.write(ready(False, queue.name))
         return Feed(self, self._broker, queue, lease.owner, self._gone)
 
@@ -189,14 +189,8 @@ class Session(SessionBase):
 
     def _end(self, event: Event) -> None:
         if self.state is not State.ENDED:
-            self._step(event)
+            self.state = TRANSITIONS[self.state][event]
         self.end()
-
-    def _step(self, event: Event) -> None:
-        after = TRANSITIONS[self.state].get(event)
-        if after is None:
-            raise LocalProtocolError(f"{event.name} while {self.state.name}")
-        self.state = after
 
 
 def _no_access() -> WireError:

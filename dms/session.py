@@ -47,7 +47,7 @@ from dms.wire import (
     unpack_header,
 )
 from shared.access import MANAGE, READ, WRITE, Guard
-from shared.errors import LocalProtocolError, StoreError
+from shared.errors import StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
@@ -349,7 +349,7 @@ class Session(SessionBase):
             if self._skip:
                 return len(data)
             self._refuse(self._skip_id, _TOO_LARGE)
-            self._step(Event.SKIPPED)
+            self.state = TRANSITIONS[self.state][Event.SKIPPED]
             return at + skipped
         header = unpack_header(data, at)
         if header is None:
@@ -357,7 +357,7 @@ class Session(SessionBase):
         length, type_, version, _, message_id = header
         if length > PAYLOAD_BYTES_MAX:
             self._skip, self._skip_id = length, message_id
-            self._step(Event.TOO_LARGE)
+            self.state = TRANSITIONS[self.state][Event.TOO_LARGE]
             self.begin_input(self.input_seconds)
             return at + HEADER_BYTES
         if version != VERSION:
@@ -666,7 +666,7 @@ class Session(SessionBase):
             self._refuse(message_id, Refusal(Status.INTERNAL, text, limit="clients_max"))
             self._end(Event.TOO_MANY)
             return
-        self._step(Event.HANDSHAKE)
+        self.state = TRANSITIONS[self.state][Event.HANDSHAKE]
         self.reply(pack(Type.HANDSHAKE_ACK, message_id, SERVER_NAME))
 
     def _create_queue(self, message_id: int, payload: bytes) -> None:
@@ -824,7 +824,7 @@ class Session(SessionBase):
     def kick(self, reason: str) -> None:
         if self.state is State.OPEN and not self.connection.outbox.size:  # the peer still reads
             self.connection.write(pack(Type.DISCONNECT, 0))
-            self._step(Event.DRAIN)
+            self.state = TRANSITIONS[self.state][Event.DRAIN]
             self.end()
             self.connection.finish()
         else:
@@ -839,7 +839,7 @@ class Session(SessionBase):
         self._expire_credits(math.inf)
         if self.state is not State.CLOSING:
             goodbye = self.state is State.OPEN or self.state is State.SKIPPING
-            self._step(Event.DRAIN)
+            self.state = TRANSITIONS[self.state][Event.DRAIN]
             self.ended = True
             if goodbye:
                 self.reply(pack(Type.DISCONNECT, 0))
@@ -920,7 +920,7 @@ class Session(SessionBase):
         self._close_with(malformed("a frame took too long to come; closing"), Event.TOO_LATE)
 
     def input_ended(self) -> None:
-        self._step(Event.INPUT_ENDS)
+        self.state = TRANSITIONS[self.state][Event.INPUT_ENDS]
         self._check_left()
 
     def connection_lost(self) -> None:
@@ -934,7 +934,7 @@ class Session(SessionBase):
     def _check_left(self) -> None:
         """The peer has sent everything: the connection ends with its last CONSUME."""
         if self.state is State.LEAVING and not self.consumer.credits:
-            self._step(Event.NOTHING_WAITS)
+            self.state = TRANSITIONS[self.state][Event.NOTHING_WAITS]
             self.finish_when_answered()
 
     def _close_with(
@@ -947,16 +947,10 @@ class Session(SessionBase):
 
     def _end(self, event: Event) -> None:
         """Take no more input; pending answers are sent, then the connection ends."""
-        self._step(event)
+        self.state = TRANSITIONS[self.state][event]
         self.end()
         self._flush()
         self.finish_when_answered()
-
-    def _step(self, event: Event) -> None:
-        try:
-            self.state = TRANSITIONS[self.state][event]
-        except KeyError:
-            raise LocalProtocolError(f"{event.name} while {self.state.name}") from None
 
 
 _HANDLERS: Mapping[int, Callable[[Session, int, bytes], None]] = {

@@ -44,7 +44,7 @@ from logmq.wire import (
     topic_untrusted,
 )
 from shared.access import MANAGE, READ, WRITE
-from shared.errors import LocalProtocolError, StoreError, printable
+from shared.errors import StoreError, printable
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.session import SessionBase, Stop
@@ -1079,11 +1079,8 @@ class Session(SessionBase):
     # -- states, and the end
 
     def _step(self, event: Event) -> None:
-        try:
-            self.state = TRANSITIONS[self.state][event]
-        except KeyError:
-            raise LocalProtocolError(f"{event.name} while {self.state.name}") from None
-        state, settings = self.state, self.broker.settings
+        state = self.state = TRANSITIONS[self.state][event]
+        settings = self.broker.settings
         self.amid = state is State.BODY or state is State.SKIPPED_BODY or state is State.SKIPPED_LINE
         in_body = state is State.BODY or state is State.SKIPPED_BODY
         self.begin_input(settings.body_seconds if in_body else settings.line_seconds)

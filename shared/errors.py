@@ -31,10 +31,6 @@ class RemoteProtocolError(BrokerError):
         return self.text
 
 
-class LocalProtocolError(BrokerError):
-    """We called a protocol's code wrongly: a bug on this side."""
-
-
 @attrs.define(eq=False)
 class ConfigError(BrokerError):
     """A setting is unknown or not usable; `key` is written as in TOML (`logmq.port`)."""

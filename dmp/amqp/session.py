@@ -33,7 +33,7 @@ from dmp.pacing import Stop, going_on
 from dmp.refusals import Code, Refusal, shown
 from dmp.settings import LOCAL
 from shared.access import ANONYMOUS
-from shared.errors import LocalProtocolError, RemoteProtocolError, StoreError
+from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
@@ -343,7 +343,7 @@ class AmqpSession(SessionBase):
             case commands.Connection.Open() if self.state is State.OPENING:
                 self._open(method)
             case commands.Connection.Close() if self.state is not State.STARTING:
-                self._step(Event.CLOSE)
+                self.state = TRANSITIONS[self.state][Event.CLOSE]
                 self.mux.fall_silent()
                 self.let_go()
                 self.reply(encode(commands.Connection.CloseOk(), 0))
@@ -402,7 +402,7 @@ class AmqpSession(SessionBase):
             else:  # the specification has the socket closed without a word
                 self._end(Event.WRONG_LOGIN)
             return
-        self._step(Event.START_OK)
+        self.state = TRANSITIONS[self.state][Event.START_OK]
         self._name = name
         settings = self.broker.settings
         tune = commands.Connection.Tune(
@@ -418,7 +418,7 @@ class AmqpSession(SessionBase):
         if frame_bytes and not FRAME_BYTES_MIN <= frame_bytes <= settings.frame_bytes_max:
             limits = f"between {FRAME_BYTES_MIN} and {settings.frame_bytes_max}"
             raise Refusal(Code.NOT_ALLOWED, f"frame_max {frame_bytes} is not {limits}")
-        self._step(Event.TUNE_OK)
+        self.state = TRANSITIONS[self.state][Event.TUNE_OK]
         self._channel_max = channels or settings.channels_max
         self.mux.payload_max = (frame_bytes or settings.frame_bytes_max) - FRAME_OVERHEAD
         self._heartbeat_seconds = heartbeat_seconds
@@ -429,7 +429,7 @@ class AmqpSession(SessionBase):
     def _open(self, method: commands.Connection.Open) -> None:
         if method.virtual_host != VHOST:
             raise Refusal(Code.INVALID_PATH, f"vhost {shown(method.virtual_host.encode())} not found")
-        self._step(Event.OPEN)
+        self.state = TRANSITIONS[self.state][Event.OPEN]
         self.deadline(LOGIN, math.inf)
         self.mux.open(self._name)
         self.broker.counts.connections += 1
@@ -465,12 +465,6 @@ class AmqpSession(SessionBase):
 
     # -- it ends
 
-    def _step(self, event: Event) -> None:
-        after = TRANSITIONS[self.state].get(event)
-        if after is None:
-            raise LocalProtocolError(f"{event.name} while {self.state.name}")
-        self.state = after
-
     def _refuse(self, refusal: Refusal) -> None:
         """Close the channel of the frame that is being handled, or the connection, and say why."""
         self.broker.counts.refusals[refusal.code.name] += 1
@@ -500,7 +494,7 @@ class AmqpSession(SessionBase):
         )
         self.mux.fall_silent()
         self.reply(encode(close, 0))
-        self._step(Event.REFUSED)
+        self.state = TRANSITIONS[self.state][Event.REFUSED]
         self.let_go()
         for what in (BEAT, SILENCE, LOGIN, LARGE):
             self.deadline(what, math.inf)
@@ -509,7 +503,7 @@ class AmqpSession(SessionBase):
     def _end(self, event: Event) -> None:
         """Nothing more is read; the connection closes once everything is answered."""
         if self.state is not State.ENDED:
-            self._step(event)
+            self.state = TRANSITIONS[self.state][event]
         self.end()
         self.mux.finish()
 
