@@ -58,7 +58,7 @@ def path_setting(section: str, name: str, config: Path | None) -> Path | None:
             path = local_path(file)
             named = tomllib.loads(path.read_text()).get(section, {}).get(name)
             return None if named is None else path.parent / local_path(named).expanduser()
-        except (OSError, ValueError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
             why = (isinstance(error, OSError) and error.strerror) or error
             said = "--config" if config else "BROKERS_CONFIG"
             raise Refusal(f"{file}: {why} ({said})", ExitCode.CONFIGURATION) from None

@@ -218,9 +218,11 @@ def _from_file(
         yield Problem(source, f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
         yield Problem(source, f"is not UTF-8 at byte {error.start}")
-    except ValueError as error:  # a TOMLDecodeError; Python's own for a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # Python's own: deep, or long numbers
         yield Problem(source, f"is not TOML: {error}")
     else:
+        if not text and path.is_fifo():
+            yield Problem(source, "is a pipe, and was read before: name a file, which can be read again")
         bridges = tables.pop("bridge", None)
         if bridges is not None and not alone:
             yield BRIDGES, GivenValue((bridges, text), source)

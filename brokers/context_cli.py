@@ -166,7 +166,7 @@ class _File:
             return cls(path)
         except (AttributeError, TypeError):
             raise Refusal(f"{path}: contexts are tables, [contexts.NAME]", ExitCode.CONFIGURATION) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             why = (isinstance(error, OSError) and error.strerror) or error
             raise Refusal(f"{path}: {why}", ExitCode.CONFIGURATION) from None
         return cls(path, use or None, contexts)

@@ -237,7 +237,7 @@ class Host:
         return apply
 
     async def _prepare_users(self, config: Config) -> Apply:
-        found = await self._in_thread(users.load, config, self._log.warning)
+        found = await self._in_thread(users.load, config, self._log.warning, abandon_on_cancel=True)
         if found is None and self._access.users is not None:
             raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
         return partial(users.take_up, self._access, found)

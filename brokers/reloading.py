@@ -77,7 +77,7 @@ class Reloader:
         async with self._lock:
             config: Config
             reloaded: Reloaded
-            config, reloaded = await self._in_thread(self._read_and_check)
+            config, reloaded = await self._in_thread(self._read_and_check, abandon_on_cancel=True)
             await self._take_up(config, tuple(self._parts))
             return reloaded
 

@@ -139,7 +139,7 @@ def build(settings: type[Any], above: Key, given: Mapping[Key, GivenValue], prob
             try:
                 arguments[name] = given[key].read(field)
                 settings(**{name: arguments[name]})  # its validator, by itself: so that the key is known
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 arguments.pop(name, None)
                 problems.append(Problem(written(key), _readable(error, name), given[key].source))
     try:

@@ -325,7 +325,7 @@ def parse_users(text: str) -> dict[str, User]:
     """The users of a file, by name. Raises UsersError, with no password in it."""
     try:
         tables = tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         # tomllib quotes a character at most, and never a value.
         raise UsersError(f"is not TOML: {error}") from None
     unknown = set(tables) - {"users"}

@@ -1,5 +1,6 @@
 """Flags over the environment over the file over defaults, and every mistake named."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ def test_the_file_can_be_named_in_the_environment(tmp_path: Path) -> None:
     [
         ("[queue\nport = 1", "is not TOML: "),
         (f"[queue]\nport = {'9' * 5000}", "is not TOML: "),
+        (f"a = {'[' * 5000}", "is not TOML: "),
+        (f"[queue]\nport{'.a' * 5000} = 1", "queue.port: "),
         ("[queue]\ndurability = 'x'", "queue.durability: "),
         ("[serve]\ndrain_seconds = -1", "serve.drain_seconds: must be >= 0"),
         ("[net]\nlinger_seconds = inf", "net.linger_seconds: expected a number, got inf"),
@@ -128,6 +131,19 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, toml: str, says: str) ->
     assert str(file) in str(error.value)
     assert "\n" not in str(error.value)
     assert error.value.code == ExitCode.CONFIGURATION
+
+
+def test_a_pipe_can_be_read_but_once(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"[queue]\nport = 5")
+    os.close(writer)
+    file = Path(f"/dev/fd/{reader}")
+    try:
+        assert load(PLUGINS, file=file, environ={}).protocols["queue"].port == 5
+        with pytest.raises(InvalidSettings, match="is a pipe"):
+            load(PLUGINS, file=file, environ={})
+    finally:
+        os.close(reader)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

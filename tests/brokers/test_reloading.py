@@ -1,6 +1,7 @@
 """Reload: read and check first, then apply; all or nothing; what takes a restart is named."""
 
 import io
+import os
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 import trustme
+from trio.testing import wait_all_tasks_blocked
 
 from brokers import logs, plugins, reloading
 from brokers.config import Config, load
@@ -128,6 +130,29 @@ async def test_settings_that_are_right_but_not_with_what_takes_a_restart_change_
     with pytest.raises(InvalidSettings, match="can be reached from other machines"):
         await reloader.reload()
     assert one.times == 0
+
+
+async def test_a_read_that_does_not_end_keeps_no_server_from_its_end(
+    file: Path, read: Callable[[], Config]
+) -> None:
+    reloader, _, _ = _reloader(read)
+    pipe = file.with_name("pipe")
+    os.mkfifo(pipe)
+    os.replace(pipe, file)
+    scope = trio.CancelScope()
+
+    async def reload() -> None:
+        with scope:
+            await reloader.reload()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reload)
+        descriptor = await trio.to_thread.run_sync(os.open, file, os.O_WRONLY)  # returns once it is read
+        scope.cancel()
+        await wait_all_tasks_blocked()
+        left = len(nursery.child_tasks)
+        os.close(descriptor)
+    assert left == 0
 
 
 async def test_where_one_part_refuses_no_part_changes_anything(

@@ -316,6 +316,7 @@ def test_a_clear_password_in_the_file_is_refused_and_not_shown(password: str) ->
     ("text", "said"),
     [
         ("[users.ann", "TOML"),
+        ("a = " + "[" * 5000, "TOML"),
         ("users = 1", "users"),
         ("[users]\nann = 1", "users.ann"),
         ("[user.ann]", "user"),
