@@ -36,7 +36,7 @@ from dmp.properties import unpack
 from dmp.refusals import Refusal
 from shared.client.dial import Address, Disconnected, How, broken
 from shared.client.nursery import beside
-from shared.errors import BrokerError, RemoteProtocolError
+from shared.errors import BrokerError, WireError
 
 __all__ = [
     "Client",
@@ -184,7 +184,7 @@ class _Channel:
         self._client._write(data)
         found = await asked.wait()
         if not isinstance(found, answer):
-            raise RemoteProtocolError(f"the server answered {method.name} with {found.name}")
+            raise WireError(f"the server answered {method.name} with {found.name}")
         return found
 
     async def publish(
@@ -241,7 +241,7 @@ class _Channel:
         self._arrival.set()
 
     def receive(self, kind: int, payload: bytes) -> None:
-        """A frame has come. Raises RemoteProtocolError, Refusal."""
+        """A frame has come. Raises WireError, Refusal."""
         match method := self._contents.take(kind, payload):
             case None:
                 pass
@@ -263,7 +263,7 @@ class _Channel:
             case _ if self._asked:
                 self._asked.popleft().set(method)
             case _:
-                raise RemoteProtocolError(f"the server says {method.name}, which nobody asked for")
+                raise WireError(f"the server says {method.name}, which nobody asked for")
 
     def _confirm(self, tag: int, multiple: bool, outcome: bool | BrokerError) -> None:
         waiting = self._unconfirmed
@@ -519,7 +519,7 @@ class Client:
             self._lose(broken(errors.exceptions[0], "closed"))
         except* (BrokerError, Refusal) as errors:
             error = errors.exceptions[0]
-            self._lose(error if isinstance(error, BrokerError) else RemoteProtocolError(str(error)))
+            self._lose(error if isinstance(error, BrokerError) else WireError(str(error)))
 
     async def _send(self) -> None:
         while True:

@@ -9,9 +9,10 @@ from pamqp import commands
 from dmp.amqp_client import Client, RawMessage, open_amqp
 from dmp.data_types import SHORT_BYTES_MAX
 from dmp.principal import PORT
-from dmp.wire import RECORDED_MESSAGES, RECORDED_PUBLISHES, WireError, take_messages
+from dmp.wire import RECORDED_MESSAGES, RECORDED_PUBLISHES, take_messages
 from shared.addresses import MessageOrigin, NameTemplate, exchange_and_key
 from shared.client.dial import How
+from shared.errors import WireError
 from shared.recording.blocks import Block
 from shared.replaying import Batch, PastMessage, Place, Replays
 

@@ -20,9 +20,9 @@ from dmp.feed import Feed
 from dmp.leases import Lease
 from dmp.queues import Queue
 from dmp.sink import Sink
-from dmp.wire import AMQP_HEADER, DMP_HEADER, GREETING, Reply, WireError, ready, reply, wire_error
+from dmp.wire import AMQP_HEADER, DMP_HEADER, GREETING, Reply, ready, reply, wire_error
 from shared.access import READ, WRITE
-from shared.errors import RemoteProtocolError
+from shared.errors import WireError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
@@ -116,9 +116,8 @@ class Session(SessionBase):
             self.end()
             raise error
 
-    def on_wire_error(self, error: RemoteProtocolError) -> None:
-        assert isinstance(error, WireError)
-        self._broker.counts.refusals[f"dmp {error.code.name}"] += 1
+    def on_wire_error(self, error: WireError) -> None:
+        self._broker.counts.refusals[error.fault] += 1
         self.state = TRANSITIONS[self.state][Event.REFUSED]
 
     def release(self) -> None:
@@ -224,7 +223,7 @@ class ProtocolHeader:
         self._header += data[:missing]
         if not any(header.startswith(self._header) for header in PROTOCOLS):
             self._broker.counts.refusals["not AMQP"] += 1
-            raise RemoteProtocolError("the first bytes are no header of AMQP 0-9-1 or DMP", AMQP_HEADER)
+            raise WireError("the first bytes are no header of AMQP 0-9-1 or DMP", AMQP_HEADER)
         if len(self._header) < HEADER_BYTES:
             self._connection.await_rest()
             return

@@ -44,7 +44,6 @@ from dmp.wire import (
     MessageLayout,
     MessageOptions,
     Reply,
-    WireError,
     end_of,
     envelope,
     layout_untrusted,
@@ -56,7 +55,7 @@ from dmp.wire import (
     wire_error,
 )
 from shared.budget import CacheBytes
-from shared.errors import StoreError
+from shared.errors import StoreError, WireError
 from shared.fanout import chunks_of, piece_of
 from shared.net.session import SessionBase
 

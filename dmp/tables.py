@@ -16,13 +16,12 @@ from dmp.wire import (
     RECORDED_MESSAGES,
     RECORDED_PUBLISHES,
     SIZE_BYTES,
-    WireError,
     end_of,
     layout_untrusted,
     size_max_of,
 )
 from shared.columns import equal_rows
-from shared.errors import CorruptRecord
+from shared.errors import CorruptRecord, WireError
 from shared.recording.blocks import Block
 from shared.recording.rows import FEW, NO_FIELD, TRY_AGAIN, Codec, Runs
 from shared.recording.tables import RecordedLog

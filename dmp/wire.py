@@ -17,7 +17,7 @@ import attrs
 from dmp.data_types import SHORT_BYTES_MAX, short
 from dmp.properties import NO_PROPERTIES, end_of_properties
 from shared.columns import equal_rows
-from shared.errors import RemoteProtocolError
+from shared.errors import WireError
 
 AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 DMP_HEADER = b"AMQP\x0a\x01\x00\x01"
@@ -69,13 +69,6 @@ NO_OPTIONS = MessageOptions(0)
 GREETING = "DMP/0.1"
 
 
-@attrs.define(eq=False)
-class WireError(RemoteProtocolError):
-    """The peer broke the protocol, or is refused: it is told `reply`, a short string, and closed."""
-
-    code: Reply = attrs.field(kw_only=True)
-
-
 @attrs.frozen
 class Message:
     """One message. `properties`: property flags and properties as AMQP writes them."""
@@ -89,7 +82,7 @@ class Message:
 
 def wire_error(code: Reply, text: str) -> WireError:
     """The error for what a peer did wrong: its connection is told this reply, and closed."""
-    return WireError(text, reply(code, text), code=code)
+    return WireError(text, reply(code, text), fault=f"dmp {code.name}")
 
 
 def reply(code: Reply, text: str) -> bytes:
@@ -105,10 +98,10 @@ def ready(sink: bool, name: bytes) -> bytes:
 
 
 def read_reply(text: bytes) -> tuple[int, str]:
-    """A response's code and the rest of it. Raises RemoteProtocolError where it is no response."""
+    """A response's code and the rest of it. Raises WireError where it is no response."""
     code, _, rest = text.decode(errors="backslashreplace").partition(" ")
     if len(code) != 3 or not (code.isascii() and code.isdigit()):
-        raise RemoteProtocolError(f"{text[:64]!r} is no response")
+        raise WireError(f"{text[:64]!r} is no response")
     return int(code), rest
 
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from kqmsgq.queues import KNOWN_BYTES, Consumer, Queues, no_message
 from kqmsgq.repeats import Pattern, Repeat, Repeats
-from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT, WireError
+from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT
 from shared.access import WRITE
 from shared.budget import CacheBytes
+from shared.errors import WireError
 from shared.fanout import ROUTES_MAX, VIEWED_BYTES, Bundle, Route, piece_of
 
 if TYPE_CHECKING:

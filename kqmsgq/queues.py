@@ -19,12 +19,11 @@ from kqmsgq.wire import (
     SUBSCRIBE,
     UNSUBSCRIBE,
     Fault,
-    WireError,
     message_end,
     name_end,
 )
 from shared.budget import Account, CacheBytes, Caches, OverBudget, unbounded
-from shared.errors import printable
+from shared.errors import WireError, printable
 from shared.fanout import Route, Routes, limit_slow_receiver
 from shared.net.connection import Connection
 from shared.routing.index import RoutingIndex

@@ -21,13 +21,12 @@ from kqmsgq.wire import (
     SUBSCRIBE,
     UNSUBSCRIBE,
     Fault,
-    WireError,
     message_end,
     name_end,
     take_account,
 )
 from shared.access import READ, Guard
-from shared.errors import RemoteProtocolError, printable
+from shared.errors import WireError, printable
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
@@ -185,8 +184,7 @@ class Session(SessionBase):
     def too_late(self) -> None:
         raise WireError(f"an event was not complete after {self.input_seconds:g} s", fault=Fault.TOO_LATE)
 
-    def on_wire_error(self, error: RemoteProtocolError) -> None:
-        assert isinstance(error, WireError)
+    def on_wire_error(self, error: WireError) -> None:
         self._queues.counts.faults[error.fault] += 1
         self.state = TRANSITIONS[self.state][Event.FAULT]
 

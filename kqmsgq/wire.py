@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import attrs
 
-from shared.errors import RemoteProtocolError, printable
+from shared.errors import WireError, printable
 
 PRODUCE = b"produce"
 CONSUME = b"consume"
@@ -34,7 +34,7 @@ Buffer = bytes | bytearray
 
 
 class Fault(StrEnum):
-    """Why a connection is closed; also the label in metrics."""
+    """Why a connection is closed, without a reply; also the label in metrics."""
 
     ROLE = "role"
     EVENT = "event"
@@ -44,13 +44,6 @@ class Fault(StrEnum):
     SUBSCRIPTIONS = "subscriptions"
     TOO_LATE = "too_late"
     LOGIN = "login"
-
-
-@attrs.define(eq=False)
-class WireError(RemoteProtocolError):
-    """The peer broke the protocol. There are no replies, so the connection is closed."""
-
-    fault: Fault = attrs.field(kw_only=True)
 
 
 @attrs.frozen

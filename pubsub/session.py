@@ -13,12 +13,11 @@ from pubsub.wire import (
     ID_BYTES,
     Command,
     Fault,
-    WireError,
     decode_commands,
     decode_id,
 )
 from shared.access import ANONYMOUS, READ, Guard
-from shared.errors import RemoteProtocolError
+from shared.errors import WireError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
@@ -150,8 +149,7 @@ class Session(SessionBase):
     def too_late(self) -> None:
         raise WireError(f"a command was not complete after {self.input_seconds:g} s", fault=Fault.TOO_LATE)
 
-    def on_wire_error(self, error: RemoteProtocolError) -> None:
-        assert isinstance(error, WireError)
+    def on_wire_error(self, error: WireError) -> None:
         self._sessions.counts.faults[error.fault] += 1
         self.state = TRANSITIONS[self.state][Event.FAULT]
 

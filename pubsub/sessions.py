@@ -21,10 +21,10 @@ from pubsub.absences import Absences
 from pubsub.kept import Kept
 from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
-from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault, WireError
+from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault
 from shared.access import ANONYMOUS
 from shared.budget import Account, CacheBytes, Caches, OverBudget, unbounded
-from shared.errors import StoreError
+from shared.errors import StoreError, WireError
 from shared.fanout import limit_slow_receiver
 from shared.net.connection import Connection
 from shared.routing.index import RoutingIndex

@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 
 import attrs
 
-from shared.errors import RemoteProtocolError, printable
+from shared.errors import WireError, printable
 
 ID_BYTES = 11
 ID_CHARACTERS_MAX = 10
@@ -63,7 +63,7 @@ class Command(IntEnum):
 
 
 class Fault(StrEnum):
-    """Why a connection is closed; also the label in metrics."""
+    """Why a connection is closed, without a reply; also the label in metrics."""
 
     ID = "id"
     CONNECTED = "already_connected"
@@ -73,13 +73,6 @@ class Fault(StrEnum):
     SUBSCRIPTIONS = "subscriptions"
     TOO_LATE = "too_late"
     LOGIN = "login"
-
-
-@attrs.define(eq=False)
-class WireError(RemoteProtocolError):
-    """The peer broke the protocol or a limit. There are no replies, so the connection is closed."""
-
-    fault: Fault = attrs.field(kw_only=True)
 
 
 @attrs.frozen

@@ -21,11 +21,15 @@ class BrokerError(Exception):
 
 
 @attrs.define(eq=False)
-class RemoteProtocolError(BrokerError):
-    """The peer broke its protocol: send `reply` (may be empty), then close that connection, and only that."""
+class WireError(BrokerError):
+    """The peer broke its protocol: send `reply` (may be empty), then close that connection, and only that.
+
+    `fault`: what it did, as its protocol counts it (the label of a metric).
+    """
 
     text: str
     reply: bytes = b""
+    fault: str = ""
 
     def __str__(self) -> str:
         return self.text

@@ -8,7 +8,8 @@ from pamqp import commands
 from dmp import wire
 from dmp.data_types import short, take_short
 from dmp.properties import NO_PROPERTIES
-from dmp.wire import Message, MessageOptions, Reply, WireError
+from dmp.wire import Message, MessageOptions, Reply
+from shared.errors import WireError
 
 SPEC = bytes.fromhex(
     "00000018"  # 24 bytes follow
@@ -80,7 +81,7 @@ def test_a_size_that_lies_is_an_error_never_another_message(message: Message, of
         data[:4] = lie.to_bytes(4, "big")
         with pytest.raises(WireError) as error:
             wire.take_messages(bytes(data) + bytes(off))
-        assert error.value.code is Reply.SYNTAX_ERROR
+        assert error.value.fault == "dmp SYNTAX_ERROR"
 
 
 @given(st.binary(max_size=200))

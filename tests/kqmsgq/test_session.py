@@ -13,9 +13,10 @@ from kqmsgq.repeats import count_messages
 from kqmsgq.session import EVENTS_PER_TURN
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import State
-from kqmsgq.wire import Fault, Message, WireError, message, subscribe, unsubscribe
+from kqmsgq.wire import Fault, Message, message, subscribe, unsubscribe
 from shared import fanout
 from shared.budget import Account
+from shared.errors import WireError
 from tests.kqmsgq.world import Peer, World
 
 

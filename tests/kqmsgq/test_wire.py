@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kqmsgq import wire
-from kqmsgq.wire import Fault, Message, WireError
+from kqmsgq.wire import Fault, Message
+from shared.errors import WireError
 
 messages = st.lists(st.builds(Message, st.binary(max_size=300), st.binary(max_size=300)), max_size=10)
 

@@ -16,14 +16,13 @@ from pubsub.wire import (
     Command,
     Fault,
     Kind,
-    WireError,
     datagram,
     encode_command,
     encode_id,
     value_text,
 )
 from shared.budget import CACHES_STEP_BYTES, Account
-from shared.errors import StoreError
+from shared.errors import StoreError, WireError
 from shared.routing.trie import STEP_NODES
 from shared.storage.table import Table
 from tests.pubsub.world import Peer, World, framed
