@@ -36,7 +36,6 @@ from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
 from dmp.takers import FeedTaker
 from dmp.wire import (
-    FEW,
     LENGTH_BYTES,
     PROPERTIES_BYTES_MAX,
     RECORDED_MESSAGES,
@@ -231,12 +230,10 @@ class Sink:
             overhead += route.envelope_bytes
             if count % _LOOK_EVERY == _LOOK_AT and route is last:
                 stride = after - at
-                same = uniform(data, at, stride, length_at + LENGTH_BYTES - at)
-                if same >= FEW:
-                    same = min(same, most - count + 1)
-                    count += same - 1
-                    overhead += (same - 1) * route.envelope_bytes
-                    after = at + same * stride
+                same = min(uniform(data, at, stride, length_at + LENGTH_BYTES - at), most - count + 1)
+                count += same - 1
+                overhead += (same - 1) * route.envelope_bytes
+                after = at + same * stride
             last = route
             at = after
             if count >= most:

@@ -219,23 +219,23 @@ def size_max_of(body_bytes_max: int) -> int:
     return NAMES_BYTES + PROPERTIES_BYTES_MAX + LENGTH_BYTES + body_bytes_max
 
 
-FEW = 8  # fewer messages with one envelope are not worth a run
-LARGE_BYTES = 2048
+WALKED_MAX = 128
+"""So many messages take less time one by one (0.07 us each) than by columns (0.2 us for each byte of their
+envelope)."""
 
 
 def uniform(data: bytes, at: int, stride: int, head_bytes: int) -> int:
     """How many whole messages from `at` on have the same envelope as the one there, and so its size `stride`.
 
-    Lengths stand in the last columns: where messages differ they show it first. Of large messages there are
-    too few for columns.
+    Lengths stand in the last columns: where messages differ they show it first.
     """
-    if stride >= LARGE_BYTES:
-        head = data[at : at + head_bytes]
-        after, last = at + stride, len(data) - stride
-        while after <= last and data.startswith(head, after):
-            after += stride
-        return (after - at) // stride
-    return equal_rows(data, at, stride, range(head_bytes - 1, -1, -1), (len(data) - at) // stride)
+    head = data[at : at + head_bytes]
+    after, last = at + stride, len(data) - stride
+    if last - at > WALKED_MAX * stride and data.startswith(head, after):
+        return equal_rows(data, at, stride, range(head_bytes - 1, -1, -1), (len(data) - at) // stride)
+    while after <= last and data.startswith(head, after):
+        after += stride
+    return (after - at) // stride
 
 
 def runs(data: bytes) -> list[tuple[bytes, list[bytes]]]:

@@ -178,3 +178,12 @@ def test_a_short_string_is_all_there_or_not_there(data: bytes, cut: int) -> None
     assert take_short(whole) == data[:255]
     if cut < len(whole):
         assert take_short(whole[:cut]) is None
+
+
+@pytest.mark.parametrize("alike", [1, 2, 100, 200, 1000])
+@pytest.mark.parametrize("other", [Message(b"", b"other", b"abc"), Message(b"", b"quote", b"longer")])
+def test_messages_with_one_envelope_are_counted_up_to_another(alike: int, other: Message) -> None:
+    head = wire.envelope(b"", b"quote", NO_PROPERTIES, 3)
+    data = b"\0" + b"".join([head + b"%03d" % number for number in range(alike)])
+    for follows in (b"", head, wire.message(other) * 200):
+        assert wire.uniform(data + follows, 1, len(head) + 3, len(head)) == alike
