@@ -54,12 +54,12 @@ class ReplyOwner(Protocol):
 class ReplySlot:
     """The place of an answer that comes later. Resolve it exactly once."""
 
-    __slots__ = ("_on_turn", "_parts", "_replies", "in_turn", "ready", "size")
+    __slots__ = ("_replies", "in_turn", "on_turn", "parts", "ready", "size")
 
     def __init__(self, replies: "Replies", on_turn: "Callable[[ReplySlot], None] | None") -> None:
         self._replies = replies
-        self._on_turn = on_turn
-        self._parts: list[Part] = []
+        self.on_turn = on_turn
+        self.parts: list[Part] = []
         self.in_turn = False
         """Everything before it has been written."""
         self.ready = False
@@ -75,12 +75,13 @@ class ReplySlot:
         """Give the answer or the rest of it, written at once if `in_turn`. `Replies` releases file ranges."""
         assert not self.ready, "an answer was resolved twice"
         self.ready = True
-        self._parts = [answer] if isinstance(answer, bytes | FileRange) else list(answer)
-        self._replies._resolved(self)
+        self.parts = [answer] if isinstance(answer, bytes | FileRange) else list(answer)
+        self._replies.resolved(self)
 
 
 class _Pending:
-    """Answers that wait for one ticket, and ready ones behind them. The object is the ticket's callback.
+    """Answers that wait for one ticket, and ready ones behind them. The object is the ticket's callback, which
+    saves 0.2 us of 1.2 a commit over a method of `Replies`.
 
     `counts`: for each part, the number of requests that it answers; 0 where it does not depend on the ticket.
     """
@@ -249,7 +250,7 @@ class Replies:
         self._when_empty = None
         self.pending_bytes = 0
         for entry in entries or ():
-            _release(entry._parts if type(entry) is ReplySlot else entry.parts)  # type: ignore[union-attr]
+            _release(entry.parts)
 
     def with_refusals(self, error: StoreError, parts: Sequence[Part], counts: Sequence[int]) -> list[Part]:
         """`parts`, each that answers `count` > 0 requests replaced by its refusal."""
@@ -274,11 +275,12 @@ class Replies:
             entry.plain = False
         self._check_full()
 
-    def _resolved(self, held: ReplySlot) -> None:
+    def resolved(self, held: ReplySlot) -> None:
+        """`held` has its answer."""
         if self._dropped:
-            _release(held._parts)
+            _release(held.parts)
             return
-        held.size = sum(map(_size_of, held._parts))
+        held.size = sum(map(_size_of, held.parts))
         self.pending_bytes += held.size
         self._check_full()
         self._advance()
@@ -306,14 +308,14 @@ class Replies:
                     if type(entry) is not ReplySlot or entry.in_turn:
                         break
                     entry.in_turn = True
-                    if entry._on_turn is None:
+                    if entry.on_turn is None:
                         break
                     self._send(gathered)
-                    entry._on_turn(entry)
+                    entry.on_turn(entry)
                     continue
                 entries.popleft()
                 self.pending_bytes -= entry.size
-                for part in entry._parts if isinstance(entry, ReplySlot) else entry.parts:
+                for part in entry.parts:
                     if isinstance(part, bytes):
                         gathered.append(part)
                     else:
