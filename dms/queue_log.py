@@ -44,8 +44,10 @@ NOTES_MAX = 4096
 
 CHANGED_AT_ONCE = 500
 """Changes applied per slice to what a snapshot has copied: half a millisecond."""
-CHANGED_AGAIN_MAX = 4
-"""So often the changes during a slice are copied in slices; then the rest is copied at once."""
+JOINED_AT_ONCE = 4096
+"""Copies joined per slice: half a millisecond."""
+CHANGED_AGAIN_MAX = 16
+"""So often the changes during the copying are copied in slices; then the rest is copied at once."""
 _BLOCK = 512
 """Consecutive sequences whose copies are joined."""
 _HEADS_BYTES = 3 * HEAD.size
@@ -137,11 +139,7 @@ class Copies:
             for kept in part:
                 self._add(kept)
         for _ in range(CHANGED_AGAIN_MAX):
-            for each in tuple(self._blocks):
-                if each not in self._joined:
-                    self._join(each)
-                    if len(self._blocks) > 1:
-                        yield
+            yield from self._join_changed()
             if sum(size for size, _ in self._changes) < CHANGED_AT_ONCE:
                 break
             yield from self._change(len(self._changes))
@@ -150,9 +148,9 @@ class Copies:
         """The copies as of now: number of messages, and bytes."""
         for _ in self._change(len(self._changes)):
             pass
+        for _ in self._join_changed():
+            pass
         for number in self._blocks:
-            if number not in self._joined:
-                self._join(number)
             yield from self._joined[number]
 
     def _change(self, count: int) -> Iterator[None]:
@@ -170,6 +168,19 @@ class Copies:
         number = kept.seq // _BLOCK
         self._blocks.setdefault(number, {})[kept.seq] = records.pack_kept(kept)
         self._joined.pop(number, None)
+
+    def _join_changed(self) -> Iterator[None]:
+        """Join the blocks that are not joined."""
+        messages = size = 0
+        for number in tuple(self._blocks):
+            if number not in self._joined:
+                if messages >= JOINED_AT_ONCE or size >= KEPT_BYTES:
+                    messages = size = 0
+                    yield
+                self._join(number)
+                for count, data in self._joined[number]:
+                    messages += count
+                    size += len(data)
 
     def _join(self, number: int) -> None:
         joined = self._joined[number] = []

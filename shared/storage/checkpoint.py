@@ -192,12 +192,12 @@ class Checkpointer:
         if committer.read_only is not None or committer.tails.failing:
             return None  # the journal still holds what a log file lacks
         # Keep logs whose deletion is not durable yet: it may fail, or a crash may come first.
-        logs = [log for log in committer.dirty if not log.gone]
+        logs = [log for log in committer.dirty if not (log.deleted and log.gone)]
         committer.dirty.clear()
         committer.direct.bytes = 0
         self._batches = self._journal.batches
         committer.replay_lsn = self._journal.position
-        for log in logs:
+        for log in committer.unindexed:
             log.close_entry()
         ends = [(log, log.visible) for log in logs if log.referred_from < log.visible]
         return Snapshot(self._inventory.snapshot(self._journal.position, logs, clean), logs, ends)

@@ -381,19 +381,20 @@ class Log:
             self._index()
 
     def _index(self) -> None:
-        commits, self._not_indexed = self._not_indexed, []
-        closed, self._open_entry = extend_by_tail(self._open_entry, self.visible, self.tail, commits)
+        found = extend_by_tail(self._open_entry, self.visible, self.tail, self._not_indexed)
+        closed, self._open_entry = found
         self._closed_entries += closed
+        self._not_indexed.clear()  # a new list for each of 50,000 logs is work for the garbage collector
 
     @property
     def tail(self) -> bytearray:
         """The newest visible records, not yet in the file."""
         if self._tail_new:
-            new, self._tail_new = self._tail_new, []
             if self._tail:
-                self._tail += b"".join(new)
+                self._tail += b"".join(self._tail_new)
             else:
-                self._tail = bytearray().join(new)
+                self._tail = bytearray().join(self._tail_new)
+            self._tail_new.clear()
         return self._tail
 
     def add_to_tail(self, data: bytes) -> None:
