@@ -63,7 +63,7 @@ class _Taking:
         self._held: dict[Message, None] = {}
         self._closed = self._failed = False
         queue.add_consumer(self)
-        queue.deal()
+        queue.dispatch()
 
     def take(self, count: int) -> MessageRun | None:
         if self._failed:
@@ -75,7 +75,7 @@ class _Taking:
 
     def refill(self) -> None:
         if not self._failed and not self._closed:
-            self._queue.deal()
+            self._queue.dispatch()
 
     def lag(self) -> int:
         return self._queue.depth + self._queue.unacked + self._context.inbox.waiting * self.no_ack
@@ -153,7 +153,7 @@ class DmpSource(_Taking):
         if held:
             queue.requeue(held)
         if not queue.deleted:
-            queue.deal()
+            queue.dispatch()
             self._broker.topology.consumer_left(queue)
 
 

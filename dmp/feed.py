@@ -157,13 +157,13 @@ class Feed:
                 for head, bodies in reversed(self._heads(exchange, messages)):
                     queue.take_back(head, bodies)
             queue.feed_lease = None
-            queue.deal()
+            queue.dispatch()
             broker.topology.consumer_left(queue)
         self._owner.release()
 
     def _drained(self) -> None:
         if not self.ended:
-            self._queue.deal()
+            self._queue.dispatch()
 
     # What goes back.
 

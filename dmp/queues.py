@@ -9,7 +9,7 @@ one whose front waits already is *cold*: it stays in the log alone, and is read 
 What is not persistent then goes to the log too, to keep its place.
 
 While a feed (the reading end of a DMP connection) is attached it gets everything; else the consumers do
-(`takers`), as far as each one's credit and outbox allow. `deal` gives out what can be given. It is called
+(`takers`), as far as each one's credit and outbox allow. `dispatch` gives out what can be given. It is called
 whenever something has changed that allows more: a message, credit, room in an outbox.
 
 The queue knows no connection: it calls a `Taker`, and its broker through `QueueContext`. All is synchronous.
@@ -166,7 +166,7 @@ class Queue:
     _warming: bool = attrs.field(default=False, init=False)
     _when_warm: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     _warned: bool = attrs.field(default=False, init=False)
-    _blocked: bool = attrs.field(default=False, init=False)  # nobody has room until `deal` is called again
+    _blocked: bool = attrs.field(default=False, init=False)  # nobody has room until the next `dispatch`
     _ask_on: bool = attrs.field(default=False, init=False)  # in the next turn, the rest are asked
     _over: bool = attrs.field(default=False, init=False)  # in the next turn, more of what is too much goes
 
@@ -340,7 +340,7 @@ class Queue:
         self._context.memory.take(_sizes(messages)[1])
         self._context.counts.recovered += count
         self._put_in_front(messages)
-        self._give_out_new()
+        self._dispatch_new()
 
     def _expires(self, head: Head, since: float) -> float:
         ttls_ms = [ms for ms in (head.ttl_ms, self.kind.arguments.ttl_ms) if ms is not None]
@@ -352,7 +352,8 @@ class Queue:
     def _enqueue(self, messages: list[Message], ticket: Ticket | None) -> None:
         """They are ready when the ticket is done, and all before them are."""
         if self.tick != self._context.waits.tick and isinstance(self.ready, ReadyRow):
-            self._context.waits.came(self, messages[0].number)  # what has priorities goes in another order
+            # Not with priorities: what has them goes in another order.
+            self._context.waits.take_sample(self, messages[0].number)
         self._context.memory.take(messages[0].head.cost_bytes * len(messages))
         if messages[0].head.large:
             self._has_large = True
@@ -405,7 +406,7 @@ class Queue:
                 self.log.keep(messages)
             self.ready.extend(messages)
             self._count_in(messages)
-        self._give_out_new()
+        self._dispatch_new()
 
     def _turns_cold(self, messages: list[Message]) -> bool:
         """Memory is scarce, nobody takes what is ready, and each of what is to follow has a record."""
@@ -417,9 +418,9 @@ class Queue:
             and messages[-1].offset >= 0
         )
 
-    def _give_out_new(self) -> None:
+    def _dispatch_new(self) -> None:
         """More is ready, or cold."""
-        self._give_out(check=self._behind)
+        self._dispatch_ready(check=self._behind)
         if self._timed:  # one with no time to live at all is given to who waits for it, or to nobody
             self._expire_ready()
             self._arm()
@@ -520,7 +521,7 @@ class Queue:
         if self._warming:
             return  # who asked for it goes on
         try:
-            self.deal()
+            self.dispatch()
             self._trim()
         except Exception as error:
             context.report_crash(error)
@@ -533,17 +534,17 @@ class Queue:
 
     # -- out
 
-    def deal(self) -> None:
+    def dispatch(self) -> None:
         """Give out what can be given: something has changed that allows more."""
         self._blocked = self._ask_on = False
         self.consumers.start_over()
         if self._timed:
             self._expire_ready()
-        self._give_out(check=self._timed)
+        self._dispatch_ready(check=self._timed)
         if self._timed:
             self._arm()
 
-    def _give_out(self, *, check: bool = False) -> None:
+    def _dispatch_ready(self, *, check: bool = False) -> None:
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
         if self.stops:
             return
@@ -570,7 +571,7 @@ class Queue:
             late: list[Message] = []
             for taker, messages, _, _ in shares:
                 if messages and messages[-1].number >= self.mark:
-                    self._context.waits.went(self)
+                    self._context.waits.count_sample(self)
                 self._count_out(messages)
                 if check:
                     now = self._context.timers.now()
@@ -631,7 +632,7 @@ class Queue:
         return [self._pop() for _ in range(min(most, len(self.ready)))]
 
     def return_front(self, messages: list[Message]) -> None:
-        """They come back to their places. You `deal`."""
+        """They come back to their places. You `dispatch`."""
         messages.sort(key=attrgetter("number"))
         self._put_in_front(messages)
 
@@ -694,7 +695,7 @@ class Queue:
         self._context.dead_letter(self, messages, "rejected")
 
     def requeue(self, messages: list[Message]) -> None:
-        """They come back to their old places; somebody may have seen them. You `deal`."""
+        """They come back to their old places; somebody may have seen them. You `dispatch`."""
         if self.deleted:
             self.forget(messages)
             return
@@ -702,7 +703,7 @@ class Queue:
         self._put_back(messages, given=True)
 
     def take_back(self, head: Head, bodies: Sequence[bytes]) -> None:
-        """The last that the feed was given comes back, unwritten, before all that is ready. You `deal`."""
+        """What the feed was given last comes back, unwritten, before all that is ready. You `dispatch`."""
         following = self.ready.first_number() if self.ready else self._next
         messages = self.number(head, bodies, following - len(bodies))
         self._context.memory.take(_sizes(messages)[1])
@@ -738,7 +739,7 @@ class Queue:
             return
         self.stops -= 1
         if self.stops == self.paused and not self.deleted:
-            self.deal()
+            self.dispatch()
             self._tell_waiting()
 
     def pause(self) -> None:
@@ -751,7 +752,7 @@ class Queue:
         self.paused = False
         self.stops -= 1
         if not (self.stops or self.deleted):
-            self.deal()
+            self.dispatch()
 
     # -- who takes
 
@@ -766,7 +767,7 @@ class Queue:
         self.exclusive_consumer = False
         self.used_now()
         if self.consumers.single:
-            self.deal()
+            self.dispatch()
 
     def attach_feed(self, feed: FeedTaker) -> None:
         """From now on everything goes to it."""
@@ -774,13 +775,13 @@ class Queue:
         self.feed = feed
         self.had_consumer = True
         self.used_now()
-        self.deal()
+        self.dispatch()
 
     def detach_feed(self, feed: FeedTaker) -> None:
         assert self.feed is feed
         self.feed = None
         self.used_now()
-        self.deal()
+        self.dispatch()
 
     def used_now(self) -> None:
         """To be declared again counts as use, too."""
@@ -808,7 +809,7 @@ class Queue:
             self._expire_ready()
         if self._over:
             self._trim()
-        self._give_out(check=self._timed)
+        self._dispatch_ready(check=self._timed)
         self._arm()
         if not self._behind:
             self._tell_waiting()

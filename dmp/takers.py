@@ -15,14 +15,14 @@ from dmp.message import Head, Message
 from dmp.ready import Ready
 
 LOOKED_AT_ONCE = 1024  # consumers asked for their room before others have their turn: about a millisecond
-_DEAL_MAX = 256  # messages given to consumers at once before their outboxes are looked at again
+_DISPATCHED_MAX = 256  # messages given to consumers at once before their outboxes are looked at again
 
 
 class Taker(Protocol):
     """A consumer of a channel, or a feed.
 
     `deliver` and `deliver_run` must not call back into the queue. An error that any of these raises is a bug
-    of the taker's connection and ends that: the queue is dealing on somebody else's time.
+    of the taker's connection and ends that: the queue dispatches on somebody else's time.
     """
 
     no_ack: bool
@@ -165,7 +165,7 @@ def share_out(ready: Ready, shares: Sequence[Share]) -> int:
     given = 0
     if len(shares) == 1:
         _, messages, count, room_bytes = shares[0]
-        count = min(count, _DEAL_MAX, len(ready))
+        count = min(count, _DISPATCHED_MAX, len(ready))
         while given < count and room_bytes >= 0:
             message = ready.popleft()
             messages.append(message)
@@ -173,7 +173,7 @@ def share_out(ready: Ready, shares: Sequence[Share]) -> int:
             given += 1
         return given
     rooms = [room_bytes for _, _, _, room_bytes in shares]
-    rounds = min(_DEAL_MAX // len(shares) + 1, min(count for _, _, count, _ in shares))
+    rounds = min(_DISPATCHED_MAX // len(shares) + 1, min(count for _, _, count, _ in shares))
     for _ in range(rounds):
         for at, (_, messages, _, _) in enumerate(shares):
             if not ready:

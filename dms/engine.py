@@ -346,7 +346,7 @@ class Queue:
             for look in engine.onlookers:
                 look(self.name, bodies)
         if self.tick != engine.waits.tick:
-            engine.waits.came(self, self.tail)
+            engine.waits.take_sample(self, self.tail)
         self.on_produced(count)
         if ticket is None:
             if engine.durable is not None:
@@ -495,7 +495,7 @@ class Queue:
         size = self.hot_bytes // len(bodies)
         self.head = seq + 1
         if seq >= self.mark:
-            self.engine.waits.went(self)
+            self.engine.waits.count_sample(self)
         self.held += 1
         self.held_bytes += size + HELD_OVERHEAD_BYTES
         self.hot_bytes -= size
@@ -526,7 +526,7 @@ class Queue:
         self.hold(count, size)
         self.head = seq + count
         if self.head > self.mark:
-            self.engine.waits.went(self)
+            self.engine.waits.count_sample(self)
         if self.log is not None:
             self.log.note_delivered(seq, taken)
         return taken

@@ -135,7 +135,7 @@ class Session(SessionBase):
         engine.log.debug("client connected", peer=connection.peer)
         self.admit(gate)
         self._set_queues()
-        self.await_first(_SAID_NOTHING)
+        self.await_first_request(_SAID_NOTHING)
 
     # -- the fast path
 
@@ -639,7 +639,7 @@ class Session(SessionBase):
     def _handshake(self, message_id: int, payload: bytes) -> None:
         if self.state is not State.NEW:
             raise malformed("the handshake was made")
-        self.connection.spoke()
+        self.connection.first_request_done()
         login = login_of(payload)
         if login is not None:
             self.log_in(*login, lambda fits: self._logged_in(message_id, fits))

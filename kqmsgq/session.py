@@ -46,7 +46,7 @@ class Session(SessionBase):
         self._consumer: Consumer | None = None
         self.state = State.ROLE
         self.admit(gate)
-        self.await_first()
+        self.await_first_request()
 
     def apply(self, data: bytes, at: int) -> int:
         while self.state is State.ROLE:
@@ -70,7 +70,7 @@ class Session(SessionBase):
         if not self.user:
             self._refuse()
             return at
-        self.connection.spoke()
+        self.connection.first_request_done()
         queues = self._queues
         if role == PRODUCE:
             self.state = TRANSITIONS[self.state][Event.PRODUCE]

@@ -139,7 +139,7 @@ class Session(SessionBase):
         self._fetches: dict[Fetch, None] | None = None
         self._listing: tuple[Iterator[tuple[bytes, bool]], ReplySlot] | None = None
         self.admit(broker.access)
-        self.await_first(_SAID_NOTHING if self.user else _log_in_first().line)
+        self.await_first_request(_SAID_NOTHING if self.user else _log_in_first().line)
 
     # -- the driver's calls
 
@@ -275,7 +275,7 @@ class Session(SessionBase):
             self._end_http(line)
         elif end >= 0 or len(data) - at > self._line_max:
             if self.user:  # else what is waited for is a login
-                self.connection.spoke()
+                self.connection.first_request_done()
             self._step(Event.LINE_COMES)
         return at
 
@@ -624,11 +624,11 @@ class Session(SessionBase):
         """AUTH: the user, and the rest of the line."""
         _, name, password = line.split(b" ", 2)
         slot = self.replies.slot()
-        self.connection.spoke()
+        self.connection.first_request_done()
 
         def done(fits: bool) -> None:
             if not self.user:
-                self.await_first(_log_in_first().line)
+                self.await_first_request(_log_in_first().line)
             if fits:
                 self._logins_refused = 0
                 slot.resolve(b"OK\n")

@@ -44,7 +44,7 @@ class Session(SessionBase):
         self._id = b""
         self.state = State.ID
         self.admit(gate)
-        self.await_first()
+        self.await_first_request()
 
     def apply(self, data: bytes, at: int) -> int:
         if self.state is State.ID:
@@ -92,7 +92,7 @@ class Session(SessionBase):
         return bool(self.user) and (client is None or client.owner == self.user)
 
     def _join(self, event: Event) -> None:
-        self.connection.spoke()
+        self.connection.first_request_done()
         sessions = self._sessions
         known = sessions.clients.get(self._id)
         if known is not None and known.connection is None:

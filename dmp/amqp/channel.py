@@ -1,7 +1,7 @@
 """The channels of a connection: contents on their way in, deliveries, acknowledgements, consumers, confirms.
 
 *Acknowledgements* are gathered over a stretch of input. At its end, or before the next method that could
-notice, the queues hear of them and deal. Confirms go out once a stretch, too.
+notice, the queues hear of them and dispatch. Confirms go out once a stretch, too.
 
 *Order.* Replies leave in the order of their requests, and one that waits for the disk holds those behind it.
 Deliveries wait meanwhile, so that none comes before the reply that allows it. Confirms keep an order of their
@@ -93,7 +93,7 @@ class Mux:
     `at`, `current` and `index`: where the frame that is being handled ends, its channel, and the class and
     method id of its method. A Refusal is about these.
     `work`: what the stretch of input under way has done, in messages put into a queue.
-    `to_confirm`: who has something to say at the end of the stretch. `dealing`: deliveries may be sent.
+    `to_confirm`: who has something to say at the end of the stretch. `dispatching`: deliveries may be sent.
     `capabilities`: the client's. `payload_max`: bytes that a frame holds.
     `recorded`: None where nothing is recorded.
     """
@@ -110,7 +110,7 @@ class Mux:
         self.at = 0
         self.current: Channel | None = None
         self.index = 0
-        self.dealing = False
+        self.dispatching = False
         self.incoming = Incoming(session, broker.settings, broker.bodies)
         self.publishing = Publishing(self)
         recorder = broker.recorder
@@ -119,7 +119,7 @@ class Mux:
         self._settled: dict[Queue, list[Message]] = {}  # acknowledged, and not told to the queues yet
         self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for
         self.to_confirm: dict[Confirms, None] = {}
-        self._waits_to_deal = False
+        self._waits_to_dispatch = False
         self.work = 0
         self._finishing = False
 
@@ -127,11 +127,11 @@ class Mux:
         """The client has logged in: its channels may come."""
         self.owner.user = user
         self.owner.account = self.session.user
-        self.dealing = True
+        self.dispatching = True
 
     def end(self) -> None:
         """The connection ends: everything that depends on it goes."""
-        self.dealing = False
+        self.dispatching = False
         self.broker.memory.forget(self)
         self.release(
             [channel for channel in self.by_number.values() if channel.state is not ChannelState.CLOSING]
@@ -184,10 +184,10 @@ class Mux:
             queue.await_returns()
         for consumer in lost:
             consumer.channel.remove_consumer(consumer)
-            consumer.channel.tell_cancelled(consumer)
+            consumer.channel.notify_cancelled(consumer)
         if queues:
             self.broker.sliced_work.add(_come_back(self.broker, unacked, queues))
-        self.deal()
+        self.dispatch()
         self.broker.flush()
         self.broker.store.commit_pending()
 
@@ -218,19 +218,19 @@ class Mux:
 
     def room_bytes(self) -> int:
         """How much more may be delivered now; negative: nothing."""
-        if self.replies.pending or not self.dealing or self.connection.closed:
-            if self.replies.pending and not self._waits_to_deal:
-                self._waits_to_deal = True
-                self.replies.when_empty(self.deal)
+        if self.replies.pending or not self.dispatching or self.connection.closed:
+            if self.replies.pending and not self._waits_to_dispatch:
+                self._waits_to_dispatch = True
+                self.replies.when_empty(self.dispatch)
             return -1
         outbox = self.connection.outbox
         return outbox.bound - outbox.size
 
-    def deal(self) -> None:
+    def dispatch(self) -> None:
         """More deliveries may be sent."""
-        self._waits_to_deal = False
+        self._waits_to_dispatch = False
         for channel in tuple(self.by_number.values()):
-            channel.deal()
+            channel.dispatch()
 
     def finish(self) -> None:
         """Close the connection once all replies and confirms are out."""
@@ -329,7 +329,7 @@ class Mux:
             self._roomy[channel] = None
 
     def settle_now(self) -> int:
-        """Tell the queues, and have them deal; returns how much work that was beside the messages."""
+        """Tell the queues, and have them dispatch; returns how much work that was beside the messages."""
         for channel in self._roomy:
             for consumer in channel.consumers.values():
                 self._settled.setdefault(consumer.queue, [])
@@ -344,7 +344,7 @@ class Mux:
         for queue in settled:
             if not queue.deleted:
                 work += 1 + min(len(queue.consumers.members), LOOKED_AT_ONCE) // 2
-                queue.deal()
+                queue.dispatch()
         return work
 
     def _acknowledge(self, queue: Queue, messages: list[Message]) -> None:
@@ -394,14 +394,14 @@ class Mux:
 
     def fall_silent(self) -> None:
         """The connection ends: no more deliveries and confirms."""
-        self.dealing = False
+        self.dispatching = False
         for channel in self.by_number.values():
             channel.fall_silent()
 
     def release(self, channels: Sequence[Channel]) -> None:
         """Give back all that these channels have: consumers at once, messages in slices.
 
-        A queue deals nothing until all its messages are back, so that they keep their order.
+        A queue dispatches nothing until all its messages are back, so that they keep their order.
         """
         self.settle_now()
         self.publishing.forget()
@@ -448,7 +448,7 @@ def _slices(deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], 
             yield
     for queue in queues:
         if not queue.deleted:
-            queue.deal()
+            queue.dispatch()
 
 
 def _deliver_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[None]:
@@ -679,16 +679,16 @@ class Channel:
         self.unacked = {number: unacked.pop(number) for number in rest}
         return unacked
 
-    def deal(self) -> None:
+    def dispatch(self) -> None:
         """Something allows more deliveries to its consumers."""
         self.mux.worked(len(self.consumers) // _CONSUMERS_PER_WORK)
         for queue in {consumer.queue: None for consumer in self.consumers.values()}:
             if not queue.deleted:
-                queue.deal()
+                queue.dispatch()
 
     # -- consumers, and the end
 
-    def tell_cancelled(self, consumer: Consumer) -> None:
+    def notify_cancelled(self, consumer: Consumer) -> None:
         if self.mux.capabilities.get("consumer_cancel_notify"):
             self.send(encode(commands.Basic.Cancel(consumer.tag.decode(), True), self.number))
 
@@ -706,7 +706,7 @@ class Channel:
             self.mux.broker.topology.consumer_left(queue)
 
     def end(self) -> None:
-        """What is begun is forgotten or rolled back, and nothing is dealt to it any more."""
+        """What is begun is forgotten or rolled back, and nothing is dispatched to it any more."""
         if self.transaction is not None:
             self.transaction.rollback()
         if self.confirms is not None:
@@ -858,7 +858,7 @@ class Consumer:
         if channel.consumers.pop(self.tag, None) is not None:
             self.end()
         channel.mux.broker.counts.consumers -= 1
-        channel.tell_cancelled(self)
+        channel.notify_cancelled(self)
 
     def fail(self, error: Exception) -> None:
         self.channel.mux.connection.fail(error)

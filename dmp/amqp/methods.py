@@ -73,7 +73,7 @@ def flow(channel: Channel, method: commands.Channel.Flow) -> None:
     channel.flowing = bool(method.active)
     channel.reply(commands.Channel.FlowOk(method.active))
     if method.active:
-        channel.deal()
+        channel.dispatch()
 
 
 @handles(commands.Channel.Close)
@@ -326,7 +326,7 @@ def qos(channel: Channel, method: commands.Basic.Qos) -> None:
         raise Refusal(Code.NOT_IMPLEMENTED, "prefetch_size is not 0")
     if method.global_:
         channel.prefetch_all = method.prefetch_count
-        channel.deal()
+        channel.dispatch()
     else:
         channel.prefetch = method.prefetch_count
     channel.reply(commands.Basic.QosOk())
@@ -359,7 +359,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     queue.exclusive_consumer = method.exclusive
     queue.add_consumer(consumer)
     _answer(channel, method, commands.Basic.ConsumeOk(tag.decode()))
-    queue.deal()
+    queue.dispatch()
 
 
 def _queue_to_consume(channel: Channel, method: commands.Basic.Consume, name: bytes) -> Queue:
@@ -452,7 +452,7 @@ def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.Re
         _give_back(channel, deliveries, requeue=True)
     else:
         channel.mux.deliver_again(channel, deliveries)
-        channel.deal()
+        channel.dispatch()
 
 
 def _give_back(channel: Channel, deliveries: list[Delivery], requeue: bool) -> None:
@@ -482,5 +482,5 @@ def _give_back(channel: Channel, deliveries: list[Delivery], requeue: bool) -> N
                 reject(queue, messages)
         for queue in queues:
             if not queue.deleted:
-                queue.deal()
-    channel.deal()  # others of its consumers may have room now, too
+                queue.dispatch()
+    channel.dispatch()  # others of its consumers may have room now, too

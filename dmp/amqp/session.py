@@ -171,7 +171,7 @@ class AmqpSession(SessionBase):
 
     def drained(self) -> None:
         super().drained()
-        self.mux.deal()
+        self.mux.dispatch()
 
     def drain(self) -> None:
         """The broker stops."""

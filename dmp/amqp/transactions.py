@@ -186,9 +186,9 @@ class Transaction:
                 queue.requeue(messages)
         for queue in prepared.queues:
             if not queue.deleted:
-                queue.deal()
+                queue.dispatch()
         channel.crowded = False
-        channel.deal()
+        channel.dispatch()
         if broker.memory.full:
             mux.wait_for_memory()
 

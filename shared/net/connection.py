@@ -168,15 +168,15 @@ class Connection:
         """Have `on_deadline` called at `deadline`. Replaces the one set before; inf cancels it."""
         raise NotImplementedError
 
-    def await_first(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
+    def await_first_request(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
         """Give the peer `first_request_seconds`, at most `seconds_max`, for its first complete request.
 
-        After that it is sent `farewell` and closed. For a session to call when it is opened; `spoke` ends it.
-        Independent of `wake_at`.
+        After that it is sent `farewell` and closed. For a session to call when it is opened;
+        `first_request_done` ends it. Independent of `wake_at`.
         """
         raise NotImplementedError
 
-    def spoke(self) -> None:
+    def first_request_done(self) -> None:
         """The first request is complete."""
         raise NotImplementedError
 

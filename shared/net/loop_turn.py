@@ -45,7 +45,7 @@ AfterTurn = Callable[[], bool | None]
 DEADLINES_SECONDS = 2e-3
 """Work on deadlines per turn. Sessions that yield to others set a deadline for "now"; without a bound, input
 would wait for all of them."""
-FAREWELLS_SECONDS = 2e-3
+RELEASES_SECONDS = 2e-3
 """Work per turn on sessions whose connections are gone: one may have 10,000 subscriptions to remove."""
 SILENT_AT_ONCE = 32
 """Silent connections closed per turn: about a millisecond of work."""
@@ -120,11 +120,11 @@ class DrivenConnection(Connection):
         if not self._mute:
             self._loop.set_deadline(self, deadline)
 
-    def await_first(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
-        self._loop.await_first(self, farewell, seconds_max)
+    def await_first_request(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
+        self._loop.await_first_request(self, farewell, seconds_max)
 
-    def spoke(self) -> None:
-        self._loop.spoke(self)
+    def first_request_done(self) -> None:
+        self._loop.first_request_done(self)
 
     def resume_reading(self) -> None:
         super().resume_reading()
@@ -317,7 +317,7 @@ class DrivenConnection(Connection):
             self._reason = "silent"
             self.finish()
 
-    def tell_lost(self) -> None:
+    def release_session(self) -> None:
         """Tell the session that its connection is gone, and drop it, which breaks the reference cycle."""
         self.on_drained = None
         session = self._part()
@@ -434,7 +434,7 @@ class LoopTurn:
         if deadlines.next < self._timer.deadline:
             self._timer.deadline = deadlines.next
 
-    def await_first(self, connection: DrivenConnection, farewell: bytes, seconds_max: float) -> None:
+    def await_first_request(self, connection: DrivenConnection, farewell: bytes, seconds_max: float) -> None:
         """`connection` is open and must send a complete request in time."""
         until = connection.now + min(self.settings.first_request_seconds, seconds_max)
         self._silent[connection] = until, farewell
@@ -446,7 +446,7 @@ class LoopTurn:
         """Whether the first request is still missing."""
         return connection in self._silent
 
-    def spoke(self, connection: DrivenConnection) -> None:
+    def first_request_done(self, connection: DrivenConnection) -> None:
         """The first request is complete. Harmless if none was awaited."""
         self._silent.pop(connection, None)
 
@@ -526,12 +526,12 @@ class LoopTurn:
         if expecting:
             self.to_send[:0] = self._send_some(expecting)
         hold = hold and len(self.to_send) >= HOLD_LEAST
-        farewells_end = perf_counter() + FAREWELLS_SECONDS
+        releases_end = perf_counter() + RELEASES_SECONDS
         while not behind and ((self.to_send and not hold) or self._lost or self._ending):
             behind = bool(self._ending) and not self._end_inputs()
             if not hold and not self.send():
                 behind = True
-            if self._lost and not self.say_farewell(farewells_end):
+            if self._lost and not self.release_lost(releases_end):
                 behind = True
         if behind:
             self.request()
@@ -613,11 +613,11 @@ class LoopTurn:
                 connection.send()
         return []
 
-    def say_farewell(self, until: float = math.inf) -> bool:
+    def release_lost(self, until: float = math.inf) -> bool:
         """Tell sessions whose connections are gone. False: at `until` (`perf_counter`) some were left."""
         while self._lost:
             connection = self._lost.popleft()
-            connection.tell_lost()
+            connection.release_session()
             if self._lost and perf_counter() > until:
                 return False
         if not self.connections:
@@ -660,5 +660,5 @@ class LoopTurn:
         self.in_turn = True
         for connection in tuple(self.connections):
             connection.close(reason)
-        self.say_farewell()
+        self.release_lost()
         self.in_turn = False

@@ -322,11 +322,11 @@ class SessionBase:
                 self.user = gate.user_of_certificate(self.connection.certificate_user) or ANONYMOUS
             self._set_guard(gate)
 
-    def await_first(self, farewell: bytes = b"") -> None:
-        """`Connection.await_first`, with `LOGIN_SECONDS` at most where a login is required."""
+    def await_first_request(self, farewell: bytes = b"") -> None:
+        """`Connection.await_first_request`, with `LOGIN_SECONDS` at most where a login is required."""
         gate = self._gate
         has_to_log_in = gate is not None and gate.asks_login
-        self.connection.await_first(farewell, LOGIN_SECONDS if has_to_log_in else math.inf)
+        self.connection.await_first_request(farewell, LOGIN_SECONDS if has_to_log_in else math.inf)
 
     def audit(self, action: str, name: str | bytes) -> None:
         """Write a line to the audit log: the user has done `action` to `name`."""

@@ -38,14 +38,14 @@ class Waits:
         self._now = now
         self._wake: Callable[[], object] = lambda: None
 
-    def came(self, queue: Sampled, number: int) -> None:
+    def take_sample(self, queue: Sampled, number: int) -> None:
         """The queue got its first message of a tick. A sample that is still waiting stays the sample."""
         queue.tick = self.tick
         self._wake()
         if queue.mark == NONE:
             queue.mark, queue.marked_at = number, self._now()
 
-    def went(self, queue: Sampled) -> None:
+    def count_sample(self, queue: Sampled) -> None:
         """The sample goes out for the first time: count its wait."""
         self.seconds.observe(self._now() - queue.marked_at)
         queue.mark = NONE

@@ -60,13 +60,13 @@ async def test_the_first_message_of_a_tick_is_timed_unless_one_still_waits(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(waits.run, trio.sleep, trio.Event)
         await trio.testing.wait_all_tasks_blocked()
-        waits.came(queue, 7)
+        waits.take_sample(queue, 7)
         assert (queue.mark, queue.tick) == (7, waits.tick)
         await trio.sleep(3)
         assert queue.tick < waits.tick
-        waits.came(queue, 9)
+        waits.take_sample(queue, 9)
         assert queue.mark == 7
-        waits.went(queue)
+        waits.count_sample(queue)
         assert queue.mark == NONE
         nursery.cancel_scope.cancel()
     sample = waits.seconds.sample("s", "")

@@ -65,7 +65,7 @@ async def test_a_peek_takes_nothing_and_is_no_delivery(world: World) -> None:
     assert (queue.depth, queue.unacked, world.broker.counts.delivered) == (2, 0, 0)
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     assert [message.redelivered for message in taker.messages] == [False, False]
 
 
@@ -84,7 +84,7 @@ async def test_what_is_cold_is_peeked_where_it_stands() -> None:
     assert (queue.cold.count, queue.depth) == (cold, 100)
     taker = Taker()
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     assert taker.bodies == bodies
 
 
@@ -186,7 +186,7 @@ async def test_cold_dead_letters_go_back_too() -> None:
     assert await call(world, dead, "redrive") == {"moved": 200, "left": 0}
     taker = Taker()
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     assert taker.bodies == bodies
 
 

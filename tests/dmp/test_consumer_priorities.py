@@ -26,11 +26,11 @@ async def test_the_highest_is_served_while_it_has_credit_and_equals_take_turns(w
     assert [taker.bodies for taker in (high, other)] == [[b"0", b"2"], [b"1", b"3"]]
     assert [taker.bodies for taker in (low, lowest)] == [[b"4", b"5"], [b"6", b"7"]]
     low.count = other.count = 1
-    queue.deal()
+    queue.dispatch()
     world.publish(b"", b"q", b"8", b"9", b"10")
     assert (other.bodies[2:], low.bodies[2:], len(queue.ready)) == ([b"8"], [b"9"], 1)
     high.count = 5
-    queue.deal()
+    queue.dispatch()
     world.publish(b"", b"q", b"11")
     assert high.bodies[2:] == [b"10", b"11"]
 

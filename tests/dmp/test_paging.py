@@ -69,7 +69,7 @@ async def test_what_is_deep_takes_little_memory_and_comes_in_order() -> None:
     assert world.broker.memory.held_bytes < LIMIT + 20_000
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     assert numbers(taker.bodies) == list(range(400))
     queue.settle(taker.messages)
     world.settle()
@@ -198,7 +198,7 @@ async def test_consumers_get_what_comes_late_and_a_purge_meanwhile_is_a_purge(
     world, queue = await deep(60)
     taker = Taker()
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     before = len(taker.bodies)
     assert before < 60
     slow.pop()()

@@ -13,11 +13,11 @@ async def test_messages_wait_in_order_and_go_to_the_first_that_takes_them(world:
     world.publish(b"", b"q", b"a", b"b", b"c")
     taker = Taker(room=2)
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     assert taker.bodies == [b"a", b"b"]
     assert ready(queue) == [b"c"]
     taker.count = 5
-    queue.deal()
+    queue.dispatch()
     assert taker.bodies == [b"a", b"b", b"c"]
     assert world.broker.memory.held_bytes == 0
 
@@ -36,7 +36,7 @@ async def test_consumers_take_turns(world: World) -> None:
     world.publish(b"", b"q", *[b"%d" % n for n in range(6)])
     queue.add_consumer(one)
     queue.add_consumer(two)
-    queue.deal()
+    queue.dispatch()
     assert (one.bodies, two.bodies) == ([b"0", b"2", b"4"], [b"1", b"3", b"5"])
     for n in range(6, 10):
         world.publish(b"", b"q", b"%d" % n)
@@ -56,7 +56,7 @@ async def test_what_is_requeued_comes_back_to_its_old_place(world: World) -> Non
     assert ready(queue) == [b"0", b"2", b"3", b"4"]
     assert queue.unacked == 0
     taker.count = 3
-    queue.deal()
+    queue.dispatch()
     queue.requeue([taker.messages[-1], taker.messages[-3], taker.messages[-2]])
     assert ready(queue) == [b"0", b"2", b"3", b"4"]
 
@@ -66,7 +66,7 @@ async def test_a_feed_comes_before_consumers_and_gives_back_what_it_has_not_writ
     consumer, feed = Taker(), Taker(room=2)
     world.publish(b"", b"q", b"0")
     queue.add_consumer(consumer)
-    queue.deal()
+    queue.dispatch()
     queue.attach_feed(feed)
     world.publish(b"", b"q", b"1", b"2", b"3")
     assert (consumer.bodies, feed.bodies, ready(queue)) == ([b"0"], [b"1", b"2"], [b"3"])
@@ -138,7 +138,7 @@ async def test_persistent_messages_are_seen_after_the_sync_and_again_after_a_res
     assert ready(queue) == [b"kept", b"taken", b"light"]
     taker = Taker(no_ack=False, room=2)
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     queue.settle([taker.messages[1]])
     world.settle()
     after = await world.again()
@@ -182,7 +182,7 @@ async def test_a_dead_letter_moves_from_log_to_log_as_one(world: World) -> None:
     world.settle()
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     queue.reject(taker.messages)
     world.settle()
     assert ready(dead) == [b"x"]
@@ -198,7 +198,7 @@ async def test_a_dead_letter_that_cannot_be_written_is_there_after_a_restart(wor
     world.settle()
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     world.break_disk()
     world.publish(b"", b"q", b"lost", properties=PERSISTENT)
     world.settle()
@@ -264,7 +264,7 @@ async def test_a_queue_whose_takers_are_full_does_not_ask_them_at_every_message(
     assert asked == []
     takers[3].count = 1
     queue.settle([takers[3].messages[0]])
-    queue.deal()
+    queue.dispatch()
     assert takers[3].bodies == [b"x", b"x"]
     assert len(queue.ready) == 100
     queue.add_consumer(late := Taker())
@@ -281,7 +281,7 @@ async def test_what_has_expired_is_never_delivered_though_one_before_it_lives_on
     assert queue.depth == 4
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     assert taker.bodies == [b"1", b"3"]
     assert (queue.unacked, queue.depth, queue.ready_bytes) == (2, 0, 0)
     assert world.broker.counts.expired == 2
@@ -337,7 +337,7 @@ async def test_a_paused_queue_takes_messages_and_gives_them_out_once_it_is_resum
     world.publish(b"", b"q", b"1", b"2", b"3")
     assert (taker.bodies, ready(queue)) == ([b"0"], [b"1", b"2"]), "what is full stays full"
     queue.requeue(taker.messages)
-    queue.deal()
+    queue.dispatch()
     assert queue.get(no_ack=True) is None
     assert not queue.warming
     world.topology.set_paused(queue, False)
@@ -354,7 +354,7 @@ async def test_what_comes_back_to_a_paused_queue_in_slices_waits_with_the_rest(w
     assert not queue.warming
     taker = Taker()
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     assert taker.bodies == []
     queue.await_returns()
     world.topology.set_paused(queue, False)
@@ -371,7 +371,7 @@ async def test_in_a_drain_what_comes_back_in_slices_is_given_to_nobody_else(worl
     queue.all_returned()
     taker = Taker()
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     assert (taker.bodies, ready(queue)) == ([], [b"0"])
 
 
@@ -388,7 +388,7 @@ async def test_a_durable_queue_stays_paused_over_crashes_and_purges_until_it_is_
     world.settle()
     taker = Taker()
     queue.add_consumer(taker)
-    queue.deal()
+    queue.dispatch()
     assert taker.bodies == []
     world.topology.set_paused(queue, False)
     assert taker.bodies == [b"0"]

@@ -112,10 +112,10 @@ async def test_much_that_expires_at_once_goes_in_turns_and_nobody_is_given_any_o
     world.clock.now += 1
     late = Taker(room=1)
     queue.add_consumer(late)
-    queue.deal()
+    queue.dispatch()
     assert late.bodies == [b"long"]
     late.count = 100
-    queue.deal()
+    queue.dispatch()
     assert late.bodies == [b"long"], "behind it stands what is to go in several turns"
     assert queue.depth > 5000
     world.advance(0)
@@ -244,7 +244,7 @@ async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(
     most = 1.5 * len(queue.consumers) if per_priority == 3000 else len(queue.consumers) + 1
     assert asked <= most, "nobody has room, and nobody is asked again"
     free.count = 3
-    queue.deal()
+    queue.dispatch()
     world.advance(0)
     assert free.bodies == [b"a", b"b", b"c", b"d"]
 

@@ -101,10 +101,10 @@ class MemoryConnection(Connection):
         if not self._mute:
             self.deadline = deadline
 
-    def await_first(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
+    def await_first_request(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
         self.awaits_first = farewell
 
-    def spoke(self) -> None:
+    def first_request_done(self) -> None:
         self.awaits_first = None
 
     def await_rest(self) -> None:

@@ -15,10 +15,10 @@ from tests.support.connections import StreamServer
 
 
 def speak_at_the_first_byte(session: Recorder) -> None:
-    session.connection.await_first(b"say something")
+    session.connection.await_first_request(b"say something")
 
     def receive(data: bytes) -> None:
-        session.connection.spoke()
+        session.connection.first_request_done()
         session.connection.write(data)
 
     session.on_receive = receive
@@ -52,7 +52,7 @@ async def test_who_leaves_or_finishes_before_is_not_told(autojump_clock: MockClo
     server = StreamServer()
 
     def prepare(session: Recorder) -> None:
-        session.connection.await_first(b"say something")
+        session.connection.await_first_request(b"say something")
         session.connection.write(b"bye")
         session.connection.finish()
 
@@ -96,7 +96,7 @@ class Silent(SessionBase):
     def __init__(self, connection: Connection, required: Required) -> None:
         super().__init__(connection)
         self.admit(Access({}).guard("echo", required))
-        self.await_first(b"bye")
+        self.await_first_request(b"bye")
 
     def release(self) -> None:
         pass

@@ -153,13 +153,13 @@ async def test_what_first_words_bring_is_much_work_and_others_have_a_turn_after_
     def prepare(session: Recorder) -> None:
         def come_back(_: bytes) -> None:
             nonlocal done
-            session.connection.spoke()
+            session.connection.first_request_done()
             done += 1
             ends = perf_counter() + 0.002
             while perf_counter() < ends:
                 pass
 
-        session.connection.await_first()
+        session.connection.await_first_request()
         session.on_receive = come_back
 
     async def others() -> None:

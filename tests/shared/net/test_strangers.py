@@ -124,7 +124,7 @@ class LogsIn(SessionBase):
     def __init__(self, connection: Connection, access: Access) -> None:
         super().__init__(connection)
         self.admit(access.guard("test", "always"))
-        self.await_first()
+        self.await_first_request()
 
     def apply(self, data: bytes, at: int) -> int:
         while at < len(data) and not self.stopped:
@@ -137,7 +137,7 @@ class LogsIn(SessionBase):
         return at
 
     def _answer(self, fits: bool) -> None:
-        self.connection.spoke()
+        self.connection.first_request_done()
         self.reply(b"in\n" if fits else b"no\n")
 
     def input_ended(self) -> None:

@@ -23,7 +23,7 @@ class Gone:
     def __init__(self, told: list[object]) -> None:
         self.told = told
 
-    def tell_lost(self) -> None:
+    def release_session(self) -> None:
         self.told.append(self)
 
     def deadline_came(self, now: float) -> None:
