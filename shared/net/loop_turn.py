@@ -106,7 +106,7 @@ class DrivenConnection(Connection):
         return loop.now if loop.in_turn else loop.time()
 
     def hand_over(self, session: Session) -> None:
-        self._join(session)
+        self._session = session
 
     def in_its_turn(self, callback: Callable[..., None]) -> Callable[..., None]:
         return lambda *arguments: self._loop.soon(partial(self.attempt, callback, *arguments))
@@ -282,7 +282,7 @@ class DrivenConnection(Connection):
 
     def open(self, open_session: OpenSession) -> None:
         """Make the session."""
-        self.call(lambda: self._join(open_session(self)))
+        self.call(lambda: self.hand_over(open_session(self)))
 
     def end_input(self) -> None:
         """Tell the session, once, that no more input comes. While input is held back this does nothing:
@@ -339,9 +339,6 @@ class DrivenConnection(Connection):
         """The session, if it has what lists show, which `Session` does not ask for."""
         session = getattr(self, "_session", None)
         return session if isinstance(session, SessionBase) else None
-
-    def _join(self, session: Session) -> None:
-        self._session = session
 
     def _part(self) -> Session | None:
         session = getattr(self, "_session", None)

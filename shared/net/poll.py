@@ -217,8 +217,8 @@ class PollConnection(DrivenConnection):
             self.polled_as_stranger = False
             self._driver.poll_logged_in(self)
 
-    def _join(self, session: Session) -> None:
-        super()._join(session)
+    def hand_over(self, session: Session) -> None:
+        super().hand_over(session)
         self._receive = session.receive
 
     def _part(self) -> Session | None:
