@@ -5,10 +5,10 @@ import sys
 import time
 from base64 import b64decode
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import trio
 from cyclopts import App, Parameter
@@ -35,6 +35,8 @@ app, command = protocol_app(
 
 Topic = Annotated[str, Parameter(name=("--topic", "-t"), help="A topic.")]
 TIMES = "30m ago, 1h, 2d; 2026-01-31T12:00 (local unless it says); or Unix milliseconds"
+TopicPlace: TypeAlias = tuple[str, int]
+"""A place in a topic: `first` or `end`, or `offset`, `last` (so many messages) or `time` and its number."""
 From = Annotated[
     str | None,
     Parameter(
@@ -43,17 +45,14 @@ From = Annotated[
 ]
 Offsets = Annotated[bool, flag("Show each message's offset beside it.")]
 
-
 LAST_MAX = 1_000_000
-"""Of `last:N`: their offsets are held."""
+"""Messages of `last:N`: all their offsets are held in memory."""
 BACK_BYTES = 256 * 1024
-"""Read behind the end first, to find the last messages; then four times as much, and so on."""
+"""The last messages are first looked for in so many bytes before the end, then in four times as many."""
 ANSWER_SECONDS = 10.0
 """For the first answer; as long as a connection may take."""
-
-
 API_RECORDS = 100
-"""Asked for at once."""
+"""Messages that the API is asked for at once."""
 
 
 class CutShort(BrokerError):
@@ -151,19 +150,20 @@ async def consume(
     reader = OutputReader()
     if commit and group is None:
         raise UsageError("--commit", "needs a --group whose offset it is")
+    place = None if from_ is None else _place("--from", from_)
     if server is None:
         if commit or follow:
             raise UsageError(
                 "--commit" if commit else "--follow", "is for LogMQ's own port, and not for the API"
             )
-        return _through_api(topic, from_, group, Remaining(max_), json=json, offsets=offsets)
+        return _through_api(topic, place, group, Remaining(max_), json=json, offsets=offsets)
 
     async def shown() -> AsyncIterator[Any]:
         left = Remaining(max_)
         async with _connected(server) as client, AsyncExitStack() as stack:
             # With --follow the client's next FETCH waits, and so would requests behind it.
             beside = await stack.enter_async_context(_connected(server)) if commit and follow else client
-            start = await _start(client, topic, from_, group, missing=0 if follow else None)
+            start = await _start(client, topic, place, group, missing=0 if follow else None)
             records = client.records(topic, start, follow=follow)
             while left and (chunk := left.of(await records.chunk())):
                 taken: int | None = None
@@ -192,11 +192,12 @@ async def tail(
     json: Json = False,
 ) -> AsyncIterable[Any]:
     """Show messages as they are written, from the end on, until interrupted."""
+    place = _place("--from", from_ or "end")
 
     async def shown() -> AsyncIterator[Any]:
         left = Remaining(max_)
         async with _connected(server) as client:
-            start = await _start(client, topic, from_ or "end", None, missing=0)
+            start = await _start(client, topic, place, None, missing=0)
             async with client.tail(topic, start) as records:
                 while left:
                     for item in _shown(left.of([await anext(records)]), json=json, offsets=offsets):
@@ -291,13 +292,10 @@ def reset(
     json: Json = False,
 ) -> ApiRequest:
     """Set where a group goes on in a topic."""
-    offset = _offset_said("--to", where)
+    place = _place("--to", where)
 
     def ask(api: AdminApi) -> Mapping[str, Any]:
-        if isinstance(offset, str):
-            said: Mapping[str, Any] = {"offset": api.get("topics", topic)[offset]}
-        else:
-            said = offset
+        said = _for_api(place, lambda: api.get("topics", topic))
         answer = api.post("groups", group, topic, "reset", dry_run=dry_run, **said)
         return {"group": group, "topic": topic, **answer}
 
@@ -360,31 +358,36 @@ def _is_number(said: str) -> bool:
     return said.isascii() and said.isdigit() and len(said) < 20
 
 
-def _last(argument: str, said: str) -> int | None:
-    """The N of `last:N`; None for another text. Raises UsageError."""
+def _place(argument: str, said: str) -> TopicPlace:
+    """Raises UsageError."""
+    if said in ("first", "end"):
+        return said, 0
+    if _is_number(said):
+        return "offset", int(said)
     word, colon, number = said.partition(":")
     if word != "last" or not colon:
-        return None
+        return "time", _time(argument, said)
     if not _is_number(number) or not 1 <= int(number) <= LAST_MAX:
         raise UsageError(argument, f"last:N takes 1 to {LAST_MAX:,} messages")
-    return int(number)
+    return word, int(number)
 
 
-def _offset_said(argument: str, said: str) -> Mapping[str, Any] | str:
-    """What the API takes for a place in a topic; `first` and `end` are the topic's. Raises UsageError."""
-    if said in ("first", "end"):
-        return said
-    if _is_number(said):
-        return {"offset": int(said)}
-    if (count := _last(argument, said)) is not None:
-        return {"records_back": count}
-    from shared.objects import time_text  # which takes 10 ms to import
+def _for_api(place: TopicPlace, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """As the API takes it. `ask`: for what the API says of the topic."""
+    word, number = place
+    if word == "offset":
+        return {word: number}
+    if word == "last":
+        return {"records_back": number}
+    if word == "time":
+        from shared.objects import time_text  # which takes 10 ms to import
 
-    return {"time": time_text(_time(argument, said))}
+        return {word: time_text(number)}
+    return {"offset": ask()[word]}
 
 
 async def _back(client: Client, topic: str, count: int) -> int:
-    """The offset of the last message but `count` - 1; the first that is kept where there are fewer."""
+    """Where the last `count` messages begin; the first offset that is kept where there are fewer."""
     found = await client.offsets(topic)
     span = BACK_BYTES
     while True:
@@ -401,20 +404,19 @@ async def _back(client: Client, topic: str, count: int) -> int:
 
 
 async def _start(
-    client: Client, topic: str, said: str | None, group: str | None, *, missing: int | None
+    client: Client, topic: str, place: TopicPlace | None, group: str | None, *, missing: int | None
 ) -> int:
     """The offset to begin at. `missing`: that of a topic that does not exist (None: an error)."""
-    if said is not None and said.isdigit():
-        return int(said)
-    back = None if said is None else _last("--from", said)
-    since = None if said in (None, "first", "end") or back is not None else _time("--from", said)
+    word, number = place or ("first", 0)
+    if word == "offset":
+        return number
     try:
-        if back is not None:
-            return await _back(client, topic, back)
-        if since is not None:
-            return await client.seek(topic, since)
+        if word == "last":
+            return await _back(client, topic, number)
+        if word == "time":
+            return await client.seek(topic, number)
         found = await client.offsets(topic)
-        if said is None and group is not None:
+        if place is None and group is not None:
             committed = await client.committed(group, topic)
             if committed is not None:
                 return max(committed, found.first)  # retention may have dropped what is before
@@ -422,20 +424,19 @@ async def _start(
         if error.code == "NO_TOPIC" and missing is not None:
             return missing
         raise
-    return found.end if said == "end" else found.first
+    return found.end if word == "end" else found.first
 
 
 def _through_api(
-    topic: str, said: str | None, group: str | None, left: Remaining, *, json: bool, offsets: bool
+    topic: str, place: TopicPlace | None, group: str | None, left: Remaining, *, json: bool, offsets: bool
 ) -> ApiRequest:
-    """Show messages that the API has. Raises UsageError."""
-    place = _offset_said("--from", said or "first")
+    """Show a topic's messages as the API has them."""
     shown = partial(_shown, json=json, offsets=offsets)
 
     def rows(api: AdminApi) -> Iterator[Any]:
         found = api.get("topics", topic)
-        begin = {"offset": found[place]} if isinstance(place, str) else place
-        if said is None and group is not None:
+        begin = _for_api(place or ("first", 0), lambda: found)
+        if place is None and group is not None:
             committed = [row["offset"] for row in api.rows("groups", group=group, topic=topic)]
             begin = {"offset": max([found["first"], *committed])}
         query = {"from" if name == "offset" else name: value for name, value in begin.items()}
@@ -448,7 +449,7 @@ def _through_api(
 
 
 def _record(row: Mapping[str, Any]) -> Record:
-    """What the API shows. Raises CutShort."""
+    """A message as the API shows it. Raises CutShort."""
     if row.get("truncated"):
         raise CutShort(
             f"the message at {row['position']} has {row['bytes']:,} bytes, more than the API shows: "

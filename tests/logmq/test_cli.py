@@ -216,7 +216,7 @@ def test_consume_begins_so_many_messages_before_the_end(server: Server, logmq: C
         lines = logmq("consume", "back", "--from", f"last:{count}")[1].splitlines()
         assert [line.rstrip(".") for line in lines] == numbers[-count:], count
     assert logmq("tail", "back", "--from", "last:2", "--max", "2")[1].count("\n") == 2
-    for said_ in ("last:0", "last:", "last:x", "last:99999999"):
+    for said_ in ("last:0", "last:", "last:x", "last:99999999", "²", "7" * 5000):
         assert logmq("consume", "back", "--from", said_)[0] == ExitCode.USAGE
 
 
