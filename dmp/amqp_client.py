@@ -8,12 +8,13 @@
                 ...
                 await delivery.ack()
 
-`publish` returns when the server has the message: on disk, where message and queue are durable, as they are
-unless said otherwise. So what raises `Disconnected` may or may not be there, and what returned is. Any number
-of tasks may use one client at once; what they ask for goes out together, and answers are handed out as they
-come. A delivery that is not acknowledged goes back to its queue when its `consume` ends.
+`publish` returns when the server has the message. It is on disk then if message and queue are durable, which
+is the default. Where `publish` raises `Disconnected`, the server may have the message or not. Any number of
+tasks may use one client at once: their requests are sent together, and answers are handed out as they come. A
+delivery that is not acknowledged goes back to its queue when its `consume` ends.
 
-A lost connection raises `Disconnected` in all that waits, and is not made again: open another client.
+When the connection is lost, every call that waits raises `Disconnected`. The client does not connect again:
+open another one.
 
 Source: PROTOCOL.md, "Principal". Messages are framed as AMQP's specification has it, part 4.2.
 """
@@ -22,6 +23,7 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from itertools import takewhile
 from typing import Any, Generic, NamedTuple, Self, TypeVar, Unpack
 
 import attrs
@@ -51,7 +53,7 @@ __all__ = [
 ]
 
 RECEIVE_BYTES = 256 * 1024
-UNSENT_BYTES_MAX = 1024 * 1024  # of what waits to be sent; beyond that, publishing waits
+UNSENT_BYTES_MAX = 1024 * 1024  # while more waits to be sent, publishing waits
 CLOSING_SECONDS = 5.0
 CHANNELS_MAX = 1000
 PREFETCH_MAX = 65535
@@ -65,7 +67,7 @@ T = TypeVar("T")
 
 
 class Unroutable(BrokerError):
-    """The message was for no queue that there is; the server has dropped it."""
+    """No queue takes the message; the server has dropped it."""
 
 
 class NotTaken(BrokerError):
@@ -73,7 +75,7 @@ class NotTaken(BrokerError):
 
 
 class _Answer(Generic[T]):
-    """What somebody waits for: a value or an error, once. Nobody need wait."""
+    """A value or an error that comes once. Whether anybody waits for it does not matter."""
 
     __slots__ = ("_done", "_outcome")
 
@@ -95,7 +97,7 @@ class _Answer(Generic[T]):
 
 @attrs.define(eq=False)
 class Delivery:
-    """A message that is ours until it is acknowledged. `redelivered`: somebody may have had it before."""
+    """A message to acknowledge. `redelivered`: it may have been delivered before."""
 
     body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
     exchange: str
@@ -106,12 +108,13 @@ class Delivery:
     _channel: "_Channel"
 
     async def ack(self) -> None:
-        """It is done with, and leaves its queue. Nothing answers: a lost one is delivered again. Raises
-        Disconnected behind the end of its `consume`: the message has gone back."""
+        """The message is done with, and leaves its queue. The server does not answer: if the acknowledgement
+        is lost, the message is delivered again. Raises Disconnected after the end of its `consume`, when the
+        message has gone back."""
         await self._channel.say(wire.ack_frame(self._channel.number, self._tag, False))
 
     async def nack(self, *, requeue: bool = True) -> None:
-        """It could not be handled: back into its queue, or else to the queue's dead letters."""
+        """The message could not be handled: it goes back to its queue, or becomes a dead letter."""
         await self._channel.say(encode(commands.Basic.Nack(self._tag, False, requeue), self._channel.number))
 
 
@@ -125,14 +128,14 @@ class Deliveries:
         return self
 
     async def __anext__(self) -> Delivery:
-        """The next one; several tasks may ask at once. Raises Refused where the queue was deleted meanwhile,
-        Disconnected, also behind the end of its `consume`."""
+        """The next one; several tasks may ask at once. Raises Refused if the queue was deleted meanwhile, and
+        Disconnected, also after the end of its `consume`."""
         return await self._channel.next_delivery()
 
 
 @attrs.define(eq=False)
 class _Published:
-    """A message that waits for its confirm. A return does not say its number, so it is told by itself."""
+    """A message that waits for its confirm. A return has no number, so it is matched by its content."""
 
     exchange: str
     key: str
@@ -166,7 +169,7 @@ class _Channel:
         self._contents = Contents()
 
     async def say(self, data: bytes) -> None:
-        """Send what is not answered. Raises Disconnected, Refused."""
+        """Send something that gets no answer. Raises Disconnected, Refused."""
         if self._lost is not None:
             raise self._lost
         self._client._write(data)
@@ -176,9 +179,7 @@ class _Channel:
         """Ask and wait. Raises Refused, Disconnected."""
         if self._lost is not None:
             raise self._lost
-        data = encode(
-            method, self.number
-        )  # raises what the caller's arguments deserve: then nothing is asked
+        data = encode(method, self.number)  # first: it raises for wrong arguments, and then nothing is sent
         asked: _Answer[base.Frame] = _Answer()
         self._asked.append(asked)
         self._client._write(data)
@@ -196,7 +197,8 @@ class _Channel:
             commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=mandatory), self.number
         )
         data = b"".join([method, *self._content(properties.marshal(), body)])
-        # Numbered and queued in one stretch, behind all that can raise: the server counts what it gets.
+        # The server numbers what it gets. So after all that can raise, the message is numbered and queued
+        # without a wait in between.
         self._published += 1
         published = self._unconfirmed[self._published] = _Published(exchange, key, body, mandatory)
         self._client._write(data)
@@ -227,7 +229,7 @@ class _Channel:
         return self._delivered.popleft()
 
     def lose(self, error: BrokerError) -> None:
-        """Nothing more comes: all that waits fails."""
+        """Nothing more comes: every call that waits fails."""
         if self._lost is not None:
             return
         self._lost = error
@@ -237,7 +239,7 @@ class _Channel:
             published.confirmed.set(error)
         self._asked.clear()
         self._unconfirmed.clear()
-        self._delivered.clear()  # they are another consumer's now
+        self._delivered.clear()  # the server gives them to another consumer
         self._arrival.set()
 
     def receive(self, kind: int, payload: bytes) -> None:
@@ -266,12 +268,15 @@ class _Channel:
                 raise WireError(f"the server says {method.name}, which nobody asked for")
 
     def _confirm(self, tag: int, multiple: bool, outcome: bool | BrokerError) -> None:
-        waiting = self._unconfirmed
-        for each in [one for one in waiting if one <= tag] if multiple else [tag]:
+        waiting = self._unconfirmed  # in the order of its numbers
+        for each in list(takewhile(tag.__ge__, waiting)) if multiple else [tag]:
             published = waiting.pop(each, None)
-            if published is not None:
+            if published is None:
+                continue
+            none: Unroutable | None = None
+            if published.returned:
                 none = Unroutable(f"no queue takes {published.key!r} of exchange {published.exchange!r}")
-                published.confirmed.set(none if published.returned else outcome)
+            published.confirmed.set(none or outcome)
 
     def _arrived(self, message: Arrived) -> None:
         method = message.method
@@ -308,7 +313,7 @@ class _Channel:
 class Client:
     """A connection that is logged in; made by `open_amqp`. Names and keys are text, bodies bytes.
 
-    What the server refuses raises Refused: with AMQP's code, 404 for what is not there (`NotThere`).
+    What the server refuses raises Refused with AMQP's code; `NotThere` for 404.
     """
 
     def __init__(self, stream: trio.abc.Stream, frame_bytes: int) -> None:
@@ -333,9 +338,9 @@ class Client:
         arguments: Mapping[str, Any] | None = None,
         passive: bool = False,
     ) -> str:
-        """Make a queue, if it is not there; returns its name, the server's choice where none is given.
+        """Make a queue, if it is not there; returns its name, which the server chooses if none is given.
 
-        `passive`: make none, and raise Refused where it is not there.
+        `passive`: make none, and raise Refused if it is not there.
         """
         method = commands.Queue.Declare(
             queue=name,
@@ -359,7 +364,7 @@ class Client:
     ) -> None:
         """Make an exchange, if it is not there: direct, topic, fanout or headers.
 
-        `passive`: make none, and raise Refused where it is not there.
+        `passive`: make none, and raise Refused if it is not there.
         """
         method = commands.Exchange.Declare(
             exchange=name,
@@ -374,7 +379,7 @@ class Client:
     async def bind(
         self, queue: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
     ) -> None:
-        """Have what is published to the exchange under such a key come into the queue.
+        """Have the queue take what is published to the exchange with this key.
 
         `arguments`: those of a headers exchange.
         """
@@ -386,14 +391,14 @@ class Client:
     async def unbind(
         self, queue: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
     ) -> None:
-        """Take a binding back: that of the same key and arguments."""
+        """Remove the binding with this key and these arguments."""
         method = commands.Queue.Unbind(
             queue=queue, exchange=exchange, routing_key=key, arguments=dict(arguments or {})
         )
         await self._call(method, commands.Queue.UnbindOk)
 
     async def purge(self, queue: str) -> int:
-        """Empty a queue of what nobody holds; returns how many messages that were."""
+        """Delete a queue's messages, except unacknowledged ones; returns how many."""
         return (
             await self._call(commands.Queue.Purge(queue=queue), commands.Queue.PurgeOk)
         ).message_count or 0
@@ -401,13 +406,13 @@ class Client:
     async def delete_queue(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue, if it is there; returns how many messages went with it.
 
-        Raises Refused where it has consumers (`if_unused`) or messages (`if_empty`).
+        Raises Refused if it has consumers (`if_unused`) or messages (`if_empty`).
         """
         method = commands.Queue.Delete(queue=queue, if_unused=if_unused, if_empty=if_empty)
         return (await self._call(method, commands.Queue.DeleteOk)).message_count or 0
 
     async def delete_exchange(self, exchange: str, *, if_unused: bool = False) -> None:
-        """Delete an exchange, if it is there. Raises Refused where queues are bound to it (`if_unused`)."""
+        """Delete an exchange, if it is there. Raises Refused if queues are bound to it (`if_unused`)."""
         method = commands.Exchange.Delete(exchange=exchange, if_unused=if_unused)
         await self._call(method, commands.Exchange.DeleteOk)
 
@@ -422,9 +427,10 @@ class Client:
     ) -> None:
         """Publish, and wait until the server has it. Without an exchange the key is a queue's name.
 
-        `properties`: without them the message is persistent. Raises Unroutable where no queue takes it (not
-        `mandatory`: then it is dropped without a word), NotTaken, Refused, Disconnected. What is refused to
-        one task, a missing exchange say, fails what others wait for just then: that may or may not be done.
+        `properties`: without them the message is persistent. Raises Unroutable if no queue takes it (unless
+        `mandatory` is False: then it is dropped silently), NotTaken, Refused, Disconnected. A refusal, for a
+        missing exchange say, closes the channel that all tasks share: their calls that wait fail too, and may
+        or may not have been carried out.
         """
         if properties is None:
             properties = Properties(delivery_mode=_PERSISTENT)
@@ -434,16 +440,16 @@ class Client:
     async def publish_many(self, messages: Iterable[RawMessage]) -> None:
         """Publish in order, and wait until the server has them all. What no queue takes is dropped.
 
-        Raises as `publish` does; then some may be there.
+        Raises as `publish` does; then the server may have some of them.
         """
         channel = await self._opened()
         await channel.publish_many(messages)
 
     @asynccontextmanager
     async def consume(self, queue: str, *, prefetch: int = 16) -> AsyncIterator[Deliveries]:
-        """What the queue delivers, at most `prefetch` at a time that are not acknowledged (1 to 65,535).
+        """What the queue delivers, with at most `prefetch` (1 to 65,535) messages unacknowledged at a time.
 
-        At the end of the block what is not acknowledged goes back into the queue.
+        At the end of the block, what is not acknowledged goes back to the queue.
         """
         if not 1 <= prefetch <= PREFETCH_MAX:
             raise ValueError(f"prefetch is {prefetch}, and must be from 1 to {PREFETCH_MAX}")
@@ -457,7 +463,7 @@ class Client:
             channel.lose(Disconnected("its consume has ended: what was not acknowledged has gone back"))
 
     async def _leave(self) -> None:
-        """Say goodbye behind all that is unsent, and wait until the server has agreed and closed."""
+        """Say goodbye after all that is unsent, and wait until the server has closed the connection."""
         self._write(encode(commands.Connection.Close(200, "bye", 0, 0), 0))
         with trio.move_on_after(CLOSING_SECONDS):
             while self._lost is None:
@@ -467,7 +473,7 @@ class Client:
         return await (await self._opened()).call(method, answer)
 
     async def _opened(self) -> _Channel:
-        """The channel of all that is no consumer; a new one where a refusal has closed the last."""
+        """The channel that all but consumers share; a new one if a refusal has closed the last."""
         async with self._opening:
             if self._main is None or self._channels.get(self._main.number) is not self._main:
                 self._main = await self._open_channel()
@@ -490,7 +496,7 @@ class Client:
         return channel
 
     def _end_channel(self, channel: _Channel) -> None:
-        """Ask for its end, unless it has ended."""
+        """Close it, unless it is closed."""
         if self._channels.get(channel.number) is channel:
             self._write(encode(commands.Channel.Close(200, "bye", 0, 0), channel.number))
 
@@ -561,11 +567,11 @@ async def open_amqp(
     port: int = PORT,
     **how: Unpack[How],
 ) -> AsyncIterator[Client]:
-    """A client, logged in; it says goodbye at the end of the block, when all is sent.
+    """A client that is logged in. At the end of the block it sends what is left, and says goodbye.
 
-    `host`: also a URL, `dmp+tls://ann@host:5672`. `how`: login and TLS; without a login it is guest, or
-    the user of a client certificate. Raises Refused, ConnectionRefusedError where nobody answers,
-    Disconnected, ssl.SSLError.
+    `host`: may be a URL, `dmp+tls://ann@host:5672`. `how`: login and TLS; without a login the user is guest,
+    or that of a client certificate. Raises Refused, ConnectionRefusedError if nobody answers, Disconnected,
+    ssl.SSLError.
     """
     address = Address.of(host, port, kind="AMQP", protocol="dmp", usual_user="guest", **how)
     stream = await address.open()

@@ -1,20 +1,20 @@
 """Bodies too large for memory: each is a log of its own, written as it comes in and read as it goes out.
 
 A message has a *reference* in place of such a body, in memory and in the logs of queues. Several queues may
-refer to one body. When the last has let go of it its log is deleted, after the records that say so.
+refer to one body. When none does any more and their logs say so, the body's log is deleted.
 
 | op | |
 |---|---|
 | 1 PART | the next bytes of the body |
 | 2 WHOLE | `[length u64]`: the body's. In one batch with the first record of a queue that refers to it |
-| 3 LEFT | `[length u64]`: no queue refers to it any more; it is on its way to a client still |
+| 3 LEFT | `[length u64]`: no queue refers to it any more, but it is still being sent to a client |
 
-A start removes a log without WHOLE, of a publish that never ended and was never confirmed, and a log with
-LEFT. A log whose name begins with `t` belongs to a message that is not persistent; a start removes it, too. A
-whole body that no queue refers to is kept and logged: a queue's log may have lost the message.
+The next start removes logs without WHOLE, whose publish did not end and was not confirmed, and logs with
+LEFT. It also removes logs whose names begin with `t`: their messages are not persistent. A whole body that no
+queue refers to is kept, and a log line says so: a queue's log may have lost the message.
 
-A reference is `[length u64][name]`. Names are random, so one that a damaged log brings back finds its own
-body or none.
+A reference is `[length u64][name]`. Names are random, so a reference from a damaged log finds its own body or
+none.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PART_BYTES = 256 << 10  # so much is gathered before it is written
 UNWRITTEN_BYTES_MAX = 16 << 20
 """Of all large bodies, in memory: a commit of so much keeps a disk busy while the next one gathers."""
-BODY_BYTES = 2700  # what a large body takes of memory, measured: its log, mostly
+BODY_BYTES = 2700  # memory of a large body, measured: mostly its log
 NAME_BYTES = 18
 REFERENCE_BYTES = 8 + NAME_BYTES
 
@@ -65,20 +65,20 @@ class BodyOp(IntEnum):
 
 @attrs.define(eq=False)
 class Body:
-    """A large body that is there."""
+    """A large body that has come."""
 
     log: Log
     length: int
     references: int
-    """Of messages in queues (`held`, so many), of clients that it is on its way to, of the publisher."""
+    """Of messages in queues (`held`), of clients that it is being sent to, of the publisher."""
     written: Ticket | None = None  # done once all of it can be read
-    held: int = 0
-    whole: bool = False  # its log says that it is; and in `left`, that no queue has it any more
-    left: bool = False
+    held: int = 0  # by messages in queues
+    whole: bool = False  # its log has WHOLE
+    left: bool = False  # its log has LEFT
     damaged: bool = False  # some of it cannot be read
 
     def told(self, ticket: Ticket) -> None:
-        """What says that it is whole is on the disk, or was taken back."""
+        """WHOLE is on the disk, or could not be written."""
         if ticket.error is not None:
             self.whole = False
 
@@ -95,7 +95,7 @@ class Arriving:
     _ticket: Ticket | None = None
 
     def add(self, part: bytes) -> None:
-        """The next bytes of it. Raises StoreError; then it cannot be finished."""
+        """Add its next bytes. Raises StoreError; then it cannot be finished."""
         if self._log is None:
             self._log = self._bodies.new_log(self.persistent)
         offset, self._ticket = self._log.append_framed(_PART.pack(1 + len(part), BodyOp.PART), part)
@@ -105,7 +105,7 @@ class Arriving:
         self._bodies.appended(len(part), self._ticket)
 
     def finish(self) -> bytes:
-        """End a body that is all there. Returns its reference, which the publisher holds until it lets go."""
+        """All of it has come. Returns its reference, which the publisher holds until it calls `let_go`."""
         assert self._log is not None
         self._bodies.begun_bytes -= self.length
         return self._bodies.add(Body(self._log, self.length, 1, self._ticket))
@@ -118,7 +118,9 @@ class Arriving:
 
 
 class Bodies:
-    """All of them. `begun_bytes`: announced, and not all there. `unclaimed`: kept, and no queue's."""
+    """All large bodies. `begun_bytes`: of those that have not come whole yet. `unclaimed`: how many are kept
+    though no queue refers to them.
+    """
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class Bodies:
         self._logs = logs
         self._log = log
         self._bodies: dict[bytes, Body] = {}
-        self._left: dict[Body, None] = {}  # no queue, or nobody, has these any more
+        self._left: dict[Body, None] = {}  # no queue, or nobody at all, refers to these any more
         self._removed: list[Log] = []  # to be deleted
         self._unwritten_bytes = 0
         self._waiting: list[Callable[[], None]] = []
@@ -174,11 +176,11 @@ class Bodies:
 
     @property
     def behind(self) -> bool:
-        """Whether so much waits for the disk that publishers of large bodies should not be read."""
+        """Whether so much waits for the disk that input of large bodies is held back."""
         return self._unwritten_bytes > UNWRITTEN_BYTES_MAX
 
     def when_caught_up(self, callback: Callable[[], None]) -> None:
-        """Call it once, when that is over; while it is so."""
+        """Call it once, when `behind` is over. Only while it is true."""
         self._waiting.append(callback)
 
     def new_log(self, persistent: bool) -> Log:
@@ -192,12 +194,12 @@ class Bodies:
         return _LENGTH.pack(body.length) + name
 
     def whole_records(self, references: Iterable[bytes]) -> list[tuple[Log, bytes, int]]:
-        """What goes with the first record of a queue that refers to each, for `Store.append_all`."""
+        """WHOLE for those that lack it, for `Store.append_all` with a queue's record that refers to them."""
         bodies = [self[reference] for reference in references]
         return [(body.log, _end_record(BodyOp.WHOLE, body), 1) for body in bodies if not body.whole]
 
     def whole_appended(self, references: Iterable[bytes], ticket: Ticket) -> None:
-        """Note that a record says that these bodies are whole."""
+        """Note that WHOLE is appended for these bodies."""
         for reference in references:
             body = self[reference]
             if not body.whole:
@@ -210,12 +212,12 @@ class Bodies:
         return self._bodies[reference[_LENGTH.size :]]
 
     def unwritten(self, reference: bytes) -> Ticket | None:
-        """What its messages wait for, or what kept it from being written. None: all of it can be read."""
+        """The ticket that its messages wait for, or that has failed. None: all of it can be read."""
         written = self[reference].written
         return written if written is not None and (not written.done or written.error is not None) else None
 
     def hold(self, reference: bytes) -> None:
-        """A message of a queue has it."""
+        """Count a message in a queue that has it."""
         self.refer(reference).held += 1
 
     def drop(self, reference: bytes) -> None:
@@ -236,15 +238,15 @@ class Bodies:
         """Count one reference less."""
         body = self[reference]
         body.references -= 1
-        if not body.references:  # somebody may still refer to it, until the next `flush`
+        if not body.references:  # until the next `flush` somebody may refer to it again
             self._left[body] = None
 
     def remove(self, log: Log) -> None:
-        """With the next `flush`."""
+        """Have the next `flush` delete it."""
         self._removed.append(log)
 
     def flush(self) -> None:
-        """Delete what nobody refers to, now that the logs of queues say so. What cannot be is tried again."""
+        """Delete what nobody refers to, now that the logs of queues say so. What fails is tried again."""
         try:
             while self._removed:
                 if not self._removed[-1].deleted:  # else it could not be made
@@ -281,7 +283,7 @@ class Bodies:
         if body is None:
             return False
         length = length_in(reference)
-        if not body.whole:  # that was damaged: the queue would not say so of another
+        if not body.whole:  # WHOLE is damaged: a queue refers to no body without it
             body.length = length
         if body.length != length:
             return False

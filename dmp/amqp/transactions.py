@@ -1,9 +1,10 @@
 """Transactions of a channel (`tx.select`): publishes and acknowledgements are held until the commit.
 
-A commit is one entry of the journal, whatever queues it touches, so a crash leaves all of it or nothing. The
-reply waits until that entry is on the disk. A rejected message moves to its dead-letter exchange in the same
-step. Messages that are held count as memory. They have bounds of their own: to publish them is one stretch of
-work. What very many deliveries are is gathered in slices before a commit, and forgotten in slices behind it.
+A commit is one entry of the journal, however many queues it touches, so a crash leaves all of it or nothing.
+The reply waits until that entry is on the disk. A rejected message moves to its dead-letter exchange in the
+same step. Held messages count as memory. They also have limits of their own, because the commit publishes
+them in one stretch of work. Very many deliveries are gathered in slices before the commit, and forgotten in
+slices after it.
 
 A client cannot settle a delivery twice in a transaction. Until the commit the delivery still counts against
 prefetch, and a rollback makes it unacknowledged again.
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from shared.storage.store import Log, Ticket
 
 LETTER_MESSAGES = LETTERS_PER_TURN  # a rejection that makes a dead letter is as much work as so many messages
-# What a publish takes in a transaction, where it is unlike the others: 940 measured, 200 count as a message.
 POST_BYTES = 750
+"""Memory of a publish that shares nothing with others: 940 measured, 200 of them count with its message."""
 
 
 class Outcome(Enum):
@@ -59,7 +60,7 @@ class Transaction:
 
     _channel: Channel
     settled: int = 0
-    """So many deliveries are held."""
+    """How many deliveries are held."""
     _posts: list[tuple[Post, Sequence[Queue], Sequence[bytes]]] = attrs.Factory(list)
     _deliveries: dict[Outcome, dict[int, Delivery]] = attrs.Factory(dict)  # settled ones, by tag
     _prepared: Prepared | None = None  # for the commit
@@ -81,7 +82,7 @@ class Transaction:
             raise Refusal(Code.NOT_IMPLEMENTED, "immediate in a transaction")
         messages = len(bodies) * max(1, len(post.queues))
         body_bytes = messages * post.head.stored_bytes
-        if self.holds or len(bodies) > 1:
+        if self.holds or len(bodies) > 1:  # a single message always fits
             self._need_room(messages, body_bytes)
         check(self._memory, POST_BYTES)
         self._memory.charge(POST_BYTES)
@@ -121,7 +122,7 @@ class Transaction:
         self._forget()
 
     def prepare(self) -> bool:
-        """Whether it can be committed now. Else this goes on in slices: ask when `sliced_work` is idle."""
+        """Whether it can be committed now. If not, work goes on in slices: ask when `sliced_work` is idle."""
         if self._prepared is None:
             self._prepared = prepared = Prepared(QueueChange(self._channel.mux.broker))
             steps = prepared.gather(self._deliveries)
@@ -132,7 +133,7 @@ class Transaction:
         return self._prepared.whole
 
     def commit(self) -> None:
-        """Apply all of it, and reply when it is on the disk. Raises Refusal; then nothing is applied."""
+        """Apply everything, and reply when it is on the disk. Raises Refusal; then nothing is applied."""
         channel, prepared = self._channel, self._prepared
         assert prepared is not None
         mux = channel.mux
@@ -152,7 +153,7 @@ class Transaction:
             if post.content.mandatory:
                 returned.append((post.head, bodies))
         letters = self._put_letters(prepared)
-        broker.memory.give(self._cost_bytes)  # it counts as the queues' now
+        broker.memory.give(self._cost_bytes)  # the queues count it from now on
         self._cost_bytes = 0
         try:
             ticket = change.apply()
@@ -172,7 +173,7 @@ class Transaction:
         requeued = list(self._deliveries.get(Outcome.REQUEUED, {}).values())
         in_slices = self.settled > SETTLED_AT_ONCE
         self._forget()
-        channel.reply(commands.Tx.CommitOk(), ticket)  # before deliveries that it allows
+        channel.reply(commands.Tx.CommitOk(), ticket)  # before the deliveries that the commit makes possible
         for deliveries in settled:
             forget_unacked(deliveries.values())
         if in_slices:
@@ -193,11 +194,11 @@ class Transaction:
             mux.wait_for_memory()
 
     def _put_letters(self, prepared: Prepared) -> tuple[int, int]:
-        """Returns how many dead letters find a queue, and how many find none. Raises Refusal."""
+        """Returns how many dead letters have a queue to go to, and how many have none. Raises Refusal."""
         broker = self._channel.mux.broker
         found = lost = work = 0
         for queue, message in prepared.letters:
-            if not _leaves_letters(queue):  # it went a moment ago
+            if not _leaves_letters(queue):  # it was deleted meanwhile
                 continue
             try:
                 head, targets, more = addressed(broker, queue, message, "rejected")
@@ -214,7 +215,7 @@ class Transaction:
         return found, lost
 
     def _need_room(self, messages: int, body_bytes: int) -> None:
-        """Whether so much more may be held; a single message always may. Raises Refusal."""
+        """Raises Refusal if so much more would be above the limits."""
         settings = self._channel.mux.broker.settings
         for setting, held, more in (
             ("transaction_messages_max", self._messages, messages),
@@ -248,16 +249,16 @@ class Transaction:
 
 
 def _go_through(steps: Iterator[None]) -> None:
-    """All at once."""
+    """Take all steps at once."""
     for _ in steps:
         pass
 
 
 @attrs.define(eq=False)
 class Prepared:
-    """What a transaction has settled, as its commit needs it; `whole`: all of it is here.
+    """What a transaction has settled, as its commit needs it. `whole`: `gather` is through.
 
-    `letters`: what is rejected and leaves a dead letter, in the order of settling.
+    `letters`: rejected messages that become dead letters, in the order in which they were rejected.
     """
 
     change: QueueChange
@@ -267,7 +268,7 @@ class Prepared:
     letters: list[tuple[Queue, Message]] = attrs.Factory(list)
 
     def gather(self, settled: Mapping[Outcome, Mapping[int, Delivery]]) -> Iterator[None]:
-        """Slice by slice."""
+        """Gather it, a slice at each step."""
         for outcome, by_tag in settled.items():
             deliveries = iter(list(by_tag.values()))
             while some := list(islice(deliveries, RETURNED_AT_ONCE)):
@@ -292,8 +293,8 @@ def _leaves_letters(queue: Queue) -> bool:
 
 @attrs.define(eq=False)
 class _Part:
-    """One queue's. `records`: of the messages, `logged` in number, that come with one. `taken`: the records
-    of those that are `leaving`.
+    """One queue's part. `records`: of those messages that come with one; `logged`: how many these are.
+    `leaving`: messages that leave; `taken`: their records.
     """
 
     coming: int = 0
@@ -306,10 +307,10 @@ class _Part:
 
 @attrs.define(eq=False)
 class QueueChange:
-    """Messages that come to queues and leave others in one step: a crash leaves all of it there, or nothing.
+    """Messages that come to queues and leave others in one step: after a crash all of it is done, or nothing.
 
-    What is durable of it, whatever the queues, is one entry of the journal. Say what comes and what leaves,
-    then `apply` it, all in one stretch.
+    What is durable of it is one entry of the journal, however many queues there are. Call `put` and `leave`,
+    then `apply`, without a wait in between.
     """
 
     _broker: Broker
@@ -318,7 +319,7 @@ class QueueChange:
     _large: dict[bytes, None] = attrs.Factory(dict)  # references that come to logs
 
     def put(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> None:
-        """A run for its queues; one that is full (`Queue.room_for`) gets as much of it as it has room for."""
+        """Add a run to its queues. A queue that is full (`Queue.room_for`) gets what it has room for."""
         for queue in queues:
             part = self._parts[queue]
             taken = bodies
@@ -339,7 +340,7 @@ class QueueChange:
             self._puts.append((queue, head, messages, logged))
 
     def leave(self, queue: Queue, messages: Sequence[Message]) -> None:
-        """They were unacknowledged, and are acknowledged or not wanted back."""
+        """Take unacknowledged messages out of their queue: they are acknowledged, or rejected."""
         part = self._parts[queue]
         part.leaving.append(messages)
         if queue.log is not None:
@@ -348,8 +349,9 @@ class QueueChange:
                 part.taken.append(taken)
 
     def apply(self) -> Ticket | None:
-        """What all of it waits for, None: nothing. Go through `let_go` then. Raises StoreError; then nothing
-        has changed.
+        """Apply it. Returns the ticket that all of it waits for, if any; then go through `let_go`.
+
+        Raises StoreError; then nothing has changed.
         """
         appends: list[tuple[Log, bytes, int]] = []
         written: list[Queue] = []
@@ -385,7 +387,7 @@ class QueueChange:
         return ticket
 
     def let_go(self) -> Iterator[None]:
-        """Have what leaves forgotten, slice by slice."""
+        """Have the queues forget what leaves, a slice at each step."""
         for queue, part in self._parts.items():
             if not part.leaving:
                 continue
