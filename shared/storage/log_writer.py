@@ -108,8 +108,10 @@ class LogWriter:
         """Write tails that are old, long or too many, and closed index entries."""
         async with self._lock:
             now = self._clock.monotonic()
-            due = dict.fromkeys(self._tails.due(now))
-            async for log in _in_slices(self._committer.unindexed):
+            due: dict[Log, None] = {}
+            async for log in _in_slices(self._tails.due(now)):
+                due[log] = None
+            async for log in _in_slices(list(self._committer.unindexed)):
                 if now - log.open_since >= ENTRY_COVERS_SECONDS and not log.busy:
                     log.close_entry()
                 if log not in due and log.entries_below(log.tail_start):
@@ -144,7 +146,7 @@ class LogWriter:
             tail_errors |= {w.log.name: w.tail_error for w in step if w.tail_error is not None}
             index_errors += [w.index_error for w in step if w.index_error is not None]
         self._complain(tail_errors, index_errors)
-        async for log in _in_slices(self._committer.unindexed):
+        async for log in _in_slices(list(self._committer.unindexed)):
             if log.gone or log.indexed:
                 self._committer.unindexed.pop(log, None)
         return not tail_errors and not index_errors
@@ -323,8 +325,8 @@ class LogWriter:
 
 
 async def _in_slices(logs: Iterable[Log]) -> AsyncIterator[Log]:
-    """The logs as of now; other tasks run between slices."""
-    for number, log in enumerate(list(logs), 1):
+    """The logs; other tasks run between slices."""
+    for number, log in enumerate(logs, 1):
         yield log
         if number % _LOOKED_AT_ONCE == 0:
             await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone

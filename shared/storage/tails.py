@@ -5,7 +5,8 @@ A commit writes only the journal, however many logs it touches. Each log's new r
 memory.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 import attrs
 
@@ -85,19 +86,24 @@ class Tails:
     def failing_bytes(self) -> int:
         return sum(log.tail_bytes for log in self.failing)
 
-    def due(self, now: float) -> list[Log]:
-        """Logs to be written now: failing, long and old tails; of many bytes also the oldest others."""
-        due = self.failing | self._long
-        left = self.bytes - sum(log.tail_bytes for log in due)
+    def due(self, now: float) -> Iterator[Log]:
+        """Logs to be written now: failing, long and old tails; of many bytes also the oldest others. Commits
+        may go on between two of them.
+        """
+        first = self.failing | self._long
+        left = self.bytes - sum(log.tail_bytes for log in first)
         many = self.crowded or self._filling
         wanted = 0 if self.account.over else self.bytes_max // 2 if many else self.bytes
-        for log, since in self._since.items():
+        yield from first
+        for log in list(self._since):
+            since = self._since.get(log, math.inf)
+            if since > now:
+                continue  # it was written or deleted meanwhile
             if now - since < LATE_SECONDS and left <= wanted:
                 break
-            if log not in due:
-                due[log] = None
+            if log not in first:
                 left -= log.tail_bytes
-        return list(due)
+                yield log
 
     def all_logs(self) -> list[Log]:
         return list(self._since)
