@@ -217,9 +217,11 @@ def find(data: bytes, messages: Iterable[Repeat[R]]) -> Pattern[R] | None:
 
 
 def _recurs(data: bytes, header: bytes, seen: Sequence[Repeat[R]]) -> bool:
-    """Whether the first headers come again behind all that was `seen`, in the same places."""
-    apart = data.find(header, seen[-1].ends) - seen[0].begins
-    return apart > 0 and all(
+    """Whether the first headers come again behind all that was `seen`, in the same places, with room for two
+    rounds."""
+    first = seen[0].begins
+    apart = data.find(header, seen[-1].ends) - first
+    return 0 < apart <= (len(data) - first) // 2 and all(
         data.startswith(data[each.begins : each.body], each.begins + apart) for each in seen[:SURE_MESSAGES]
     )
 
