@@ -26,7 +26,7 @@ import attrs
 import structlog
 import trio
 
-from brokers import admin, admin_gate, control, definitions, logs, metrics, users
+from brokers import admin, admin_gate, control, definitions, logs, users
 from brokers.admin_port import AdminPort, listen
 from brokers.bridges.bridges import Bridges
 from brokers.bridges.ends import EndsOf
@@ -42,7 +42,7 @@ from brokers.tracing import Traces
 from shared.access import Access
 from shared.budget import Account
 from shared.errors import ConfigError, StoreError, StoreFull
-from shared.metrics import Sample
+from shared.metrics import Sample, figures
 from shared.net.listeners import CannotListen, check_exposure
 from shared.net.logins import Logins
 from shared.net.network import Network
@@ -496,7 +496,7 @@ class Host:
         yield Sample("uptime_seconds", self._uptime(), "Since the process started.", "gauge")
         yield Sample("ready", self.unready() is None, "1: takes work; 0: see /readyz.", "gauge")
         if self._store is not None:
-            yield from metrics.store_samples(self._store.statistics())
+            yield from figures("store", self._store.statistics())
             yield self._store.sync_times.sample("store_sync_seconds", "How long syncs of the journal took.")
         if self._recording is not None:
             yield from self._recording.samples()

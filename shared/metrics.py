@@ -8,7 +8,7 @@ A counter is declared where it is counted, as a field of a `Counts` class:
         refusals: Counter[str] = counter_by("code", "requests_refused_total", "Requests refused.")
 
 A `Gauge` is computed when its value is read. `samples` returns both, so a protocol needs one table and no
-code.
+code. Statistics that are made whole at each scrape declare a `total` or `current`, which `figures` returns.
 """
 
 import math
@@ -105,6 +105,24 @@ def counter(name: str, help_: str) -> Any:
 def counter_by(label: str, name: str, help_: str, shown: Callable[[Any], str] = str) -> Any:
     """A field of `Counts` with a count for each key; keys are a few fixed words or numbers."""
     return attrs.field(factory=Counter, metadata={_Counter: _Counter(name, help_, label, shown)})
+
+
+def total(help_: str) -> Any:
+    """A field of statistics that only grows."""
+    return attrs.field(metadata={"kind": "counter", "help": help_})
+
+
+def current(help_: str) -> Any:
+    """A field of statistics that may fall, too."""
+    return attrs.field(metadata={"kind": "gauge", "help": help_})
+
+
+def figures(of: str, statistics: Any) -> Iterator[Sample]:
+    """The fields declared by `total` and `current`, by their own names, after what they are `of`."""
+    for field in attrs.fields(type(statistics)):
+        if "kind" in field.metadata:
+            value = getattr(statistics, field.name)
+            yield Sample(f"{of}_{field.name}", value, field.metadata["help"], field.metadata["kind"])
 
 
 def samples(

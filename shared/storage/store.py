@@ -17,7 +17,7 @@ import trio
 
 from shared.budget import Account
 from shared.errors import StoreError, StoreReadOnly
-from shared.metrics import Histogram
+from shared.metrics import Histogram, current, total
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk, SystemClock
@@ -51,38 +51,37 @@ InThread = Callable[..., Awaitable[Any]]
 
 @attrs.frozen
 class StoreStatistics:
-    """The store in numbers: totals since it was opened, and current values."""
+    """The store in numbers, since it was opened and now. Fields with a text are metrics, `store_<field>`."""
 
-    logs: int
-    commits: int
-    inline_commits: int
-    records: int
-    bytes: int
     batch_bytes_max: int
-    journal_batches: int
-    journal_syncs: int
-    sync_seconds_last: float
-    sync_seconds_mean: float
-    sync_seconds_median: float
-    """Over the last 1000 syncs, like the next."""
-    sync_seconds_p99: float
-    journal_bytes: int
-    checkpoints: int
-    pending_bytes: int
-    unapplied_logs: int
-    open_files: int
-    free_bytes: int
-    full: bool
-    read_only: bool
-    damaged_ranges: int
-    cold_reads: int
-    scrubbed_bytes: int
-    retained_away_bytes: int
-    retention_paused: bool
-    recovery_seconds: float
     recovered_batches: int
     torn_bytes: int
     journal_damages: int
+    commits: int = total("Batches committed.")
+    inline_commits: int = total("Of these, made without a thread.")
+    records: int = total("Records appended.")
+    bytes: int = total("Bytes appended.")
+    journal_batches: int = total("Batches written to the journal.")
+    journal_syncs: int = total("Syncs of the journal.")
+    checkpoints: int = total("Checkpoints made.")
+    cold_reads: int = total("Reads that had to wait for the disk.")
+    scrubbed_bytes: int = total("Bytes read by the scrub.")
+    retained_away_bytes: int = total("Bytes that retention gave back.")
+    logs: int = current("Logs that exist.")
+    journal_bytes: int = current("Size of the journal on disk.")
+    pending_bytes: int = current("Bytes that wait for the disk.")
+    unapplied_logs: int = current("Logs whose own file could not be written; they are served from memory.")
+    open_files: int = current("Handles of logs kept open.")
+    free_bytes: int = current("Free on the file system of the data folder.")
+    full: bool = current("1: publishing has stopped for want of space.")
+    read_only: bool = current("1: a sync failed, nothing more is written.")
+    damaged_ranges: int = current("Places found damaged since the start.")
+    sync_seconds_mean: float = current("Mean time of a sync.")
+    sync_seconds_median: float = current("Median time of the last 1000 syncs.")
+    sync_seconds_p99: float = current("99 of 100 of these took no longer.")
+    sync_seconds_last: float = current("Time of the last sync.")
+    retention_paused: bool = current("1: the wall clock jumped, retention by age waits.")
+    recovery_seconds: float = current("Time that the start took to recover.")
 
 
 class Store:
