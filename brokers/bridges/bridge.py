@@ -247,7 +247,10 @@ class Bridge:
     @property
     def lag(self) -> int | None:
         if self._source is not None:
-            return self._source.lag()
+            lag = self._source.lag()
+            if lag is not None and not self._source.gives_back:  # what we hold is in no count of its own
+                lag += sum(map(len, (*self._held, *self._failed)))
+            return lag
         service = self._around.service(self._source_protocol)
         if self.state != "paused" or service is None:
             return None

@@ -126,6 +126,18 @@ async def test_a_full_queue_is_waited_for_and_order_is_kept() -> None:
     assert (world.only.state, world.only.inbox.bytes) == ("running", 0)
 
 
+@pytest.mark.parametrize(("source", "lag"), [("kqmsgq:in", 7), ("dmp:amq.fanout/in", 7), ("logmq:in", 37)])
+async def test_what_waits_for_a_full_queue_is_the_bridges_lag(source: str, lag: int) -> None:
+    world = await World.open(None)
+    world.services["dms"].engine.create("out", {"depth": 5})
+    await world.bridges.change([bridge(source, "dms:out")])
+    world.carry()
+    bodies = [b"%d" % number for number in range(12)]
+    world.send(source.partition(":")[0], "in", *bodies, exchange="amq.fanout")
+    world.later()
+    assert (world.only.state, world.only.counts.carried, world.only.lag) == ("waiting", 5, lag)
+
+
 async def test_dropping_is_counted_and_dead_takes_what_could_pass_later_too() -> None:
     for policy, dead in (("drop", 0), ("dead:logmq:refused", 2)):
         world = await World.open(None)
