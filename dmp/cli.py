@@ -33,7 +33,9 @@ Key = Annotated[str, Parameter(name=("--key", "-k"), help="The routing key.", sh
 
 
 def _given(server: Server) -> dict[str, Any]:
-    """What the client's functions want to know. Without flags and the common variables these two say who."""
+    """The arguments of the client's functions. BROKERS_DMP_USER and BROKERS_DMP_PASSWORD are the login where
+    neither a flag nor a common variable gives one.
+    """
     user, password = os.environ.get("BROKERS_DMP_USER"), os.environ.get("BROKERS_DMP_PASSWORD")
     if not (user or password) or server.user or server.login():
         return server.given()
@@ -68,7 +70,7 @@ async def put(
 ) -> Mapping[str, Any]:
     """Send messages to a sink, and show how many the server has read.
 
-    Nothing is confirmed but that: what no queue is bound for is dropped.
+    Nothing else is confirmed: a message that no queue is bound for is dropped.
     """
     name = _short("--key", os.fsencode(key))
     _short("SINK", sink.encode())
@@ -92,7 +94,7 @@ async def get(
         str,
         Parameter(
             name=("--queue", "-q", "--feed"),
-            help="A name for the queue, which is made and goes with the command.",
+            help="A name for the queue, which is made, and deleted when the command ends.",
         ),
     ],
     *,
@@ -107,8 +109,8 @@ async def get(
 ) -> AsyncIterable[Any]:
     """Show messages as they come, one a line, until interrupted.
 
-    Without --bind there is what is sent to the queue by its name. With --json each
-    has its exchange and key beside it.
+    Without --bind they are those that are sent to the queue by its name. With
+    --json each has its exchange and key beside it.
     """
     if raw and json:
         raise UsageError("--raw", "is the bytes alone; --json shows more")
@@ -137,7 +139,7 @@ Arguments = Annotated[
     tuple[str, ...],
     Parameter(
         name=("--argument", "-a"),
-        help="KEY=VALUE, a value that is JSON is taken as such; repeatable.",
+        help="KEY=VALUE; a value that is JSON is read as JSON; repeatable.",
         negative="",
         show_default=False,
     ),
@@ -154,12 +156,12 @@ async def declare(
         Parameter(name="--type", help="Of an exchange; direct unless said.", show_default=False),
     ] = None,
     transient: Annotated[bool, flag("It ends with the server, as do its messages.")] = False,
-    auto_delete: Annotated[bool, flag("It goes when the last that uses it has gone.")] = False,
+    auto_delete: Annotated[bool, flag("It is deleted when nobody uses it any more.")] = False,
     argument: Arguments = (),
     server: Server | None,
     json: Json = False,
 ) -> Mapping[str, Any] | ApiRequest:
-    """Make a queue or an exchange, durable unless it is transient.
+    """Make a queue or an exchange, durable without --transient.
 
     One that is there and is the same stays as it is; one that differs is an error.
     """
@@ -169,7 +171,7 @@ async def declare(
     shown = {what: name, "declared": True}
     if server is None and what == "queue":
         if transient:
-            raise UsageError("--transient", "is for AMQP: queues are durable that the API makes")
+            raise UsageError("--transient", "is for AMQP: the API makes durable queues only")
         row = {"name": name, "auto_delete": auto_delete, "arguments": arguments}
         return ApiRequest(lambda api: _defined(api, "queues", row) and shown)
     if server is None:
@@ -177,7 +179,7 @@ async def declare(
         if "alternate-exchange" in arguments:
             kind["alternate"] = arguments.pop("alternate-exchange")
         if arguments:
-            raise UsageError("--argument", f"{next(iter(arguments))} is nothing that exchanges have")
+            raise UsageError("--argument", f"exchanges have no {next(iter(arguments))}")
         return ApiRequest(
             lambda api: api.post("exchanges", name=name, type=type_ or "direct", **kind) and shown
         )
@@ -198,7 +200,7 @@ async def declare(
 
 
 def _defined(api: AdminApi, section: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Have there be what a row of definitions says. Raises NotThere where it cannot be."""
+    """Make what a row of definitions describes. Raises NotThere if it cannot be made."""
     document: dict[str, Any] = {section: [{"protocol": "dmp", **row}]}
     answer: Mapping[str, Any] = api.post("definitions", **document)
     if answer["left_out"]:
@@ -216,7 +218,7 @@ async def delete(
     server: Server | None,
     json: Json = False,
 ) -> Mapping[str, Any] | ApiRequest:
-    """End a queue or an exchange: bindings and messages go for good."""
+    """Delete a queue or an exchange, with its bindings and messages, for good."""
     if what == "exchange" and if_empty:
         raise UsageError("--if-empty", "is of a queue")
     shown = {what: name, "deleted": True}
@@ -246,7 +248,7 @@ async def bind(
     server: Server | None,
     json: Json = False,
 ) -> Mapping[str, Any] | ApiRequest:
-    """Have what comes to an exchange under a key go into a queue, too."""
+    """Have a queue take what comes to an exchange with this key."""
     arguments = keyed("--argument", argument)
     shown = {"queue": queue, "exchange": exchange, "key": key, "bound": True}
     if server is None:
@@ -269,7 +271,7 @@ async def unbind(
     server: Server | None,
     json: Json = False,
 ) -> Mapping[str, Any] | ApiRequest:
-    """Take a binding back: that of the same key and arguments."""
+    """Remove the binding with this key and these arguments."""
     arguments = keyed("--argument", argument)
     shown = {"queue": queue, "exchange": exchange, "key": key, "bound": False}
 
@@ -294,7 +296,7 @@ async def unbind(
 async def purge(
     queue: QueueName, *, server: Server | None, json: Json = False
 ) -> Mapping[str, Any] | ApiRequest:
-    """Drop all messages of a queue but those that consumers hold."""
+    """Delete a queue's messages, except those that consumers hold."""
     if server is None:
         return ApiRequest(
             lambda api: {"queue": queue, "purged": api.post("queues", "dmp", queue, "purge")["purged"]}
@@ -314,7 +316,7 @@ def peek(
 
     def ask(api: AdminApi) -> Sequence[Mapping[str, Any]]:
         rows = api.post("queues", "dmp", queue, "peek", limit=number)["items"]
-        first = ("position", "time", "bytes", "text", "base64")  # what else they have may not fit a terminal
+        first = ("position", "time", "bytes", "text", "base64")  # the rest may not fit on a terminal
         return [{**{name: row[name] for name in first if name in row}, **row} for row in rows]
 
     return ApiRequest(ask)
@@ -335,7 +337,7 @@ def redrive(
 
 @command("pause jobs")
 def pause(queue: QueueName, *, json: Json = False) -> ApiRequest:
-    """Stop a queue's deliveries; publishing goes on. A durable queue stays so over a restart."""
+    """Stop a queue's deliveries; publishing goes on. A durable queue stays paused over a restart."""
     return ApiRequest(lambda api: {"queue": queue, **api.post("queues", "dmp", queue, "pause")})
 
 
@@ -370,7 +372,7 @@ BINDING_COLUMNS = ("exchange", "key", "queue", "to_exchange", "arguments")
 
 @asynccontextmanager
 async def _amqp(server: Server, *names: str) -> AsyncIterator[Client]:
-    """An AMQP client, for what is called so. Raises UsageError for what is no name, and as the clients do."""
+    """An AMQP client. Raises UsageError where one of `names` is too long, and what the client raises."""
     for name in names:
         _short("NAME", name.encode())
     with lost_is_refused():
@@ -382,8 +384,8 @@ async def _amqp(server: Server, *names: str) -> AsyncIterator[Client]:
 def leases(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
     """List the leases that are given and not used yet: their targets and ages.
 
-    The wire has no word for it: the server is asked over the control socket in
-    its data folder. What opens a lease is shown to nobody.
+    This is no request of the protocol: the server is asked over the control socket
+    in its data folder. The leases themselves, which are secrets, are not shown.
     """
     return VerbRequest("dmp", "leases", {}, data_dir)
 
@@ -401,7 +403,7 @@ def exchanges(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
 
 
 def _binding(said: str) -> tuple[str, str]:
-    """Exchanges may have colons in their names; keys behind the last one may not."""
+    """EXCHANGE:KEY. The last colon divides it: an exchange's name may have colons, the key may not."""
     exchange, colon, key = said.rpartition(":")
     if not colon:
         raise UsageError("--bind", f"{said!r} is not EXCHANGE:KEY")
@@ -411,7 +413,7 @@ def _binding(said: str) -> tuple[str, str]:
 
 
 def _short(argument: str, name: bytes) -> bytes:
-    """What goes over the wire as a short string. Raises UsageError."""
+    """The name, if it fits a short string of the wire. Raises UsageError."""
     if len(name) > SHORT_BYTES_MAX:
         raise UsageError(argument, f"a name of {len(name)} bytes: {SHORT_BYTES_MAX} at most")
     return name

@@ -93,9 +93,9 @@ def serve(
 ) -> ServeRequest:
     """Serve DMS alone, until SIGTERM, SIGINT or the line "exit".
 
-    As the specification's server: without -P nothing is kept, and no message is
-    written to the data folder, which holds the lock and the control socket. In
-    "brokers serve" queues are kept unless the settings say otherwise.
+    This is like the specification's server: without -P nothing is kept, and the
+    data folder has only the lock and the control socket. "brokers serve" keeps
+    queues unless the settings say otherwise.
     """
     if level is not None and not 0 <= level < len(LEVELS):
         raise UsageError("--level", f"{level} is none of 0 (DEBUG), 1 (INFO), 2 (WARN), 3 (ERROR)")
@@ -126,9 +126,7 @@ async def produce(
     queue: QueueName,
     *words: Words,
     message: Messages = (),
-    wait: Annotated[
-        bool, flag("Where the queue is full, try again until it is not; order may change then.")
-    ] = False,
+    wait: Annotated[bool, flag("Try again while the queue is full; the order may change then.")] = False,
     again: Annotated[
         bool, flag("Send again what a lost connection left unanswered; such messages may be there twice.")
     ] = False,
@@ -137,10 +135,10 @@ async def produce(
 ) -> Mapping[str, Any]:
     """Put messages into a queue, in order.
 
-    Ends with 0 once all are as durable as the queue; with 75 where the queue is
-    full (without --wait), 66 where there is none. Messages before the first refused
-    one are in the queue; nothing behind its piece of input was sent. The error says
-    how many were put.
+    Ends with 0 once all are as durable as the queue; with 75 if the queue is full
+    (without --wait), with 66 if there is none. Messages before the first refused
+    one are in the queue; what follows its piece of input was not sent. The error
+    says how many were put.
     """
     async with _connected(server) as client:
         feeder = Feeder(client, queue, wait=wait, again=again)
@@ -209,7 +207,7 @@ async def consume(
 
 @asynccontextmanager
 async def _nacked(consumer: Consumer) -> AsyncIterator[list[Message]]:
-    """Refuse the messages in the list at the block's end. Sooner, the block would be delivered them again."""
+    """Refuse the messages in the list at the block's end. Earlier, the block would be given them again."""
     refused: list[Message] = []
     try:
         yield refused
@@ -248,7 +246,7 @@ async def create(
     server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
-    """Make a queue. Options that are not given are those of the server's settings."""
+    """Make a queue. Options that are not given are taken from the server's settings."""
     options = QueueOptions(
         depth=depth,
         ttl_ms=ttl_ms,
@@ -306,7 +304,8 @@ async def stress(
             return await run_stress(client, queue, number, size, update)
 
 
-# What is no request of the protocol: asked over the control socket of a running server, or of its folder.
+# These are no requests of the protocol: a running server is asked over its control socket; without one the
+# data folder is opened.
 
 
 def _administrative(verb: str, data_dir: Path | None, *paths: str, **arguments: Any) -> VerbRequest:
@@ -337,7 +336,7 @@ def peek(
 
 @command("purge -q orders")
 def purge(queue: QueueName, *, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
-    """Drop all messages of a queue but those that consumers hold."""
+    """Delete a queue's messages, except those that consumers hold."""
     return _administrative("purge", data_dir, queue=queue)
 
 
@@ -354,7 +353,7 @@ def redrive(
 
 @command("pause orders")
 def pause(queue: QueueName, *, json: Json = False) -> ApiRequest:
-    """Stop a queue's deliveries; publishing goes on. So it stays over a restart."""
+    """Stop a queue's deliveries; publishing goes on. It stays paused over a restart."""
     return ApiRequest(lambda api: {"queue": queue, **api.post("queues", "dms", queue, "pause")})
 
 
@@ -382,7 +381,9 @@ def import_(
     queue: Annotated[
         str | None,
         Parameter(
-            name=("--queue", "-q"), help="Into this queue; else it is named as the file.", show_default=False
+            name=("--queue", "-q"),
+            help="Into this queue; else it is named after the file.",
+            show_default=False,
         ),
     ] = None,
     *,

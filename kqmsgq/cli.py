@@ -24,8 +24,9 @@ app, command = protocol_app(
 )
 
 PROBE = (b"\n",) * 6
-"""A probe for the protocol. Nobody has these subscriptions, so ending them does nothing and gets no answer. A
-server of another protocol answers or closes: role and probe are a line longer than any first word."""
+"""Names to unsubscribe from, which nobody has subscribed to. They show what the server speaks: KqueueMsgQ
+does nothing and sends nothing, any other protocol answers or closes. With the role before them they are
+longer than the first thing that it waits for, and have the end of a line."""
 
 
 @command("serve 8000", "serve --host 0.0.0.0 --insecure")

@@ -23,7 +23,7 @@ from shared.errors import NotThere, UsageError
 from shared.plugin import ServeRequest, VerbRequest
 
 CONNECT_SECONDS = 10.0
-"""As in `shared.client.dial`, whose import brings trio: a quarter of a subscriber's start."""
+"""As in `shared.client.dial`, which is not imported: it imports trio, a quarter of a subscriber's start."""
 
 app, command = protocol_app(
     "pubsub",
