@@ -1,7 +1,6 @@
 """Every client and command logs in, again after a lost connection, and shows its password to nobody."""
 
 import contextlib
-import os
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -292,43 +291,33 @@ def test_a_subscriber_takes_a_url_where_its_address_stands(plain: Place) -> None
     assert (refused.returncode, "planted" in refused.stderr) == (2, False)
 
 
-def test_nc_logs_in_to_logmq(plain: Place) -> None:
-    nc = shutil.which("nc")
-    if nc is None:
-        pytest.skip("there is no nc")
-    host, port = plain.server.address("logmq")
-    said = f"AUTH ann {PASSWORD}\nPRODUCE by-nc hello\n".encode()
-    with subprocess.Popen([nc, host, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(said)
-        process.stdin.flush()
-        assert process.stdout.readline() == b"OK\n"
-        assert process.stdout.readline() == b"OK 0\n"
-        process.stdin.close()
-        process.kill()
+def program(name: str) -> str:
+    """Its path; without it the test is skipped."""
+    return shutil.which(name) or pytest.skip(f"there is no {name}")
 
 
-def test_openssl_logs_in_to_logmq_over_tls(place: Place) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl")
-    host, port = place.server.address("logmq")
-    files = ("-CAfile", str(place.ca), "-cert", str(place.certificate), "-key", str(place.key))
-    command = [openssl, "s_client", "-quiet", "-verify_return_error", "-connect", f"{host}:{port}", *files]
-    said = f"AUTH ann {PASSWORD}\nPRODUCE by-openssl hello\n".encode()
+def produces_as_ann(command: Sequence[str]) -> None:
+    """What it is given on standard input goes to a LogMQ server, and answers come on standard output."""
     with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=dict(os.environ),
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(said)
+        process.stdin.write(f"AUTH ann {PASSWORD}\nPRODUCE by-{Path(command[0]).name} hello\n".encode())
         process.stdin.flush()
         assert process.stdout.readline() == b"OK\n"
         assert process.stdout.readline() == b"OK 0\n"
         process.stdin.close()
         process.kill()
+
+
+def test_nc_logs_in_to_logmq(plain: Place) -> None:
+    host, port = plain.server.address("logmq")
+    produces_as_ann([program("nc"), host, str(port)])
+
+
+def test_openssl_logs_in_to_logmq_over_tls(place: Place) -> None:
+    host, port = place.server.address("logmq")
+    files = ("-CAfile", str(place.ca), "-cert", str(place.certificate), "-key", str(place.key))
+    over_tls = ("s_client", "-quiet", "-verify_return_error", "-connect", f"{host}:{port}", *files)
+    produces_as_ann([program("openssl"), *over_tls])
