@@ -1,6 +1,6 @@
 """The committer: makes what was appended durable, then publishes it to everybody who waits.
 
-`begin` gives appenders a place in the batch that is being filled. `commit_pending`, called at the end of a
+`begin` gives appenders a place in the batch that is being filled. `after_turn`, called at the end of a
 driver's turn, commits that batch: on the loop if that is quick, else in a thread. Appends meanwhile fill the
 next batch. So the disk's speed sets the batch size, and no timer is needed.
 
