@@ -160,6 +160,12 @@ def test_garbage_is_none_and_never_an_exception(data: bytes) -> None:
     assert format.format_number(data) is None
 
 
+@given(st.text(), st.text(), st.integers(0, 1 << 63))
+def test_a_logs_line_is_the_json_of_its_fields(name: str, file: str, number: int) -> None:
+    line = LogLine(number, "logmq", name, file, "interval:50ms", number + 1, number + 2, number + 3)
+    assert catalog.pack_line(line) == format.pack_line(line._asdict())
+
+
 def test_the_catalog_comes_back_and_every_flipped_bit_is_found() -> None:
     line = LogLine(1, "logmq", "orders", "orders", "always", 5, 0, 40)
     packed = Catalog(0xAB, 512, 2, 6, True, [line]).pack()
