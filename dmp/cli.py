@@ -167,7 +167,7 @@ async def declare(
     """
     arguments = keyed("--argument", argument)
     if what == "queue" and type_ is not None:
-        raise UsageError("--type", "is of an exchange")
+        raise UsageError("--type", "is for exchanges: a queue has no type")
     shown = {what: name, "declared": True}
     if server is None and what == "queue":
         if transient:
@@ -220,7 +220,7 @@ async def delete(
 ) -> Mapping[str, Any] | ApiRequest:
     """Delete a queue or an exchange, with its bindings and messages, for good."""
     if what == "exchange" and if_empty:
-        raise UsageError("--if-empty", "is of a queue")
+        raise UsageError("--if-empty", "is for queues: an exchange holds no messages")
     shown = {what: name, "deleted": True}
     if server is None:
         if if_unused or if_empty:

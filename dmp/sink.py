@@ -1,11 +1,10 @@
 """The writing end of a DMP connection: messages for one exchange, read in bulk.
 
 A read brings thousands of messages. Their sizes are walked over. The bytes of names and flags, as they stand,
-are looked up in `_routes`, so that they are decoded once only. Where a message has the same envelope as the
-one before, whole columns of the messages that follow are compared at once (`uniform`). So a stretch of
-messages for the same queues is found with a few steps, and is one slice of what was read. A queue whose feed
-stands ready gets that slice as it is. Other queues get the messages' bodies, a run with one envelope at a
-time.
+are looked up in `_routes`, so that they are decoded once only. Where two messages in a row go to the same
+queues, those that follow are compared with the second in one call (`uniform`). So a stretch of messages for
+the same queues is found with a few steps, and is one slice of what was read. A queue whose feed stands ready
+gets that slice as it is. Other queues get the messages' bodies, a run with one envelope at a time.
 
 A `Lane` gathers what goes to the same queues. Where two lanes share a queue its order would suffer: then each
 queue has a lane of its own. (`shared.fanout` does the same for connections. A lane also counts its messages
@@ -67,7 +66,7 @@ _HEADS_MAX = 1024  # envelopes whose parsed form one connection keeps
 # What these take beside their bytes, measured: a head has its bytes up to three times.
 _ROUTE_BYTES, _HEAD_BYTES = 400, 800
 _LOOK_EVERY, _LOOK_AT = 16, 2
-"""Columns are compared at the second message of a lane in a row, and at each sixteenth after it."""
+"""What follows is compared at the second message of a lane in a row, and at each sixteenth after it."""
 _NO_LIMIT = 1 << 60
 
 

@@ -329,7 +329,7 @@ def trim(
 ) -> ApiRequest:
     """Drop a topic's messages below an offset, for good. Other offsets stay as they are."""
     if offset != "end" and not _is_number(offset):
-        raise UsageError("--to", f"{offset!r} is no offset, and not end")
+        raise UsageError("--to", f"{offset!r} is neither an offset nor end")
 
     def ask(api: AdminApi) -> Mapping[str, Any]:
         first = api.get("topics", topic)["end"] if offset == "end" else int(offset)

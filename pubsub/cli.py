@@ -180,7 +180,7 @@ async def publish(
 
     given = value.given()
     if (from_ is None) == (topic is None) or len(given) != (from_ is None):
-        raise UsageError("TOPIC", "it and one of --int, --short-real, --float, --string; or --from")
+        raise UsageError("TOPIC", "give it and one of --int, --short-real, --float, --string; or only --from")
     if rate is not None and not rate > 0:
         raise UsageError("--rate", "more than 0 a second")
     sent = 0
