@@ -280,8 +280,8 @@ class Admin:
         if not dry_run:
             broker.counts.published += 1
             broker.counts.published_bytes += len(body)
-            for look in broker.onlookers:
-                look(b"", head, [queue], [body])
+            for observe in broker.observers:
+                observe(b"", head, [queue], [body])
             if broker.recorder is not None:
                 track = broker.recorder.track(RECORDED_PUBLISHES, name=b"", source=b"api")
                 track.record(1, envelope(b"", queue.name, properties, len(body)) + body)

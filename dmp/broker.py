@@ -39,7 +39,7 @@ from shared.storage.store import Store, Ticket
 QUEUES_AT_ONCE = 64  # exclusive queues that go with their owner: half a millisecond
 
 
-Onlooker = Callable[[bytes, Head, Sequence[Queue], Sequence[bytes]], None]
+Observer = Callable[[bytes, Head, Sequence[Queue], Sequence[bytes]], None]
 
 
 class Broker:
@@ -99,7 +99,7 @@ class Broker:
         """What a deletion, or the end of a connection, leaves to do. Until it is done nobody declares, binds,
         purges or deletes: so nobody sees what is half done."""
         self.topology = Topology(self)
-        self.onlookers: list[Onlooker] = []
+        self.observers: list[Observer] = []
         """Called with what is published, while somebody traces: the exchange, the head, where to, bodies."""
         self._changed: dict[QueueLog, None] = {}
         self.dead_letters = DeadLetters(self)

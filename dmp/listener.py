@@ -106,7 +106,7 @@ class DmpService:
                 for body in bodies[: tap.room]:
                     tap.copy(name, body, **more)
 
-        await tap.look_on(self.broker.onlookers, take)
+        await tap.observe(self.broker.observers, take)
 
     def _after_timers(self) -> None:
         self.broker.flush()

@@ -258,7 +258,7 @@ class Sink:
 
     def _add(self, lanes: Sequence[Lane], piece: bytes | memoryview, count: int, overhead: int) -> None:
         """So many messages, of which so many bytes are envelopes."""
-        if self._broker.onlookers:
+        if self._broker.observers:
             self._show(lanes, bytes(piece))
         counts = self._broker.counts
         counts.published += count
@@ -277,8 +277,8 @@ class Sink:
         """To who traces."""
         queues = [queue for lane in lanes for queue in lane.queues]
         for before, bodies in runs(piece):
-            for look in self._broker.onlookers:
-                look(self._exchange.name, self._head(before), queues, bodies)
+            for observe in self._broker.observers:
+                observe(self._exchange.name, self._head(before), queues, bodies)
 
     def _odd(self, data: bytes, at: int, after: int) -> int:
         """Take the message in [at, after), and those that follow with its envelope. Raises WireError."""
@@ -338,8 +338,8 @@ class Sink:
         counts.published += count
         counts.published_bytes += count * head.body_bytes
         counts.sunk += count
-        for look in broker.onlookers:
-            look(self._exchange.name, head, route.queues, bodies)
+        for observe in broker.observers:
+            observe(self._exchange.name, head, route.queues, bodies)
         self._work += count * max(1, len(route.queues))
         try:
             if not route.queues:

@@ -342,9 +342,9 @@ class Queue:
             except StoreError as error:
                 self._detach_or_refuse(error)
         engine.counts.produced += count
-        if engine.onlookers:
-            for look in engine.onlookers:
-                look(self.name, bodies)
+        if engine.observers:
+            for observe in engine.observers:
+                observe(self.name, bodies)
         if self.tick != engine.waits.tick:
             engine.waits.take_sample(self, self.tail)
         self.on_produced(count)
@@ -844,7 +844,7 @@ class Engine:
         self.resolving: Ticket | None = None
         """While one commit's messages are delivered: the ticket that resolves next, whose answers go out with
         them."""
-        self.onlookers: list[Callable[[bytes, Sequence[bytes]], None]] = []
+        self.observers: list[Callable[[bytes, Sequence[bytes]], None]] = []
         """Called with messages that arrive in a queue, while somebody traces."""
         self.hot_bytes = 0
         """Bytes of bodies in memory, of all queues, that no consumer holds."""

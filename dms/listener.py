@@ -78,7 +78,7 @@ class DmsService:
                 for body in bodies[: tap.room]:
                     tap.copy(queue, body)
 
-        await tap.look_on(self.engine.onlookers, take)
+        await tap.observe(self.engine.observers, take)
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self.engine, self._refusals, self._access)

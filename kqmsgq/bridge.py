@@ -17,7 +17,7 @@ from shared.bridging import (
     VolatileSource,
     may_be,
 )
-from shared.tracing import Onlooker
+from shared.tracing import Observer
 
 if TYPE_CHECKING:
     from kqmsgq.listener import KqmsgqService
@@ -34,7 +34,7 @@ class KqmsgqSource(VolatileSource):
 
     def __init__(self, queues: "Queues", name: bytes, context: BridgeContext) -> None:
         self._queues = queues
-        super().__init__(context.inbox, queues.look_on(Onlooker(self._taken), name))
+        super().__init__(context.inbox, queues.observe(Observer(self._taken), name))
 
     def _taken(self, data: bytes) -> None:
         """Make runs of whole messages. Neighbours mostly belong to one queue, so runs are long."""

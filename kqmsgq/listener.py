@@ -11,7 +11,7 @@ from kqmsgq.wire import LENGTH_BYTES, NAME_AT, message_end, name_end
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
-from shared.tracing import Onlooker, Tap
+from shared.tracing import Observer, Tap
 
 
 async def open_service(context: Context, settings: KqmsgqSettings) -> "KqmsgqService":
@@ -64,7 +64,7 @@ class KqmsgqService:
                     tap.copy(name, data[after_name + LENGTH_BYTES : end])
                 at = end or len(data)
 
-        await tap.listen(lambda: self.queues.look_on(Onlooker(take), b"" if every else tap.name.encode()))
+        await tap.listen(lambda: self.queues.observe(Observer(take), b"" if every else tap.name.encode()))
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self.queues, self._access)

@@ -179,11 +179,11 @@ class Queues:
         self.subscriptions_bytes += size
         self._memory.charge(size)
 
-    def look_on(self, onlooker: Connection, name: bytes) -> Callable[[], None]:
-        """Write the queue's messages to `onlooker`, too; without a name, those of all queues.
+    def observe(self, observer: Connection, name: bytes) -> Callable[[], None]:
+        """Write the queue's messages to `observer`, too; without a name, those of all queues.
 
-        Call the returned function to end it. An onlooker does not count as a consumer."""
-        consumer = Consumer(onlooker)
+        Call the returned function to end it. An observer does not count as a consumer."""
+        consumer = Consumer(observer)
         self._index.subscribe(consumer, name or EVERY_NAME)
         self.routes.forget()
 

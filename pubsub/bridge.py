@@ -38,7 +38,7 @@ from shared.bridging import (
     target_template,
 )
 from shared.routing.index import RoutingIndex
-from shared.tracing import Onlooker
+from shared.tracing import Observer
 
 if TYPE_CHECKING:
     from pubsub.fanout import Fanout
@@ -58,7 +58,7 @@ class PubsubSource(VolatileSource):
         self, sessions: "Sessions", fanout: "Fanout", pattern: bytes, context: BridgeContext
     ) -> None:
         self._fanout = fanout
-        super().__init__(context.inbox, sessions.look_on(Onlooker(self._taken), pattern))
+        super().__init__(context.inbox, sessions.observe(Observer(self._taken), pattern))
 
     def _taken(self, frames: bytes) -> None:
         """Make runs of frames. Neighbours mostly have the same head, so runs are long."""

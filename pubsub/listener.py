@@ -22,7 +22,7 @@ from shared.storage.log import WholeRecords
 from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Namespace
 from shared.storage.table import Table
-from shared.tracing import Onlooker, Tap
+from shared.tracing import Observer, Tap
 
 READ_BYTES = 1 << 20
 LOOK_SECONDS = 60.0
@@ -202,7 +202,7 @@ class PubsubService:
             for message in take_frames(frames)[0]:
                 tap.copy(message.topic, message.value, sender=message.sender, type=Kind(message.kind).name)
 
-        await tap.listen(lambda: self.sessions.look_on(Onlooker(take), pattern))
+        await tap.listen(lambda: self.sessions.observe(Observer(take), pattern))
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self.sessions, self._context.access)

@@ -290,10 +290,10 @@ class Sessions:
             self.kept.forget(client.id)
         self.unsubscribe(client, topic)
 
-    def look_on(self, onlooker: Connection, pattern: bytes) -> Callable[[], None]:
-        """Write messages that match `pattern` to `onlooker`, too. Call the returned function to end it."""
+    def observe(self, observer: Connection, pattern: bytes) -> Callable[[], None]:
+        """Write messages that match `pattern` to `observer`, too. Call the returned function to end it."""
         client = ClientSession(b"")
-        client.connection = onlooker
+        client.connection = observer
         self.live.subscribe(client, pattern)
         self.on_change()
 

@@ -1,6 +1,6 @@
-"""Tracing: copies of the messages that pass a name, for onlookers, at no cost to the messages.
+"""Tracing: copies of the messages that pass a name, for observers, at no cost to the messages.
 
-A service that can be traced has `async def trace(self, tap)`, which runs while somebody looks on. It hooks
+A service that can be traced has `async def trace(self, tap)`, which runs while somebody observes. It hooks
 into the service by `Tap.listen`, and copies messages to the tap. A tap takes `COPIES_MAX` a second. Then it
 is unhooked until the second is over. So a flood of messages meets a tap for some milliseconds of each second,
 and costs nothing in the rest.
@@ -66,12 +66,12 @@ class Tap:
             await trio.sleep_until(self._since + 1)
             self._since, self.room, self._spent = trio.current_time(), COPIES_MAX, trio.Event()
 
-    async def look_on(self, onlookers: list[L], take: L) -> None:
-        """Keep `take` among `onlookers`, which are called with messages that pass, until cancelled."""
+    async def observe(self, observers: list[L], take: L) -> None:
+        """Keep `take` among `observers`, which are called with messages that pass, until cancelled."""
 
         def hook() -> Callable[[], None]:
-            onlookers.append(take)
-            return lambda: onlookers.remove(take)
+            observers.append(take)
+            return lambda: observers.remove(take)
 
         await self.listen(hook)
 
@@ -81,7 +81,7 @@ def shown(name: str | bytes) -> str:
     return text_of(name).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-class Onlooker(Connection):
+class Observer(Connection):
     """Stands in for a subscriber's connection: bytes written to it go to `take` alone."""
 
     __slots__ = ("_take",)

@@ -172,8 +172,8 @@ class Publishing:
         if post.generation != broker.generation:
             self._route(post)
         count = len(bodies)
-        for look in broker.onlookers:
-            look(head.exchange, head, post.queues, bodies)
+        for observe in broker.observers:
+            observe(head.exchange, head, post.queues, bodies)
         if channel.transaction is not None:
             if broker.memory.full and mux.holds_messages:
                 raise Refusal(Code.RESOURCE_ERROR, broker.memory.why)

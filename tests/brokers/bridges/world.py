@@ -29,7 +29,7 @@ from shared.bridging import BridgeEnds
 from shared.budget import Account
 from shared.plugin import Context, Service
 from shared.storage.store import Store, Ticket
-from shared.tracing import Onlooker
+from shared.tracing import Observer
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import FakeClock, open_store, payloads
 
@@ -88,8 +88,8 @@ class World:
         broker = await dmp.open_broker(context, import_module("dmp.settings").DmpSettings())
         opened["dmp"] = dmp.DmpService(broker)
         world.services = opened
-        world.services["pubsub"].sessions.look_on(Onlooker(world._frames), b"*")
-        world.services["kqmsgq"].queues.look_on(Onlooker(world._messages), b"")
+        world.services["pubsub"].sessions.observe(Observer(world._frames), b"*")
+        world.services["kqmsgq"].queues.observe(Observer(world._messages), b"")
         await world.bridges.change(bridges)
         return world
 
