@@ -3,15 +3,15 @@
 | | |
 |---|---|
 | connections | `CONNECTIONS_MAX`; the next one replaces the oldest without a login, or waits |
-| new connections | `PACE_SECONDS` apart, but for the first `FEW` of a burst and those that log in |
+| connections that send nothing | accepted and closed at the pace of strangers (`shared.net.accept_filter`) |
+| those that do | `PACE_SECONDS` apart, but for the first `FEW` of a burst and those that log in |
 | reads without a login, except a connection's first | `PACE_SECONDS` apart, of all together |
-| silence | 5 s until a request's head is whole, and between requests |
+| silence | 5 s until the first byte, then until a request's head is whole, and between requests |
 | a request's head | 16 KiB |
 | a request's body | `api.BODY_BYTES_MAX` within `BODY_SECONDS`, only with a login |
 | an answer | its reader takes each piece within `SEND_SECONDS` |
 """
 
-import errno
 import logging
 import socket
 from collections.abc import Sequence
@@ -28,23 +28,28 @@ from hypercorn.typing import ConnectionState
 from starlette.types import Message, Receive, Scope, Send
 
 from brokers.admin_gate import Caller, GatedApp, TurnPace
+from shared.net.accept_filter import AcceptFilter
 from shared.net.keepalive import is_loopback, keepalive
-from shared.net.listeners import OUT_OF_DESCRIPTORS, bind_each, format_address
+from shared.net.listeners import bind_each, format_address
 from shared.net.settings import CertificateUser
+from shared.net.strangers import Strangers
 from shared.net.tls import ServerTls, TlsStream
 
 CONNECTIONS_MAX = 128
 """A browser opens six for a page. They come out of the 500 files that are kept back from clients."""
+SILENT_LEAST = 32
+"""Connections that may be silent even beside so many that are not."""
+SILENT_SECONDS = 5.0
 FEW = 16
 PACE_SECONDS = 0.05
-"""Setting one up takes some 0.3 ms, so fewer than one in a hundred short requests elsewhere meets a flood,
+"""Setting up HTTP takes some 0.3 ms, so fewer than one in a hundred short requests elsewhere meets a flood,
 and their p99 stays. At 10 ms it rose to 1.15 times (`make trial-attacks`)."""
 BACKLOG = 64
 READ_BYTES = 16 * 1024
 SEND_SECONDS = 20.0
 BODY_SECONDS = 10.0
 PAUSE_SECONDS = 0.1
-"""The pause in accepting when the process has no free descriptor."""
+"""The pause when all connections are of those who have logged in."""
 TOO_LATE: Message = {"type": "http.disconnect"}
 
 
@@ -76,6 +81,7 @@ class AdminPort:
         self,
         sockets: Sequence[socket.socket],
         log: structlog.stdlib.BoundLogger,
+        strangers: Strangers,
         *,
         tls: ServerTls | None = None,
         certificate_user: CertificateUser = "cn",
@@ -88,6 +94,7 @@ class AdminPort:
         """Both apply to new connections."""
         self._handshake_seconds = handshake_seconds
         self._open: dict[_Open, None] = {}  # the oldest first
+        self._strangers = strangers
         self._pace, self._reads = TurnPace(PACE_SECONDS, FEW), TurnPace(PACE_SECONDS, FEW)
         config = self._config = Config()
         config.accesslog = None
@@ -118,10 +125,16 @@ class AdminPort:
         self, app: GatedApp, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve `app` until cancelled; then close all connections at once."""
+        accepting = AcceptFilter(
+            self.sockets,
+            self._strangers,
+            places=lambda: max(SILENT_LEAST, CONNECTIONS_MAX - len(self._open)),
+            silent_seconds=SILENT_SECONDS,
+        )
         async with trio.open_nursery() as nursery:
             try:
-                for sock in self.sockets:
-                    nursery.start_soon(self._accept, trio.socket.from_stdlib_socket(sock), app, nursery)
+                nursery.start_soon(accepting.run)
+                nursery.start_soon(self._let_in, accepting, app, nursery)
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -130,20 +143,13 @@ class AdminPort:
                     each.socket.close()
                 self.close()
 
-    async def _accept(self, listening: trio.socket.SocketType, app: GatedApp, nursery: trio.Nursery) -> None:
+    async def _let_in(self, accepting: AcceptFilter, app: GatedApp, nursery: trio.Nursery) -> None:
         while True:
             if len(self._open) >= CONNECTIONS_MAX and not self._make_room():
                 await trio.sleep(PAUSE_SECONDS)
                 continue
-            try:
-                sock, address = await listening.accept()
-            except OSError as error:
-                if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
-                    raise
-                if error.errno in OUT_OF_DESCRIPTORS:
-                    await trio.sleep(PAUSE_SECONDS)
-                continue
-            opened = _Open(Caller(format_address(address[0], address[1])), sock)
+            sock, peer = await accepting.accept()
+            opened = _Open(Caller(peer), trio.socket.from_stdlib_socket(sock))
             self._open[opened] = None
             nursery.start_soon(self._connection, opened, app)
             await self._pace.turn()

@@ -303,6 +303,7 @@ class Host:
         port = AdminPort(
             sockets,
             self._log,
+            self._network.strangers,
             tls=loaded,
             certificate_user=config.access.certificate_user if tls.client_ca else "",
             handshake_seconds=config.net.handshake_seconds,

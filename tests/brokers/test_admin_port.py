@@ -22,6 +22,7 @@ from brokers.admin_port import AdminPort, listen
 from brokers.page import files
 from shared.access import Access, Rule, Secret, User
 from shared.net.logins import Logins
+from shared.net.strangers import Strangers
 from tests.brokers.test_admin import Host
 from tests.support.forked import quick_passwords
 from tests.support.installed import quiet_log
@@ -96,7 +97,7 @@ async def admin_port_at(host: str = "127.0.0.1", **options: Any) -> AsyncIterato
     access = Access(users, audit=lambda **line: audited.append(line))
     logins = Logins(access)
     operated = Host()
-    bound = AdminPort(listen("127.0.0.1", 0), quiet_log())
+    bound = AdminPort(listen("127.0.0.1", 0), quiet_log(), Strangers())
     gate = Gate(
         admin.application(operated),
         access,
@@ -375,6 +376,18 @@ async def test_who_has_logged_in_is_served_while_others_hold_every_place(
     async with admin_port_at() as port:
         idle = [await port.connect() for _ in range(admin_port.CONNECTIONS_MAX + 20)]
         assert (await port.ask("/status", BEARER)).status == 200
+        for stream in idle:
+            await stream.aclose()
+
+
+async def test_connections_that_send_nothing_keep_no_administrator_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_port, "PACE_SECONDS", 1000)
+    async with admin_port_at() as port:
+        idle = [await port.connect() for _ in range(2 * admin_port.FEW)]
+        with trio.fail_after(30):
+            assert (await port.ask("/status", BEARER)).status == 200
         for stream in idle:
             await stream.aclose()
 
