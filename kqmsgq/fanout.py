@@ -43,6 +43,9 @@ KNOWN_ENTRY_BYTES = 160
 PART_BYTES, PLACE_BYTES = 256, 72
 """Memory of a plan for each bundle, and for each place of one."""
 
+SEARCHED_BYTES = 512
+"""In less input no pattern is looked for, which takes as long as a few messages."""
+
 DENIED_PER_TURN = 256
 """Denied messages in one turn; each ends a pass."""
 
@@ -119,17 +122,35 @@ class Producer:
         self.more = True
         return at
 
+    def publish_alone(self, data: bytes) -> bool:
+        """Forward `data` if it is one message with a known route: many producers send one at a time."""
+        if len(data) < HEADER_BYTES:
+            return False
+        fixed = data[4] + FIXED_BYTES
+        if int.from_bytes(data[fixed : fixed + 2], "big") != len(data) - fixed - 2:
+            return False
+        route = self._known_routes().get(data[:fixed])
+        if route is None:
+            return False
+        self._take(route, data)
+        self._deliver(len(data))
+        return True
+
     def publish_first(self, message: bytes) -> bool:
         """Take a whole message whose route is known; the next `publish` forwards it."""
         route = self._known_routes().get(message[: message[4] + NAME_AT + KNOWN_BYTES])
         if route is None:
             return False
+        self._take(route, message)
+        self._count(len(message))
+        return True
+
+    def _take(self, route: Route[Consumer], message: bytes) -> None:
+        """Begin a pass with one whole message."""
         self._messages = self._delivered = self._unrouted = 0
         self._add(route, message, 1)
-        self._count(len(message))
         if self._track is not None:
             self._track.record(1, message)
-        return True
 
     def _known_routes(self) -> dict[bytes, Route[Consumer]]:
         """The known routes by first bytes, as this producer may use them."""
@@ -184,7 +205,7 @@ class Producer:
         self._messages = self._delivered = self._unrouted = self._pieces = 0
         stuck = False  # at a message that is not whole, or is refused
         while not stuck and at <= latest and self._pieces < PIECES_PER_TURN:
-            found = self._pattern(data, at)
+            found = self._pattern(data, at) if size - at >= SEARCHED_BYTES else None
             if found is not None:
                 if run:
                     self._add(last, piece_of(data, start, at), run)

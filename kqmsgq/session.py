@@ -48,6 +48,10 @@ class Session(SessionBase):
         self.admit(gate)
         self.await_first_request()
 
+    def receive(self, data: bytes) -> None:
+        if self._producer is None or self.kept or self.stopped or not self._producer.publish_alone(data):
+            super().receive(data)
+
     def apply(self, data: bytes, at: int) -> int:
         while self.state is State.ROLE:
             before, at = at, self._take_role(data, at)
