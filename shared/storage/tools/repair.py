@@ -29,14 +29,16 @@ def repair(folder: Path) -> FsckReport:
     The report is of the check afterwards, with what was done in `repairs`. Raises StoreInUse, StoreFormat for
     a folder that is not ours or newer, and OSError.
     """
-    with FolderLock.take(folder), OsDisk(folder, create=False) as disk:
-        mender = _Mender(disk, time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
-        mender.format_and_catalog()
-        mender.journal()
-        view = look(disk)
-        for log in view.sorted_logs():
-            mender.index(view, log)
-        mender.orphans(view)
+    with OsDisk(folder, create=False) as disk:
+        check_format(disk, folder, may_be_damaged=True)  # before a lock file is left in a stranger's folder
+        with FolderLock.take(folder):
+            mender = _Mender(disk, time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
+            mender.format_and_catalog()
+            mender.journal()
+            view = look(disk)
+            for log in view.sorted_logs():
+                mender.index(view, log)
+            mender.orphans(view)
     return attrs.evolve(check(folder), repairs=tuple(mender.done))
 
 

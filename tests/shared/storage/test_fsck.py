@@ -178,6 +178,7 @@ def test_what_is_no_data_folder_or_a_newer_one_is_refused(tmp_path: Path, folder
     for tool in (check, repair, log_ls):
         with pytest.raises(StoreFormat, match="not a data folder"):
             tool(tmp_path / "other")
+    assert os.listdir(tmp_path / "other") == []
     (folder / "FORMAT").write_bytes(b"brokers data folder, format 2\n")
     before = tree(folder)
     for tool in (check, repair, log_ls):
