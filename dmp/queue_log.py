@@ -116,12 +116,20 @@ class QueueLog:
 
     def take(self, messages: Sequence[Message]) -> None:
         """They leave the queue; `flush` writes that down. Those that have no record are passed over."""
-        live, copied = self._live, self._copied
+        live, copied, taken = self._live, self._copied, self._taken
+        if not live and not copied:
+            return  # a purge of 100,000 that are not persistent
+        head: Head | None = None
+        size = total = 0
         for message in messages:
             number = message.number
             if live.pop(number, None) is not None or copied.pop(number, None) is not None:
-                self._live_bytes -= put_bytes(message.head)
-                self._taken.append(number)
+                if message.head is not head:
+                    head = message.head
+                    size = put_bytes(head)
+                total += size
+                taken.append(number)
+        self._live_bytes -= total
 
     def take_cold(self, first: int, end: int) -> None:
         """All that is cold leaves the queue. Raises StoreError."""

@@ -6,6 +6,7 @@ Both are read from the front, get new messages at the end, and take those that c
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from operator import attrgetter
 from typing import Protocol
 
@@ -95,8 +96,7 @@ class Priorities:
         return self._count
 
     def __iter__(self) -> Iterator[Message]:
-        for row in reversed(self._rows):
-            yield from row
+        return chain.from_iterable(reversed(self._rows))
 
     def __getitem__(self, place: int, /) -> Message:
         assert place == 0, "only the next one out can be looked at"

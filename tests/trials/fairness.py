@@ -675,6 +675,17 @@ def logmq_one_record_for_1000_tails(served: Served) -> None:
             tail.until(lambda data: data.count(b"MESSAGE") == 101)
 
 
+def logmq_20000_topics_lose_what_retention_drops(served: Served) -> None:
+    with _topics(served, 20_000) as peer:
+        _asked(peer, [b"PRODUCE topic-%d %s\n" % (number, b"x" * 1000) for number in range(20_000)])
+        time.sleep(3)  # what was made is checkpointed
+        served.begin()
+        _reloaded(served, "[logmq]\nretention_bytes = 100\n")
+        _asked(peer, [b"PRODUCE topic-%d x\n" % number for number in range(20_000)])
+        path = "/api/v1/topics?sort=-bytes&limit=1"
+        _until(lambda: control.request(served.folder / "data", "GET", path)["items"][0]["bytes"] < 500)
+
+
 def logmq_5000_topics_are_deleted(served: Served) -> None:
     with _topics(served, 5_000) as peer:
         served.begin()
@@ -816,6 +827,39 @@ def api_10000_users_are_taken_up(served: Served) -> None:
         control.request(served.folder / "data", "POST", "/reload", {})
 
 
+def api_10000_bindings_are_exported_and_imported(served: Served) -> None:
+    with _amqp_queue(served) as peer:
+        _topic_bindings(peer, 10_000)
+        data = served.folder / "data"
+        served.begin()
+        document = control.request(data, "GET", "/api/v1/definitions")
+        control.request(data, "POST", "/api/v1/definitions", document)
+        peer.call(commands.Exchange.Delete(exchange="t"), commands.Exchange.DeleteOk)
+        control.request(data, "POST", "/api/v1/definitions", document)
+
+
+def api_50000_queues_are_scraped(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.ask([dms.frame(dms.CREATE, 1, dms.name(f"queue-{n:05}")) for n in range(50_000)])
+        served.begin()
+        for path in ("/metrics", "/metrics/detailed?family=queues"):
+            control.request(served.folder / "data", "GET", path)
+
+
+def _reloaded(served: Served, text: str) -> None:
+    with (served.folder / "brokers.toml").open("a") as file:
+        file.write(text)
+    control.request(served.folder / "data", "POST", "/reload", {})
+
+
+def api_settings_are_reloaded_beside_10000_connections(served: Served) -> None:
+    with ExitStack() as stack:
+        for _ in range(10_000):
+            stack.enter_context(Peer(served.address("logmq"), b"PING\n")).until(lambda data: b"\n" in data)
+        served.begin()
+        _reloaded(served, "idle_seconds = 1000\n[logmq]\nretention_bytes = 10000000\n")
+
+
 def _amqp_queue(served: Served, count: int = 0) -> Amqp:
     peer = Amqp(served.address("dmp"))
     peer.call(commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
@@ -826,6 +870,16 @@ def _amqp_queue(served: Served, count: int = 0) -> Amqp:
 
 def amqp_a_purge_of_100000(served: Served) -> None:
     with _amqp_queue(served, 100_000) as peer:
+        served.begin()
+        peer.call(commands.Queue.Purge(queue="q"), commands.Queue.PurgeOk)
+
+
+def amqp_a_purge_of_100000_that_are_durable(served: Served) -> None:
+    durable = _message("", "q", b"x" * 100, commands.Basic.Properties(delivery_mode=2))
+    with _amqp_queue(served) as peer:
+        peer.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        peer.socket.sendall(durable * 100_000)
+        peer.confirmed(100_000)
         served.begin()
         peer.call(commands.Queue.Purge(queue="q"), commands.Queue.PurgeOk)
 
@@ -972,6 +1026,86 @@ def amqp_a_message_for_2000_queues(served: Served) -> None:
             peer.wait(commands.Queue.BindOk)
         served.begin()
         peer.publish("amq.fanout", "", 50)
+
+
+def _topic_bindings(peer: Amqp, count: int) -> None:
+    _bound(
+        peer,
+        "t",
+        "topic",
+        count,
+        lambda n: commands.Queue.Bind(queue="q", exchange="t", routing_key=f"a.{n}.#"),
+    )
+
+
+def amqp_an_exchange_with_10000_bindings_is_deleted(served: Served) -> None:
+    with _amqp_queue(served) as peer:
+        _topic_bindings(peer, 10_000)
+        served.begin()
+        peer.call(commands.Exchange.Delete(exchange="t"), commands.Exchange.DeleteOk)
+        _ping(served)
+
+
+def amqp_10000_bindings_are_unbound(served: Served) -> None:
+    with _amqp_queue(served) as peer:
+        _topic_bindings(peer, 10_000)
+        served.begin()
+        unbind = [
+            commands.Queue.Unbind(queue="q", exchange="t", routing_key=f"a.{n}.#") for n in range(10_000)
+        ]
+        peer.say(1, *unbind)
+        for _ in unbind:
+            peer.wait(commands.Queue.UnbindOk)
+
+
+def amqp_100000_expire_and_become_dead_letters(served: Served) -> None:
+    own: Any = {"x-message-ttl": 6000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    with Amqp(served.address("dmp")) as peer:
+        peer.call(commands.Queue.Declare(queue="dead", durable=True), commands.Queue.DeclareOk)
+        peer.call(commands.Queue.Declare(queue="q", durable=True, arguments=own), commands.Queue.DeclareOk)
+        peer.publish("", "q", 100_000)
+        served.begin()
+        _until(lambda: _depth(peer, "dead") == 100_000)
+        control.request(served.folder / "data", "POST", "/api/v1/queues/dmp/dead/redrive", {})
+
+
+def amqp_100000_of_ten_priorities_are_delivered_and_come_back(served: Served) -> None:
+    own: Any = {"x-max-priority": 10}
+    with Amqp(served.address("dmp")) as peer:
+        peer.call(commands.Queue.Declare(queue="q", durable=True, arguments=own), commands.Queue.DeclareOk)
+        peer.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        ten = [_message("", "q", b"x" * 100, commands.Basic.Properties(priority=n)) for n in range(10)]
+        served.begin()
+        peer.socket.sendall(b"".join(ten) * 10_000)
+        peer.confirmed(100_000)
+        with Amqp(served.address("dmp")) as other:
+            other.call(commands.Basic.Consume(queue="q"), commands.Basic.ConsumeOk)
+            other.deliveries(100_000)
+        _until(lambda: _depth(peer) == 100_000)
+        peer.call(commands.Queue.Purge(queue="q"), commands.Queue.PurgeOk)
+
+
+def amqp_40000_messages_that_differ_go_nowhere(served: Served) -> None:
+    with _amqp_queue(served) as peer:
+        peer.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        served.begin()
+        peer.socket.sendall(b"".join(_message("amq.topic", f"k{n % 200}", b"x") for n in range(40_000)))
+        peer.confirmed(40_000)
+
+
+def amqp_2000_exclusive_queues_end_with_their_connection(served: Served) -> None:
+    with Amqp(served.address("dmp")) as peer, Amqp(served.address("dmp")) as other:
+        for number in range(2000):
+            other.say(1, commands.Queue.Declare(queue=f"q{number}", exclusive=True))
+            other.say(
+                1, commands.Queue.Bind(queue=f"q{number}", exchange="amq.topic", routing_key=f"#.{number}.#")
+            )
+        for _ in range(2000):
+            other.wait(commands.Queue.BindOk)
+        served.begin()
+        other.socket.close()
+        peer.call(commands.Queue.Declare(queue="last"), commands.Queue.DeclareOk)
+    _ping(served)
 
 
 def _in_a_transaction(served: Served, method: base.Frame, end: base.Frame, answer: type[base.Frame]) -> None:
