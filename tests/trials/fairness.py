@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -129,13 +130,14 @@ def _serve(folder: Path) -> None:
     working, _ = plugins.load_working()
     environ = {f"BROKERS_{plugin.name.upper()}_PORT": "0" for plugin in working}
     environ["BROKERS_SERVE_DATA_DIR"] = str(folder / "data")
-    config = load(working, file=folder / "brokers.toml", environ=environ)
+    read = partial(load, working, file=folder / "brokers.toml", environ=environ)
+    config = read()
     log = logs.configure("error", "text")
     watch = StepWatch()
     collector = Collector()
 
     async def run() -> None:
-        host = Host(config.enabled(working), config, log)
+        host = Host(config.enabled(working), config, log, reread=read)
         async with trio.open_nursery() as lines, trio.open_nursery() as nursery:
             bound = await nursery.start(host.run)
             collector.install()
@@ -857,7 +859,22 @@ def api_settings_are_reloaded_beside_10000_connections(served: Served) -> None:
         for _ in range(10_000):
             stack.enter_context(Peer(served.address("logmq"), b"PING\n")).until(lambda data: b"\n" in data)
         served.begin()
-        _reloaded(served, "idle_seconds = 1000\n[logmq]\nretention_bytes = 10000000\n")
+        _reloaded(served, "linger_seconds = 3\n[logmq]\nretention_bytes = 10000000\n")
+
+
+def api_250_bridges_begin_carry_and_end(served: Served) -> None:
+    bridges = "".join(
+        f'[[bridge]]\nname = "b{n}"\nfrom = "logmq:topic-{n}"\nto = "logmq:other-{n}"\nstart = "first"\n'
+        for n in range(250)
+    )
+    with _topics(served, 250) as peer:
+        served.begin()
+        _reloaded(served, bridges)
+        _asked(peer, [b"PRODUCE topic-%d x\n" % number for number in range(250)] * 100)
+        path = "/api/v1/topics?match=other-*&limit=1000"
+        _until(lambda: len(control.request(served.folder / "data", "GET", path)["items"]) == 250)
+        (served.folder / "brokers.toml").write_text(_LIMITS)
+        control.request(served.folder / "data", "POST", "/reload", {})
 
 
 def _amqp_queue(served: Served, count: int = 0) -> Amqp:
