@@ -288,7 +288,7 @@ class SupervisedService:
             return Group(
                 self.name,
                 self._network,
-                after_turn=self._context.store.after_turn,
+                after_turn=self._context.store.commit_pending,
                 log=self._log,
                 tls=tls,
                 logs_in=self._config.logs_in(self.name),

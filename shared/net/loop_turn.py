@@ -6,8 +6,7 @@ When output is sent:
   of several connections together.
 - To other connections: at the end of the turn, before `after_turn`. They wait in `LoopTurn.to_send`.
 - What `after_turn` brings (the host commits there, and tickets resolve): right after it. If that is for many
-  connections and the driver asks for it (`hold`), the driver first looks who has sent more. What `after_turn`
-  returns is called behind that sending, but not behind what is held.
+  connections and the driver asks for it (`hold`), the driver first looks who has sent more.
 - To a connection whose session said that the commit brings more (`expect`): only after `after_turn`.
 - Outside a turn: at once, unless the driver is about to look for input.
 
@@ -40,8 +39,8 @@ from shared.net.settings import NetSettings
 from shared.net.strangers import Strangers
 
 OpenSession = Callable[[Connection], Session]
-AfterTurn = Callable[[], Callable[[], None] | None]
-"""Called at the end of every turn. It may return what can wait until the answers are sent."""
+AfterTurn = Callable[[], bool | None]
+"""Called at the end of every turn; True asks the driver to let other tasks run before the next."""
 
 DEADLINES_SECONDS = 2e-3
 """Work on deadlines per turn. Sessions that yield to others set a deadline for "now"; without a bound, input
@@ -520,14 +519,10 @@ class LoopTurn:
             self._close_silent()
         behind = bool(self._ending) and not self._end_inputs()
         expecting = self._send_others() if self.to_send else ()
-        rest = self._after_turn()
+        yield_now = self._after_turn()
         if expecting:
             self.to_send[:0] = self._send_some(expecting)
         hold = hold and len(self.to_send) >= HOLD_LEAST
-        if self.to_send and not hold:
-            behind = not self.send() or behind
-        if rest is not None:
-            rest()
         releases_end = perf_counter() + RELEASES_SECONDS
         while not behind and ((self.to_send and not hold) or self._lost or self._ending):
             behind = bool(self._ending) and not self._end_inputs()
@@ -538,7 +533,7 @@ class LoopTurn:
         if behind:
             self.request()
         self.in_turn = False
-        return behind
+        return bool(yield_now) or behind
 
     def _run_deadlines(self) -> None:
         """Run the deadlines that have passed, for `DEADLINES_SECONDS`; the rest follow in the next turn."""

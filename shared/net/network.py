@@ -1,7 +1,7 @@
 """The network of a process, and each protocol's group of listeners and connections in it.
 
 network = Network(settings, log)
-group = Group("logmq", network, after_turn=store.after_turn, log=log)
+group = Group("logmq", network, after_turn=store.commit_pending, log=log)
 addresses = group.bind_tcp("logmq", "127.0.0.1", 8080, open_session)
 await nursery.start(group.serve)    # until cancelled
 ...

@@ -161,7 +161,6 @@ class Commit:
     direct_error: OSError | None = None
     sync_seconds: float = 0.0
     synced: bool = False
-    visible_at: float = 0.0  # monotonic
     direct_synced: set[Log] = attrs.Factory(set)
     _referred: dict[LogCommit, None] = attrs.Factory(dict)
     """Their files have unsynced bytes that the journal refers to."""

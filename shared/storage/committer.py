@@ -1,12 +1,12 @@
 """The committer: makes what was appended durable, then publishes it to everybody who waits.
 
-`begin` gives appenders a place in the batch that is being filled. `after_turn`, called at the end of a
+`begin` gives appenders a place in the batch that is being filled. `commit_pending`, called at the end of a
 driver's turn, commits that batch: on the loop if that is quick, else in a thread. Appends meanwhile fill the
 next batch. So the disk's speed sets the batch size, and no timer is needed.
 
 On success, in this order: the bytes are in the log files or the logs' tails, `visible` advances, watchers are
-called, tickets resolve. A driver sends the answers, then `settle` counts the commit. On failure everything
-that is not durable is rolled back: the failed batch, and all behind it, whose offsets follow from it.
+called, tickets resolve. On failure everything appended and not durable is rolled back: the failed batch, and
+all behind it, whose offsets follow from it.
 """
 
 import math
@@ -170,8 +170,6 @@ class Committer:
     _sync_by: float = math.inf  # monotonic: when written batches must be synced
     _idle: list[Callable[[], None]] = attrs.Factory(list)
     _uncongested: list[Callable[[], None]] = attrs.Factory(list)
-    _unsettled: Commit | None = None
-    """The last commit, until `settle`."""
     _charged: int = 0
     """Bytes charged for sealed batches that wait. A batch alone is not charged: that saves the books."""
     direct: DirectWrites = attrs.field(init=False)
@@ -406,13 +404,8 @@ class Committer:
 
     def commit_pending(self) -> None:
         """Commit everything appended: now if that is quick, else soon in a thread."""
-        self.after_turn()
-        self.settle()
-
-    def after_turn(self) -> Callable[[], None] | None:
-        """As `commit_pending`; what it returns can wait until the answers are sent."""
         if not self._batches or self._busy or self._together:
-            return None
+            return
         running = self._running
         while not running or self._is_quick():
             commit = self._take()
@@ -423,7 +416,6 @@ class Committer:
                 break
         if running and self._batches:  # too much, or appended by callbacks of this commit
             self._wake.set()
-        return self.settle
 
     def sync_journal(self) -> None:
         """Sync what modes `interval` and `none` left unsynced, now. An error makes the store read-only."""
@@ -455,7 +447,6 @@ class Committer:
                     except Exception as error:
                         commit.fail(error)
                     self._finish(commit)
-                    self.settle()
                 elif (left := self._sync_by - self._clock.monotonic()) <= 0:
                     await self._sync_in_thread()
                 else:
@@ -522,7 +513,6 @@ class Committer:
         """Take the oldest batches, or all, as one commit. Its logs are busy and its files pinned until
         `_finish`.
         """
-        self.settle()
         batches = self._batches[:count]
         del self._batches[:count]
         self._busy = True
@@ -631,12 +621,7 @@ class Committer:
         for target in commit.logs.values():
             target.unpin(self._files)
         good = commit.batches[: commit.good]
-        if commit.synced:
-            self._sync_by = math.inf
-        elif self.journal.unsynced:
-            now = self._clock.monotonic()
-            for batch in good:
-                self._sync_by = min(self._sync_by, now + batch.interval_seconds)
+        self._count(commit, good)
         failure = commit.error or commit.direct_error  # a poison sets `read_only`
         error = None if failure is None else error_for_unwritten(failure)
         direct_failed = commit.direct_error is not None
@@ -663,9 +648,14 @@ class Committer:
             self._set_read_only(commit.poison)
         if self.read_only is not None or error is not None:
             self._fail(commit.batches[commit.good :], self.read_only or error)
-        self._unsettled = commit
-        if self._batches:  # appended meanwhile
-            self._filling_since = self._clock.monotonic()
+        for batch in commit.batches:
+            # Batches and their appends refer to each other. Break the cycle: the garbage collector would come
+            # late for few large objects.
+            batch.appends.clear()
+            batch.light.clear()
+        self._filling_since = self._clock.monotonic()
+        for look in self.after_commit:
+            look()
         if self._charged or self.congested:
             self._relieve()
         self._busy = False
@@ -673,24 +663,6 @@ class Committer:
             self._wake.set()
         if self._idle:
             self._rest()
-
-    def settle(self) -> None:
-        """Do for the last commit what nobody waits for: count it, and look at what is due."""
-        commit, self._unsettled = self._unsettled, None
-        if commit is None:
-            return
-        try:
-            self._count(commit)
-            for batch in commit.batches:
-                # Batches and their appends refer to each other. Break the cycle: the garbage collector would
-                # come late for few large objects.
-                batch.appends.clear()
-                batch.light.clear()
-            self.tails.charge()
-            for look in self.after_commit:
-                look()
-        except Exception as error:
-            self.poison(commit.fail(error))
 
     def _relieve(self) -> None:
         """Less waits for the disk than before: adjust the charge, and resume those that wait for it."""
@@ -701,50 +673,55 @@ class Committer:
             for callback in callbacks:
                 call(callback)
 
-    def _count(self, commit: Commit) -> None:
+    def _count(self, commit: Commit, good: list[CommitBatch]) -> None:
         counts = self.counts
         counts.commits += 1
         if commit.synced:
             counts.count_sync(commit.sync_seconds, in_thread=commit.in_thread)
-        for batch in commit.batches[: commit.good]:
+            self._sync_by = math.inf
+        elif self.journal.unsynced:
+            now = self._clock.monotonic()
+            for batch in good:
+                self._sync_by = min(self._sync_by, now + batch.interval_seconds)
+        for batch in good:
             size = batch.bytes
             counts.bytes += size
             if size > counts.batch_bytes_max:
                 counts.batch_bytes_max = size
-            records: dict[str, int] = {}
-            for part in (*batch.light, *batch.appends.values()):
-                if part.journaled or commit.direct_error is None:
-                    namespace = part.log.namespace
-                    records[namespace] = records.get(namespace, 0) + part.records
-            for namespace, count in records.items():
-                counts.records += count
-                counts.ack_seconds[namespace].observe(commit.visible_at - batch.began, count)
 
     def _advance(self, commit: Commit, good: list[CommitBatch], direct_failed: bool) -> dict[Log, None]:
         """Make what is durable visible; returns the logs with new records."""
         moved: dict[Log, None] = {}
-        commit.visible_at = now = self._clock.monotonic()
+        now = self._clock.monotonic()
         for log in commit.direct_synced:
             log.direct_dirty = False
         for batch in good:
+            records: dict[str, int] = {}
             for part in batch.light:
+                log = part.log
                 self.tails.add_light(part, commit.now_ms, now)
-                moved[part.log] = None
+                records[log.namespace] = records.get(log.namespace, 0) + part.records
+                moved[log] = None
             for log, part in batch.appends.items():
                 if not part.journaled and direct_failed:
                     continue
                 log.visible = part.end
+                records[log.namespace] = records.get(log.namespace, 0) + part.records
                 if not part.journaled:
                     self.direct.written(log, part.end - part.offset, now)
                 if log.watchers and part.end - part.offset <= _RECENT_BYTES_MAX and not commit.logs[log].late:
                     self._registry.remember(log, part.offset, part.chunks)
                 moved[log] = None
+            for namespace, count in records.items():
+                self.counts.records += count
+                self.counts.ack_seconds[namespace].observe(now - batch.began, count)
         for log, target in commit.logs.items():
             if log in moved:
                 target.publish(self.tails, now)
                 self.direct.bytes += target.referred_bytes
         self.unindexed |= moved
         self.dirty |= moved
+        self.tails.charge()
         return moved
 
     def poison(self, error: PoisonError) -> None:

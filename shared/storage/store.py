@@ -115,9 +115,7 @@ class Store:
             journal, disk, files, clock, settings, self._inventory, in_thread
         )
         self.commit_pending: Callable[[], None] = committer.commit_pending
-        """Commit what was appended, at once if that is quick."""
-        self.after_turn: Callable[[], Callable[[], None] | None] = committer.after_turn
-        """The same for the end of a driver's turn; what it returns can wait until the answers are sent."""
+        """At the end of a driver's turn: commit what was appended, at once if that is quick."""
         self._reader_threads.commit_pending = committer.commit_pending
         self._inventory.attach(self._committer, self._reader, recovered.logs)
         self._inventory.folds_case = _folds_case(disk)

@@ -25,7 +25,7 @@ from tests.support.installed import Idle, plugin, quiet_log
 
 
 class NoStore:
-    def after_turn(self) -> None: ...
+    def commit_pending(self) -> None: ...
 
 
 @attrs.define(eq=False)

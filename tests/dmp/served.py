@@ -60,7 +60,7 @@ def served(
             service = DmpService(broker)
             (endpoint,) = service.endpoints
             assert isinstance(endpoint, TcpEndpoint)
-            group = Group("dmp", Network(NetSettings()), after_turn=store.after_turn, log=LOG, tls=tls)
+            group = Group("dmp", Network(NetSettings()), after_turn=store.commit_pending, log=LOG, tls=tls)
             ((_, port),) = group.bind_tcp("dmp", "127.0.0.1", 0, endpoint.open_session, pushes=True)
             await nursery.start(group.serve)
             nursery.start_soon(service.run)

@@ -91,7 +91,7 @@ async def served(
         await nursery.start(store.run)
         broker = await open_broker(Context(store, LOG), settings)
         service = LogmqService(broker)
-        after = store.after_turn
+        after = store.commit_pending
         try:
             async with serving(
                 Served, "logmq", service, port=port, net=net, tls=tls, after_turn=after

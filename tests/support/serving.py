@@ -1,6 +1,6 @@
 """A protocol's service on real sockets, in this process."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -8,7 +8,6 @@ import attrs
 import structlog
 import trio
 
-from shared.net.loop_turn import AfterTurn
 from shared.net.network import Group, Network
 from shared.net.settings import NetSettings, TlsSettings
 from shared.plugin import Service, TcpEndpoint, UdpEndpoint
@@ -56,7 +55,7 @@ async def serving(
     port: int = 0,
     net: NetSettings | None = None,
     tls: TlsSettings | None = None,
-    after_turn: AfterTurn = lambda: None,
+    after_turn: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[AnyServing]:
     """All its endpoints on one port of loopback."""
     log = structlog.stdlib.get_logger("test")

@@ -52,34 +52,6 @@ async def test_one_sync_covers_every_log_and_one_ticket_serves_a_round() -> None
     assert syncs[0].startswith("journal/")
 
 
-async def test_the_books_of_a_commit_wait_for_the_answers_and_not_for_the_next_commit() -> None:
-    store = await open_store(FakeDisk())
-    (log,) = await logs_of(store, ALWAYS)
-    before = store.statistics()
-
-    def commit() -> Callable[[], None] | None:
-        outcomes = outcome(log.append(records(b"x"), 1)[1])
-        rest = store.after_turn()
-        assert outcomes == [None]
-        assert log.visible == log.end
-        return rest
-
-    rest = commit()
-    assert rest is not None
-    assert store.statistics().commits == before.commits
-    rest()
-    assert store.statistics().commits == before.commits + 1
-    assert store.statistics().records == before.records + 1
-    commit()
-    rest = commit()
-    assert rest is not None
-    assert store.statistics().records == before.records + 2
-    rest()
-    rest()
-    assert store.statistics().records == before.records + 3
-    assert store.after_turn() is None
-
-
 async def test_what_is_acknowledged_is_visible_and_watchers_know_first() -> None:
     store = await open_store(FakeDisk())
     one, two = await logs_of(store, ALWAYS, ALWAYS)

@@ -347,8 +347,8 @@ def interval_never_ends() -> list[Change]:
     """Mode interval never syncs."""
     count = Committer._count
 
-    def count_only(self: Committer, commit: Commit) -> None:
-        count(self, commit)
+    def count_only(self: Committer, commit: Commit, good: Any) -> None:
+        count(self, commit, good)
         self._sync_by = float("inf")
 
     return [(Committer, "_count", count_only)]

@@ -233,7 +233,7 @@ def _loop(store: Store, log: structlog.stdlib.BoundLogger) -> LoopTurn:
         admission=_OpenDoor(settings),
         backlogs=Backlogs(Account("backlogs", 1 << 30)),
         counters=NetCounters(),
-        after_turn=store.after_turn,
+        after_turn=store.commit_pending,
         log=log,
     )
 
