@@ -52,6 +52,9 @@ STRANGER_SECONDS, STRANGERS_AT_ONCE = 0.01, 32
 CREDENTIALS_BYTES_MAX = 2048
 """The bytes of a header or a body with a login."""
 
+HEAD_BYTES_MAX = 16 * 1024
+"""The bytes of a request's target and headers. The parser bounds only heads that are not whole."""
+
 HEALTH = frozenset({"/livez", "/readyz"})
 OPEN = HEALTH | {"/metrics"}
 LOOKING = frozenset({"GET", "HEAD"})
@@ -202,6 +205,9 @@ class Gate:
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """The error answer to a malformed or foreign request, before its login is checked; None if it
         passes."""
+        target = len(scope["raw_path"]) + len(scope["query_string"])
+        if target + sum(len(name) + len(value) for name, value in headers.raw) > HEAD_BYTES_MAX:
+            return problem(431, f"the target and the headers have more than {HEAD_BYTES_MAX} bytes")
         said = headers.getlist("host")
         host = said[0] if len(said) == 1 else ""
         if scope["path"] not in HEALTH and not self._is_ours(host, scope):

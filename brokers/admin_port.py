@@ -7,7 +7,7 @@
 | those that do | `PACE_SECONDS` apart, but for the first `FEW` of a burst and those that log in |
 | reads without a login, except a connection's first | `PACE_SECONDS` apart, of all together |
 | silence | 5 s until the first byte, then until a request's head is whole, and between requests |
-| a request's head | 16 KiB |
+| a request's head | `admin_gate.HEAD_BYTES_MAX` |
 | a request's body | `api.BODY_BYTES_MAX` within `BODY_SECONDS`, only with a login |
 | an answer | its reader takes each piece within `SEND_SECONDS` |
 """
@@ -27,7 +27,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import Message, Receive, Scope, Send
 
-from brokers.admin_gate import Caller, GatedApp, TurnPace
+from brokers.admin_gate import HEAD_BYTES_MAX, Caller, GatedApp, TurnPace
 from shared.net.accept_filter import AcceptFilter
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.listeners import bind_each, format_address
@@ -101,7 +101,7 @@ class AdminPort:
         config.errorlog = logging.getLogger("brokers.admin")
         config.include_server_header = False
         config.h2_max_concurrent_streams = 8
-        config.h2_max_header_list_size = config.h11_max_incomplete_size
+        config.h11_max_incomplete_size = config.h2_max_header_list_size = HEAD_BYTES_MAX
         self._context = WorkerContext(None)
 
     @property

@@ -429,9 +429,11 @@ async def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest
         assert port.host.calls == []
 
 
-async def test_a_large_head_is_refused() -> None:
+@pytest.mark.parametrize("large", [17_000, 30_000, 40_000])
+async def test_a_large_head_is_refused(large: int) -> None:
     async with admin_port_at() as port:
-        assert (await port.ask("/livez", {"X": "x" * 40_000})).status in (400, 431)
+        assert (await port.ask("/livez", {"X": "x" * large})).status in (400, 431)
+        assert (await port.ask("/livez?" + "x" * large)).status in (400, 431)
 
 
 async def test_a_connection_that_is_answered_and_reads_nothing_holds_up_no_stop() -> None:
