@@ -38,7 +38,7 @@ from dmp.properties import unpack
 from dmp.refusals import Refusal
 from shared.client.dial import Address, Disconnected, How, broken
 from shared.client.nursery import beside
-from shared.errors import BrokerError, WireError
+from shared.errors import BrokerError, RemoteProtocolError
 
 __all__ = [
     "Client",
@@ -185,7 +185,7 @@ class _Channel:
         self._client._write(data)
         found = await asked.wait()
         if not isinstance(found, answer):
-            raise WireError(f"the server answered {method.name} with {found.name}")
+            raise RemoteProtocolError(f"the server answered {method.name} with {found.name}")
         return found
 
     async def publish(
@@ -243,7 +243,7 @@ class _Channel:
         self._arrival.set()
 
     def receive(self, kind: int, payload: bytes) -> None:
-        """A frame has come. Raises WireError, Refusal."""
+        """A frame has come. Raises RemoteProtocolError, Refusal."""
         match method := self._contents.take(kind, payload):
             case None:
                 pass
@@ -265,7 +265,7 @@ class _Channel:
             case _ if self._asked:
                 self._asked.popleft().set(method)
             case _:
-                raise WireError(f"the server says {method.name}, which nobody asked for")
+                raise RemoteProtocolError(f"the server says {method.name}, which nobody asked for")
 
     def _confirm(self, tag: int, multiple: bool, outcome: bool | BrokerError) -> None:
         waiting = self._unconfirmed  # in the order of its numbers
@@ -525,7 +525,7 @@ class Client:
             self._lose(broken(errors.exceptions[0], "closed"))
         except* (BrokerError, Refusal) as errors:
             error = errors.exceptions[0]
-            self._lose(error if isinstance(error, BrokerError) else WireError(str(error)))
+            self._lose(error if isinstance(error, BrokerError) else RemoteProtocolError(str(error)))
 
     async def _send(self) -> None:
         while True:

@@ -125,7 +125,7 @@ class Feed:
     # What the session passes on.
 
     def apply(self, data: bytes, at: int) -> int:
-        """A feed's client has nothing to say but null messages. Raises WireError."""
+        """A feed's client has nothing to say but null messages. Raises RemoteProtocolError."""
         if data[at:].strip(b"\0"):
             # What it reads are messages: a text between them would be taken for one.
             error = wire.wire_error(wire.Reply.INVALID, "a feed is read, not written to")

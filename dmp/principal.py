@@ -19,7 +19,7 @@ from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
 from shared.client.dial import Address, Disconnected, broken, check_plain
 from shared.client.login import NOBODY, Login
-from shared.errors import EXIT_MISSING, BrokerError, WireError
+from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
 PORT = 5672
 RECEIVE_BYTES = 64 * 1024
@@ -71,7 +71,7 @@ class ServerFrames:
         self._data = bytearray()
 
     def feed(self, received: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """Yield the kind, channel and payload of each whole frame. Raises WireError."""
+        """Yield the kind, channel and payload of each whole frame. Raises RemoteProtocolError."""
         data = self._data
         data += received
         at = 0
@@ -79,7 +79,7 @@ class ServerFrames:
             kind, number, size = wire.FRAME_HEAD.unpack_from(data, at)
             end = at + size + wire.FRAME_OVERHEAD
             if kind not in wire.KINDS or size > FRAME_BYTES_MAX:
-                raise WireError("the server does not speak AMQP 0-9-1")
+                raise RemoteProtocolError("the server does not speak AMQP 0-9-1")
             if end > len(data):
                 break
             yield kind, number, bytes(data[at + wire.FRAME_HEAD.size : end - 1])
@@ -106,7 +106,7 @@ class Contents:
         self._missing = 0
 
     def take(self, kind: int, payload: bytes) -> base.Frame | Arrived | None:
-        """A frame: what it is, or completes. Raises WireError, Refusal."""
+        """A frame: what it is, or completes. Raises RemoteProtocolError, Refusal."""
         if kind == wire.METHOD:
             method = wire.decode_untrusted(payload)
             if not isinstance(method, commands.Basic.Deliver | commands.Basic.Return):
@@ -140,7 +140,7 @@ class Principal:
         """At most `RETURNED_MAX`; all there are once it is closed."""
 
     async def greet(self) -> None:
-        """The first words. Raises Disconnected and WireError where it is no such server."""
+        """The first words. Raises Disconnected and RemoteProtocolError where it is no such server."""
         start = await self._ask(AMQP_HEADER, commands.Connection.Start, "the AMQP header", GREETING_SECONDS)
         self._mechanisms = str(start.mechanisms).split()
 
@@ -197,7 +197,7 @@ class Principal:
         return lease.encode()
 
     async def call(self, method: base.Frame, answer: type[M], *, channel: int = _CHANNEL) -> M:
-        """Ask and wait. Raises Refused, Disconnected, WireError."""
+        """Ask and wait. Raises Refused, Disconnected, RemoteProtocolError."""
         return await self._ask(encode(method, channel), answer, method.name)
 
     async def close(self) -> None:
@@ -227,7 +227,7 @@ class Principal:
             self._take(await self._receive())
 
     def _take(self, data: bytes) -> None:
-        """Raises WireError."""
+        """Raises RemoteProtocolError."""
         try:
             for kind, _, payload in self._frames.feed(data):
                 found = self._contents.take(kind, payload)
@@ -238,7 +238,7 @@ class Principal:
                 elif found is not None:
                     self._methods.append(found)
         except Refusal as error:
-            raise WireError(str(error)) from error
+            raise RemoteProtocolError(str(error)) from error
 
     async def _send(self, data: bytes) -> None:
         try:
@@ -264,7 +264,7 @@ async def greeted(address: Address, stream: trio.abc.Stream) -> Principal:
     principal = Principal(stream)
     try:
         await principal.greet()
-    except (Disconnected, WireError) as error:
+    except (Disconnected, RemoteProtocolError) as error:
         raise address.not_answered(error) from error
     return principal
 

@@ -12,7 +12,7 @@ from dmp.principal import PORT
 from dmp.wire import RECORDED_MESSAGES, RECORDED_PUBLISHES, take_messages
 from shared.addresses import MessageOrigin, NameTemplate, exchange_and_key
 from shared.client.dial import How
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from shared.recording.blocks import Block
 from shared.replaying import Batch, PastMessage, Place, Replays
 
@@ -72,7 +72,7 @@ def recorded(block: Block, frames: bytes) -> Iterator[PastMessage]:
         raise ValueError(f"codec {block.codec}")
     try:
         found, end = take_messages(frames, 1 << 32)
-    except WireError as error:
+    except RemoteProtocolError as error:
         raise ValueError(error.text) from None
     for message in found:
         own = Published(block.name, message.properties)

@@ -22,7 +22,7 @@ from dmp.queues import Queue
 from dmp.sink import Sink
 from dmp.wire import AMQP_HEADER, DMP_HEADER, GREETING, Reply, ready, reply, wire_error
 from shared.access import READ, WRITE
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
@@ -116,7 +116,7 @@ class Session(SessionBase):
             self.end()
             raise error
 
-    def on_wire_error(self, error: WireError) -> None:
+    def on_wire_error(self, error: RemoteProtocolError) -> None:
         self._broker.counts.refusals[error.fault] += 1
         self.state = TRANSITIONS[self.state][Event.REFUSED]
 
@@ -149,7 +149,7 @@ class Session(SessionBase):
             self.connection.finish()
 
     def _open(self, word: bytes) -> Sink | Feed:
-        """Raises WireError: BAD_LEASE, NO_ACCESS, NOT_FOUND."""
+        """Raises RemoteProtocolError: BAD_LEASE, NO_ACCESS, NOT_FOUND."""
         broker = self._broker
         lease = broker.leases.take(word)
         if lease is None or lease.owner.revoked:
@@ -192,7 +192,7 @@ class Session(SessionBase):
         self.end()
 
 
-def _no_access() -> WireError:
+def _no_access() -> RemoteProtocolError:
     return wire_error(Reply.NO_ACCESS, "not allowed")
 
 
@@ -223,7 +223,7 @@ class ProtocolHeader:
         self._header += data[:missing]
         if not any(header.startswith(self._header) for header in PROTOCOLS):
             self._broker.counts.refusals["not AMQP"] += 1
-            raise WireError("the first bytes are no header of AMQP 0-9-1 or DMP", AMQP_HEADER)
+            raise RemoteProtocolError("the first bytes are no header of AMQP 0-9-1 or DMP", AMQP_HEADER)
         if len(self._header) < HEADER_BYTES:
             self._connection.await_rest()
             return

@@ -53,7 +53,7 @@ from dmp.wire import (
     wire_error,
 )
 from shared.budget import CacheBytes
-from shared.errors import StoreError, WireError
+from shared.errors import RemoteProtocolError, StoreError
 from shared.fanout import chunks_of, piece_of
 from shared.net.session import SessionBase
 
@@ -164,7 +164,7 @@ class Sink:
         return True
 
     def apply(self, data: bytes, at: int) -> int:
-        """Apply everything whole. Raises WireError; messages before what is wrong stand."""
+        """Apply everything whole. Raises RemoteProtocolError; messages before what is wrong stand."""
         broker, session = self._broker, self._session
         if broker.generation != self._generation:
             self._rewire()
@@ -192,7 +192,7 @@ class Sink:
         return at
 
     def _scan(self, data: bytes, at: int) -> int:
-        """Find what goes where; where it stopped. Raises WireError."""
+        """Find what goes where; where it stopped. Raises RemoteProtocolError."""
         routes = self._routes
         body_bytes_max = self._broker.settings.message_bytes_max
         end = len(data)
@@ -281,7 +281,10 @@ class Sink:
                 observe(self._exchange.name, self._head(before), queues, bodies)
 
     def _odd(self, data: bytes, at: int, after: int) -> int:
-        """Take the message in [at, after), and those that follow with its envelope. Raises WireError."""
+        """Take the message in [at, after), and those that follow with its envelope.
+
+        Raises RemoteProtocolError.
+        """
         end_of(data, at, self._size_max)
         if after == at + SIZE_BYTES:
             return after  # a null message
@@ -304,7 +307,7 @@ class Sink:
         return stop
 
     def _deliver(self) -> None:
-        """Hand on what the lanes have gathered. Raises WireError where the store takes no writes."""
+        """Hand on what the lanes have gathered. Raises RemoteProtocolError if the store takes no writes."""
         touched, self._touched = self._touched, []
         name = self._exchange.name
         failed: StoreError | None = None
@@ -354,14 +357,14 @@ class Sink:
         except StoreError as error:
             raise self._store_refuses(error) from error
 
-    def _store_refuses(self, error: StoreError) -> WireError:
+    def _store_refuses(self, error: StoreError) -> RemoteProtocolError:
         self._broker.counts.refused_publishes += 1
         return wire_error(Reply.INTERNAL_ERROR, str(error) or "the store takes no writes")
 
     # What names and envelopes mean.
 
     def _route(self, names: bytes, parts: MessageLayout) -> SinkRoute:
-        """Raises WireError."""
+        """Raises RemoteProtocolError."""
         sink, broker = self._exchange.name, self._broker
         if parts.exchange not in (b"", sink):
             raise wire_error(Reply.SYNTAX_ERROR, "the exchange of a message is not the sink's")
@@ -417,7 +420,7 @@ class Sink:
         return head
 
     def _rewire(self) -> None:
-        """Exchanges, queues or bindings have changed. Raises WireError where the sink is gone."""
+        """Exchanges, queues or bindings have changed. Raises RemoteProtocolError where the sink is gone."""
         broker = self._broker
         if broker.exchanges.get(self._exchange.name) is not self._exchange:
             raise wire_error(Reply.NOT_FOUND, "the exchange is gone")

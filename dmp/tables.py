@@ -21,7 +21,7 @@ from dmp.wire import (
     size_max_of,
 )
 from shared.columns import equal_rows
-from shared.errors import CorruptRecord, WireError
+from shared.errors import CorruptRecord, RemoteProtocolError
 from shared.recording.blocks import Block
 from shared.recording.rows import FEW, NO_FIELD, TRY_AGAIN, Codec, Runs
 from shared.recording.tables import RecordedLog
@@ -48,7 +48,7 @@ def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> s
                 at = ends
                 continue
             parts = layout_untrusted(frames, at, ends)
-        except WireError as error:
+        except RemoteProtocolError as error:
             return error.text
         size = ends - at
         key_at = SIZE_BYTES + 1 + len(parts.exchange) + 1

@@ -17,7 +17,7 @@ import attrs
 from dmp.data_types import SHORT_BYTES_MAX, short
 from dmp.properties import NO_PROPERTIES, end_of_properties
 from shared.columns import equal_rows
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 
 AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 DMP_HEADER = b"AMQP\x0a\x01\x00\x01"
@@ -80,9 +80,9 @@ class Message:
     options: MessageOptions = NO_OPTIONS
 
 
-def wire_error(code: Reply, text: str) -> WireError:
+def wire_error(code: Reply, text: str) -> RemoteProtocolError:
     """The error for what a peer did wrong: its connection is told this reply, and closed."""
-    return WireError(text, reply(code, text), fault=f"dmp {code.name}")
+    return RemoteProtocolError(text, reply(code, text), fault=f"dmp {code.name}")
 
 
 def reply(code: Reply, text: str) -> bytes:
@@ -98,10 +98,10 @@ def ready(sink: bool, name: bytes) -> bytes:
 
 
 def read_reply(text: bytes) -> tuple[int, str]:
-    """A response's code and the rest of it. Raises WireError where it is no response."""
+    """A response's code and the rest of it. Raises RemoteProtocolError where it is no response."""
     code, _, rest = text.decode(errors="backslashreplace").partition(" ")
     if len(code) != 3 or not (code.isascii() and code.isdigit()):
-        raise WireError(f"{text[:64]!r} is no response")
+        raise RemoteProtocolError(f"{text[:64]!r} is no response")
     return int(code), rest
 
 
@@ -144,7 +144,7 @@ class MessageLayout:
 def end_of(data: bytes | bytearray, at: int, size_max: int) -> int | None:
     """Where the message at `at` ends, which may be beyond what is there; None: not even its size is there.
 
-    Raises WireError for a size that no message has.
+    Raises RemoteProtocolError for a size that no message has.
     """
     if at + SIZE_BYTES > len(data):
         return None
@@ -155,7 +155,7 @@ def end_of(data: bytes | bytearray, at: int, size_max: int) -> int | None:
 
 
 def layout_untrusted(data: bytes, at: int, end: int, body_bytes_max: int = BODY_BYTES_MAX) -> MessageLayout:
-    """The message in [at, end), which is not a null message. Raises WireError where it is malformed."""
+    """The message in [at, end), which is not a null message. Raises RemoteProtocolError if malformed."""
     exchange_at = at + SIZE_BYTES
     exchange_end = exchange_at + 1 + data[exchange_at]
     key_end = exchange_end + 1 + data[exchange_end] if exchange_end < end else end
@@ -199,7 +199,10 @@ def read_envelope(before: bytes) -> tuple[bytes, bytes, bytes, int]:
 
 
 def take_messages(data: bytes, body_bytes_max: int = BODY_BYTES_MAX) -> tuple[list[Message], int]:
-    """Every whole message at the front, null messages left out, and where they end. Raises WireError."""
+    """Every whole message at the front, null messages left out, and where they end.
+
+    Raises RemoteProtocolError.
+    """
     found: list[Message] = []
     at = 0
     size_max = size_max_of(body_bytes_max)

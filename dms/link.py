@@ -16,7 +16,7 @@ from dms.wire import REPLIES, Type
 from shared.client.dial import Address, Disconnected, Unreachable, broken, check_plain
 from shared.client.login import NOBODY, Login
 from shared.client.pipelining import RECEIVE_BYTES, PipelinedConnection, Reconnecting
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 
 REQUEST_IDS = wire.DELIVERY_ID_BIT
 """A client's request ids are below this. Once they are used up, they begin again at 1."""
@@ -128,8 +128,8 @@ class Link(PipelinedConnection[Answer]):
         try:
             frames, at = wire.decode(data)
             self._hand_out(frames)
-        except (wire.Refusal, WireError) as error:
-            raise WireError(f"the server's answer is not DMS's: {error}") from None
+        except (wire.Refusal, RemoteProtocolError) as error:
+            raise RemoteProtocolError(f"the server's answer is not DMS's: {error}") from None
         return at
 
     def _hand_out(self, frames: Iterable[wire.Frame]) -> None:
@@ -148,7 +148,7 @@ class Link(PipelinedConnection[Answer]):
     def _delivered(self, delivery_id: int, body: bytes) -> None:
         # It does not name its CONSUME: those of one connection are served in order.
         if not self._consuming or self._taker is None:
-            raise WireError("a message that nobody asked for")
+            raise RemoteProtocolError("a message that nobody asked for")
         self._consuming.popleft()
         self.heard = True
         self._taker.delivered(self, delivery_id, body)
@@ -157,13 +157,13 @@ class Link(PipelinedConnection[Answer]):
         answer = self.awaited
         if answer is None:
             text = payload.decode(errors="backslashreplace")[:200]
-            raise WireError(f"type {type_:#04x} in answer to nothing {text!r}")
+            raise RemoteProtocolError(f"type {type_:#04x} in answer to nothing {text!r}")
         if message_id != answer.ids[answer.count]:
-            raise WireError(f"id {message_id}, where {answer.ids[answer.count]} is next")
+            raise RemoteProtocolError(f"id {message_id}, where {answer.ids[answer.count]} is next")
         if type_ == Type.ERROR:
             answer.errors.append((answer.count, error_for(status, payload)))
         elif type_ != REPLIES[answer.type]:
-            raise WireError(f"type {type_:#04x} in answer to {answer.type.name}")
+            raise RemoteProtocolError(f"type {type_:#04x} in answer to {answer.type.name}")
         answer.payload = payload
         answer.count += 1
         self.heard = True

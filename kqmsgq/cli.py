@@ -11,7 +11,7 @@ from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given
 from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.client.dial import Address, Disconnected
-from shared.errors import UsageError, WireError
+from shared.errors import RemoteProtocolError, UsageError
 from shared.plugin import ServeRequest, VerbRequest
 
 app, command = protocol_app(
@@ -103,7 +103,7 @@ async def consume(
                 while left:
                     try:
                         messages = left.of(await consumer.batch())
-                    except (Disconnected, WireError) as error:
+                    except (Disconnected, RemoteProtocolError) as error:
                         if heard:
                             raise
                         address = Address(server.host, server.port, kind="KqueueMsgQ")

@@ -20,7 +20,7 @@ from kqmsgq.repeats import Pattern, Repeat, Repeats
 from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT
 from shared.access import WRITE
 from shared.budget import CacheBytes
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from shared.fanout import ROUTES_MAX, VIEWED_BYTES, Bundle, Route, piece_of
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ class Producer:
     def publish(self, data: bytes, at: int = 0) -> int:
         """Forward the whole messages of `data` from `at` on, up to a turn's work; returns where they end.
 
-        Messages that the user may not send are dropped and counted. Raises WireError at malformed bytes; the
-        messages before them are forwarded.
+        Messages that the user may not send are dropped and counted. Raises RemoteProtocolError at malformed
+        bytes; the messages before them are forwarded.
         """
         for _ in range(DENIED_PER_TURN):
             try:
@@ -192,12 +192,12 @@ class Producer:
         return looked
 
     def _publish(self, data: bytes, at: int) -> int:
-        """One pass. Raises WireError and _DeniedError; messages before the error are forwarded."""
+        """One pass. Raises RemoteProtocolError and _DeniedError; messages before the error are forwarded."""
         routes = self._queues.routes
         known = self._known_routes()
         put, nowhere = routes.put, routes.nowhere
         last = nowhere  # the route of the newest messages: `run` of them, from `start` on
-        error: WireError | _DeniedError | None = None
+        error: RemoteProtocolError | _DeniedError | None = None
         first = start = at
         run = 0
         size = len(data)
@@ -224,7 +224,7 @@ class Producer:
                 else:
                     try:
                         looked = self._look(data, at)
-                    except (WireError, _DeniedError) as refused:
+                    except (RemoteProtocolError, _DeniedError) as refused:
                         error = refused
                         stuck = True
                         break
@@ -340,7 +340,7 @@ class Producer:
         while at <= len(data) - HEADER_BYTES and self._looked < PIECES_PER_TURN:
             try:
                 looked = self._look(data, at)
-            except (WireError, _DeniedError):
+            except (RemoteProtocolError, _DeniedError):
                 return
             if looked is None or looked[2] > len(data):
                 return

@@ -23,7 +23,7 @@ from kqmsgq.wire import (
     name_end,
 )
 from shared.budget import Account, CacheBytes, Caches, OverBudget, unbounded
-from shared.errors import WireError, printable
+from shared.errors import RemoteProtocolError, printable
 from shared.fanout import Route, Routes, limit_slow_receiver
 from shared.net.connection import Connection
 from shared.routing.index import RoutingIndex
@@ -123,7 +123,7 @@ class Queues:
 
     def subscribe(self, consumer: Consumer, name: bytes) -> None:
         """Subscribe to the queue `name`; without a name, to all queues, present and future. Raises
-        WireError."""
+        RemoteProtocolError."""
         if self._index.subscribe(consumer, name or EVERY_NAME):
             self.routes.forget()
             self._charge(consumer, 1, name)
@@ -131,7 +131,7 @@ class Queues:
             try:
                 self._memory.check(0)
             except OverBudget as error:
-                raise WireError(str(error), fault=Fault.SUBSCRIPTIONS) from None
+                raise RemoteProtocolError(str(error), fault=Fault.SUBSCRIPTIONS) from None
             for limit, got in (
                 ("subscriptions_max", consumer.subscriptions),
                 ("subscriptions_bytes_max", consumer.subscriptions_bytes),
@@ -139,7 +139,9 @@ class Queues:
                 ("subscriptions_bytes_total_max", self.subscriptions_bytes),
             ):
                 if got > getattr(settings, limit):
-                    raise WireError(f"above {limit} = {getattr(settings, limit)}", fault=Fault.SUBSCRIPTIONS)
+                    raise RemoteProtocolError(
+                        f"above {limit} = {getattr(settings, limit)}", fault=Fault.SUBSCRIPTIONS
+                    )
 
     def unsubscribe(self, consumer: Consumer, name: bytes) -> None:
         """End the subscription to `name`; one to all queues stays. Without a name: end every subscription."""
@@ -229,7 +231,7 @@ class Queues:
     def look(self, data: bytes, at: int) -> tuple[Route[Consumer], int, int] | None:
         """The route of the message at `at`, and where its body begins and ends.
 
-        None if its header is not complete yet. Raises WireError.
+        None if its header is not complete yet. Raises RemoteProtocolError.
         """
         if data[at] != MESSAGE:
             raise no_message(data, at)
@@ -248,8 +250,8 @@ class Queues:
         return route, begins, after
 
 
-def no_message(data: bytes, at: int) -> WireError:
+def no_message(data: bytes, at: int) -> RemoteProtocolError:
     event = data[at]
     if event in (SUBSCRIBE, UNSUBSCRIBE):
-        return WireError(f"a producer sent the event {chr(event)}", fault=Fault.SIDE)
-    return WireError(f"{printable(data[at : at + 1])} is no event", fault=Fault.EVENT)
+        return RemoteProtocolError(f"a producer sent the event {chr(event)}", fault=Fault.SIDE)
+    return RemoteProtocolError(f"{printable(data[at : at + 1])} is no event", fault=Fault.EVENT)

@@ -26,7 +26,7 @@ from kqmsgq.wire import (
     take_account,
 )
 from shared.access import READ, Guard
-from shared.errors import WireError, printable
+from shared.errors import RemoteProtocolError, printable
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
@@ -68,7 +68,7 @@ class Session(SessionBase):
         if role == ACCOUNT:
             return self._take_account(data, at)
         if not (PRODUCE.startswith(role) or CONSUME.startswith(role) or ACCOUNT.startswith(role)):
-            raise WireError(f"{printable(role)} is neither produce nor consume", fault=Fault.ROLE)
+            raise RemoteProtocolError(f"{printable(role)} is neither produce nor consume", fault=Fault.ROLE)
         if len(role) < ROLE_BYTES:
             return at
         if not self.user:
@@ -155,8 +155,8 @@ class Session(SessionBase):
             event = data[at]
             if event not in (SUBSCRIBE, UNSUBSCRIBE):
                 if event == MESSAGE:
-                    raise WireError("a consumer sent the event *", fault=Fault.SIDE)
-                raise WireError(f"{printable(data[at : at + 1])} is no event", fault=Fault.EVENT)
+                    raise RemoteProtocolError("a consumer sent the event *", fault=Fault.SIDE)
+                raise RemoteProtocolError(f"{printable(data[at : at + 1])} is no event", fault=Fault.EVENT)
             end = name_end(data, at, queues.settings.name_bytes_max)
             if end is None or end > len(data):
                 self.need((end or at + NAME_AT) - at)
@@ -186,9 +186,11 @@ class Session(SessionBase):
         self.connection.finish()
 
     def too_late(self) -> None:
-        raise WireError(f"an event was not complete after {self.input_seconds:g} s", fault=Fault.TOO_LATE)
+        raise RemoteProtocolError(
+            f"an event was not complete after {self.input_seconds:g} s", fault=Fault.TOO_LATE
+        )
 
-    def on_wire_error(self, error: WireError) -> None:
+    def on_wire_error(self, error: RemoteProtocolError) -> None:
         self._queues.counts.faults[error.fault] += 1
         self.state = TRANSITIONS[self.state][Event.FAULT]
 

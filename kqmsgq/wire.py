@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import attrs
 
-from shared.errors import WireError, printable
+from shared.errors import RemoteProtocolError, printable
 
 PRODUCE = b"produce"
 CONSUME = b"consume"
@@ -79,7 +79,7 @@ def account(user: str, password: str) -> bytes:
 def take_account(data: Buffer, at: int) -> tuple[bytes, bytes, int] | None:
     """User and password behind the word `account` at `at`, and where they end; None if incomplete.
 
-    Raises WireError.
+    Raises RemoteProtocolError.
     """
     at += ROLE_BYTES
     found = []
@@ -89,7 +89,7 @@ def take_account(data: Buffer, at: int) -> tuple[bytes, bytes, int] | None:
         length = int.from_bytes(data[at : at + LENGTH_BYTES], "big")
         at += LENGTH_BYTES
         if length > most:
-            raise WireError(f"{what} of {length} bytes, {most} at most", fault=Fault.LOGIN)
+            raise RemoteProtocolError(f"{what} of {length} bytes, {most} at most", fault=Fault.LOGIN)
         if len(data) < at + length:
             return None
         found.append(bytes(data[at : at + length]))
@@ -98,37 +98,46 @@ def take_account(data: Buffer, at: int) -> tuple[bytes, bytes, int] | None:
 
 
 def name_end(data: Buffer, at: int, name_bytes_max: int) -> int | None:
-    """Where the name of the event at `at` ends; None if its length is incomplete. Raises WireError."""
+    """Where the name of the event at `at` ends; None if its length is incomplete.
+
+    Raises RemoteProtocolError.
+    """
     if len(data) < at + NAME_AT:
         return None
     length = int.from_bytes(data[at + 1 : at + NAME_AT], "big")
     if length > name_bytes_max:
-        raise WireError(f"a queue name of {length} bytes, {name_bytes_max} at most", fault=Fault.NAME)
+        raise RemoteProtocolError(
+            f"a queue name of {length} bytes, {name_bytes_max} at most", fault=Fault.NAME
+        )
     return at + NAME_AT + length
 
 
 def message_end(data: Buffer, after_name: int, message_bytes_max: int) -> int | None:
     """Where the message whose name ends at `after_name` ends; None if its length is incomplete.
 
-    Raises WireError.
+    Raises RemoteProtocolError.
     """
     begins = after_name + LENGTH_BYTES
     if len(data) < begins:
         return None
     length = int.from_bytes(data[after_name:begins], "big")
     if length > message_bytes_max:
-        raise WireError(f"a message of {length} bytes, {message_bytes_max} at most", fault=Fault.MESSAGE)
+        raise RemoteProtocolError(
+            f"a message of {length} bytes, {message_bytes_max} at most", fault=Fault.MESSAGE
+        )
     return begins + length
 
 
 def take_messages(data: Buffer, name_bytes_max: int, message_bytes_max: int) -> tuple[list[Message], int]:
-    """Every whole message at the front of `data`, and where they end. Raises WireError."""
+    """Every whole message at the front of `data`, and where they end. Raises RemoteProtocolError."""
     found: list[Message] = []
     at = 0
     while at < len(data):
         if data[at] != MESSAGE:
             said = printable(data[at : at + 1])
-            raise WireError(f"the server's answer is not KqueueMsgQ's: event {said}", fault=Fault.EVENT)
+            raise RemoteProtocolError(
+                f"the server's answer is not KqueueMsgQ's: event {said}", fault=Fault.EVENT
+            )
         after_name = name_end(data, at, name_bytes_max)
         if after_name is None:
             break

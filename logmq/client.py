@@ -46,7 +46,7 @@ from shared.client.nursery import beside
 from shared.client.pipelining import PipelinedConnection, Reconnecting
 from shared.client.receiver import Receiver
 from shared.client.retry import Retry
-from shared.errors import BrokerError, WireError
+from shared.errors import BrokerError, RemoteProtocolError
 
 __all__ = [
     "Client",
@@ -356,7 +356,7 @@ class Link(PipelinedConnection[Answer]):
         while at < len(data):
             answer = self.awaited
             if answer is None:
-                raise WireError(f"the server said more than it was asked: {bytes(data[:100])!r}")
+                raise RemoteProtocolError(f"the server said more than it was asked: {bytes(data[:100])!r}")
             end = answer.take(data, at)
             if end < 0:
                 break
@@ -475,7 +475,7 @@ class Tail(Receiver[Record]):
                 raise last.error
             return records, max(end, 0)
         if not records and len(data) - at >= len(b"MESSAGE "):
-            raise WireError(f"the server's answer is not LogMQ's: {bytes(data[at : at + 100])!r}")
+            raise RemoteProtocolError(f"the server's answer is not LogMQ's: {bytes(data[at : at + 100])!r}")
         return records, at
 
 

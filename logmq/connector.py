@@ -20,7 +20,7 @@ from logmq.wire import SKIPPED_BODY_BYTES_MAX as SKIPPED_BODY_BYTES_MAX
 from logmq.wire import Refusal as Refusal
 from logmq.wire import name_untrusted as name_untrusted
 from logmq.wire import topic_untrusted as topic_untrusted
-from shared.errors import EXIT_MISSING, BrokerError, WireError
+from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
 if TYPE_CHECKING:
     from shared.client.login import Login
@@ -147,10 +147,10 @@ def auth(login: "Login") -> bytes:
 
 
 def check_logged_in(line: bytes, login: "Login") -> None:
-    """The answer to `auth`. Raises LogmqError, and WireError; neither shows the password."""
+    """The answer to `auth`. Raises LogmqError, and RemoteProtocolError; neither shows the password."""
     refused = _refused(line)
     if refused is None and line != b"OK":
-        raise WireError("the server's answer to a login is not LogMQ's")
+        raise RemoteProtocolError("the server's answer to a login is not LogMQ's")
     if refused is not None:  # its text may contain what the server was sent
         text = refused.text if refused.code == "DENIED" else "the server takes no logins"
         raise LogmqError(refused.code, login.hide(f"login as {login.user}: {text}"))
@@ -359,7 +359,7 @@ def records_of(data: bytes, offset: int) -> list[Record]:
         start = at + HEADER_BYTES
         end = start + int.from_bytes(data[at:start], "big")
         if end > size:
-            raise WireError(f"a chunk at offset {offset} that is not whole records")
+            raise RemoteProtocolError(f"a chunk at offset {offset} that is not whole records")
         records.append(Record(offset + at, data[start:end]))
         at = end
     return records
@@ -393,5 +393,5 @@ def _fields(line: bytes, word: bytes, count: int) -> tuple[int, ...]:
     return numbers
 
 
-def _garbled(line: bytes) -> WireError:
-    return WireError(f"the server's answer is not LogMQ's: {line[:100]!r}")
+def _garbled(line: bytes) -> RemoteProtocolError:
+    return RemoteProtocolError(f"the server's answer is not LogMQ's: {line[:100]!r}")

@@ -17,7 +17,7 @@ from pubsub.wire import (
     decode_id,
 )
 from shared.access import ANONYMOUS, READ, Guard
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
@@ -58,7 +58,7 @@ class Session(SessionBase):
             else:
                 self.state = TRANSITIONS[self.state][Event.LOGIN_COMES]
         if self.state is State.LOGIN and data[at : at + 1] not in (b"", bytes([Command.LOGIN])):
-            raise WireError("log in first, with a command of type 4", fault=Fault.LOGIN)
+            raise RemoteProtocolError("log in first, with a command of type 4", fault=Fault.LOGIN)
         turn_ends = at + COMMANDS_PER_TURN * COMMAND_BYTES
         commands, at, error = decode_commands(data[:turn_ends], at)
         sessions, client = self._sessions, self._client
@@ -106,16 +106,16 @@ class Session(SessionBase):
         client = self._client
         try:
             if not fits:
-                raise WireError("a login was refused", fault=Fault.LOGIN)
+                raise RemoteProtocolError("a login was refused", fault=Fault.LOGIN)
             if client is None:
                 if not self._is_mine():
-                    raise WireError("that id is another user's", fault=Fault.LOGIN)
+                    raise RemoteProtocolError("that id is another user's", fault=Fault.LOGIN)
                 self._join(Event.LOGGED_IN)
             elif client.owner in (ANONYMOUS, self.user):
                 self._sessions.own(client, self.user)
             else:
-                raise WireError("the session is another user's", fault=Fault.LOGIN)
-        except WireError as error:
+                raise RemoteProtocolError("the session is another user's", fault=Fault.LOGIN)
+        except RemoteProtocolError as error:
             self._sessions.counts.faults[error.fault] += 1
             self._finish(Event.FAULT)
 
@@ -147,9 +147,11 @@ class Session(SessionBase):
         self._finish(Event.INPUT_ENDS)
 
     def too_late(self) -> None:
-        raise WireError(f"a command was not complete after {self.input_seconds:g} s", fault=Fault.TOO_LATE)
+        raise RemoteProtocolError(
+            f"a command was not complete after {self.input_seconds:g} s", fault=Fault.TOO_LATE
+        )
 
-    def on_wire_error(self, error: WireError) -> None:
+    def on_wire_error(self, error: RemoteProtocolError) -> None:
         self._sessions.counts.faults[error.fault] += 1
         self.state = TRANSITIONS[self.state][Event.FAULT]
 

@@ -24,7 +24,7 @@ from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault
 from shared.access import ANONYMOUS
 from shared.budget import Account, CacheBytes, Caches, OverBudget, unbounded
-from shared.errors import StoreError, WireError
+from shared.errors import RemoteProtocolError, StoreError
 from shared.fanout import limit_slow_receiver
 from shared.net.connection import Connection
 from shared.routing.index import RoutingIndex
@@ -157,12 +157,12 @@ class Sessions:
     def join(self, client_id: bytes, connection: Connection, user: str = ANONYMOUS) -> ClientSession:
         """The client connects: kept messages are written first. A new session belongs to `user`.
 
-        Raises WireError.
+        Raises RemoteProtocolError.
         """
         client = self.clients.get(client_id)
         if client is None:
             if len(self.clients) >= self.settings.sessions_max:
-                raise WireError(
+                raise RemoteProtocolError(
                     f"sessions_max = {self.settings.sessions_max} are there", fault=Fault.SESSIONS
                 )
             self._check_memory(SESSION_BYTES, Fault.SESSIONS)
@@ -170,7 +170,7 @@ class Sessions:
             client.owner = user
         elif client.connection is not None:
             self._say(f"Client {client.name} already connected.")
-            raise WireError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
+            raise RemoteProtocolError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
         client.connection = connection
         self.absences.over(client_id)
         client.written = client.dropped = 0
@@ -238,18 +238,18 @@ class Sessions:
     # Subscriptions.
 
     def subscribe(self, client: ClientSession, topic: bytes, *, keeps: bool) -> None:
-        """Add a connected client's subscription. Raises WireError above a limit."""
+        """Add a connected client's subscription. Raises RemoteProtocolError above a limit."""
         before = client.topics.get(topic)
         if before is keeps:
             return
         if before is None:
             settings = self.settings
             if len(client.topics) >= settings.subscriptions_max:
-                raise WireError(
+                raise RemoteProtocolError(
                     f"more than subscriptions_max = {settings.subscriptions_max}", fault=Fault.SUBSCRIPTIONS
                 )
             if self.subscriptions >= settings.subscriptions_total_max:
-                raise WireError(
+                raise RemoteProtocolError(
                     f"more than subscriptions_total_max = {settings.subscriptions_total_max} of all clients",
                     fault=Fault.SUBSCRIPTIONS,
                 )
@@ -257,7 +257,7 @@ class Sessions:
                 client.wild >= settings.wild_subscriptions_max
                 or self.wild >= settings.wild_subscriptions_total_max
             ):
-                raise WireError(
+                raise RemoteProtocolError(
                     f"more than wild_subscriptions_max = {settings.wild_subscriptions_max}, or "
                     f"wild_subscriptions_total_max = {settings.wild_subscriptions_total_max} of all clients",
                     fault=Fault.SUBSCRIPTIONS,
@@ -327,7 +327,7 @@ class Sessions:
         try:
             self._memory.check(size)
         except OverBudget as error:
-            raise WireError(str(error), fault=fault) from None
+            raise RemoteProtocolError(str(error), fault=fault) from None
 
     def _count(self, client: ClientSession, topic: bytes, count: int) -> None:
         """Add `count` to the subscriptions of `client` by `topic`; negative: subtract."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from pubsub import wire
 from pubsub.wire import Command
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 
 READ_BYTES = 64 * 1024
 COMMANDS = {b"subscribe": Command.SUBSCRIBE, b"unsubscribe": Command.UNSUBSCRIBE, b"keep": Command.KEEP}
@@ -114,7 +114,7 @@ class Terminal:
         for message in messages:
             try:
                 yield wire.line(message) + b"\n"
-            except WireError as error:
+            except RemoteProtocolError as error:
                 _complain(str(error))
 
     def _not_answered(self, why: str) -> ConnectionRefusedError:

@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 
 import attrs
 
-from shared.errors import WireError, printable
+from shared.errors import RemoteProtocolError, printable
 
 ID_BYTES = 11
 ID_CHARACTERS_MAX = 10
@@ -88,7 +88,7 @@ class Message:
     def value(self) -> bytes:
         """The value as the specification prints it: a decimal number, or a text's own bytes.
 
-        Raises WireError for an unknown kind.
+        Raises RemoteProtocolError for an unknown kind.
         """
         return value_text(self.kind, self.data)
 
@@ -104,11 +104,13 @@ def encode_id(client_id: bytes) -> bytes:
 
 
 def decode_id(field: Buffer) -> bytes:
-    """The id in these 11 bytes; bytes after its first NUL are ignored. Raises WireError."""
+    """The id in these 11 bytes; bytes after its first NUL are ignored. Raises RemoteProtocolError."""
     client_id, end, _ = bytes(field).partition(b"\0")
     if not end or not client_id or not _is_printable(client_id):
         text = f"the first {ID_BYTES} bytes are no client id; a login comes behind it"
-        raise WireError(text, fault=Fault.ID)  # the text leaves the bytes out: they may be part of a login
+        raise RemoteProtocolError(
+            text, fault=Fault.ID
+        )  # the text leaves the bytes out: they may be part of a login
     return client_id
 
 
@@ -131,7 +133,9 @@ def encode_login(user: str, password: str) -> bytes:
     return encode_command(Command.LOGIN, topic)
 
 
-def decode_commands(data: Buffer, at: int = 0) -> tuple[list[tuple[int, bytes]], int, WireError | None]:
+def decode_commands(
+    data: Buffer, at: int = 0
+) -> tuple[list[tuple[int, bytes]], int, RemoteProtocolError | None]:
     """Every whole command from `at` on as (type, topic), where they end, and the error of the next, if any.
 
     An unknown type is an error before its topic is there. DISCONNECT is the last: nothing after it is read.
@@ -141,14 +145,14 @@ def decode_commands(data: Buffer, at: int = 0) -> tuple[list[tuple[int, bytes]],
     while at < len(data):
         command = data[at]
         if command > Command.LOGIN:
-            return found, at, WireError(f"{command} is no command", fault=Fault.COMMAND)
+            return found, at, RemoteProtocolError(f"{command} is no command", fault=Fault.COMMAND)
         end = at + COMMAND_BYTES
         if end > len(data):
             break
         topic, nul, _ = bytes(data[at + 1 : end]).partition(b"\0")
         if not nul and command != Command.DISCONNECT:
             shown = "of a login" if command == Command.LOGIN else printable(topic)
-            return found, at, WireError(f"the topic {shown} has no end", fault=Fault.TOPIC)
+            return found, at, RemoteProtocolError(f"the topic {shown} has no end", fault=Fault.TOPIC)
         found.append((command, topic))
         at = end
         if command in (Command.DISCONNECT, Command.LOGIN):
@@ -243,11 +247,11 @@ def take_frames(data: Buffer) -> tuple[list[Message], int]:
 
 
 def value_text(kind: int, data: bytes) -> bytes:
-    """The printed form of a payload. Raises WireError."""
+    """The printed form of a payload. Raises RemoteProtocolError."""
     if kind == Kind.STRING:
         return data.partition(b"\0")[0]
     if kind not in PAYLOAD_BYTES_MIN or len(data) < PAYLOAD_BYTES_MIN[kind]:
-        raise WireError(f"a message of type {kind} with {len(data)} bytes", fault=Fault.COMMAND)
+        raise RemoteProtocolError(f"a message of type {kind} with {len(data)} bytes", fault=Fault.COMMAND)
     if kind == Kind.SHORT_REAL:
         value = int.from_bytes(data[:2], "big")
         return b"%d.%02d" % divmod(value, 100)
@@ -261,7 +265,7 @@ def value_text(kind: int, data: bytes) -> bytes:
 
 
 def line(message: Message) -> bytes:
-    """A message as a subscriber prints it, without the line's end. Raises WireError."""
+    """A message as a subscriber prints it, without the line's end. Raises RemoteProtocolError."""
     value = message.value
     return b"%b - %b - %b - %b" % (
         message.sender.encode(),

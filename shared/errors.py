@@ -21,7 +21,7 @@ class BrokerError(Exception):
 
 
 @attrs.define(eq=False)
-class WireError(BrokerError):
+class RemoteProtocolError(BrokerError):
     """The peer broke its protocol: send `reply` (may be empty), then close that connection, and only that.
 
     `fault`: what it did, as its protocol counts it (the label of a metric).

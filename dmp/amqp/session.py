@@ -33,7 +33,7 @@ from dmp.pacing import Stop, going_on
 from dmp.refusals import Code, Refusal, shown
 from dmp.settings import LOCAL
 from shared.access import ANONYMOUS
-from shared.errors import StoreError, WireError
+from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
@@ -135,7 +135,7 @@ class AmqpSession(SessionBase):
         """Pending answers are still sent; deliveries are not."""
         self._end(Event.END)
 
-    def on_wire_error(self, error: WireError) -> None:
+    def on_wire_error(self, error: RemoteProtocolError) -> None:
         """It is told nothing: by the specification (4.2.3) such a connection closes without another word."""
         self.broker.counts.refusals[Code.FRAME_ERROR.name] += 1
 
@@ -198,7 +198,7 @@ class AmqpSession(SessionBase):
             kind, number, size = FRAME_HEAD.unpack_from(data, at)
             stop = at + head_bytes + size
             if kind not in wire.KINDS:
-                raise WireError(f"a frame of type {kind}, which AMQP 0-9-1 does not have")
+                raise RemoteProtocolError(f"a frame of type {kind}, which AMQP 0-9-1 does not have")
             if size > mux.payload_max:
                 mux.at = end
                 frame_max = mux.payload_max + FRAME_OVERHEAD
@@ -208,7 +208,7 @@ class AmqpSession(SessionBase):
                 break
             if data[stop] != _END:
                 text = f"a frame of {size} bytes ends with {data[stop]:#04x}, not with 0xce"
-                raise WireError(text)
+                raise RemoteProtocolError(text)
             mux.at = stop + 1
             mux.worked(FRAME_WORK)
             try:

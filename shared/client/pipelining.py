@@ -14,7 +14,7 @@ import trio
 
 from shared.client.dial import Address, Disconnected, Unreachable, broken, check_plain, keep_trying
 from shared.client.retry import Retry
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 
 RECEIVE_BYTES = 256 * 1024
 UNANSWERED_BYTES_MAX = 4 * 1024 * 1024
@@ -48,7 +48,7 @@ class PipelinedConnection(ABC, Generic[A]):
     def receive(self, data: bytearray) -> int:
         """Take all complete answers in `data`. Returns the number of bytes taken.
 
-        Raises WireError, and Disconnected if the server announces the end of the connection.
+        Raises RemoteProtocolError, and Disconnected if the server announces the end of the connection.
         """
 
     @abstractmethod
@@ -106,7 +106,7 @@ class PipelinedConnection(ABC, Generic[A]):
                     nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError) as group:
             error = broken(group.exceptions[0])
-        except* (WireError, Disconnected) as group:
+        except* (RemoteProtocolError, Disconnected) as group:
             error = Disconnected(str(group.exceptions[0]))
         finally:
             self.lose(error)

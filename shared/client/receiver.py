@@ -41,7 +41,7 @@ class Receiver(Generic[Item]):
         self._retry = None if retry_seconds is None else Retry(retry_seconds, trio.current_time())
 
     def _take(self, data: bytearray) -> tuple[list[Item], int]:
-        """The complete items at the front of `data`, and where they end. Raises WireError."""
+        """The complete items at the front of `data`, and where they end. Raises RemoteProtocolError."""
         raise NotImplementedError
 
     def _first_words(self) -> bytes:
@@ -53,7 +53,7 @@ class Receiver(Generic[Item]):
         await self._say(self._first_words())
 
     async def batch(self) -> list[Item]:
-        """All items that have arrived; waits for one. Raises Disconnected, WireError."""
+        """All items that have arrived; waits for one. Raises Disconnected, RemoteProtocolError."""
         if self._items:
             found = self._items[::-1]
             self._items = []

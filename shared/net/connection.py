@@ -26,7 +26,7 @@ class Session(Protocol):
     def receive(self, data: bytes) -> None:
         """Apply everything whole in `data`; answers go to `connection.write`.
 
-        `WireError`: its reply is sent, then the connection is finished. Any other exception is a
+        `RemoteProtocolError`: its reply is sent, then the connection is finished. Any other exception is a
         bug in the session: it is logged with its traceback and counted, and closes this connection only.
         """
 

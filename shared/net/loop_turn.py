@@ -27,7 +27,7 @@ from typing import Any
 import structlog
 import trio
 
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from shared.net.admission import Admission
 from shared.net.connection import Connection, Session
 from shared.net.counters import NetCounters
@@ -145,7 +145,7 @@ class DrivenConnection(Connection):
 
     def fail(self, error: Exception) -> None:
         """Reply to a protocol error and finish; any other exception is our bug and closes the connection."""
-        if isinstance(error, WireError):
+        if isinstance(error, RemoteProtocolError):
             self._reply_to_wire_error(error)
             return
         self._loop.counters.crashes += 1
@@ -156,7 +156,7 @@ class DrivenConnection(Connection):
         )
         self.close("crash")
 
-    def _reply_to_wire_error(self, error: WireError) -> None:
+    def _reply_to_wire_error(self, error: RemoteProtocolError) -> None:
         """`SessionBase.on_wire_error` has run: what the session wrote there is sent before the reply."""
         self._loop.log.info(
             "protocol error: the connection is closed; fix the client", peer=self.peer, error=error.text

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shared.access import ANONYMOUS, READ, Guard
-from shared.errors import StoreError, WireError
+from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import HELD_BYTES_MIN, Connection
 from shared.replies import Replies
 
@@ -159,7 +159,7 @@ class SessionBase:
         """Release all that is held for this connection. Called once: by `end`, or when it is lost."""
         raise NotImplementedError
 
-    def on_wire_error(self, error: WireError) -> None:
+    def on_wire_error(self, error: RemoteProtocolError) -> None:
         """The peer broke the protocol: count it. Then the session ends, and the driver sends the reply."""
 
     def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
@@ -201,7 +201,7 @@ class SessionBase:
             self._input_due = math.inf
             try:
                 self.too_late()
-            except WireError as error:
+            except RemoteProtocolError as error:
                 self._broken(error)
                 raise
         if self._deadlines:
@@ -452,7 +452,7 @@ class SessionBase:
                 if self._phase == _APPLYING or self.stopped:
                     break
                 self._phase = _APPLYING  # `apply` stopped for a reason that was cleared before it returned
-        except WireError as error:
+        except RemoteProtocolError as error:
             self._broken(error)
             raise
         finally:
@@ -522,7 +522,7 @@ class SessionBase:
         self._input_due = math.inf
         self.connection.hold(self.replies.pending_bytes)
 
-    def _broken(self, error: WireError) -> None:
+    def _broken(self, error: RemoteProtocolError) -> None:
         if not self.ended:
             self.on_wire_error(error)
             self.end()

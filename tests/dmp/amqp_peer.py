@@ -9,7 +9,7 @@ from dmp.properties import NO_PROPERTIES
 from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from tests.dmp.world import World
 from tests.support.connections import MemoryConnection
 
@@ -48,7 +48,7 @@ class Peer:
                 data, self._unread = self._unread, b""
                 try:
                     self.session.receive(data)
-                except WireError as error:
+                except RemoteProtocolError as error:
                     self.garbage = error.text
                     self.connection.write(error.reply)
                     self.connection.finish()

@@ -12,7 +12,7 @@ from dmp.refusals import Code
 from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from tests.dmp.world import World
 from tests.support.connections import MemoryConnection
 
@@ -26,7 +26,7 @@ class Peer:
         self.world = world
         self.connection = MemoryConnection(now=world.clock.now, bound=bound)
         self.connection.hand_over(ProtocolHeader(self.connection, world.broker))
-        self.error: WireError | None = None
+        self.error: RemoteProtocolError | None = None
         self.over = False
         self.read = b""
         """What came behind the answer to the lease, at once."""
@@ -42,11 +42,11 @@ class Peer:
             return b""
         try:
             self.session.receive(data)
-        except WireError as error:
+        except RemoteProtocolError as error:
             self.fail(error)
         return self.connection.taken()
 
-    def fail(self, error: WireError) -> None:
+    def fail(self, error: RemoteProtocolError) -> None:
         self.error = error
         self.connection.write(error.reply)
         self.connection.finish()
@@ -59,7 +59,7 @@ class Peer:
             self.connection.deadline = float("inf")
             try:
                 self.session.on_deadline(self.connection.now)
-            except WireError as error:
+            except RemoteProtocolError as error:
                 self.fail(error)
         return self.connection.taken()
 

@@ -12,7 +12,7 @@ from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import purged, put, taken
 from dmp.tables import SIZE_MAX, TABLES
 from dmp.wire import NULL_MESSAGE, Message, MessageOptions
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from shared.recording.blocks import Block
 from tests.support.recorded import Row, batch_of, block, damaged, plainly, repeated, rows, told
 
@@ -47,7 +47,7 @@ def plain_frames(head: Block, data: bytes) -> Iterator[Row]:
             if end is None or end > len(data):
                 raise ValueError("it does not end")
             found, _ = wire.take_messages(data[:end], 1 << 32)
-        except WireError as error:
+        except RemoteProtocolError as error:
             raise ValueError(error.text) from None
         for one in found:
             yield {"name": name, "key": one.key.decode(errors="backslashreplace"), "payload": one.body}

@@ -9,7 +9,7 @@ from dmp import wire
 from dmp.data_types import short, take_short
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import Message, MessageOptions, Reply
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 
 SPEC = bytes.fromhex(
     "00000018"  # 24 bytes follow
@@ -79,7 +79,7 @@ def test_a_size_that_lies_is_an_error_never_another_message(message: Message, of
         if lie <= 0:
             continue
         data[:4] = lie.to_bytes(4, "big")
-        with pytest.raises(WireError) as error:
+        with pytest.raises(RemoteProtocolError) as error:
             wire.take_messages(bytes(data) + bytes(off))
         assert error.value.fault == "dmp SYNTAX_ERROR"
 
@@ -88,7 +88,7 @@ def test_a_size_that_lies_is_an_error_never_another_message(message: Message, of
 def test_garbage_is_messages_or_an_error(data: bytes) -> None:
     try:
         found, end = wire.take_messages(data)
-    except WireError as error:
+    except RemoteProtocolError as error:
         refused = error
     else:
         refused = None
@@ -101,7 +101,7 @@ def test_garbage_is_messages_or_an_error(data: bytes) -> None:
 
 @pytest.mark.parametrize("size", [1, 7, (1 << 24) + (1 << 18), 0xFFFFFFFF])
 def test_a_size_that_no_message_has_is_refused_before_the_rest_has_come(size: int) -> None:
-    with pytest.raises(WireError, match=f"size {size}"):
+    with pytest.raises(RemoteProtocolError, match=f"size {size}"):
         wire.take_messages(size.to_bytes(4, "big"))
 
 
@@ -109,7 +109,7 @@ def test_the_largest_body_fits_and_one_more_byte_does_not() -> None:
     size_max = wire.size_max_of(wire.BODY_BYTES_MAX)
     largest = wire.envelope(b"e" * 255, b"k" * 255, NO_PROPERTIES, wire.BODY_BYTES_MAX)
     assert wire.end_of(largest, 0, size_max) == len(largest) + wire.BODY_BYTES_MAX
-    with pytest.raises(WireError, match="at most"):
+    with pytest.raises(RemoteProtocolError, match="at most"):
         wire.take_messages(wire.message(Message(b"", b"", b"abcd")), body_bytes_max=3)
 
 

@@ -10,7 +10,7 @@ from kqmsgq.client import Consumer, Message, Producer, open_consumer, open_produ
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import message
 from shared.client.dial import Disconnected
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
 from tests.kqmsgq.served import Served, served
@@ -201,7 +201,7 @@ async def test_what_was_begun_goes_on_where_a_waiting_consumer_is_cancelled() ->
 async def test_a_server_that_speaks_otherwise_is_not_believed(said: bytes) -> None:
     near, far = memory_stream_pair()
     await far.send_all(said)
-    with pytest.raises(WireError):
+    with pytest.raises(RemoteProtocolError):
         await Consumer(near, 4096, 4096).batch()
 
 

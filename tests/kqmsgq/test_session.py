@@ -16,7 +16,7 @@ from kqmsgq.states import State
 from kqmsgq.wire import Fault, Message, message, subscribe, unsubscribe
 from shared import fanout
 from shared.budget import Account
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from tests.kqmsgq.world import Peer, World
 
 
@@ -123,7 +123,7 @@ def test_what_breaks_the_protocol_is_counted_and_closes_that_connection(
     data = role + good + bad + b"*\0\0\0\1a\0\0\0\1x"
     peer = world.connect()
     peer.send(*([data[at : at + 1] for at in range(len(data))] if one_by_one else [data]))
-    assert isinstance(peer.fault, WireError)
+    assert isinstance(peer.fault, RemoteProtocolError)
     assert peer.fault.fault is fault
     assert peer.session.state is State.ENDING
     assert (peer.closed, peer.taken()) == (True, b"")

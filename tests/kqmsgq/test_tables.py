@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kqmsgq import wire
 from kqmsgq.tables import TABLES
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from shared.recording.blocks import GAP_BYTES, Block
 from tests.support.recorded import Row, batch_of, block, damaged, plainly, repeated, rows, told
 
@@ -27,7 +27,7 @@ def plain_frames(head: Block, data: bytes) -> Iterator[Row]:
     while data:
         try:
             [one], end = _first(data)
-        except WireError as error:
+        except RemoteProtocolError as error:
             raise ValueError(error.text) from None
         yield {"name": one.queue.decode(errors="backslashreplace"), "payload": one.body}
         data = data[end:]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kqmsgq import wire
 from kqmsgq.wire import Fault, Message
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 
 messages = st.lists(st.builds(Message, st.binary(max_size=300), st.binary(max_size=300)), max_size=10)
 
@@ -27,7 +27,7 @@ def test_messages_are_read_as_they_were_written(
 def test_any_bytes_are_messages_or_a_fault_or_not_all_there(data: bytes) -> None:
     try:
         found, end = wire.take_messages(data, 50, 50)
-    except WireError as error:
+    except RemoteProtocolError as error:
         refused = error
     else:
         assert b"".join(wire.message(each.queue, each.body) for each in found) == data[:end]
@@ -40,10 +40,10 @@ def test_any_bytes_are_messages_or_a_fault_or_not_all_there(data: bytes) -> None
 @pytest.mark.parametrize("length", [51, 255, 65536, 0xFFFFFFFF])
 def test_lengths_are_refused_before_what_they_announce(length: int) -> None:
     encoded = length.to_bytes(4, "big")
-    with pytest.raises(WireError) as refused:
+    with pytest.raises(RemoteProtocolError) as refused:
         wire.take_messages(b"*" + encoded, 50, 50)
     assert refused.value.fault is Fault.NAME
-    with pytest.raises(WireError) as refused:
+    with pytest.raises(RemoteProtocolError) as refused:
         wire.take_messages(b"*\0\0\0\1a" + encoded, 50, 50)
     assert refused.value.fault is Fault.MESSAGE
 

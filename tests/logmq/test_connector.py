@@ -23,7 +23,7 @@ from logmq.connector import (
     topic_row,
 )
 from logmq.runs import message_lines
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from tests.logmq.world import records
 
 CASES: list[tuple[Callable[[], Answer], bytes, object]] = [
@@ -103,7 +103,7 @@ def test_a_refusal_is_an_error_with_its_code(make: Callable[[], Answer]) -> None
     ],
 )
 def test_what_is_no_answer_is_an_error(make: Callable[[], Answer], data: bytes) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(RemoteProtocolError):
         make().take(data, 0)
 
 
@@ -127,7 +127,7 @@ def test_message_lines_come_back_as_the_records_that_went_in(
 
 
 def test_a_chunk_that_is_not_whole_records_is_an_error() -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(RemoteProtocolError):
         records_of(records(b"one") + b"\0\0\0\5abc", 0)
 
 

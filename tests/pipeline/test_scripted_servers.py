@@ -14,7 +14,7 @@ from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot, Span
 from logmq.runs import encode
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from tests.pipeline.served import ORDERS, STRICT, TRUSTING, LostError, read
 
 
@@ -154,5 +154,5 @@ def test_a_time_before_what_is_kept_is_the_first_place_and_one_behind_it_none() 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"TOPIC x\n", b"CHUNK 0 9 8\n"])
 def test_what_is_no_logmq_server_is_told_apart(answer: bytes) -> None:
-    with scripted(answer) as served, pytest.raises(WireError, match="not LogMQ's"):
+    with scripted(answer) as served, pytest.raises(RemoteProtocolError, match="not LogMQ's"):
         served.spots(ORDERS)

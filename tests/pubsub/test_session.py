@@ -22,7 +22,7 @@ from pubsub.wire import (
     value_text,
 )
 from shared.budget import CACHES_STEP_BYTES, Account
-from shared.errors import StoreError, WireError
+from shared.errors import RemoteProtocolError, StoreError
 from shared.routing.trie import STEP_NODES
 from shared.storage.table import Table
 from tests.pubsub.world import Peer, World, framed
@@ -248,7 +248,7 @@ def test_what_breaks_the_protocol_closes_that_connection_alone(
     neighbour = world.subscriber(b"N", b"*")
     peer = world.connect()
     peer.send(*([bytes([byte]) for byte in data] if bytewise else [data]))
-    assert isinstance(peer.fault, WireError)
+    assert isinstance(peer.fault, RemoteProtocolError)
     assert peer.fault.fault is fault
     assert world.counts.faults == {fault: 1}
     assert peer.session.state is State.ENDING

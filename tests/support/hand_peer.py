@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from shared.net.connection import Session
 from tests.support.connections import MemoryConnection
 
@@ -13,7 +13,7 @@ class HandPeer:
     def __init__(self, connection: MemoryConnection, session: Session) -> None:
         self.connection = connection
         self.session = session
-        self.fault: WireError | None = None
+        self.fault: RemoteProtocolError | None = None
 
     def send(self, *reads: bytes) -> None:
         """Each is one read of the server."""
@@ -45,7 +45,7 @@ class HandPeer:
         """As the driver does it."""
         try:
             call()
-        except WireError as error:
+        except RemoteProtocolError as error:
             self.fault = error
             self.connection.write(error.reply)
             self.connection.finish()

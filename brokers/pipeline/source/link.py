@@ -27,7 +27,7 @@ from logmq.connector import (
 )
 from shared.client.dial import TLS_ALERT
 from shared.client.retry import Retry
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 
 RECEIVE_BYTES = 256 * 1024
 PIPELINED = 256
@@ -105,7 +105,9 @@ class Link:
             return head.error
         offset, length, following = cast(tuple[int, int, int], head.result)
         if following != offset + length or length > BODY_BYTES_MAX:
-            raise WireError(f"{self.server}: a chunk of {length} bytes from {offset} to {following}")
+            raise RemoteProtocolError(
+                f"{self.server}: a chunk of {length} bytes from {offset} to {following}"
+            )
         body = allocate(length)
         have = min(len(self._data) - self._at, length)
         body[:have] = memoryview(self._data)[self._at : self._at + have]
@@ -177,7 +179,7 @@ class Link:
             if self._login:
                 try:
                     self._log_in(sock)
-                except (LogmqError, WireError, ValueError):
+                except (LogmqError, RemoteProtocolError, ValueError):
                     self.close()
                     raise
         return self._socket

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from shared.errors import WireError
+from shared.errors import RemoteProtocolError
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
@@ -100,7 +100,7 @@ async def test_a_half_closed_peer_gets_what_it_is_owed_and_then_the_end(serve: S
 async def test_an_error_text_arrives_although_input_is_left_unread(serve: Serve) -> None:
     def prepare(session: Recorder) -> None:
         def refuse(data: bytes) -> None:
-            raise WireError("no", reply=b"ERR what is that\n")
+            raise RemoteProtocolError("no", reply=b"ERR what is that\n")
 
         session.on_receive = refuse
 
@@ -302,7 +302,7 @@ async def test_a_session_that_crashes_at_its_end_is_counted_and_others_are_told_
 async def test_why_a_connection_ended_is_counted(serve: Serve) -> None:
     def prepare(session: Recorder) -> None:
         def refuse(data: bytes) -> None:
-            raise WireError("no", reply=b"ERR")
+            raise RemoteProtocolError("no", reply=b"ERR")
 
         session.on_receive = refuse
 

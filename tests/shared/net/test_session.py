@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.access import Access
-from shared.errors import StoreError, WireError
+from shared.errors import RemoteProtocolError, StoreError
 from shared.net.session import SessionBase, Stop
 from tests.support.connections import MemoryConnection
 
@@ -68,7 +68,7 @@ class Lines(SessionBase):
                 self.skip = int(line[5:])
                 self.amid = True
             elif line == b"bad":
-                raise WireError("bad", b"no!")
+                raise RemoteProtocolError("bad", b"no!")
             elif line == b"quit":
                 self.end()
         return at
@@ -80,7 +80,7 @@ class Lines(SessionBase):
 
     def too_late(self) -> None:
         self.told.append("too late")
-        raise WireError("too late")
+        raise RemoteProtocolError("too late")
 
     def due(self, what: int, now: float) -> None:
         self.told.append((what, now))
@@ -88,7 +88,7 @@ class Lines(SessionBase):
     def release(self) -> None:
         self.told.append("released")
 
-    def on_wire_error(self, error: WireError) -> None:
+    def on_wire_error(self, error: RemoteProtocolError) -> None:
         self.told.append(error.text)
 
     def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
@@ -345,7 +345,7 @@ def test_what_has_begun_must_be_whole_in_time_and_silence_between_is_free() -> N
     session.receive(b"c")
     connection.advance(SECONDS - 1)
     session.receive(b"d")  # which buys no time
-    with pytest.raises(WireError):
+    with pytest.raises(RemoteProtocolError):
         connection.advance(1)
     assert session.told == ["too late", "too late", "released"]
     session.receive(b"\nquit\n")
@@ -359,7 +359,7 @@ def test_what_begins_behind_something_whole_has_the_whole_time() -> None:
         connection.advance(SECONDS - 1)
     session.begin_input(SECONDS / 2)
     session.receive(b"b\nc")
-    with pytest.raises(WireError):
+    with pytest.raises(RemoteProtocolError):
         connection.advance(SECONDS / 2)
 
 
@@ -369,7 +369,7 @@ def test_what_is_thrown_away_as_it_comes_must_come_in_time_too() -> None:
     assert connection.rests_awaited == 1
     connection.advance(SECONDS / 2)
     session.receive(bytes(50))
-    with pytest.raises(WireError):
+    with pytest.raises(RemoteProtocolError):
         connection.advance(SECONDS / 2)
     session, connection = opened()
     session.receive(b"skip 100\n")
@@ -391,7 +391,7 @@ def test_time_does_not_run_while_input_is_held_back(begun: bytes) -> None:
     session.go(OWN)
     connection.advance(SECONDS - 1)
     assert session.told == []
-    with pytest.raises(WireError):
+    with pytest.raises(RemoteProtocolError):
         connection.advance(1)
 
 
@@ -431,7 +431,7 @@ def test_the_end_of_input_comes_behind_what_was_read_and_a_request_that_did_not_
 
 def test_who_breaks_the_protocol_is_released_once_and_heard_no_more() -> None:
     session, _ = opened()
-    with pytest.raises(WireError):
+    with pytest.raises(RemoteProtocolError):
         session.receive(b"a\nbad\nb\n")
     session.receive(b"c\n")
     session.receive_eof()
