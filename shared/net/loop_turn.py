@@ -39,8 +39,8 @@ from shared.net.settings import NetSettings
 from shared.net.strangers import Strangers
 
 OpenSession = Callable[[Connection], Session]
-AfterTurn = Callable[[], bool | None]
-"""Called at the end of every turn; True asks the driver to let other tasks run before the next."""
+AfterTurn = Callable[[], None]
+"""Called at the end of every turn."""
 
 DEADLINES_SECONDS = 2e-3
 """Work on deadlines per turn. Sessions that yield to others set a deadline for "now"; without a bound, input
@@ -519,7 +519,7 @@ class LoopTurn:
             self._close_silent()
         behind = bool(self._ending) and not self._end_inputs()
         expecting = self._send_others() if self.to_send else ()
-        yield_now = self._after_turn()
+        self._after_turn()
         if expecting:
             self.to_send[:0] = self._send_some(expecting)
         hold = hold and len(self.to_send) >= HOLD_LEAST
@@ -533,7 +533,7 @@ class LoopTurn:
         if behind:
             self.request()
         self.in_turn = False
-        return bool(yield_now) or behind
+        return behind
 
     def _run_deadlines(self) -> None:
         """Run the deadlines that have passed, for `DEADLINES_SECONDS`; the rest follow in the next turn."""

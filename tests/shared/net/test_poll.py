@@ -224,31 +224,6 @@ def _wait_queued(served: Served, count: int) -> None:
         assert perf_counter() < until
 
 
-async def test_after_turn_may_ask_for_a_turn_of_the_others() -> None:
-    """Rounds follow one another without a turn for others in between, unless the hook asks for one."""
-    turns = 0
-    turns_at_round: list[int] = []
-
-    def after_turn() -> bool:
-        turns_at_round.append(turns)
-        return True
-
-    sessions = Sessions()
-    async with serving("poll", sessions, after_turn=after_turn, read_bytes_max=1) as served:
-        _, session = await sessions.join(served)
-        sock = served.connect_socket()
-        other = await sessions.next()
-        turns_at_round.clear()
-        size = sock.send(b"x" * 2_000_000)  # many rounds' worth: one reads 64 KiB
-        while len(other.data) < size:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-        assert len(turns_at_round) > 10
-        # Twice is possible: trio shuffles who goes first in a turn.
-        assert max(turns_at_round.count(turn) for turn in turns_at_round) <= 2
-        assert not session.data
-
-
 async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_there_already(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
