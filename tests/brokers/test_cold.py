@@ -92,6 +92,7 @@ def test_a_file_of_a_folder_that_cannot_be_opened_is_named_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     (tmp_path / "data" / "LOCK").mkdir(parents=True)
+    (tmp_path / "data" / "FORMAT").write_bytes(b"brokers data folder, format 1\n")
     assert run([*words, "--data-dir", str(tmp_path / "data")]) == ExitCode.DATA_FOLDER
     said = capsys.readouterr().err
     assert said.startswith(f"brokers: data folder {tmp_path}/data/LOCK: ")
