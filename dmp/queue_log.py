@@ -67,6 +67,10 @@ class QueueLog:
     _leaving: int = attrs.field(default=0, init=False)  # changes whose messages leave in slices
     _live_bytes: int = attrs.field(default=0, init=False)
     _taken: list[int] = attrs.field(factory=list, init=False)
+    _appended: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
+    """Records that messages have left, with their offsets; all that may not be written are among them."""
+    _refused: list[bytes] = attrs.field(factory=list, init=False)
+    """Those that were rolled back, until they are appended again."""
 
     def appended(self, head: Head, messages: Sequence[Message], offset: int) -> int:
         """Their records were appended at `offset`. Returns where they end."""
@@ -133,14 +137,14 @@ class QueueLog:
 
     def take_cold(self, first: int, end: int) -> None:
         """All that is cold leaves the queue. Raises StoreError."""
-        self.log.append(records.purged(first, end), 1, reserved=True)
+        self._append(records.purged(first, end))
         self._live_bytes = sum(
             put_bytes(message.head) for held in (self._live, self._copied) for message in held.values()
         )
 
     def lost_is_known(self) -> None:
         """What was lost so far is known to be lost: a start does not tell of it again. Raises StoreError."""
-        self.log.append(records.purged(*records.KNOWN_LOST), 1, reserved=True)
+        self._append(records.purged(*records.KNOWN_LOST))
 
     def leaving(self, messages: Sequence[Message]) -> bytes:
         """The record that these leave the queue, for `Store.append_all`; b"" where they have none."""
@@ -166,11 +170,30 @@ class QueueLog:
         if self.log.deleted:
             return None
         ticket = None
+        while self._refused:
+            ticket = self._append(self._refused[0])
+            del self._refused[0]
         if self._taken:
-            _, ticket = self.log.append(records.taken(self._taken), 1, reserved=True)
+            ticket = self._append(records.taken(self._taken))
             self._taken = []
         with suppress(StoreError):  # tidying can wait; what was taken is written
             self._tidy()
+        return ticket
+
+    def rolled_back(self) -> bool:
+        """Appends were rolled back. True: the next flush appends some again, which nobody else would."""
+        visible = self.log.visible
+        self._refused += [record for offset, record in self._appended if offset >= visible]
+        self._appended.clear()
+        return bool(self._refused)
+
+    def _append(self, record: bytes) -> Ticket:
+        """Append the record that messages have left. Raises StoreError."""
+        offset, ticket = self.log.append(record, 1, reserved=True)
+        appended, visible = self._appended, self.log.visible
+        while appended and appended[0][0] < visible:
+            appended.popleft()
+        appended.append((offset, record))
         return ticket
 
     def _tidy(self) -> None:

@@ -233,8 +233,13 @@ class Queue:
     def keep_in(self, log: QueueLog) -> None:
         """It is durable. (What has priorities is all in memory: its front is wherever the next one comes.)"""
         self.log = log
+        log.log.rolled_back = lambda _: self._on_rolled_back(log)
         if isinstance(self.ready, ReadyRow):
             self.cold = Cold(log)
+
+    def _on_rolled_back(self, log: QueueLog) -> None:
+        if not self.deleted and log.rolled_back():
+            self._context.log_changed(log)
 
     # -- in
 

@@ -1,11 +1,14 @@
 """A queue without a wire: order, turns, acknowledgements, time, limits, and what a restart brings back."""
 
+import errno
+
 import pytest
 from pamqp import encode
 
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.settings import DmpSettings
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
+from tests.support.fake_disk import Operation
 
 
 async def test_messages_wait_in_order_and_go_to_the_first_that_takes_them(world: World) -> None:
@@ -208,6 +211,34 @@ async def test_a_dead_letter_that_cannot_be_written_is_there_after_a_restart(wor
     world.disk.before = None
     after = await world.again()
     assert ready(after.broker.queues[b"q"]) == [b"x"]
+
+
+@pytest.mark.parametrize("purged", [False, True])
+async def test_what_the_disk_refused_to_note_of_a_queue_is_written_with_the_next_change(
+    world: World, purged: bool
+) -> None:
+    queue = world.queue(durable=True)
+    world.publish(b"", b"q", b"x", properties=PERSISTENT)
+    world.settle()
+
+    def refuse(operation: Operation) -> None:
+        if operation.kind == "write":
+            world.disk.before = None
+            raise OSError(errno.EFBIG, "File too large")
+
+    world.disk.before = refuse
+    if purged:
+        assert queue.purge() == 1
+    else:
+        message = queue.get(no_ack=False)
+        assert message is not None
+        queue.settle([message])
+    world.settle()
+    assert world.disk.before is None
+    world.publish(b"", b"q", b"y", properties=PERSISTENT)
+    world.settle()
+    after = await world.again()
+    assert ready(after.broker.queues[b"q"]) == [b"y"]
 
 
 async def test_a_queue_that_is_drained_keeps_its_log_small(world: World) -> None:

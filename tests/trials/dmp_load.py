@@ -85,7 +85,7 @@ class AmqpPeer(RawPeer):
             case commands.Basic.Nack() | commands.Connection.Close() | commands.Channel.Close():
                 self.refusals.append((now, f"{self.name}: {value.name} {dict(value)}"))
                 if isinstance(value, commands.Basic.Nack):
-                    self._refused(value.delivery_tag, value.multiple)
+                    self._refused(value.delivery_tag, value.multiple, now)
             case _ if not isinstance(value, _EXPECTED):
                 self.faults.append(f"{self.name}: a {value.name} that was not asked for")
 
@@ -107,11 +107,17 @@ class AmqpPeer(RawPeer):
                 assert copy.ack is not None
                 copy.ack.answered = now
 
-    def _refused(self, tag: int, multiple: bool) -> None:
+    def _refused(self, tag: int, multiple: bool, now: float) -> None:
         """Nobody promises anything of these publishes; the confirms of the others go on without them."""
-        self._unconfirmed = deque(
-            each for each in self._unconfirmed if each[0] > tag or (each[0] < tag and not multiple)
-        )
+        others = deque[tuple[int, list[Copy], Sequence[Copy]]]()
+        for each in self._unconfirmed:
+            first, copies, _ = each
+            if first == tag or (multiple and first < tag):
+                for copy in copies:
+                    copy.answered, copy.refused = now, f"Basic.Nack {tag}"
+            else:
+                others.append(each)
+        self._unconfirmed = others
 
 
 class Publisher(AmqpPeer):
