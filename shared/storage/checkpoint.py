@@ -142,6 +142,9 @@ class Checkpointer:
         """
         await self._log_writer.flush()
         await _in_slices(self._inventory.pack_stale())
+        if not clean and self._journal.needs_segment:
+            # Replay must begin in a segment that is there: one that is not could have been lost, and is told.
+            await self._prepare()
         snapshot = await self._committer.between_commits(partial(self._snapshot, clean))
         if snapshot is None:
             return False

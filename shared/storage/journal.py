@@ -141,6 +141,11 @@ class Journal:
         size = max(self.segment_bytes, _batch_bytes(payload_bytes))
         return self.is_ready(payload_bytes) or self._may_make(size)
 
+    @property
+    def needs_segment(self) -> bool:
+        """Whether the next batch goes into a segment that is not there yet."""
+        return self.position == self.current.end and self.spare is None
+
     def fit_together(self, payloads: Sequence[int]) -> bool:
         """Whether all of these batches certainly can, even if each needs a segment of its own."""
         needed = sum(self.segment_bytes + _batch_bytes(payload) for payload in payloads)

@@ -69,6 +69,24 @@ async def test_whatever_comes_at_once_waits_for_checkpoints_and_is_not_refused(
     assert store.statistics().journal_bytes <= max(disk.total // 8, 64 * KIB + 2 * payload_max)
 
 
+async def test_the_segment_where_replay_begins_is_there_before_the_catalog_says_so() -> None:
+    disk, store = await fresh_store()
+    (log,) = await logs_of(store, ALWAYS)
+    there: list[list[str]] = []
+
+    def before(operation: Operation) -> None:
+        if (operation.kind, operation.path) == ("rename", "CATALOG"):
+            there.append(disk.names("journal"))
+
+    async with running(store):
+        await append(store, log, bytes(100 * KIB))  # fills a segment of its own
+        filled = disk.names("journal")
+        disk.before = before
+        assert await store.checkpoint()
+        disk.before = None
+    assert len(there[0]) == len(filled) + 1
+
+
 @pytest.mark.parametrize("outcome", ["begun", "not to be had", "failed"])
 async def test_many_logs_are_begun_to_be_written_before_they_are_synced(
     monkeypatch: pytest.MonkeyPatch, outcome: str
