@@ -8,7 +8,7 @@ holds nothing of it.
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import attrs
 
@@ -82,7 +82,7 @@ def settle(ledger: Ledger, found: Found | None, life: int) -> list[Write]:
     ledger.commits = dict(found.commits) if found is not None else {}
     ledger.operations.clear()
     ledger.read.clear()
-    return [write for write in writes if write.batch is not None]
+    return [write for write in dict.fromkeys(writes) if write.batch is not None]
 
 
 def _lives(ledger: Ledger) -> list[_Life]:
@@ -176,11 +176,12 @@ def _place(
 ) -> None:
     """Account for every byte from offset `known` on by the next write of one of the writers."""
     waiting: dict[str, deque[Write]] = {}
+    placed: set[Write] = set()
     for write in writes:
         waiting.setdefault(write.writer, deque()).append(write)
     at = _pass_dropped(waiting, found, verdict) if found.first > known else known
     while at < found.end:
-        fitting = _next_at(waiting, found, at)
+        fitting = _next_at(waiting, placed, found, at)
         if fitting is None:
             verdict.faults.append(f"{name}: {_explain(writes, waiting, found, at)}")
             break
@@ -195,6 +196,7 @@ def _place(
         else:
             verdict.extra += write.count
         write.stands = at
+        placed.add(write)
         verdict.newest_kept = max(verdict.newest_kept, write.queued)
         at += len(write.records)
     _count_missing(name, [write for queue in waiting.values() for write in queue], until, verdict)
@@ -223,12 +225,12 @@ def _pass_dropped(waiting: Mapping[str, deque[Write]], found: Found, verdict: Ve
     return first
 
 
-def _next_at(waiting: Mapping[str, deque[Write]], found: Found, at: int) -> Write | None:
+def _next_at(waiting: Mapping[str, deque[Write]], placed: Set[Write], found: Found, at: int) -> Write | None:
     """Which writer's next write stands at `at`; one that was acknowledged there before any other."""
     fitting: Write | None = None
     for queue in waiting.values():
         for write in queue:
-            if found.data.startswith(write.records, at - found.first):
+            if write not in placed and found.data.startswith(write.records, at - found.first):
                 if write.offset == at:
                     return write
                 if fitting is None or fitting.acknowledged:

@@ -75,8 +75,8 @@ class Ledger:
         return self.first + len(self.settled)
 
     def effective(self) -> list[Asked]:
-        """`operations` in the order in which they may have had an effect: a BATCH that was refused stands
-        where it was sent again."""
+        """`operations` in the order in which they may have had an effect: a BATCH that was refused may stand
+        where it was sent again, too."""
         again: dict[Asked, Repeat] = {}
         for operation in self.operations:
             if isinstance(operation, Repeat) and operation.of.refused and not operation.refused:
@@ -86,7 +86,7 @@ class Ledger:
             if isinstance(operation, Repeat):
                 if again.get(operation.of) is operation:
                     effective.append(operation.of)
-            elif operation not in again:
+            else:
                 effective.append(operation)
         return effective
 

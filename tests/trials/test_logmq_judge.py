@@ -86,11 +86,21 @@ def test_a_refused_batch_may_stand_where_it_was_sent_again() -> None:
     page = ledger(refused, write(TWO, 0), again, write(THREE))
     for order in ((TWO,), (TWO, ONE), (TWO, ONE, THREE)):
         assert not judge(page, found(*order)).faults
-    assert "a hole" in faults(judge(page, found(ONE, TWO)))
+    assert "acknowledged at 0, found at" in faults(judge(page, found(ONE, TWO)))
     again.answered = AT_ONCE
     page.written_again(again, len(TWO))
     assert "1 acknowledged records lost" in faults(judge(page, found(TWO)))
     assert not judge(page, found(TWO, ONE, THREE)).faults
+
+
+def test_a_batch_that_was_refused_and_sent_again_as_the_power_went_may_stand_at_either_place() -> None:
+    refused = write(ONE)
+    refused.answered, refused.refused = AT_ONCE, "ERR STORAGE"
+    page = ledger(refused, write(TWO), Repeat(AT_ONCE, of=refused), write(THREE))
+    for order in ((ONE, TWO, THREE), (TWO, ONE, THREE), (TWO,), (ONE, TWO)):
+        assert not judge(page, found(*order)).faults
+    for order in ((ONE, TWO, ONE), (ONE, THREE), (TWO, THREE, ONE)):
+        assert judge(page, found(*order)).faults
 
 
 def test_a_refused_delete_took_place_or_it_did_not() -> None:
