@@ -6,7 +6,6 @@ no session. Where no place is left the one that has been silent for longest is c
 nobody out.
 """
 
-import errno
 import math
 import selectors
 import socket
@@ -17,7 +16,7 @@ from itertools import chain
 import attrs
 import trio
 
-from shared.net.listeners import OUT_OF_DESCRIPTORS, format_address
+from shared.net.listeners import LISTENER_ERRORS, OUT_OF_DESCRIPTORS, format_address
 from shared.net.strangers import Strangers
 
 READY_MAX = 16
@@ -117,9 +116,9 @@ class AcceptFilter:
         except BlockingIOError:  # it has left already
             return
         except OSError as error:
-            if error.errno in (*OUT_OF_DESCRIPTORS, errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+            if error.errno in LISTENER_ERRORS:
                 raise
-            return  # accept(2): errors of the network are the connection's, not the listener's
+            return
         if len(self._silent) >= self._places():
             self._close(next(iter(self._silent)))
         sock.setblocking(False)

@@ -31,6 +31,8 @@ PAUSE_SECONDS = 0.1
 LOG_SECONDS = 1.0
 """Each reason for refusals is logged at most this often, with the count: a flood does not fill the disk."""
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+LISTENER_ERRORS = (*OUT_OF_DESCRIPTORS, errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
+"""Errors of accept(2) that are the listener's. Others are of the network, and the connection's."""
 
 BoundAddress = tuple[str, int]
 """Numeric host and port of a bound socket."""
@@ -235,9 +237,9 @@ class Acceptor:
             except BlockingIOError:
                 return False
             except OSError as error:
-                if error.errno in (*OUT_OF_DESCRIPTORS, errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+                if error.errno in LISTENER_ERRORS:
                     raise
-                continue  # accept(2): errors of the network are the connection's, not the listener's
+                continue
             host, port = address[:2]
             if strangers is not None and strangers.refuses(host):
                 sock.close()
