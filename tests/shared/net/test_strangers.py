@@ -65,13 +65,15 @@ async def test_while_others_are_served_strangers_have_a_share_in_pieces(
     assert max(worker.slices) <= 1.2 * SLICE_SECONDS
 
 
-async def test_a_flood_of_failures_makes_it_a_small_share(
+async def test_a_flood_of_failures_makes_it_a_small_share_in_shorter_slices(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     worker, pace = Worker(monkeypatch), flooded()
     assert 0 < await worker.work(pace, 2, others=True) < 1.1 * FLOOD_SHARE
     await trio.sleep(10)
+    shorter = max(worker.slices)
     assert await worker.work(pace, 2, others=True) > 2 * FLOOD_SHARE, "it is over"
+    assert shorter < max(worker.slices)
 
 
 async def test_strangers_alone_have_all_of_the_loop(
