@@ -55,10 +55,14 @@ def listen(folder: Path) -> socket.socket:
     return listener
 
 
-def remove(folder: Path) -> None:
-    """Remove the socket's name at a clean end."""
+def remove(folder: Path, made: os.stat_result | None) -> None:
+    """Remove the socket's name at a clean end. `made`: what the path led to when we listened.
+
+    Where the folder was moved or removed meanwhile, the path may lead to another server's socket.
+    """
     with contextlib.suppress(OSError):
-        (folder / NAME).unlink()
+        if made is not None and os.path.samestat(os.lstat(folder / NAME), made):
+            (folder / NAME).unlink()
 
 
 def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:

@@ -98,6 +98,7 @@ class Host:
         self._reread = reread
         self._reloader: Reloader | None = None
         self._store: Store | None = None
+        self._control_file: os.stat_result | None = None
         self._recording: Recording | None = None
         self._bridges: Bridges | None = None
         self._rates = Rates(self.samples)
@@ -142,7 +143,7 @@ class Host:
             with self._control_socket(folder) as listener:
                 await self._serve(store, recording, listener, task_status)
         finally:
-            control.remove(folder)
+            control.remove(folder, self._control_file)
             if self._recording is not None:
                 self._recording.flush()
             # However `run` ends, what was written is synced, and the lock is released. Only the disk delays
@@ -350,7 +351,9 @@ class Host:
 
     def _control_socket(self, folder: Path) -> socket.socket:
         with copy_errors(folder, "control socket in"):
-            return control.listen(folder)
+            listener = control.listen(folder)
+            self._control_file = os.lstat(folder / control.NAME)
+            return listener
 
     async def _drain(self) -> None:
         """Stop accepting, and let every protocol send its pending output, for `drain_seconds` at most."""

@@ -736,8 +736,7 @@ class Committer:
             text = f"{error}: {describe(error.__cause__)}" if error.__cause__ is not None else str(error)
             self.read_only = StoreReadOnly(f"read-only until a restart: {text}")
             logger.critical(
-                "the store is read-only: nothing more is accepted, what is stored is served; "
-                "look at the disk, then restart",
+                f"the store is read-only: nothing more is accepted, what is stored is served; {error.advice}",
                 reason=text,
             )
             for batch in self._batches:

@@ -84,6 +84,11 @@ class Disk(Protocol):
     def names(self, path: str) -> Sequence[str]:
         """The names in a folder, sorted; empty if there is no such folder."""
 
+    def is_gone(self, path: str, fd: int) -> bool:
+        """Whether the path, below the data folder, no longer leads to the open file: it was removed. False if
+        that cannot be told.
+        """
+
     def free_bytes(self) -> tuple[int, int]:
         """Bytes free to us, and the size of the whole file system."""
 

@@ -27,7 +27,14 @@ _ZEROS = bytes(1 << 20)
 
 
 class PoisonError(Exception):
-    """A sync failed, or a failed write could not be taken back; `__cause__` is the OSError."""
+    """A sync failed, or a failed write could not be taken back; `__cause__` is the OSError.
+
+    `advice`: what the operator should do.
+    """
+
+    def __init__(self, text: str, advice: str = "look at the disk, then restart") -> None:
+        super().__init__(text)
+        self.advice = advice
 
 
 @attrs.define(eq=False)

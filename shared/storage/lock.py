@@ -18,7 +18,7 @@ class FolderLock:
     """
 
     def __init__(self, fd: int) -> None:
-        self._fd: int | None = fd
+        self.fd: int | None = fd
 
     @classmethod
     def take(cls, folder: Path, name: str = LOCK_NAME, mode: int = 0o600) -> Self:
@@ -42,9 +42,9 @@ class FolderLock:
         return cls(fd)
 
     def release(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
 
     def __enter__(self) -> Self:
         return self

@@ -227,7 +227,8 @@ class LogWriter:
                 reason=describe(index_errors[0]),
             )
         self._index_failing = bool(index_errors)
-        if tail_errors and not self._tails_failing:
+        # A store that is read-only has said more than this.
+        if tail_errors and not self._tails_failing and self._committer.read_only is None:
             name, first = next(iter(tail_errors.items()))
             logger.error(
                 "a log file takes no bytes: its records are safe in the journal, and it is tried again; "

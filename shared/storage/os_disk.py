@@ -226,6 +226,17 @@ class OsDisk:
         finally:
             os.close(fd)
 
+    def is_gone(self, path: str, fd: int) -> bool:
+        try:
+            held = os.fstat(fd)
+            found = os.stat(path, dir_fd=self._root, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        # Two signs, as some network file systems count no links, and some number their files anew.
+        return held.st_nlink == 0 and not os.path.samestat(held, found)
+
     def free_bytes(self) -> tuple[int, int]:
         found = os.fstatvfs(self._root)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize

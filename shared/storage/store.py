@@ -31,6 +31,7 @@ from shared.storage.log_writer import LogWriter
 from shared.storage.os_disk import OsDisk
 from shared.storage.reading import Reader
 from shared.storage.recovery import Recovered, recover
+from shared.storage.removal import RemovalWatch
 from shared.storage.retention import RetentionKeeper
 from shared.storage.scrub import Scrub
 from shared.storage.settings import Durability, Retention, StorageSettings
@@ -74,7 +75,7 @@ class StoreStatistics:
     open_files: int = current("Handles of logs kept open.")
     free_bytes: int = current("Free on the file system of the data folder.")
     full: bool = current("1: publishing has stopped for want of space.")
-    read_only: bool = current("1: a sync failed, nothing more is written.")
+    read_only: bool = current("1: a sync failed or files were removed, nothing more is written.")
     damaged_ranges: int = current("Places found damaged since the start.")
     sync_seconds_mean: float = current("Mean time of a sync.")
     sync_seconds_median: float = current("Median time of the last 1000 syncs.")
@@ -133,6 +134,7 @@ class Store:
         )
         self._space = SpaceWatch(self._committer, disk, settings)
         self._space.look()
+        self._removal = RemovalWatch(self._committer, disk, journal, lock)
         self._retention = RetentionKeeper(
             self._committer,
             self._inventory,
@@ -282,6 +284,7 @@ class Store:
             nursery.start_soon(self._committer.direct.run)
             nursery.start_soon(self._log_writer.run)
             nursery.start_soon(self._space.run)
+            nursery.start_soon(self._removal.run)
             nursery.start_soon(self._retention.run)
             nursery.start_soon(self._scrub.run)
             task_status.started()
@@ -326,6 +329,7 @@ class Store:
         if committer.closed:
             return
         try:
+            self._removal.look()
             committer.commit_pending()
             committer.closed = True  # recovery would not find appends after the last checkpoint
             committer.sync_journal()

@@ -257,7 +257,7 @@ async def test_a_data_folder_with_a_long_path_has_a_control_socket_too(tmp_path:
         assert (folder / control.NAME).is_socket()
         assert stat.S_IMODE((folder / control.NAME).stat().st_mode) == 0o600
         assert await ask(folder, "GET", "/livez") == "ok\n"
-    control.remove(folder)
+    control.remove(folder, os.lstat(folder / control.NAME))
     assert not (folder / control.NAME).exists()
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import signal
 import socket
 import stat
@@ -181,6 +182,24 @@ def test_sigterm_drains_and_ends_with_0_and_a_folder_in_order(new_server: NewSer
     assert [json.loads(row)["payload"] for row in rows] == ["one", "two"]
     assert command("log", "verify", "logmq", "orders", *folder)[0] == 0
     assert command("log", "verify", "dms", *folder) == (66, "", "brokers: no log in namespace dms\n")
+
+
+def test_a_data_folder_that_is_removed_is_noticed_and_its_end_says_what_is_lost(
+    new_server: NewServer, command: Run
+) -> None:
+    server = new_server().start()
+    speak(server.address("logmq"), b"PRODUCE orders one\n")
+    shutil.rmtree(server.data)
+    until(lambda: "save what is still served" in server.said)
+    refused = speak(server.address("logmq"), b"PRODUCE orders two\nPRODUCE new three\n")
+    assert [line[:32] for line in refused.splitlines()] == [b"ERR STORAGE read-only until a re"] * 2
+    assert speak(server.address("logmq"), b"PING\n") == b"PONG\n", "the others are served on"
+    other = new_server(data=server.data).start()  # as somebody in a hurry does
+    assert server.stop() == 1
+    assert command("status", "--data-dir", str(other.data))[0] == 0, "its control socket is there"
+    assert other.stop() == 0
+    assert server.said.splitlines()[-1].startswith("brokers: read-only until a restart: files of the data")
+    assert "what was written since then is in no file" in server.said.splitlines()[-1]
 
 
 def test_the_line_exit_drains_and_ends_with_0_and_systemd_is_told(

@@ -348,6 +348,9 @@ class FakeDisk:
             name for (folder, name), entry in self._names.seen.items() if folder == path and entry != ABSENT
         )
 
+    def is_gone(self, path: str, fd: int) -> bool:
+        return self._files.get(self._find(path)[1]) is not self._open[fd]
+
     def free_bytes(self) -> tuple[int, int]:
         return self.free, self.total
 
