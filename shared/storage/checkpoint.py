@@ -39,7 +39,8 @@ _TOGETHER_SECONDS = 0.01
 _WRITE_BACK_SECONDS = 1.0
 """The system is asked for so long at most to write before the sync."""
 _PAUSE_SECONDS_MAX = 0.05
-_PINNED_AT_ONCE = 1000
+_PINNED_AT_ONCE = 125
+"""Logs pinned before other tasks run."""
 _BATCHES_MAX = 65536
 """A checkpoint is due after so many batches, however small: replay takes time for each."""
 

@@ -19,8 +19,8 @@ from shared.storage.settings import Durability, Mode, Retention
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 KEEP_ALL = Retention()
-_PACKED_AT_ONCE = 500
-"""Lines of the catalog (2 us each) packed before other tasks run."""
+_PACKED_AT_ONCE = 125
+"""Lines of the catalog (2 us each) packed before other tasks run: commits come between."""
 
 Beside = Callable[[Log], tuple[Log, bytes, int]]
 """From a log that is being created to an append for another log, as `Store.append_all` takes it."""

@@ -24,7 +24,11 @@ from shared.storage.log import UNKNOWN, Log, opaque
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
-_STEP_LOGS = 256
+_STEP_LOGS = 64
+"""Logs of one step: 0.3 ms of the loop before and after it. Amid checkpoints of 1,000 logs the p99 of a
+commit is 1.4 to 1.9 times that without; with 256 logs a step 2.4 to 2.9 times (`bench logmq --modes
+checkpoint`).
+"""
 STEP_BYTES = 4 << 20
 """Bytes of one step. They are copied in the trio thread first, which takes less than 1 ms."""
 
