@@ -9,6 +9,7 @@
 | silence | 5 s until the first byte, then until a request's head is whole, and between requests |
 | a request's head | `admin_gate.HEAD_BYTES_MAX` |
 | a request's body | `api.BODY_BYTES_MAX` within `BODY_SECONDS`, only with a login |
+| one that is announced as longer | refused before it comes, and the connection closed |
 | an answer | its reader takes each piece within `SEND_SECONDS` |
 """
 

@@ -32,6 +32,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from brokers import logs
+from brokers.admin_gate import is_announced_above
 from brokers.listing import LOOK_AT_ONE_SECONDS, listed, row_of
 from brokers.render import json_value
 from shared.objects import (
@@ -123,13 +124,20 @@ def as_json(value: Any) -> Response:
 
 
 async def body_of(request: Request, bytes_max: int) -> bytes:
-    """The whole body of a request. Raises HTTPException (413) above `bytes_max`."""
+    """The whole body of a request. Raises HTTPException (413) above `bytes_max`: at once where that is
+    announced, and the connection is closed.
+    """
+    refusal = HTTPException(413, f"a body above {bytes_max} bytes")
+    announced = request.headers.get("content-length", "")
+    # In HTTP/2 hypercorn fails at what comes for a stream that is answered, and its client gets no answer.
+    if request.scope["http_version"] != "2" and is_announced_above(bytes_max, announced):
+        raise refusal
     body = bytearray()
     async with aclosing(request.stream()) as parts:
         async for part in parts:
             body += part
             if len(body) > bytes_max:
-                raise HTTPException(413, f"a body above {bytes_max} bytes")
+                raise refusal
     return bytes(body)
 
 

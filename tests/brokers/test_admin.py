@@ -188,7 +188,8 @@ async def test_what_is_no_request_is_refused(near_path: Path) -> None:
         ):
             async with await trio.open_unix_socket(str(near_path / control.NAME)) as stream:
                 head = f"POST /a/echo HTTP/1.1\r\nHost: b\r\nContent-Length: {len(body)}\r\n\r\n"
-                await stream.send_all(head.encode() + body)
+                with suppress(trio.BrokenResourceError):  # it may have answered
+                    await stream.send_all(head.encode() + body)
                 answer = bytes(await stream.receive_some(65536))
                 assert answer.startswith(b"HTTP/1.1 %d" % status)
 

@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from brokers import admin, admin_gate, admin_port
+from brokers import admin, admin_gate, admin_port, api, definitions
 from brokers.admin_gate import HEADERS, TOKEN_USER, Gate, TurnPace, token_of
 from brokers.admin_port import AdminPort, listen
 from brokers.page import files
@@ -427,6 +427,41 @@ async def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest
             data = b"".join([part async for part in stream])
         assert parsed(data).status == 400
         assert port.host.calls == []
+
+
+@pytest.mark.parametrize(
+    ("path", "length", "status"),
+    [
+        ("/a/echo", api.BODY_BYTES_MAX + 1, 413),
+        ("/a/echo", 10**15, 413),
+        ("/api/v1/definitions", definitions.BYTES_MAX + 1, 413),
+        ("/login", admin_gate.CREDENTIALS_BYTES_MAX + 1, 400),
+    ],
+)
+async def test_a_body_that_is_announced_as_too_large_is_refused_at_once(
+    path: str, length: int, status: int
+) -> None:
+    """Also where nothing of it comes: its connection would hold a place until the deadline."""
+    async with admin_port_at() as port, await port.connect() as stream:
+        head = f"POST {path} HTTP/1.1\r\nHost: {port.name}\r\nAuthorization: Bearer {TOKEN}\r\n"
+        await stream.send_all(
+            f"{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode()
+        )
+        with trio.fail_after(5):
+            data = b"".join([part async for part in stream])
+    assert parsed(data).status == status
+
+
+@pytest.mark.parametrize(
+    ("length", "above"),
+    [
+        *(("101", True), ("0000101", True), ("9" * 10_000, True), (" 200 ", True)),
+        *(("100", False), ("00000000000100", False), ("99", False), ("", False), ("0", False)),
+        *(("-101", False), ("²²²²", False), ("1e9", False)),
+    ],
+)
+def test_an_announced_length_is_compared_whatever_it_looks_like(length: str, above: bool) -> None:
+    assert admin_gate.is_announced_above(100, length) is above
 
 
 @pytest.mark.parametrize("large", [17_000, 30_000, 40_000])
