@@ -13,6 +13,7 @@ takes bytes away: records that retention drops are dropped there too, and a log 
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,8 +113,9 @@ def backup(source: Path, target: Path, *, now_ms: int) -> BackupReport:
     Damage does not stop it: what is damaged is copied as it is and named in the report. Raises StoreInUse
     while a broker runs, StoreFormat, also where `target` is not empty, and OSError.
     """
-    make_target(source, target)
+    check_target(source, target)
     with viewing(source, live_allowed=False) as view:
+        make_target(source, target)
         files = [copy_file(source, target, *item) for item in _files(view)]
     return finish(target, Manifest(now_ms, False, files))
 
@@ -169,18 +171,20 @@ def restore(source: Path, target: Path) -> BackupReport:
     return BackupReport(str(target), len(found.files), _bytes(found.files), check(target))
 
 
-def make_target(source: Path, target: Path) -> None:
-    """Make a folder with an empty journal. Raises StoreFormat if it is not empty, or is inside `source` and
-    not among the backups there.
-    """
+def check_target(source: Path, target: Path) -> None:
+    """Raise StoreFormat if the target is not empty, or is inside `source` and not among the backups there."""
     inside, backups = target.absolute(), source.absolute() / BACKUPS
     if inside.is_relative_to(source.absolute()) and backups not in inside.parents:
         raise StoreFormat(f"{target} is inside of {source}")
-    try:
+    if target.exists() and os.listdir(target):
+        raise StoreFormat(f"{target} is not empty")
+
+
+def make_target(source: Path, target: Path) -> None:
+    """Make a folder with an empty journal. Raises StoreFormat as `check_target`."""
+    check_target(source, target)
+    with suppress(FileExistsError):
         os.mkdir(target, 0o700)
-    except FileExistsError:
-        if os.listdir(target):
-            raise StoreFormat(f"{target} is not empty") from None
     (target / JOURNAL_FOLDER).mkdir(mode=0o700)
     sync_folder(target.absolute().parent)
 

@@ -8,6 +8,7 @@ import trio
 
 from shared.errors import StoreError, StoreFormat, StoreInUse
 from shared.storage import syscalls
+from shared.storage.lock import FolderLock
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.storage.tools import copying
@@ -65,6 +66,22 @@ def test_a_target_that_holds_something_is_left_alone(tmp_path: Path, folder: Pat
     assert tree(tmp_path / "full") == {"mine": b"mine"}
     (tmp_path / "empty").mkdir()
     restore(tmp_path / "backup", tmp_path / "empty")
+
+
+def test_what_cannot_be_backed_up_leaves_no_target(tmp_path: Path, folder: Path) -> None:
+    target = tmp_path / "backup"
+    (tmp_path / "other").mkdir()
+    with pytest.raises(StoreFormat, match="is not a data folder"):
+        backup(tmp_path / "other", target, now_ms=5)
+    with pytest.raises(FileNotFoundError):
+        backup(tmp_path / "nowhere", target, now_ms=5)
+    with FolderLock.take(folder), pytest.raises(StoreInUse):
+        backup(folder, target, now_ms=5)
+    (folder / "FORMAT").write_bytes(b"brokers-storage 999\n")
+    with pytest.raises(StoreFormat):
+        backup(folder, target, now_ms=5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", folder.name]
+    assert list((tmp_path / "other").iterdir()) == []
 
 
 def test_a_backup_inside_of_the_folder_is_refused(folder: Path) -> None:
