@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from brokers import users
+from brokers.errors import did_you_mean
 from brokers.plugins import check_rule
 from shared.access import Access, UsersError, user_of
 from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row, name_of
@@ -32,6 +33,7 @@ BYTES_MAX = 64 << 20
 """The largest document: some 500,000 objects."""
 TOLD_MAX = 100
 """How many conflicts, or rows left out, an answer names."""
+_KEY_SHOWN = 40
 _SPACE = re.compile(r"\s*")
 _DECODER = JSONDecoder()
 
@@ -170,6 +172,7 @@ class Document:
                 try:
                     if each is None:
                         raise LeftOut("no protocol that is served here has these")
+                    _check_keys(row, each, number)
                     plain = {name: value for name, value in row.items() if name != "protocol"}
                     done = await each.make(plain, dry_run, partial(_is_promised, promised, protocol))
                 except LeftOut as error:
@@ -192,6 +195,15 @@ class Document:
         if not dry_run:
             await self._store.flush()
         return Taken(made, same, len(left_out), left_out[:TOLD_MAX])
+
+
+def _check_keys(row: Row, section: DefinitionSection, number: int) -> None:
+    """Raise BadArgument for a key that nobody reads, as the settings do: it is meant to have an effect."""
+    for key in row:
+        if key not in section.keys and key != "protocol":
+            shown = key[:_KEY_SHOWN]
+            hint = did_you_mean(shown, section.keys, f"; there are {', '.join(section.keys)}")
+            raise BadArgument(f"row {number}: {shown}: unknown key{hint}")
 
 
 def _is_promised(
@@ -238,7 +250,7 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
             await users.take_up(access, {**(access.users or {}), name: user})
         return Made(new=True)
 
-    return DefinitionSection("users", rows, name_of, make)
+    return DefinitionSection("users", ("name", "allow", "certificate", "password"), rows, name_of, make)
 
 
 async def load(document: Document, path: Path) -> Taken:

@@ -110,6 +110,8 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
 
     async def make_binding(row: Row, dry_run: bool, promised: Promised) -> Made:
         to_exchange = "to_exchange" in row
+        if to_exchange and "queue" in row:
+            raise BadArgument("a binding leads to a queue or to_exchange, not to both")
         source, destination = _name(row, "exchange"), _name(row, "to_exchange" if to_exchange else "queue")
         key, table = a_text(row, "key", "").encode(), _table(row)
         if len(key) > SHORT_BYTES_MAX:
@@ -137,9 +139,21 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         )
 
     return (
-        DefinitionSection("exchanges", exchanges, name_of, make_exchange),
-        DefinitionSection("queues", queues, name_of, make_queue),
-        DefinitionSection("bindings", bindings, binding_named, make_binding),
+        DefinitionSection(
+            "exchanges",
+            ("name", "type", "auto_delete", "internal", "alternate"),
+            exchanges,
+            name_of,
+            make_exchange,
+        ),
+        DefinitionSection("queues", ("name", "auto_delete", *_TABLE), queues, name_of, make_queue),
+        DefinitionSection(
+            "bindings",
+            ("exchange", "queue", "to_exchange", "key", *_TABLE),
+            bindings,
+            binding_named,
+            make_binding,
+        ),
     )
 
 
@@ -166,6 +180,9 @@ def _name(row: Row, what: str) -> bytes:
     if not 1 <= len(name) <= SHORT_BYTES_MAX:
         raise BadArgument(f"{what} has 1 to {SHORT_BYTES_MAX} bytes")
     return name
+
+
+_TABLE = ("arguments", "table")
 
 
 def _shown(table: bytes) -> Row:

@@ -33,4 +33,4 @@ def definitions_of(engine: Engine) -> Sequence[DefinitionSection]:
         made = engine.create(name, asked)
         return Made(new=True, ticket=made[1])
 
-    return (DefinitionSection("queues", rows, name_of, make),)
+    return (DefinitionSection("queues", ("name", "options"), rows, name_of, make),)

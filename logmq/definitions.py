@@ -62,8 +62,12 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         return Made(new=True, ticket=None if dry_run else broker.groups.commit(group, log, offset))
 
     return (
-        DefinitionSection("topics", topics, name_of, make_topic),
+        DefinitionSection("topics", ("name", "durability"), topics, name_of, make_topic),
         DefinitionSection(
-            "groups", groups, lambda row: f"{row.get('group', '')}/{row.get('topic', '')}", make_group
+            "groups",
+            ("group", "topic", "offset"),
+            groups,
+            lambda row: f"{row.get('group', '')}/{row.get('topic', '')}",
+            make_group,
         ),
     )

@@ -47,10 +47,11 @@ class DefinitionSection:
 
     `rows`: yields all rows, in JSON's values, some at a time. `name`: the name of a row's object.
     `make(row, dry_run, promised)`: create the object unless it exists. Raises Conflict, LeftOut, and
-    BrokerError for an invalid row.
+    BrokerError for an invalid row. `keys`: all that a row may have, besides its protocol.
     """
 
     section: str
+    keys: Sequence[str]
     rows: Callable[[], Iterator[Sequence[Row]]]
     name: Callable[[Row], str]
     make: Callable[[Row, bool, Promised], Awaitable[Made]]

@@ -58,7 +58,9 @@ class Shelf:
                 del self.there[name]
             return Made(new=True)
 
-        return DefinitionSection(self.section, rows, lambda row: str(row.get("name")), make)
+        return DefinitionSection(
+            self.section, ("name", "colour"), rows, lambda row: str(row.get("name")), make
+        )
 
 
 class Disk:
@@ -96,6 +98,23 @@ async def test_one_conflict_is_named_and_nothing_is_made() -> None:
         "told": ["queues a/c: it is away", "queues x/other: no protocol that is served here has these"],
     }
     assert (shelf.there["one"], disk.flushed) == ("red", 1)
+
+
+async def test_a_key_that_nobody_reads_is_refused_by_name_and_nothing_is_made() -> None:
+    shelf = Shelf("queues")
+    document = Document([("a", shelf.definitions())], None, Disk())  # type: ignore[arg-type]
+    good = {"protocol": "a", "name": "one", "colour": "red"}
+    for more, said in (
+        ({"color": 1}, "color: unknown key; did you mean colour?"),
+        ({"x" * 100: 1}, "x" * 40 + ": unknown key; there are name, colour"),
+        ({"": 1}, ": unknown key; there are name, colour"),
+    ):
+        rows = {"queues": [good, {**good, "name": "two", **more}]}
+        for dry_run in (True, False):
+            with pytest.raises(Conflict) as refused:
+                await document.take(rows, dry_run=dry_run)
+            assert str(refused.value) == f"queues a/two: row 2: {said}"
+    assert shelf.there == {}
 
 
 async def test_a_document_that_has_a_name_twice_and_not_alike_makes_nothing() -> None:
@@ -219,6 +238,18 @@ def test_a_conflict_is_refused_with_its_object(source: Asked) -> None:
             "queues dms/jobs: it has other",
         ),
         ("queues", {"protocol": "dmp", "name": "mails"}, "queues dmp/mails: it is another here"),
+        (
+            "queues",
+            {"protocol": "dmp", "name": "x", "durable": 0},
+            "dmp/x: row 1: durable: unknown key",
+        ),
+        ("queues", {"protocol": "dms", "name": "x", "option": {}}, "did you mean options?"),
+        ("topics", {"protocol": "logmq", "name": "x", "retention": 1}, "logmq/x: row 2: retention: unknown"),
+        (
+            "bindings",
+            {"protocol": "dmp", "exchange": "shop", "queue": "mails", "to_exchange": "amq.topic"},
+            "not to both",
+        ),
         ("exchanges", {"protocol": "dmp", "name": "shop", "type": "fanout"}, "exchanges dmp/shop"),
         ("topics", {"protocol": "logmq", "name": "orders", "durability": "none"}, "topics logmq/orders: its"),
         ("bindings", {"protocol": "dmp", "exchange": "shop", "queue": "none"}, "there is no queue"),
