@@ -1104,7 +1104,7 @@ class Engine:
             )
         except StoreError as error:
             raise refusal_for(error) from None
-        source.log.departed(partial(_undo_move, source, {seq: source.back[seq] for seq in seqs}))
+        source.log.departed(partial(_undo_move, source), {seq: source.back[seq] for seq in seqs})
         target.log.appended(letters, size, offset, first, ticket)
         target.on_produced(len(letters))
 

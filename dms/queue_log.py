@@ -243,8 +243,8 @@ class QueueLog:
         """The disk has failed and the queue is in memory: no notes, no snapshots."""
         # Made when first needed: an empty deque is 760 bytes, and most queues of many are idle.
         self._arrivals: deque[Arrival] | tuple[()] = ()
-        self._departures: deque[tuple[int, Callable[[], None]]] | tuple[()] = ()
-        """(the log's end behind a record of messages that leave, how to undo that)."""
+        self._departures: deque[tuple[int, Callable[[Any], None], Any]] | tuple[()] = ()
+        """(the log's end behind a record of messages that leave, how to undo that, and with what)."""
 
         # Pending records, for the batch being filled. `_reserved`: bytes reserved for them there.
         self._pending: LogAppend | None = None
@@ -281,10 +281,12 @@ class QueueLog:
         needed = size + _LENGTH_BYTES * len(bodies)
         pending = self._pending
         if pending is None or pending is not self.log.pending or needed > pending.batch.room:
-            pending = self._begin(needed, reserved=False)
+            needed += _HEADS_BYTES
+            # If the batch is full this seals it, which writes what is pending.
+            pending = self._pending = self.log.gather(needed, self.write_pending)
         else:
             pending.batch.room -= needed
-            self._reserved += needed
+        self._reserved += needed
         if not self._bodies:
             self._first = first
         self._bodies += bodies
@@ -296,46 +298,47 @@ class QueueLog:
         needed = RUN_BYTES * len(seqs)
         pending = self._pending
         if pending is None or pending is not self.log.pending or needed > pending.batch.room:
-            pending = self._begin(needed, reserved=True)
+            needed += _HEADS_BYTES
+            pending = self._pending = self.log.gather(needed, self.write_pending, True)  # as in `produce`
         else:
             pending.batch.room -= needed
-            self._reserved += needed
+        self._reserved += needed
         self._acked_seqs += seqs
         self._acks.append(acked)
         return pending.ticket
-
-    def _begin(self, needed: int, *, reserved: bool) -> LogAppend:
-        needed += _HEADS_BYTES
-        # If the batch is full this seals it, which writes what is pending.
-        pending = self._pending = self.log.gather(needed, self.write_pending, reserved)
-        self._reserved += needed
-        return pending
 
     def write_pending(self) -> None:
         """Append the pending records, if there are any."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        pending.batch.room += self._reserved
+        batch = pending.batch
+        batch.room += self._reserved
         self._reserved = 0
         bodies, acks = self._bodies, self._acks
-        produced = self._enqueued(bodies, self._first) if bodies else b""
-        gone = b""
+        age_ms, time_ms = self._times.stamp()
+        produced = gone = b""
+        count = 0
+        if bodies:
+            produced = records.pack_enqueued(bodies, self._first, age_ms, time_ms)
+            count = 1
         if acks:
             seqs, self._acked_seqs = self._acked_seqs, []
             seqs.sort()
-            self._leaving = to_runs(seqs)
-            gone = self._runs_record(RecordKind.ACKED, self._leaving)
-        notes, count = b"", 0
+            self._leaving = runs = to_runs(seqs)
+            gone = records.pack_run_record(RecordKind.ACKED, runs, age_ms, time_ms)
+            count += 1
         if self._notes:
-            notes, count = self._take_notes(pending.batch.room - len(produced) - len(gone))
-        offset = pending.add(produced + notes + gone, count + bool(bodies) + bool(acks))
+            notes, noted = self._take_notes(batch.room - len(produced) - len(gone))
+            offset = pending.add(produced + notes + gone, count + noted)
+        else:
+            offset = pending.add(produced + gone, count)
         if bodies:
             size, self._bodies, self._bodies_size = self._bodies_size, [], 0
             self.appended(bodies, size, offset, self._first, pending.ticket)
         if acks:
             self._acks = []
-            self.departed(partial(self._owner.undo_acks, acks))
+            self.departed(self._owner.undo_acks, acks)
 
     # -- records appended at once
 
@@ -362,17 +365,17 @@ class QueueLog:
         self._leaving = runs
         return self._with_notes(self._pack(RecordKind.MOVED, len(runs), 0, body, reason))
 
-    def departed(self, undo: Callable[[], None]) -> None:
-        """The last append makes messages leave; `undo` is called if it fails."""
+    def departed(self, undo: Callable[[Any], None], undone: Any) -> None:
+        """The last append makes messages leave; if it fails, `undo` is called with `undone`."""
         if isinstance(self._departures, tuple):
             self._departures = deque()
-        self._departures.append((self.log.end, undo))
+        self._departures.append((self.log.end, undo, undone))
         if self._copies is not None:
             self._copies.left(self._leaving)
 
     def gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket:
         """Messages leave unacknowledged."""
-        record = self._pack(RecordKind.GONE, len(runs), 0, records.pack_runs(runs), reason)
+        record = records.pack_run_record(RecordKind.GONE, runs, *self._times.stamp(), reason)
         _, ticket = self.append(*self._with_notes(record), reserved=True)
         if self._copies is not None:
             self._copies.left(runs)
@@ -380,16 +383,9 @@ class QueueLog:
 
     def _enqueued(self, bodies: Sequence[bytes], first: int) -> bytes:
         if isinstance(bodies[0], DeadLetter):
-            kind, body = RecordKind.LETTERS, records.pack_letters(bodies)  # type: ignore[arg-type]
-        else:
-            kind, body = RecordKind.ENQUEUED, records.pack_bodies(bodies)
-        return self._pack(kind, len(bodies), first, body)
-
-    def _runs_record(self, kind: RecordKind, runs: Sequence[Sequence[int]]) -> bytes:
-        if len(runs) == 1:
-            first, length = runs[0]
-            return records.pack_run(kind, first, length, *self._times.stamp())
-        return self._pack(kind, len(runs), 0, records.pack_runs(runs))
+            letters = records.pack_letters(bodies)  # type: ignore[arg-type]
+            return self._pack(RecordKind.LETTERS, len(bodies), first, letters)
+        return records.pack_enqueued(bodies, first, *self._times.stamp())
 
     def _pack(self, kind: RecordKind, count: int, seq: int, body: bytes, reason: int = 0) -> bytes:
         return records.pack_head(kind, count, seq, *self._times.stamp(), len(body), reason) + body
@@ -403,6 +399,9 @@ class QueueLog:
         newest = self._newest
         if newest is not None and newest[0] + newest[1] == seq:
             newest[1] += count
+        elif self._notes_awaited and not self._notes:  # as mostly: the first note since a commit
+            self._newest = [seq, count]
+            self._notes.append((RecordKind.DELIVERED, Reason.NONE, [self._newest]))
         else:
             entries = self._note(RecordKind.DELIVERED, Reason.NONE)
             self._newest = [seq, count]
@@ -458,13 +457,14 @@ class QueueLog:
         """Records of the notes, to be appended now, and their number; none if longer than `bytes_max`."""
         if not self._notes:
             return b"", 0
+        age_ms, time_ms = self._times.stamp()
         parts = []
         for kind, reason, entries in self._notes:
             if kind is RecordKind.DELIVERED:
-                parts.append(self._runs_record(kind, entries))
+                parts.append(records.pack_run_record(kind, entries, age_ms, time_ms))
             elif entries:
                 parts.append(self._pack(kind, len(entries), 0, records.pack_returned(entries), reason))
-        packed = b"".join(parts)
+        packed = parts[0] if len(parts) == 1 else b"".join(parts)
         if len(packed) > bytes_max:
             return b"", 0
         self._notes, self._newest = [], None
@@ -486,7 +486,9 @@ class QueueLog:
                 arrival = arrivals.popleft()
                 owner.arrived(arrival)
             owner.all_arrived(arrival.ticket)
-        if self._snapshot_due():
+        end = log.end
+        may_be_due = end - self.snapshot_end >= SNAPSHOT_BYTES or end - self._snapshot_floor >= SNAPSHOT_BYTES
+        if may_be_due and self._snapshot_due():
             self.snapshot()
 
     def _rolled_back(self, log: Log) -> None:
@@ -496,7 +498,7 @@ class QueueLog:
         self.snapshot_end = min(self.snapshot_end, log.end)
         self._snapshot_floor = min(self._snapshot_floor, log.first)
         self._copies = None
-        self._owner.rolled_back(tuple(arrivals), [undo for _, undo in departures])
+        self._owner.rolled_back(tuple(arrivals), [partial(undo, undone) for _, undo, undone in departures])
 
     # -- snapshots
 

@@ -51,7 +51,7 @@ def replayed(*some: bytes) -> LogReplay:
 
 
 def run(kind: RecordKind, first: int, length: int) -> bytes:
-    return records.pack_run(kind, first, length, 5, 0)
+    return records.pack_run_record(kind, [(first, length)], 5, 0)
 
 
 def returned(seq: int, deliveries: int, due: int) -> bytes:
