@@ -347,7 +347,10 @@ class Queue:
                 observe(self.name, bodies)
         if self.tick != engine.waits.tick:
             engine.waits.take_sample(self, self.tail)
-        self.on_produced(count)
+        self.depth += count
+        self.tail += count
+        if self.expiry is not None:
+            self.expiry.on_produced(self.tail)
         if ticket is None:
             if engine.durable is not None:
                 engine.unkept(count)
@@ -412,7 +415,7 @@ class Queue:
             line.extend(waiting)
             self.line_most = max(LINE_LEAST, 2 * len(line))
         line.append(credit)
-        if len(line) == 1:
+        if len(line) == 1 and (self.head < self.end or self.returned):
             self.dispatch()
 
     def dispatch(self) -> None:
@@ -505,7 +508,12 @@ class Queue:
         engine = self.engine
         engine.hot_bytes -= size
         engine.held_bytes += size + HELD_OVERHEAD_BYTES
-        delivery_id = engine.take_ids(1).to_bytes(4)
+        number = engine.next_id
+        if number < engine.ids_until:
+            engine.next_id = number + 1
+        else:
+            number = engine.take_ids(1)
+        delivery_id = number.to_bytes(4)
         consumer.unacked.single[delivery_id] = self, seq, body, 1
         return delivery_id, body
 
@@ -573,10 +581,13 @@ class Queue:
             except StoreError as error:
                 self._detach_or_refuse(error)
         self.let_go(count)
-        self.engine.counts.acked += count
-        self.on_left(count)
-        if ticket is None and self.engine.durable is not None:
-            self.engine.unkept(count)
+        engine = self.engine
+        engine.counts.acked += count
+        self.depth -= count
+        if engine.parked:
+            engine.has_room(self)
+        if ticket is None and engine.durable is not None:
+            engine.unkept(count)
         return ticket
 
     def requeue(self, deliveries: Sequence[Delivery[Queue]], *, nacked: bool) -> None:
@@ -698,14 +709,17 @@ class Queue:
         self.engine.goes_on_in_memory(error)
 
     def arrived(self, arrival: Arrival) -> None:
-        cold, bodies = self.cold, arrival.bodies
+        cold, bodies, engine = self.cold, arrival.bodies, self.engine
         assert cold is not None
         if self.head + len(self.bodies) >= self.end:  # all of the row is in memory
             if self.head == self.end:
                 cold.positions.clear()
-            if self.may_heat:
+            if (engine.hot_bytes < engine.settings.hot_bytes and not engine.full) or self.may_heat:
                 cold.found_at(arrival.first, arrival.offset)
-                self.warm(bodies, arrival.size)
+                self.bodies.extend(bodies)  # `warm`, inlined
+                size = arrival.size + BODY_OVERHEAD_BYTES * len(bodies)
+                self.hot_bytes += size
+                engine.hot_bytes += size
             else:
                 cold.offset = arrival.offset
                 cold.positions.append((arrival.first, arrival.offset))
@@ -854,8 +868,9 @@ class Engine:
         self._told_of_disk = False
         self._asked: dict[Queue, Mapping[str, Any]] = {}
         self._names: list[bytes] | None = None
-        self._next_id = DELIVERY_ID_BIT
-        self._ids_until = _IDS_END
+        self.next_id = DELIVERY_ID_BIT
+        """The delivery id that is used next, if it is below `ids_until`; else `take_ids` finds one."""
+        self.ids_until = _IDS_END
 
     @property
     def persistent(self) -> bool:
@@ -1201,28 +1216,28 @@ class Engine:
 
     def take_ids(self, count: int) -> int:
         """The first of `count` consecutive unused delivery ids."""
-        first = self._next_id
-        if first + count > self._ids_until:
+        first = self.next_id
+        if first + count > self.ids_until:
             first = self._free_ids(count)
-        self._next_id = first + count
+        self.next_id = first + count
         return first
 
     def comes_soon(self, delivery_id: int, count: int) -> bool:
         """Whether one of the next `count` deliveries may get this id."""
-        first = self._next_id
-        return first <= delivery_id < first + count or first + count > self._ids_until
+        first = self.next_id
+        return first <= delivery_id < first + count or first + count > self.ids_until
 
     def _free_ids(self, count: int) -> int:
         """All ids have been used once: continue from the start, past those still in use."""
         used = sorted(
             int.from_bytes(each) for consumer in self.consumers.values() for each in consumer.unacked
         )
-        first = self._next_id if self._next_id + count <= _IDS_END else DELIVERY_ID_BIT
+        first = self.next_id if self.next_id + count <= _IDS_END else DELIVERY_ID_BIT
         for _ in range(2):
             for each in (*used, _IDS_END):
                 if each >= first:
                     if each - first >= count:
-                        self._ids_until = each
+                        self.ids_until = each
                         return first
                     first = each + 1
             first = DELIVERY_ID_BIT

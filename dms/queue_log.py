@@ -53,6 +53,9 @@ _BLOCK = 512
 _HEADS_BYTES = 3 * HEAD.size
 _LENGTH_BYTES = 4
 
+# Looking up an enum member takes as long as packing a record.
+_ACKED, _DELIVERED, _NO_REASON = RecordKind.ACKED, RecordKind.DELIVERED, Reason.NONE
+
 Acked = tuple[Any, Sequence[bytes], Sequence[Any]]
 """Consumer, delivery ids, deliveries: what the owner needs to undo ACKs. Opaque here."""
 
@@ -326,10 +329,10 @@ class QueueLog:
             seqs, self._acked_seqs = self._acked_seqs, []
             seqs.sort()
             self._leaving = runs = to_runs(seqs)
-            gone = records.pack_run_record(RecordKind.ACKED, runs, age_ms, time_ms)
+            gone = records.pack_run_record(_ACKED, runs, age_ms, time_ms)
             count += 1
         if self._notes:
-            notes, noted = self._take_notes(batch.room - len(produced) - len(gone))
+            notes, noted = self._take_notes(age_ms, time_ms, batch.room - len(produced) - len(gone))
             offset = pending.add(produced + notes + gone, count + noted)
         else:
             offset = pending.add(produced + gone, count)
@@ -401,9 +404,9 @@ class QueueLog:
             newest[1] += count
         elif self._notes_awaited and not self._notes:  # as mostly: the first note since a commit
             self._newest = [seq, count]
-            self._notes.append((RecordKind.DELIVERED, Reason.NONE, [self._newest]))
+            self._notes.append((_DELIVERED, _NO_REASON, [self._newest]))
         else:
-            entries = self._note(RecordKind.DELIVERED, Reason.NONE)
+            entries = self._note(_DELIVERED, _NO_REASON)
             self._newest = [seq, count]
             entries.append(self._newest)
 
@@ -450,17 +453,16 @@ class QueueLog:
 
     def _with_notes(self, record: bytes, count: int = 1) -> tuple[bytes, int]:
         """A record (or `count` of them), preceded by those of earlier notes."""
-        notes, noted = self._take_notes()
+        notes, noted = self._take_notes(*self._times.stamp())
         return notes + record, noted + count
 
-    def _take_notes(self, bytes_max: float = math.inf) -> tuple[bytes, int]:
+    def _take_notes(self, age_ms: int, time_ms: int, bytes_max: float = math.inf) -> tuple[bytes, int]:
         """Records of the notes, to be appended now, and their number; none if longer than `bytes_max`."""
         if not self._notes:
             return b"", 0
-        age_ms, time_ms = self._times.stamp()
         parts = []
         for kind, reason, entries in self._notes:
-            if kind is RecordKind.DELIVERED:
+            if kind is _DELIVERED:
                 parts.append(records.pack_run_record(kind, entries, age_ms, time_ms))
             elif entries:
                 parts.append(self._pack(kind, len(entries), 0, records.pack_returned(entries), reason))
@@ -521,7 +523,7 @@ class QueueLog:
             if self._copies is copies:
                 self._copies = None
         # Notes are about earlier records, and opening begins behind them.
-        notes, noted = self._take_notes()
+        notes, noted = self._take_notes(*self._times.stamp())
         offset = self.log.end + len(notes)
         row_start = self._row_start()
         row_is_empty = row_start == self.log.end

@@ -141,7 +141,8 @@ def pack_run_record(
 ) -> bytes:
     """A record of runs: (first sequence, length)."""
     if len(runs) == 1:
-        return _ONE_RUN.pack(_ONE_RUN_BYTES, kind, VERSION, reason, 1, age_ms, time_ms, 0, *runs[0])
+        first, length = runs[0]
+        return _ONE_RUN.pack(_ONE_RUN_BYTES, kind, VERSION, reason, 1, age_ms, time_ms, 0, first, length)
     return pack(kind, len(runs), 0, age_ms, time_ms, pack_runs(runs), reason)
 
 
@@ -224,8 +225,9 @@ def runs_in(data: bytes, record: Record) -> list[Run]:
 
 
 def to_runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
-    """Sequences, each once, as the fewest runs (first, length) in the given order. Plain tuples: a `Run` takes
-    0.25 us, and each commit of each queue makes one.
+    """Sequences, each once, as the fewest runs (first, length) in the given order.
+
+    Plain tuples: a `Run` takes 0.25 us, and each commit of each queue makes one.
     """
     first, count = seqs[0], len(seqs)
     if count == 1 or (seqs[-1] - first == count - 1 and list(seqs) == list(range(first, first + count))):

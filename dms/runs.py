@@ -27,6 +27,8 @@ RUN_MOST = 256
 """More frames are several runs: some hundred microseconds of work."""
 
 _ID_BYTES = HEADER_BYTES - ID_AT
+_NAME_AT = 2
+"""Where a name begins, behind its length."""
 _HEAD = struct.Struct(">III")
 
 
@@ -73,19 +75,20 @@ def produced(
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...], tuple[bytes, ...]] | None:
     """Ids, names and bodies of a run of PRODUCEs, all with a payload of `length` bytes; None if it is short.
 
-    The name is the first `width` bytes of a payload; it is not checked.
+    The first `width` bytes of each payload are a name and its length, at least two; the name is not checked.
     """
     count = _rows(data, at, HEADER_BYTES + length)
     if not count:
         return None
-    parts = _columns(count, ID_AT, _ID_BYTES, width, length - width).unpack_from(data, at)
-    heads = parts[::4]
-    if heads.count(heads[0]) < count:
-        count = _alike(heads, heads[0])
+    columns = _columns(count, ID_AT, _ID_BYTES, _NAME_AT, width - _NAME_AT, length - width)
+    parts = columns.unpack_from(data, at)
+    heads, widths = parts[::5], parts[2::5]
+    if heads.count(heads[0]) < count or widths.count(widths[0]) < count:
+        count = min(_alike(heads, heads[0]), _alike(widths, widths[0]))
         if count < RUN_LEAST:
             return None
-        parts = parts[: 4 * count]
-    return parts[1::4], parts[2::4], parts[3::4]
+        parts = parts[: 5 * count]
+    return parts[1::5], parts[3::5], parts[4::5]
 
 
 def by_turns(data: bytes, at: int, name: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]] | None:
