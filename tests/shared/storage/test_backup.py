@@ -80,7 +80,7 @@ def test_what_cannot_be_backed_up_leaves_no_target(tmp_path: Path, folder: Path)
     (folder / "FORMAT").write_bytes(b"brokers-storage 999\n")
     with pytest.raises(StoreFormat):
         backup(folder, target, now_ms=5)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", folder.name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [folder.name, "other"]
     assert list((tmp_path / "other").iterdir()) == []
 
 
