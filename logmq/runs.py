@@ -116,8 +116,6 @@ def mixed(data: bytes, most: int, size_max: int) -> tuple[Sequence[bytes], Seque
 def ok_lines(first: int, count: int, lengths: Lengths) -> bytes:
     """`OK <offset>` for each of `count` records from offset `first` on."""
     if isinstance(lengths, int):
-        if count == 1:
-            return b"OK %d\n" % first
         return (b"OK %d\n" * count) % tuple(range(first, first + count * lengths, lengths))
     offsets = tuple(accumulate(lengths, initial=first))
     return (b"OK %d\n" * count) % offsets[:count]

@@ -563,7 +563,8 @@ class Session(SessionBase):
         counts.messages_in += count
         self.written += count
         counts.bytes_in += len(records)
-        self.replies.reply_after(ticket, runs.ok_lines(first, count, lengths), count)
+        reply = b"OK %d\n" % first if count == 1 else runs.ok_lines(first, count, lengths)
+        self.replies.reply_after(ticket, reply, count)
         if self.broker.store.congested:
             self.stop_if_congested(self.broker.store)
 

@@ -61,6 +61,11 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
+    @property
+    def mean(self) -> float:
+        """The mean of all observed values; 0 before the first."""
+        return self._sum / max(sum(self._counts), 1)
+
     def sample(self, name: str, help_: str, **labels: str) -> Sample:
         buckets = tuple(zip((*self._bounds, math.inf), accumulate(self._counts), strict=True))
         return Sample(name, self._sum, help_, "histogram", tuple(labels.items()), buckets)

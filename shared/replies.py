@@ -217,7 +217,7 @@ class Replies:
         self.pending_bytes += pending.size
         if self.pending_bytes > self._look_bytes or len(entries) > self._entries_max:
             self._check_full()
-        ticket.when_done(pending)
+        ticket.callbacks.append(pending)
 
     def slot(self, on_turn: Callable[[ReplySlot], None] | None = None) -> ReplySlot:
         """Reserve the place of an answer that comes later.

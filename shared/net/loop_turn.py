@@ -582,6 +582,10 @@ class LoopTurn:
         if but:
             self.to_send = [each for each in to_send if each in but and not each.closed]
             to_send = [each for each in to_send if each not in but]
+        if len(to_send) <= SENDS_LOOK:
+            for connection in to_send:
+                connection.send()
+            return True
         left = self._send_some(to_send)
         if left:
             self.to_send[:0] = left

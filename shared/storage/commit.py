@@ -26,6 +26,7 @@ from shared.storage.format import (
 )
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import UNKNOWN, CommitBatch, Log, LogAppend, opaque
+from shared.storage.settings import Mode
 from shared.storage.tails import Tails
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -175,13 +176,14 @@ class Commit:
                 for batch in self.batches:
                     self._write(batch)
                     self.good += 1
-                    to_sync |= batch.sync
+                    to_sync |= Mode.SYNCED in batch.tickets
             except OSError as error:
                 self.error = error
                 self._cut_references(self.batches[self.good])
             if to_sync or self._referred:
                 self._sync()
-            self._apply(self.batches[: self.good])
+            if self.logs or not self.batches[0].light:  # light appends alone have no files
+                self._apply(self.batches[: self.good])
         except PoisonError as error:
             self.poison = error
             self.good = 0
@@ -272,12 +274,14 @@ class Commit:
         if self._referred and size > self.journal.room:
             # The next segment's first batch declares everything before it synced.
             self._sync_referred()
-        written = memoryview(self.journal.write(pieces, entries, size, self.now_ms))
-        for part, start, length in placed:
-            start += BATCH_HEADER_BYTES
-            part.written = written[start : start + length]
+        batch_bytes = self.journal.write(pieces, entries, size, self.now_ms)
+        if placed:
+            written = memoryview(batch_bytes)
+            for part, start, length in placed:
+                start += BATCH_HEADER_BYTES
+                part.written = written[start : start + length]
         for target in ahead:
-            target.ahead_lsn = self.journal.position - len(written)
+            target.ahead_lsn = self.journal.position - len(batch_bytes)
 
     def _write_by_reference(self, part: LogAppend) -> bool:
         """Write to the log's own file; False if that fails, so that the journal must take the bytes."""

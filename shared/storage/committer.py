@@ -88,9 +88,6 @@ class CommitCounts:
     records: int = 0
     bytes: int = 0
     batch_bytes_max: int = 0
-    syncs: int = 0
-    sync_seconds_last: float = 0.0
-    sync_seconds_total: float = 0.0
     sync_seconds: float = math.inf
     recent: deque[float] = attrs.Factory(lambda: deque(maxlen=_SYNCS_RECENT))
     """Seconds of the last syncs."""
@@ -105,17 +102,18 @@ class CommitCounts:
         return took[min(int(share * len(took)), len(took) - 1)] if took else 0.0
 
     @property
+    def sync_seconds_last(self) -> float:
+        return self.recent[-1] if self.recent else 0.0
+
+    @property
     def sync_seconds_mean(self) -> float:
-        return self.sync_seconds_total / max(self.syncs, 1)
+        return self.sync_times.mean
 
     def count_sync(self, seconds: float, *, in_thread: bool) -> None:
         """Count a sync. In a thread it includes the wait for the interpreter, up to 5 ms on a busy loop. So
         the shortest of the last few counts there; otherwise a busy loop would never commit without a thread
         again.
         """
-        self.syncs += 1
-        self.sync_seconds_last = seconds
-        self.sync_seconds_total += seconds
         self.recent.append(seconds)
         self.sync_times.observe(seconds)
         if in_thread:
@@ -156,8 +154,11 @@ class Committer:
     """Waits for the end of a checkpoint, and tells whether it was good: the journal is at its bound."""
     write_tails: Callable[[], Awaitable[None]] | None = None
     """Waits until some tails are written: they take too much memory."""
-    after_commit: tuple[Callable[[], None], ...] = ()
-    """Called after each commit: a checkpoint, or a look at the free space, may be due."""
+    after_commit: Callable[[], None] = lambda: None
+    """Called after each commit: a checkpoint may be due."""
+    look_at_space: Callable[[], None] = lambda: None
+    """Called once more than `unlooked_bytes` have been written in all."""
+    unlooked_bytes: int = 0
     counts: CommitCounts = attrs.Factory(CommitCounts)
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
     _batches: list[CommitBatch] = attrs.Factory(list)
@@ -212,7 +213,7 @@ class Committer:
         if logs[0].mode.mode != "always":  # a ticket for this mode would have the whole batch synced
             return offsets, Ticket()
         batch = self._batch_with_room(sum(map(len, records)) + ENTRY_HEADER_BYTES * len(logs))
-        ticket = batch.ticket(Mode.SYNCED)
+        ticket = batch.tickets[Mode.SYNCED]
         appends = batch.appends
         size = 0
         for log, data in zip(logs, records, strict=True):
@@ -264,7 +265,7 @@ class Committer:
             batch.room -= len(records)
             offsets.append(log.end)
             log.end += len(records)
-        ticket = batch.ticket(mode)
+        ticket = batch.tickets[mode]
         for (log, records, _), offset in zip(parts, offsets, strict=True):
             if log.fold is not None:  # may append more, and so seal the batch
                 log.fold(offset, records)
@@ -292,7 +293,7 @@ class Committer:
             self._journal_queued(change.log)
         batch = self._batch_with_room(len(change.body) + ENTRY_HEADER_BYTES + CommitBatch.size_of(beside))
         batch.add(change)
-        return batch.ticket(mode)
+        return batch.tickets[mode]
 
     def drop_below(self, log: Log, offset: int) -> Ticket:
         self._require_writable(log, reserved=True)
@@ -411,7 +412,10 @@ class Committer:
             commit = self._take()
             commit.run()
             self.counts.inline_commits += 1
-            self._finish(commit)
+            try:
+                self._publish(commit)
+            except Exception as error:
+                self._unpublished(commit, error)
             if running or self._busy or not self._batches:
                 break
         if running and self._batches:  # too much, or appended by callbacks of this commit
@@ -446,7 +450,10 @@ class Committer:
                             await self._in_thread(commit.run, limiter=self._limiter)
                     except Exception as error:
                         commit.fail(error)
-                    self._finish(commit)
+                    try:
+                        self._publish(commit)
+                    except Exception as error:
+                        self._unpublished(commit, error)
                 elif (left := self._sync_by - self._clock.monotonic()) <= 0:
                     await self._sync_in_thread()
                 else:
@@ -463,8 +470,8 @@ class Committer:
         if len(self._batches) > 1 or self.tails.crowded:
             return False
         batch = self._batches[0]
-        size = batch.bytes
-        if batch.sync:
+        size = batch.bytes_max - batch.room
+        if Mode.SYNCED in batch.tickets:
             # A thread costs two switches, and answers go out in more pieces: on a busy loop that is more than
             # a short wait. Other tasks waited while this batch was filled; as long again changes little.
             quick = settings.inline_sync_seconds
@@ -475,7 +482,7 @@ class Committer:
             size <= settings.inline_bytes_max
             and not (batch.unawaited and size > _INLINE_UNAWAITED_BYTES)
             and (len(batch.appends) <= _INLINE_LOGS_MAX or self._may_be_light(batch))
-            and self.journal.is_ready(size)
+            and (size <= self.journal.room or self.journal.is_ready(size))
         )
 
     def _may_be_light(self, batch: CommitBatch) -> bool:
@@ -511,7 +518,7 @@ class Committer:
 
     def _take(self, count: int | None = None) -> Commit:
         """Take the oldest batches, or all, as one commit. Its logs are busy and its files pinned until
-        `_finish`.
+        `_publish`.
         """
         batches = self._batches[:count]
         del self._batches[:count]
@@ -522,7 +529,7 @@ class Committer:
         least = self._settings.reference_bytes
         for batch in batches:
             batch.seal()
-            synced |= batch.sync
+            synced |= Mode.SYNCED in batch.tickets
         if len(batches) == 1 and not batches[0].changes:
             self._take_light(batches[0])
         for batch in batches:
@@ -602,26 +609,11 @@ class Committer:
 
     # -- publishing the outcome
 
-    def _finish(self, commit: Commit) -> None:
-        """Publish the outcome of a commit. A bug in that must not leave anyone waiting, nor block closing the
-        store.
-        """
-        try:
-            self._publish(commit)
-        except Exception as error:
-            self._busy = False
-            self.poison(commit.fail(error))
-            self._roll_back(log for batch in commit.batches for log in batch.logs)
-            for batch in commit.batches:
-                batch.resolve(self.read_only)
-            self._rest()
-
     def _publish(self, commit: Commit) -> None:
         """In this order: whoever waits for a ticket finds everything else in place."""
         for target in commit.logs.values():
             target.unpin(self._files)
         good = commit.batches[: commit.good]
-        self._count(commit, good)
         failure = commit.error or commit.direct_error  # a poison sets `read_only`
         error = None if failure is None else error_for_unwritten(failure)
         direct_failed = commit.direct_error is not None
@@ -654,8 +646,9 @@ class Committer:
             batch.appends.clear()
             batch.light.clear()
         self._filling_since = self._clock.monotonic()
-        for look in self.after_commit:
-            look()
+        self.after_commit()
+        if self.counts.bytes > self.unlooked_bytes:
+            self.look_at_space()
         if self._charged or self.congested:
             self._relieve()
         self._busy = False
@@ -663,6 +656,15 @@ class Committer:
             self._wake.set()
         if self._idle:
             self._rest()
+
+    def _unpublished(self, commit: Commit, error: Exception) -> None:
+        """A bug in `_publish` must not leave anyone waiting, nor block closing the store."""
+        self._busy = False
+        self.poison(commit.fail(error))
+        self._roll_back(log for batch in commit.batches for log in batch.logs)
+        for batch in commit.batches:
+            batch.resolve(self.read_only)
+        self._rest()
 
     def _relieve(self) -> None:
         """Less waits for the disk than before: adjust the charge, and resume those that wait for it."""
@@ -673,35 +675,32 @@ class Committer:
             for callback in callbacks:
                 call(callback)
 
-    def _count(self, commit: Commit, good: list[CommitBatch]) -> None:
+    def _advance(self, commit: Commit, good: list[CommitBatch], direct_failed: bool) -> dict[Log, None]:
+        """Count what is durable and make it visible; returns the logs with new records."""
+        moved: dict[Log, None] = {}
+        now = self._clock.monotonic()
         counts = self.counts
         counts.commits += 1
         if commit.synced:
             counts.count_sync(commit.sync_seconds, in_thread=commit.in_thread)
             self._sync_by = math.inf
         elif self.journal.unsynced:
-            now = self._clock.monotonic()
             for batch in good:
                 self._sync_by = min(self._sync_by, now + batch.interval_seconds)
-        for batch in good:
-            size = batch.bytes
-            counts.bytes += size
-            if size > counts.batch_bytes_max:
-                counts.batch_bytes_max = size
-
-    def _advance(self, commit: Commit, good: list[CommitBatch], direct_failed: bool) -> dict[Log, None]:
-        """Make what is durable visible; returns the logs with new records."""
-        moved: dict[Log, None] = {}
-        now = self._clock.monotonic()
         for log in commit.direct_synced:
             log.direct_dirty = False
         for batch in good:
+            size = batch.bytes_max - batch.room
+            counts.bytes += size
+            if size > counts.batch_bytes_max:
+                counts.batch_bytes_max = size
             records: dict[str, int] = {}
             for part in batch.light:
                 log = part.log
-                self.tails.add_light(part, commit.now_ms, now)
                 records[log.namespace] = records.get(log.namespace, 0) + part.records
                 moved[log] = None
+            if batch.light:
+                self.tails.add_light(batch.light, commit.now_ms, now)
             for log, part in batch.appends.items():
                 if not part.journaled and direct_failed:
                     continue
@@ -713,15 +712,16 @@ class Committer:
                     self._registry.remember(log, part.offset, part.chunks)
                 moved[log] = None
             for namespace, count in records.items():
-                self.counts.records += count
-                self.counts.ack_seconds[namespace].observe(now - batch.began, count)
-        for log, target in commit.logs.items():
-            if log in moved:
-                target.publish(self.tails, now)
-                self.direct.bytes += target.referred_bytes
+                counts.records += count
+                counts.ack_seconds[namespace].observe(now - batch.began, count)
+        if commit.logs:
+            for log, target in commit.logs.items():
+                if log in moved:
+                    target.publish(self.tails, now)
+                    self.direct.bytes += target.referred_bytes
+            self.tails.charge()
         self.unindexed |= moved
         self.dirty |= moved
-        self.tails.charge()
         return moved
 
     def poison(self, error: PoisonError) -> None:

@@ -189,11 +189,22 @@ def unpack_reference(payload: bytes | memoryview, entry: Entry) -> tuple[int, in
     return length, crc
 
 
-def pack_batch(head: Batch, parts: Sequence[bytes | memoryview]) -> bytearray:
-    """The whole batch, ready to write: `parts` are the entries' headers and bytes, in order."""
-    used = BATCH_HEADER_BYTES + head.payload_bytes
+def pack_batch(
+    lsn: int,
+    synced: int,
+    time_ms: int,
+    journal_id: int,
+    payload_bytes: int,
+    entries: int,
+    previous: int,
+    parts: Sequence[bytes | memoryview],
+) -> bytearray:
+    """The whole batch, ready to write: what its `Batch` says, and `parts`, the entries' headers and bytes."""
+    used = BATCH_HEADER_BYTES + payload_bytes
     batch = bytearray().join((_NO_HEADER, *parts, bytes(-used % SECTOR)))
-    _BATCH.pack_into(batch, 0, BATCH_MAGIC, 0, *head[:-1], 0)
+    _BATCH.pack_into(
+        batch, 0, BATCH_MAGIC, 0, lsn, synced, time_ms, journal_id, payload_bytes, entries, previous, 0
+    )
     _CRC.pack_into(batch, 4, crc32c(memoryview(batch)[8:used]))
     return batch
 

@@ -20,7 +20,6 @@ import attrs
 
 from shared.storage import format
 from shared.storage.disk import Disk, write_all
-from shared.storage.format import Batch
 
 FOLDER = "journal"
 _ZEROS = bytes(1 << 20)
@@ -174,12 +173,17 @@ class Journal:
             self._roll(_batch_bytes(payload_bytes))
         lsn, segment = self.position, self.current
         previous = lsn if self.previous is None else self.previous
-        head = Batch(lsn, self.synced, time_ms, self.journal_id, payload_bytes, entries, previous)
-        batch = format.pack_batch(head, parts)
+        batch = format.pack_batch(
+            lsn, self.synced, time_ms, self.journal_id, payload_bytes, entries, previous, parts
+        )
+        offset = lsn - segment.lsn
         try:
-            write_all(self.disk, segment.fd, batch, lsn - segment.lsn)
+            view = memoryview(batch)
+            taken = self.disk.write(segment.fd, view, offset)
+            if taken < len(batch):
+                write_all(self.disk, segment.fd, view[taken:], offset + taken)
         except OSError as error:
-            self._take_back(segment, lsn - segment.lsn, error)
+            self._take_back(segment, offset, error)
             raise
         self.previous = lsn
         self.position = lsn + len(batch)

@@ -8,8 +8,10 @@ its tickets tell the outcome. All of this belongs to the trio thread. A sealed b
 import math
 import sys
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -45,28 +47,28 @@ def opaque(_: type, fields: "list[Attribute[Any]]") -> "list[Attribute[Any]]":
 class Ticket:
     """Tells when an append is as durable as its mode asks. All appends of a batch in one mode share a ticket.
 
-    `error`: None if it is durable, else why not.
+    `error`: None if it is durable, else why not. `callbacks` may be added to directly while it is not `done`.
     """
 
-    __slots__ = ("_callbacks", "done", "error")
+    __slots__ = ("callbacks", "done", "error")
 
     def __init__(self) -> None:
         self.done = False
         self.error: StoreError | None = None
-        self._callbacks: list[Callable[[Ticket], None]] = []
+        self.callbacks: list[Callable[[Ticket], None]] = []
 
     def when_done(self, callback: "Callable[[Ticket], None]") -> None:
         """Call exactly once, in the trio thread, which may be now. The callback must not raise."""
         if self.done:
             callback(self)
         else:
-            self._callbacks.append(callback)
+            self.callbacks.append(callback)
 
     def resolve(self, error: StoreError | None) -> None:
         """Mark as done, and call everybody who waits."""
         self.done = True
         self.error = error
-        callbacks, self._callbacks = self._callbacks, []
+        callbacks, self.callbacks = self.callbacks, []
         for callback in callbacks:
             try:
                 callback(self)
@@ -134,7 +136,8 @@ class CommitBatch:
     """Becomes one batch of the journal. `room`: bytes of `bytes_max` that are left.
 
     `gathering`: callbacks that add promised records when the batch is sealed. `broken`: what one of them
-    raised: promised records are missing, so the batch must not be written.
+    raised: promised records are missing, so the batch must not be written. A ticket for
+    `Mode.SYNCED` has it synced.
     """
 
     bytes_max: int
@@ -145,9 +148,8 @@ class CommitBatch:
     changes: list[Change] = attrs.Factory(list)
     gathering: list[Callable[[], None]] = attrs.Factory(list)
     broken: Exception | None = None
-    tickets: dict[Mode, Ticket] = attrs.Factory(dict)
+    tickets: defaultdict[Mode, Ticket] = attrs.Factory(partial(defaultdict, Ticket))
     with_files: int = 0  # logs whose own files the commit must touch
-    sync: bool = False
     sealed: bool = False
     unawaited: bool = False  # it holds records that nobody waits for
     interval_seconds: float = math.inf  # within this time it must be synced, though nobody waits
@@ -174,14 +176,6 @@ class CommitBatch:
         """The logs with appends in this batch."""
         return [*self.appends, *(part.log for part in self.light)]
 
-    def ticket(self, mode: Mode) -> Ticket:
-        ticket = self.tickets.get(mode)
-        if ticket is None:
-            ticket = self.tickets[mode] = Ticket()
-            if mode is Mode.SYNCED:
-                self.sync = True
-        return ticket
-
     @property
     def strictest(self) -> Ticket | None:
         """Done when the batch is as durable as its strictest part asks; None if it is empty."""
@@ -192,13 +186,13 @@ class CommitBatch:
         part = self.appends.get(log)
         if part is None:
             part = self.appends[log] = LogAppend(
-                log, self, self.ticket(mode), mode is not Mode.DIRECT, log.end, log.end
+                log, self, self.tickets[mode], mode is not Mode.DIRECT, log.end, log.end
             )
             self.room -= ENTRY_HEADER_BYTES
             if mode is Mode.DIRECT or log.entries_written == UNKNOWN:
                 self.with_files += 1
         else:
-            part.ticket = self.ticket(mode)
+            part.ticket = self.tickets[mode]
         if log.unawaited:
             self.unawaited = True
         if log.mode.mode == "interval":

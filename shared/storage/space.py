@@ -29,21 +29,15 @@ class SpaceWatch:
     free_bytes: int = 0
     scarce: bool = False
     """Less than twice the reserve is free: optional data should not be written."""
-    _looked_at: int = 0
     _total_bytes: int = 0
     _failing: bool = False
-
-    def look_if_due(self) -> None:
-        """After a commit."""
-        if self._committer.counts.bytes - self._looked_at > _LOOK_BYTES:
-            self.look()
 
     def look(self) -> None:
         """Ask the file system. If it does not answer, the last value counts, and writes show what is wrong.
         What waits to be written counts as written.
         """
         committer, settings = self._committer, self._settings
-        self._looked_at = committer.counts.bytes
+        committer.unlooked_bytes = committer.counts.bytes + _LOOK_BYTES
         try:
             self.free_bytes, self._total_bytes = self._disk.free_bytes()
             self._failing = False

@@ -150,7 +150,8 @@ class Store:
         self._scrub = Scrub(
             self._inventory, self._reader, disk, files, settings.scrub_bytes_per_second, in_thread
         )
-        committer.after_commit = (self._checkpointer.wake, self._space.look_if_due)
+        committer.after_commit = self._checkpointer.wake
+        committer.look_at_space = self._space.look
 
     @classmethod
     async def open(

@@ -6,7 +6,7 @@ memory.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 
@@ -15,6 +15,8 @@ from shared.storage.log import Log, LogAppend, opaque
 
 LATE_SECONDS = 1.0
 """A tail is written once its oldest record has this age."""
+_STEP_BYTES = 64 << 10
+"""Light appends are charged in steps of this size, or of a 16th of what all tails may take."""
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -40,6 +42,10 @@ class Tails:
     _since: dict[Log, float] = attrs.Factory(dict)  # monotonic; the oldest first
     _long: dict[Log, None] = attrs.Factory(dict)
     _charged: int = 0
+    _step_bytes: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._step_bytes = min(_STEP_BYTES, self.bytes_max // 16)
 
     def takes(self, log: Log, size: int) -> bool:
         """Whether so many new bytes go to the tail. Many go to the log's file with their commit, behind the
@@ -58,15 +64,20 @@ class Tails:
         if log.tail_bytes >= self.log_bytes and log not in self.failing:
             self._long[log] = None
 
-    def add_light(self, part: LogAppend, now_ms: int, now: float) -> None:
-        """The same for a light append that is durable now."""
-        log = part.log
-        if not log.tail_bytes:
-            self._since[log] = now
-        log.took_light(part, now_ms, now)
-        self.bytes += part.end - part.offset
-        if log.tail_bytes >= self.log_bytes and log not in self.failing:
-            self._long[log] = None
+    def add_light(self, parts: Iterable[LogAppend], now_ms: int, now: float) -> None:
+        """The same for light appends that are durable now. They are charged in steps: each such commit has
+        few bytes.
+        """
+        for part in parts:
+            log = part.log
+            if not log.tail_bytes:
+                self._since[log] = now
+            log.took_light(part, now_ms, now)
+            self.bytes += part.end - part.offset
+            if log.tail_bytes >= self.log_bytes and log not in self.failing:
+                self._long[log] = None
+        if self.bytes - self._charged >= self._step_bytes or self._long or self.crowded:
+            self.charge()
 
     def charge(self) -> None:
         """Update the account, and wake the writer if something is due."""

@@ -79,7 +79,7 @@ def test_bytes_that_end_inside_a_record_are_refused(cut: int) -> None:
 
 
 def batch(parts: list[bytes], entries: int) -> bytes:
-    return bytes(format.pack_batch(format.Batch(1024, 512, 7, 9, sum(map(len, parts)), entries, 512), parts))
+    return bytes(format.pack_batch(1024, 512, 7, 9, sum(map(len, parts)), entries, 512, parts))
 
 
 def test_a_batch_is_laid_out_as_the_page_says() -> None:

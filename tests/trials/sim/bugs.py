@@ -345,13 +345,14 @@ def failed_write_not_taken_back() -> list[Change]:
 @bug("intervals")
 def interval_never_ends() -> list[Change]:
     """Mode interval never syncs."""
-    count = Committer._count
+    advance = Committer._advance
 
-    def count_only(self: Committer, commit: Commit, good: Any) -> None:
-        count(self, commit, good)
+    def advance_only(self: Committer, commit: Commit, good: Any, direct_failed: bool) -> Any:
+        moved = advance(self, commit, good, direct_failed)
         self._sync_by = float("inf")
+        return moved
 
-    return [(Committer, "_count", count_only)]
+    return [(Committer, "_advance", advance_only)]
 
 
 @bug("weak modes")
