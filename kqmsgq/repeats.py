@@ -151,6 +151,8 @@ class Repeats(Generic[R]):
                 return known, count
             if at and (count + 1) * known.size > len(data) - at:
                 return None  # the end of a read does not end a pattern
+            if self._is_short(data, at, body):
+                return None  # nor does a short read: to search anew after each costs more than it saves
             del self._patterns[header]
             self._cached.add(-known.memory_bytes)
             if header in self._ahead:
@@ -161,8 +163,7 @@ class Repeats(Generic[R]):
         if self._wait:
             self._wait -= 1
             return None
-        size = body - at + int.from_bytes(data[body - LENGTH_BYTES : body], "big")
-        if size * WORTH_MESSAGES > len(data) - at:
+        if self._is_short(data, at, body):
             return None
         searched = find(data, self._look_on(data, at))
         if searched is not None:
@@ -180,6 +181,11 @@ class Repeats(Generic[R]):
         self._vain = min(self._vain + 1, VAIN_MAX)
         self._wait = 1 << self._vain
         return None
+
+    def _is_short(self, data: bytes, at: int, body: int) -> bool:
+        """Whether too few messages stand at `at` for a pattern, if all are as large as the first."""
+        size = body - at + int.from_bytes(data[body - LENGTH_BYTES : body], "big")
+        return size * WORTH_MESSAGES > len(data) - at
 
     def _clear(self) -> None:
         if self._patterns:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kqmsgq import queues
+from kqmsgq import queues, repeats
 from kqmsgq.fanout import MEMBERS_PER_PIECE, PIECES_PER_LOOK, PIECES_PER_TURN
 from kqmsgq.queues import Consumer
 from kqmsgq.repeats import count_messages
@@ -460,6 +460,25 @@ def test_what_many_slow_consumers_lose_is_counted_once(monkeypatch: pytest.Monke
         each.connection.outbox.drop_oldest(0)
     assert len(counted) == len(reads) - 1, "the newest chunk stays"
     assert world.counts.messages_dropped == len(slow) * 50 * (len(reads) - 1)
+
+
+def test_a_short_read_does_not_make_a_producer_search_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+    find = repeats.find
+
+    def counted(data: bytes, messages: Any) -> Any:
+        searched.append(len(data))
+        return find(data, messages)
+
+    monkeypatch.setattr(repeats, "find", counted)
+    world = World()
+    everything = world.consumer(subscribe())
+    producer = world.producer()
+    one = message(b"a", b"x" * 4096)
+    for _ in range(5):
+        producer.send(one * 15, one * 4)
+    assert everything.taken() == one * 19 * 5
+    assert searched == [len(one) * 15]
 
 
 def test_names_end_in_a_refusal_where_the_budget_has_no_room_and_others_are_served_on() -> None:
