@@ -233,7 +233,10 @@ class _BoundedStream:
 
     async def send_all(self, data: bytes) -> None:
         with trio.move_on_after(SEND_SECONDS) as deadline:
-            await self._stream.send_all(data)
+            try:
+                await self._stream.send_all(data)
+            except trio.BusyResourceError:  # its body was none: hypercorn ends our side meanwhile
+                raise trio.BrokenResourceError from None
         if deadline.cancelled_caught:
             self.socket.close()
             raise trio.BrokenResourceError

@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ class Port:
     access: Access
     host: Host
     audited: list[Mapping[str, str]]
+    told: list[Mapping[str, Any]]
+    """Its own log."""
 
     @property
     def name(self) -> str:
@@ -97,7 +99,8 @@ async def admin_port_at(host: str = "127.0.0.1", **options: Any) -> AsyncIterato
     access = Access(users, audit=lambda **line: audited.append(line))
     logins = Logins(access)
     operated = Host()
-    bound = AdminPort(listen("127.0.0.1", 0), quiet_log(), Strangers())
+    told: list[Mapping[str, Any]] = []
+    bound = AdminPort(listen("127.0.0.1", 0), quiet_log(told), Strangers())
     gate = Gate(
         admin.application(operated),
         access,
@@ -110,7 +113,7 @@ async def admin_port_at(host: str = "127.0.0.1", **options: Any) -> AsyncIterato
     async with trio.open_nursery() as nursery:
         await nursery.start(logins.run)
         await nursery.start(bound.serve, gate)
-        yield Port(bound, access, operated, audited)
+        yield Port(bound, access, operated, audited, told)
         nursery.cancel_scope.cancel()
 
 
@@ -462,6 +465,34 @@ async def test_a_body_that_is_announced_as_too_large_is_refused_at_once(
 )
 def test_an_announced_length_is_compared_whatever_it_looks_like(length: str, above: bool) -> None:
     assert admin_gate.is_announced_above(100, length) is above
+
+
+@pytest.mark.parametrize("body", ["Content-Length: 9\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\nno\r\n"])
+@pytest.mark.parametrize("head", [f"Authorization: Bearer {TOKEN}\r\n", ""], ids=["login", "none"])
+async def test_a_body_that_breaks_off_or_is_none_is_refused_without_a_word_in_the_log(
+    body: str, head: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hypercorn refuses it, and ends its side while the application answers, too."""
+    async with admin_port_at() as port:
+        start = (
+            f"POST /nowhere HTTP/1.1\r\nHost: {port.name}\r\n{head}Content-Type: application/json\r\n{body}"
+        )
+
+        async def ask() -> None:
+            async with await port.connect() as stream:
+                await stream.send_all(start.encode())
+                await stream.send_eof()
+                with suppress(trio.BrokenResourceError):
+                    async for _ in stream:
+                        pass
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for _ in range(60):
+                    nursery.start_soon(ask)
+            assert (await port.ask("/status", BEARER)).status == 200
+        assert port.told == []
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("large", [17_000, 30_000, 40_000])

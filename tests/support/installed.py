@@ -69,10 +69,12 @@ def look_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "installed", getattr(plugins.installed, "__wrapped__", plugins.installed))
 
 
-def quiet_log() -> structlog.stdlib.BoundLogger:
-    """A logger that nobody hears, and that makes no tracebacks pretty."""
+def quiet_log(told: list[Mapping[str, Any]] | None = None) -> structlog.stdlib.BoundLogger:
+    """A logger that nobody hears but `told`, and that makes no tracebacks pretty."""
 
-    def drop(_: Any, __: str, ___: Any) -> Any:
+    def drop(_: Any, __: str, line: Any) -> Any:
+        if told is not None:
+            told.append(line)
         raise structlog.DropEvent
 
     return cast(structlog.stdlib.BoundLogger, structlog.wrap_logger(None, processors=[drop]))
