@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from brokers import folder_cli, server_cli
 from brokers.flags import ConfigFile, Flag, ServeCommand, port_flags, with_host_flags, with_table_flags
 from brokers.plugins import OBJECT_KINDS
-from shared.cli.app import examples
+from shared.cli.app import examples, protocol_app
 from shared.cli.options import Json
 
 IMPORTED: Mapping[str, tuple[str, str]] = {
@@ -100,15 +100,15 @@ def serve(
 
 
 def _config_app() -> App:
-    app = App(
-        name="config",
-        help="Check settings, show them, or say what they are for.",
-        help_epilogue="Examples:\n\n    brokers config show\n    brokers config check --config brokers.toml\n"
-        "    brokers config explain net.driver",
-        help_format="plaintext",
+    app, command = protocol_app(
+        "config",
+        "Check settings, show them, or say what they are for.",
+        "show",
+        "check --config brokers.toml",
+        "explain net.driver",
     )
 
-    @app.command(help_epilogue="Examples:\n\n    brokers config check --config brokers.toml")
+    @command("check --config brokers.toml")
     def check(*, config: ConfigFile = None) -> str:
         """Read the settings as serving would, and say all that is wrong with them (exit 78).
 
@@ -120,22 +120,15 @@ def _config_app() -> App:
         settings = checked(config)
         return f"{len(settings.shown(human=True))} settings are in order"
 
-    @app.command(
-        help_epilogue="Examples:\n\n    brokers config show --config brokers.toml\n"
-        "    brokers config show --json | jq 'select(.source != \"default\")'"
-    )
+    @command("show --config brokers.toml", "show --json | jq 'select(.source != \"default\")'")
     @with_table_flags
     def show(*, config: ConfigFile = None, json: Json = False) -> Sequence[Any]:
         """List the settings: each with its value, and where that comes from."""
         from brokers.config import as_served
 
-        settings = as_served(config)
-        return settings.shown(human=not json)
+        return as_served(config).shown(human=not json)
 
-    @app.command(
-        help_epilogue="Examples:\n\n    brokers config explain\n    brokers config explain net dms.queues\n"
-        "    brokers config explain --json | jq -r .setting"
-    )
+    @command("explain", "explain net dms.queues", "explain --json | jq -r .setting")
     def explain(
         *settings: Annotated[str, Parameter(help="A setting or a section; without any, all.")],
         json: Json = False,

@@ -2,6 +2,7 @@
 
 import json as json_text
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -60,14 +61,8 @@ def _logs(
     else:
         rows = ()
     behind = {"after": rows[-1]["id"]} if rows else {}
-    return Following(_shown((*rows,), followed(client, "logs", {**query, **behind}), json))
-
-
-def _shown(before: Sequence[Row], rows: Iterator[Row], json: bool) -> Iterator[Any]:
-    for row in before:
-        yield row if json else log_line(row)
-    for row in rows:
-        yield row if json else log_line(row)
+    coming = followed(client, "logs", {**query, **behind})
+    return Following(row if json else log_line(row) for row in chain(rows, coming))
 
 
 trace = App(

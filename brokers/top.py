@@ -393,7 +393,9 @@ def run(client: AdminClient, every_seconds: float) -> None:
 
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, wakes)
-        keys = stack.enter_context(_keys())
+        keys = _Keys()
+        stack.callback(keys.leave)
+        keys.enter()
         stack.enter_context(live)
         stack.enter_context(_signals(live, keys, tell))
         asker.start()
@@ -469,16 +471,6 @@ class _Keys:
             yield text
         else:
             yield from text
-
-
-@contextlib.contextmanager
-def _keys() -> Iterator[_Keys]:
-    keys = _Keys()
-    try:
-        keys.enter()
-        yield keys
-    finally:
-        keys.leave()
 
 
 @contextlib.contextmanager

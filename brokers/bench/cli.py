@@ -1,19 +1,16 @@
 """`brokers bench ...`: one line a benchmark; each is imported when it is run."""
 
-from cyclopts import App
+from shared.cli.app import examples, protocol_app
 
-app = App(
-    name="bench",
-    help="Measure this machine: the network layer, or a protocol's server.",
-    help_epilogue="Examples:\n\n    brokers bench net\n    brokers bench net --json",
-    help_format="plaintext",
+app, _ = protocol_app(
+    "bench", "Measure this machine: the network layer, or a protocol's server.", "net", "net --json"
 )
 
 
-def _add(name: str, help_: str, *examples: str) -> None:
-    """`examples`: what may follow the name."""
-    lines = "".join(f"\n    brokers bench {name}{words}" for words in examples)
-    app.command(f"brokers.bench.{name}:bench", name=name, help=help_, help_epilogue=f"Examples:\n{lines}")
+def _add(name: str, help_: str, *words: str) -> None:
+    """`words`: what may follow the name, in examples."""
+    lines = examples("brokers bench", *(name + each for each in words))
+    app.command(f"brokers.bench.{name}:bench", name=name, help=help_, help_epilogue=lines)
 
 
 _add("floor", "This machine alone: disk, loopback, memory.", "", " --data-dir /srv/brokers --json")

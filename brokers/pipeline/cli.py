@@ -3,21 +3,15 @@
 A command imports what it needs when it is called, so that a list of commands does not wait for Spark.
 """
 
-from cyclopts import App
-
 from brokers.pipeline.jobs import cli as jobs
-from shared.cli.app import examples
+from shared.cli.app import examples, protocol_app
 
-_PREFIX = "brokers pipeline"
-
-app = App(
-    name="pipeline",
-    help="Logs as data: Spark jobs over what passed through (needs the extra spark).",
-    help_epilogue=examples(
-        *(_PREFIX, "doctor", "archive /srv/archive --path /srv/brokers --once"),
-        "report /srv/brokers --to page",
-    ),
-    help_format="plaintext",
+app, command = protocol_app(
+    "pipeline",
+    "Logs as data: Spark jobs over what passed through (needs the extra spark).",
+    "doctor",
+    "archive /srv/archive --path /srv/brokers --once",
+    "report /srv/brokers --to page",
 )
 
 # By module and function: what each does, and examples of it.
@@ -83,9 +77,11 @@ _JOBS = {
 }
 
 for _place, (_help, *_lines) in _LATER.items():
-    _name = _place.partition(":")[2]
     app.command(
-        f"brokers.pipeline.{_place}", name=_name, help=_help, help_epilogue=examples(_PREFIX, *_lines)
+        f"brokers.pipeline.{_place}",
+        name=_place.partition(":")[2],
+        help=_help,
+        help_epilogue=examples("brokers pipeline", *_lines),
     )
 for _verb, _examples in _JOBS.items():
-    app.command(_verb, help_epilogue=examples(_PREFIX, *_examples))
+    command(*_examples)(_verb)

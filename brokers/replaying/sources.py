@@ -138,20 +138,17 @@ class FromTopics:
             view = stack.enter_context(viewing(self.folder))
             logs = {_label(log): log for log in self._logs(view)}
             _check_all_there(left, logs)
-            yield from in_time([self._of(view, logs[name], *span, told) for name, span in left.items()])
+            yield from in_time([_records(view, logs[name], *span, told) for name, span in left.items()])
 
     def _logs(self, view: FolderView) -> Iterator[LogView]:
         for log in view.sorted_logs():
             if log.namespace == TOPICS and fnmatchcase(log.name, self.glob):
                 yield log
 
-    def _of(
-        self, view: FolderView, log: LogView, start: int, stop: int, told: Told
-    ) -> Iterator[SourcedRecord]:
-        name, label = log.name.encode(), _label(log)
-        for offset, time, payload in _payloads(view, log, start, stop, told):
-            end = offset + LENGTH_BYTES + len(payload)
-            yield SourcedRecord(label, offset, time, PastMessage(name, payload), end)
+
+def _records(view: FolderView, log: LogView, start: int, stop: int, told: Told) -> Iterator[SourcedRecord]:
+    for record in _payloads(view, log, start, stop, told):
+        yield SourcedRecord.of_log(_label(log), *record)
 
 
 @attrs.frozen
