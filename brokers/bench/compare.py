@@ -109,7 +109,8 @@ def changes(adapter: Swept, measured: Sequence[tuple[Point, Pairs]]) -> Iterator
             base, ours = (statistics.median(side) for side in zip(*pairs, strict=True))
             mean, noise = judged(each, usual)
             place = (point.size, point.names, point.clients)
-            yield _change(adapter, place, figure, (base, ours), mean, noise, _agree(each))
+            agree = min(each) > 0 or max(each) < 0
+            yield _change(adapter, place, figure, (base, ours), mean, noise, agree)
         if logs:
             # Each point is one measurement: what differs between them is noise of the whole.
             mean, noise = judged([statistics.fmean(each) for each in logs], usual / math.sqrt(len(logs[0])))
@@ -120,10 +121,6 @@ def judged(logs: Sequence[float], usual: float) -> tuple[float, float]:
     """The mean, and three standard errors of it. `usual`: the deviation to suppose at least."""
     own = statistics.stdev(logs) if len(logs) > 1 else 0.0
     return statistics.fmean(logs), ERRORS * max(own, usual) / math.sqrt(len(logs))
-
-
-def _agree(logs: Sequence[float]) -> bool:
-    return min(logs) > 0 or max(logs) < 0
 
 
 def _change(

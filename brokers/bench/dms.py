@@ -107,17 +107,32 @@ def make_queues(address: Address, names: Sequence[str]) -> None:
     with connect(address) as sock:
         requests = [wire.pack(Type.HANDSHAKE, 0, hello(login()))]
         requests += [wire.pack(Type.CREATE_QUEUE, 0, wire.pack_name(name) + OPTIONS) for name in names]
-        data, answered = bytearray(), 0
+        answers = _frames()
         for start in range(0, len(requests), 1000):
-            sock.sendall(b"".join(requests[start : start + 1000]))
-            while answered < min(start + 1000, len(requests)):
-                data += sock.recv(1 << 16) or _closed()
-                frames, at = wire.decode(data)
-                del data[:at]
-                answered += len(frames)
-                for type_, _, status, _, payload in frames:
-                    if type_ == Type.ERROR and status != Status.QUEUE_EXISTS:
-                        raise Refusal(f"the server that was to be measured: {payload.decode()}")
+            some = requests[start : start + 1000]
+            sock.sendall(b"".join(some))
+            left = len(some)
+            while left:
+                left -= answers(sock.recv(1 << 16))
+
+
+def _frames() -> Callable[[bytes], int]:
+    """Count whole frames. What it returns raises Refusal at the end of a connection, and for an error other
+    than that a queue is there already."""
+    data = bytearray()
+
+    def count(received: bytes) -> int:
+        if not received:
+            raise Refusal("the server that was to be measured closed the connection")
+        data.extend(received)
+        frames, at = wire.decode(data)
+        del data[:at]
+        for type_, _, status, _, payload in frames:
+            if type_ == Type.ERROR and status != Status.QUEUE_EXISTS:
+                raise Refusal(f"the server that was to be measured: {payload.decode()}")
+        return len(frames)
+
+    return count
 
 
 def dms_talk(size: int, window: int, queues: Sequence[bytes] = (QUEUE.encode(),)) -> Talk:
@@ -237,21 +252,9 @@ SWEPT = {
 """By the mode whose server and peer it takes."""
 
 
-def _closed() -> bytes:
-    raise Refusal("the server that was to be measured closed the connection")
-
-
 def fill_queue(address: Address, queue: str, size: int, count: int) -> None:
     """Produce so many thousands of messages."""
-    data = bytearray()
-
-    def answers(received: bytes) -> int:
-        data.extend(received)
-        frames, at = wire.decode(data)
-        del data[:at]
-        return len(frames)
-
     with connect(address) as sock:
         sock.sendall(wire.pack(Type.HANDSHAKE, 0, hello(login())))
         sock.recv(1 << 10)
-        fill(sock, answers, wire.pack(Type.PRODUCE, 1, wire.pack_name(queue) + b"x" * size), count)
+        fill(sock, _frames(), wire.pack(Type.PRODUCE, 1, wire.pack_name(queue) + b"x" * size), count)

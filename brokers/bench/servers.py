@@ -91,16 +91,14 @@ def redis_server(folder: Path, _: Address) -> Other:
     return _other("redis-server", lambda port: ("--port", str(port), "--bind", "127.0.0.1", *synced))
 
 
-def beanstalkd(folder: Path, _: Address) -> Other:
+def beanstalkd(_: Path, __: Address, *synced: str) -> Other:
     """In memory."""
-    return _other("beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port)))
+    return _other("beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port), *synced))
 
 
-def synced_beanstalkd(folder: Path, _: Address) -> Other:
+def synced_beanstalkd(folder: Path, own: Address) -> Other:
     """Syncs each answer."""
-    return _other(
-        "beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port), "-b", str(folder), "-f", "0")
-    )
+    return beanstalkd(folder, own, "-b", str(folder), "-f", "0")
 
 
 def nats_server(_: Path, __: Address) -> Other:

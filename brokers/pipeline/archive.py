@@ -19,7 +19,7 @@ import attrs
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.files import Files, LocalFiles
-from brokers.pipeline.archiving.folder import final_files, newest
+from brokers.pipeline.archiving.folder import exists, final_files, newest
 from brokers.pipeline.archiving.manifest import ByteRange, LogState, Manifest
 from shared.local_path import local_path
 
@@ -54,16 +54,11 @@ def committed(files: Files) -> CommittedFiles:
             moving.pop(path, None)
     fresh = [part.fresh_path for part in manifest.hot]
     for path, part in moving.items():  # an archiver moves them at this moment, or died before
-        if _exists(files, part.fresh_path):
+        if exists(files, part.fresh_path):
             fresh.append(part.fresh_path)
-        elif _exists(files, path):
+        elif exists(files, path):
             settled.append(path)
     return CommittedFiles(manifest, settled, fresh)
-
-
-def _exists(files: Files, path: str) -> bool:
-    folder, _, name = path.rpartition("/")
-    return name in files.names(folder)
 
 
 def paths(folder: str | Path) -> list[str]:

@@ -41,7 +41,6 @@ PORTS = {
     8081: "a standalone worker's page",
 }
 _NOT_IN_EXTRA = ("crc32c", "attrs")
-_MODULES = {"attrs": "attr"}
 _UNKNOWN = "of unknown version"
 
 
@@ -137,7 +136,7 @@ def extra() -> dict[str, SpecifierSet]:
 
 def installed(name: str) -> str | None:
     """Return a package's version; None if it cannot be imported."""
-    if importlib.util.find_spec(_MODULES.get(name, name)) is None:
+    if importlib.util.find_spec(name) is None:
         return None
     try:
         return importlib.metadata.version(name)

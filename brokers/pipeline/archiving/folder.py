@@ -182,14 +182,14 @@ class ArchiveFolder:
         fresh = {
             path
             for folder in {_parent(part.fresh_path) for part in self.manifest.moves}
-            for path in _paths(self.files, folder)
+            for path in _below(self.files, folder, depth=0)
         }
         for part in self.manifest.moves:
             if part.fresh_path in fresh:
                 for folder in _folders(part.path):
                     self._make(folder)
                 self.files.rename(part.fresh_path, part.path)
-            elif part.path not in _paths(self.files, _parent(part.path)):
+            elif not exists(self.files, part.path):
                 raise ArchiveDamaged(f"{part.path} was committed, and is not there")
         for folder in {_parent(part.path) for part in self.manifest.moves}:
             self.files.sync_folder(folder)
@@ -257,8 +257,9 @@ def _below(files: Files, folder: str, depth: int = 2) -> Iterator[str]:
             yield f"{folder}/{name}"
 
 
-def _paths(files: Files, folder: str) -> set[str]:
-    return {f"{folder}/{name}" for name in files.names(folder)}
+def exists(files: Files, path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return name in files.names(folder)
 
 
 def _parent(path: str) -> str:

@@ -66,21 +66,18 @@ def logs_of(found: Offered, *, served: bool) -> dict[str, str]:
 
 def offered(name: str | None = None, protocol: str | None = None) -> Sequence[Offered]:
     """Return the tables of that name and protocol; None: of any. Raises NoTable, which lists all tables."""
-    every = [Offered(plugin.name, table) for plugin in plugins.load_all()[0] for table in tables_of(plugin)]
-    found = [each for each in every if name in (None, each.table.name) and protocol in (None, each.protocol)]
+    found = offered_if_any(name, protocol)
     if not found:
         asked = " ".join(filter(None, [protocol, name]))
-        there = ", ".join(f"{each.protocol} {each.table.name}" for each in every)
+        there = ", ".join(f"{each.protocol} {each.table.name}" for each in offered_if_any())
         raise NoTable(f"no protocol has a table {asked}; there are: {there or 'none'}")
     return found
 
 
 def offered_if_any(name: str | None = None, protocol: str | None = None) -> Sequence[Offered]:
     """The same as `offered`, but empty instead of an error where there is none."""
-    try:
-        return offered(name, protocol)
-    except NoTable:
-        return ()
+    every = (Offered(plugin.name, table) for plugin in plugins.load_all()[0] for table in tables_of(plugin))
+    return [each for each in every if name in (None, each.table.name) and protocol in (None, each.protocol)]
 
 
 def with_column(column: str, protocol: str | None = None) -> Sequence[Offered]:

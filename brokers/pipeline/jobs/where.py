@@ -105,7 +105,7 @@ class Where:
             return self.parsed().sources
         return tuple(map(str, self.folders))
 
-    def parsed(self, **more: str) -> "Options":
+    def parsed(self) -> "Options":
         """Return the source's options for all sources. Raises ConfigError."""
         import json
 
@@ -113,7 +113,7 @@ class Where:
 
         folders = {"paths": json.dumps(list(map(str, self.folders)))}
         place = folders if self.servers is None else {"servers": self.servers}
-        return parse({"subscribePattern": ".*", **self.options, **place, **more})
+        return parse({"subscribePattern": ".*", **self.options, **place})
 
     def options_of(self, source: str) -> dict[str, str]:
         """Return the source's options for one of `sources`."""
