@@ -170,7 +170,7 @@ def _wait_visible(data: Path, topic: str, end: int) -> None:
     options = parse({"path": str(data), "subscribe": topic})
     give_up = perf_counter() + _VISIBLE_SECONDS
     while perf_counter() < give_up:
-        with closing(open_place(options, str(data))) as place:
+        with open_place(options, str(data)) as place:
             spot = place.spots(options.topics).get(topic)
             if spot is not None and spot.end >= end:
                 return

@@ -5,7 +5,6 @@ each, or as little as it is asked for.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,7 +34,7 @@ def source() -> type:
             times, values = (self._columns == [name] for name in ("timestamp", "value"))
             most = self._options.max_value_bytes
             for span in spans_of(partition):
-                with closing(open_place(self._options, span.source)) as place:
+                with open_place(self._options, span.source) as place:
                     for chunk in place.chunks(span, rules):
                         data, at = chunk.data, 0
                         for mark in chunk.marks:

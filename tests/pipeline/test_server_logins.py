@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,7 @@ def found(server: Server, url: str = "", **given: str) -> list[str]:
         {"servers": f"{url}{host}:{port}", "subscribe": "orders", "retryTimeoutMs": "50", **given}
     )
     pickle.dumps(options.reach)  # it goes to executors
-    with closing(open_place(options, *options.sources)) as place:
+    with open_place(options, *options.sources) as place:
         return list(place.spots(ORDERS))
 
 

@@ -54,8 +54,8 @@ def test_a_wrong_option_of_reaching_servers_is_named(given: dict[str, str], text
 )
 def test_a_file_that_is_no_good_for_tls_is_named(given: dict[str, str], text: str) -> None:
     chosen = parse({"servers": "a", "subscribe": "t", **given})
-    with pytest.raises(ConfigError, match=text):
-        open_place(chosen, "a")
+    with pytest.raises(ConfigError, match=text), open_place(chosen, "a"):
+        pass
 
 
 @pytest.mark.parametrize(

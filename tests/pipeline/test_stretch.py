@@ -3,7 +3,6 @@
 import json
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def given(place: Callable[[Path], dict[str, str]]) -> Callable[[Path], Given]:
 def at_the_beginning(chosen: Options) -> stream.Offset:
     """The offset of a stream that has read nothing of `orders` yet, and knows it."""
     (source,) = chosen.sources
-    with closing(open_place(chosen, source)) as place:
+    with open_place(chosen, source) as place:
         found = place.spots(chosen.topics)["orders"]
     return {"logs": {source: {"orders": [0, found.id]}}}
 
@@ -87,7 +86,7 @@ def test_a_batch_has_as_many_records_as_fit_and_one_at_least(
     ends = [offset_of(number) for number in range(len(RECORDS) + 1)]
     second, third = [ends.index(mark.offset) for mark in marks(plain)][1:3]
     chosen = given(plain)()
-    with closing(open_place(chosen, *chosen.sources)) as place:
+    with open_place(chosen, *chosen.sources) as place:
         found = place.spots(chosen.topics)["orders"]
         asked, expected = [], []
         for start in (0, 1, second - 1, second, second + 5, len(RECORDS) - 1):

@@ -5,7 +5,7 @@ travels between them: it has options, and nothing open.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from brokers.pipeline.archiving.manifest import LogState, Manifest
 from brokers.pipeline.archiving.plan import Extent
 from brokers.pipeline.source.options import Options
 from brokers.pipeline.source.origin import Origin
-from brokers.pipeline.source.planning import open_place
+from brokers.pipeline.source.planning import open_places
 from brokers.pipeline.source.spans import Span
 from shared.storage import catalog
 from shared.storage.os_disk import OsDisk
@@ -38,11 +38,7 @@ class ArchiveInput:
     @contextmanager
     def look(self) -> Iterator["Look"]:
         """Open the sources as they are now, in the driver."""
-        with ExitStack() as opened:
-            places = {
-                source: opened.enter_context(closing(open_place(self.options, source)))
-                for source in self.options.sources
-            }
+        with open_places(self.options) as places:
             yield Look(self, places)
 
     def batches(self, log: Extent, start: int, stop: int) -> Iterator["pa.RecordBatch"]:

@@ -9,7 +9,6 @@ again after it was deleted.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -62,7 +61,7 @@ class FromLogs:
         options = self.where.parsed()
         found = {}
         for source in options.sources:
-            with closing(open_place(options, source)) as place:
+            with open_place(options, source) as place:
                 for name, spot in place.spots(topics).items():
                     found[f"{source} {name}"] = spot.first, spot.end
         _require(topics, found, ", ".join(options.sources))

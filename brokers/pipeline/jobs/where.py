@@ -5,7 +5,6 @@ readers, are in its data folder alone. If there are several sources, rows have a
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,7 +150,7 @@ def where(
         from brokers.pipeline.source.planning import open_place
 
         for source in parsed.sources:
-            with closing(open_place(parsed, source)) as place:
+            with open_place(parsed, source) as place:
                 place.spots(TopicChoice(names=("any",)))  # asks one small question; any answer is fine
     return found
 

@@ -1,7 +1,7 @@
 """What Spark sees: the format `logmq`, as a batch and as a stream."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from itertools import groupby
 from operator import attrgetter
 from time import monotonic
@@ -32,7 +32,7 @@ from brokers.pipeline.source import origin, planning, pruning, rows, sink, spans
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import Options, Server, parse
 from brokers.pipeline.source.origin import warn
-from brokers.pipeline.source.planning import open_place
+from brokers.pipeline.source.planning import open_place, open_places
 from brokers.pipeline.source.pruning import Wanted
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot, Span
@@ -200,10 +200,7 @@ def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> l
         found = _of_records(options, found, options.max_records)
     sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
     size = spans.SPLIT_BYTES_SPARING if sparing else spans.SPLIT_BYTES
-    with ExitStack() as stack:
-        places = {
-            source: stack.enter_context(closing(open_place(options, source))) for source in options.sources
-        }
+    with open_places(options) as places:
 
         def cut(span: Span, offset: int) -> int:
             return places[span.source].cut(span, offset)
@@ -219,7 +216,7 @@ def _of_records(options: Options, found: Sequence[Span], most: int) -> list[Span
     """Cut spans so that none has more than `most` records."""
     pieces: list[Span] = []
     for source, those in groupby(found, attrgetter("source")):
-        with closing(open_place(options, source)) as place:
+        with open_place(options, source) as place:
             going = [span for span in those if span.length > 0]
             while going:
                 ahead = [

@@ -1,7 +1,7 @@
 """From options to open folders and servers, to offsets, and to the spans that a batch reads."""
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 from brokers.pipeline.source.folder import Folder
@@ -15,10 +15,23 @@ if TYPE_CHECKING:
     from brokers.pipeline.source.pruning import Wanted
 
 
-def open_place(options: Options, source: str) -> Origin:
+@contextmanager
+def open_place(options: Options, source: str) -> Iterator[Origin]:
+    """Open a folder or a server of the options. It is closed in the end."""
+    place: Origin
     if options.servers:
-        return Served(Server.parse(source), options.reach)
-    return Folder(source, options.namespace)
+        place = Served(Server.parse(source), options.reach)
+    else:
+        place = Folder(source, options.namespace)
+    with closing(place):
+        yield place
+
+
+@contextmanager
+def open_places(options: Options) -> Iterator[Mapping[str, Origin]]:
+    """Open all sources of the options at once, by name."""
+    with ExitStack() as opened:
+        yield {source: opened.enter_context(open_place(options, source)) for source in options.sources}
 
 
 def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
@@ -28,7 +41,7 @@ def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
     found: list[Span] = []
     there: set[str] = set()
     for source in options.sources:
-        with closing(open_place(options, source)) as place:
+        with open_place(options, source) as place:
             spots = place.spots(topics)
             there |= spots.keys()
             starts = offsets(place, spots, options.starting, policy)

@@ -1,7 +1,6 @@
 """Reading spans of logs as rows: what each Spark task does."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from itertools import groupby
 from operator import attrgetter
 
@@ -42,7 +41,7 @@ def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]
 def _placed(options: Options, spans: Sequence[Span]) -> Iterator[tuple[Origin, Span]]:
     """Yield each span with its place, which stays open for as long."""
     for source, those in groupby(spans, attrgetter("source")):
-        with closing(open_place(options, source)) as place:
+        with open_place(options, source) as place:
             for span in those:
                 yield place, span
 

@@ -7,7 +7,6 @@ first batch, which Spark keeps in its checkpoint, says what `latest` meant then.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
 from math import ceil
 from typing import Any
 
@@ -16,7 +15,7 @@ import attrs
 from brokers.pipeline.source import planning
 from brokers.pipeline.source.options import Options, folder_id
 from brokers.pipeline.source.origin import LossPolicy, Origin
-from brokers.pipeline.source.planning import open_place
+from brokers.pipeline.source.planning import open_places
 from brokers.pipeline.source.spans import LogSpot, Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.storage.format import LENGTH_BYTES
@@ -63,11 +62,12 @@ class _Part:
 
 def target(options: Options) -> Target:
     """Return what there is now, for a stream that ends there (`availableNow`)."""
-    found: dict[tuple[str, str], LogSpot] = {}
-    for source in options.sources:
-        with closing(open_place(options, source)) as place:
-            found |= {(source, name): spot for name, spot in place.spots(options.topics).items()}
-    return found
+    with open_places(options) as places:
+        return {
+            (source, name): spot
+            for source, place in places.items()
+            for name, spot in place.spots(options.topics).items()
+        }
 
 
 @attrs.frozen
@@ -95,9 +95,8 @@ def planned(
     parts: list[_Part] = []
     for source in (known or {}).keys() - set(options.sources):
         rules.lose(f"{source}, which the stream has read, is not among {', '.join(options.sources)} any more")
-    with ExitStack() as stack:
-        for source in options.sources:
-            place = stack.enter_context(closing(open_place(options, source)))
+    with open_places(options) as places:
+        for source, place in places.items():
             found = place.spots(options.topics)
             if target is not None:
                 found = _within(found, target)
