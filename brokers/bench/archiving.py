@@ -19,8 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
+from brokers.bench.load import Row
 from brokers.bench.processes import cpu_by_process, server_process
 from brokers.bench.servers import serving
 from brokers.errors import Refusal
@@ -39,21 +38,6 @@ _TOPIC = "followed"
 _LATE_SECONDS = 60.0
 
 
-@attrs.frozen
-class FollowRow:
-    """`written`, `archived`: records a second, from the first to the last of each. `median_ms`, `p99_ms`: how
-    old a record was when its commit was done. `*_cpu_us`: processor time for each record."""
-
-    mode: str
-    record_bytes: int
-    written: int
-    archived: int
-    median_ms: int
-    p99_ms: int
-    server_cpu_us: float
-    archive_cpu_us: float
-
-
 def archive(ground: "Ground") -> Iterator[Any]:
     """All that is there, to a new folder each time."""
     for size in ground.records:
@@ -64,7 +48,7 @@ def archive(ground: "Ground") -> Iterator[Any]:
             shutil.rmtree(folder)
 
 
-def follow(ground: "Ground") -> Iterator[FollowRow]:
+def follow(ground: "Ground") -> Iterator[Row]:
     """A live topic, at a steady rate."""
     with ExitStack() as stack:
         place = ground.folder / "followed"
@@ -109,7 +93,7 @@ def _served(stack: ExitStack, place: Path) -> tuple[int, tuple[str, int]]:
 
 def _followed(
     ground: "Ground", feed: "ArchiveInput", folder: Path, server: int, bound: tuple[str, int]
-) -> FollowRow:
+) -> Row:
     from brokers.pipeline.archiving.folder import opened
     from brokers.pipeline.archiving.job import Archiver
 
@@ -134,7 +118,9 @@ def _followed(
     return _row(sent, commits, spent)
 
 
-def _row(sent: list[tuple[float, int]], commits: list[tuple[float, int]], spent: list[float]) -> FollowRow:
+def _row(sent: list[tuple[float, int]], commits: list[tuple[float, int]], spent: list[float]) -> Row:
+    """`written`, `archived`: records a second, from the first to the last of each. `median_ms`, `p99_ms`: how
+    old a record was when its commit was done. `*_cpu_us`: processor time for each record."""
     ages = []
     number = 0
     for at, end in sent:
@@ -145,16 +131,16 @@ def _row(sent: list[tuple[float, int]], commits: list[tuple[float, int]], spent:
         ages.append(commits[number][0] - at)
     ages.sort()
     records = sent[-1][1] // (_SIZE + 4)
-    return FollowRow(
-        mode="follow",
-        record_bytes=_SIZE,
-        written=round(records / (sent[-1][0] - sent[0][0])),
-        archived=round(records / (commits[-1][0] - sent[0][0])),
-        median_ms=round(ages[len(ages) // 2] * 1000),
-        p99_ms=round(ages[len(ages) * 99 // 100] * 1000),
-        server_cpu_us=round(spent[0] / records * 1e6, 2),
-        archive_cpu_us=round(spent[1] / records * 1e6, 2),
-    )
+    return {
+        "mode": "follow",
+        "record_bytes": _SIZE,
+        "written": round(records / (sent[-1][0] - sent[0][0])),
+        "archived": round(records / (commits[-1][0] - sent[0][0])),
+        "median_ms": round(ages[len(ages) // 2] * 1000),
+        "p99_ms": round(ages[len(ages) * 99 // 100] * 1000),
+        "server_cpu_us": round(spent[0] / records * 1e6, 2),
+        "archive_cpu_us": round(spent[1] / records * 1e6, 2),
+    }
 
 
 def _collect(ours: Connection, sent: list[tuple[float, int]], archiver: "Archiver") -> None:

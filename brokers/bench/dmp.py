@@ -24,7 +24,7 @@ import trio
 from pamqp import base, commands
 
 from brokers.bench import bare
-from brokers.bench.load import Address, Case, FanOut, Measured, opened, poured
+from brokers.bench.load import Address, Case, FanOut, Measured, Row, opened, poured
 from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, some
 from brokers.bench.servers import nats_fan_out, nats_server, redis_server, same_server
@@ -44,21 +44,6 @@ EXCHANGE = "bench"
 KEY = b"bench"
 TAG = "t"
 SIZE_MAX = 100_000
-
-
-@attrs.frozen
-class Row:
-    """One case beside one baseline. `ratio`: its rate over the baseline's."""
-
-    mode: str
-    readers: int
-    window: int
-    deliveries_per_second: int
-    megabytes_per_second: float
-    median_us: float
-    p99_us: float
-    baseline: str
-    ratio: float | None
 
 
 def bench(
@@ -86,14 +71,14 @@ def bench(
             best = measured_at(ways, Point(size, 1, count, under_way), seconds, rounds)
             mine = best.pop("dmp")
             rows += [
-                Row(
-                    mode="direct",
-                    readers=count,
-                    window=under_way,
+                {
+                    "mode": "direct",
+                    "readers": count,
+                    "window": under_way,
                     **mine.figures("deliveries_per_second", size),
-                    baseline=name,
-                    ratio=round(mine.rate / theirs.rate, 2),
-                )
+                    "baseline": name,
+                    "ratio": round(mine.rate / theirs.rate, 2),
+                }
                 for name, theirs in best.items()
             ]
             update(done)

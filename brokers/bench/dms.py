@@ -19,7 +19,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from brokers.bench import bare, options
-from brokers.bench.load import Address, Measured, Row, Talk, connect, fill, repeated
+from brokers.bench.load import Address, Measured, Row, Talk, connect, fill, repeated, rows_beside
 from brokers.bench.login import login
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, maybe_none, some
 from brokers.bench.servers import beanstalkd, brokers_server, redis_server, synced_beanstalkd
@@ -85,7 +85,7 @@ def bench(
         with started(_servers(mode, queues), data_dir) as ways:
             for count, under_way in cases[mode]:
                 measured = measured_at(ways, Point(size, 1, count, under_way), seconds, rounds)
-                yield from Row.beside(mode, count, under_way, size, measured)
+                yield from rows_beside(mode, count, under_way, size, measured)
 
     return each(modes, measure)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from brokers.bench import tuples
+from brokers.bench.load import Row
 from brokers.bench.processes import cpu_seconds
 from brokers.bench.servers import serving
 from brokers.errors import Refusal
@@ -37,26 +38,6 @@ PIECE_BYTES = 1 << 20
 _VISIBLE_SECONDS = 60.0
 WARMING_ROUNDS = 3
 """The JVM goes on compiling for some rounds, more than one after another kind of query."""
-
-
-@attrs.frozen
-class Row:
-    """One case beside one baseline.
-
-    `ratio` and `cpu_ratio`: the baseline's time over ours, by the clock and of the processors, so more is
-    always better.
-    """
-
-    mode: str
-    record_bytes: int
-    records: int
-    seconds: float
-    cpu_seconds: float
-    records_per_second: int
-    megabytes_per_second: float
-    baseline: str
-    ratio: float
-    cpu_ratio: float
 
 
 @attrs.frozen
@@ -94,7 +75,11 @@ class Ground:
     def compare(
         self, mode: str, size: int, work: Callable[[], int], others: Mapping[str, Callable[[], int]]
     ) -> Iterator[Row]:
-        """Time the same work done in several ways, in turns. Each returns how many records it has seen."""
+        """Time the same work done in several ways, in turns. Each returns how many records it has seen.
+
+        The ratios are the baseline's time over ours, by the clock and of the processors, so more is always
+        better.
+        """
         ways = {"": work, **others}
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         jvm = int(self.spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
@@ -109,18 +94,18 @@ class Ground:
         middle = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
         (seconds, cpu), records = middle.pop(""), self.records[size]
         for name, (others_seconds, others_cpu) in middle.items():
-            yield Row(
-                mode=mode,
-                record_bytes=size,
-                records=records,
-                seconds=round(seconds, 3),
-                cpu_seconds=round(cpu, 2),
-                records_per_second=round(records / seconds),
-                megabytes_per_second=round(records * size / seconds / 1e6, 1),
-                baseline=name,
-                ratio=round(others_seconds / seconds, 2),
-                cpu_ratio=round(others_cpu / max(cpu, 0.01), 2),
-            )
+            yield {
+                "mode": mode,
+                "record_bytes": size,
+                "records": records,
+                "seconds": round(seconds, 3),
+                "cpu_seconds": round(cpu, 2),
+                "records_per_second": round(records / seconds),
+                "megabytes_per_second": round(records * size / seconds / 1e6, 1),
+                "baseline": name,
+                "ratio": round(others_seconds / seconds, 2),
+                "cpu_ratio": round(others_cpu / max(cpu, 0.01), 2),
+            }
 
 
 @contextmanager

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import attrs
-
 from brokers.bench import bare, options
-from brokers.bench.load import STAMP_BYTES, Case, FanOut, beside, opened, poured, stamped_body
+from brokers.bench.load import STAMP_BYTES, Case, FanOut, Row, beside, opened, poured, stamped_body
 from brokers.bench.login import SAY_FIRST
 from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import nats_fan_out, nats_server
@@ -27,23 +25,6 @@ from shared.cli.options import Json
 Mode = Literal["one", "queues", "fan-out"]
 MODES: tuple[Mode, ...] = ("one", "queues", "fan-out")
 LATENCY_WINDOW = 1000
-
-
-@attrs.frozen
-class Row:
-    """One case beside one baseline. The ratios are of its rate, and of its p99, over the baseline's."""
-
-    mode: str
-    producers: int
-    consumers: int
-    window: int
-    deliveries_per_second: int
-    megabytes_per_second: float
-    median_us: float
-    p99_us: float
-    baseline: str
-    ratio: float | None
-    p99_ratio: float | None
 
 
 def bench(
@@ -80,16 +61,16 @@ def bench(
         with started((_beside_nats(_shared) if mode == "queues" else SWEPT).servers) as ways:
             for point in cases[mode]:
                 best, baseline, ratio, p99_ratio = beside(measured_at(ways, point, seconds, rounds))
-                yield Row(
-                    mode=mode,
-                    producers=point.producers,
-                    consumers=point.clients,
-                    window=point.window,
+                yield {
+                    "mode": mode,
+                    "producers": point.producers,
+                    "consumers": point.clients,
+                    "window": point.window,
                     **best.figures("deliveries_per_second", size),
-                    baseline=baseline,
-                    ratio=ratio,
-                    p99_ratio=p99_ratio,
-                )
+                    "baseline": baseline,
+                    "ratio": ratio,
+                    "p99_ratio": p99_ratio,
+                }
 
     return each(modes, measure)
 

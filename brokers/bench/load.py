@@ -82,55 +82,42 @@ class Measured:
         }
 
 
-@attrs.frozen
-class Row:
-    """One case beside one baseline. `ratio`: its rate over the baseline's; where that is a round trip, the
+Row = Mapping[str, Any]
+"""What a benchmark shows: one case beside one baseline."""
+
+
+def row_of(
+    mode: str,
+    connections: int,
+    window: int,
+    size: int,
+    measured: Measured,
+    baseline: str,
+    ratio: float | None,
+) -> Row:
+    """`size`: bytes of a message. `ratio`: its rate over the baseline's; where that is a round trip, the
     baseline's median over this one's, so more is always better."""
+    return {
+        "mode": mode,
+        "connections": connections,
+        "window": window,
+        **measured.figures("messages_per_second", size),
+        "baseline": baseline,
+        "ratio": None if ratio is None else round(ratio, 2),
+    }
 
-    mode: str
-    connections: int
-    window: int
-    messages_per_second: int
-    megabytes_per_second: float
-    median_us: float
-    p99_us: float
-    baseline: str
-    ratio: float | None
 
-    @classmethod
-    def of(
-        cls,
-        mode: str,
-        connections: int,
-        window: int,
-        size: int,
-        measured: Measured,
-        baseline: str,
-        ratio: float | None,
-    ) -> "Row":
-        """`size`: bytes of a message."""
-        figures = measured.figures("messages_per_second", size)
-        ratio = None if ratio is None else round(ratio, 2)
-        return cls(mode, connections, window, **figures, baseline=baseline, ratio=ratio)
-
-    @classmethod
-    def beside(
-        cls,
-        mode: str,
-        connections: int,
-        window: int,
-        size: int,
-        measured: Mapping[str, Measured],
-        *trips: str,
-    ) -> "Iterator[Row]":
-        """The first of `measured` beside each other; alone, where there is none. `trips`: the others that are
-        round trips."""
-        (_, best), *others = measured.items()
-        for name, other in others:
-            ratio = other.median_us / best.median_us if name in trips else best.rate / other.rate
-            yield cls.of(mode, connections, window, size, best, name, ratio)
-        if not others:
-            yield cls.of(mode, connections, window, size, best, "-", None)
+def rows_beside(
+    mode: str, connections: int, window: int, size: int, measured: Mapping[str, Measured], *trips: str
+) -> Iterator[Row]:
+    """The first of `measured` beside each other; alone, where there is none. `trips`: the others that are
+    round trips."""
+    (_, best), *others = measured.items()
+    for name, other in others:
+        ratio = other.median_us / best.median_us if name in trips else best.rate / other.rate
+        yield row_of(mode, connections, window, size, best, name, ratio)
+    if not others:
+        yield row_of(mode, connections, window, size, best, "-", None)
 
 
 @attrs.frozen

@@ -40,6 +40,8 @@ from brokers.bench.load import (
     in_turns,
     lines,
     middle,
+    row_of,
+    rows_beside,
     run,
 )
 from brokers.bench.login import SAY_FIRST
@@ -117,7 +119,7 @@ def _produce(
         for count, under_way in ((1, 1), (connections, window)):
             chosen = {name: way for name, way in ways.items() if count == 1 or name not in alone}
             found = measured_at(chosen, Point(size, 1, count, under_way), seconds, rounds)
-            yield from Row.beside("produce", count, under_way, size, found, *alone)
+            yield from rows_beside("produce", count, under_way, size, found, *alone)
 
 
 def _topics(
@@ -128,7 +130,7 @@ def _topics(
     ways = {name: partial(SWEPT.load, address, point, seconds) for name, point in points.items()}
     found = in_turns(rounds, ways)
     for measured in found.values():
-        yield Row.of("topics", topics, window, size, measured, "one", measured.rate / found["one"].rate)
+        yield row_of("topics", topics, window, size, measured, "one", measured.rate / found["one"].rate)
 
 
 def _checkpoint(folder: Path, size: int, topics: int, seconds: float, rounds: int) -> Iterator[Row]:
@@ -151,7 +153,7 @@ def _checkpoint(folder: Path, size: int, topics: int, seconds: float, rounds: in
             way(point, seconds)  # makes the topics
         found = measured_at(ways, point, seconds, rounds)
     amid, quiet = found["checkpoint"], found["quiet"]
-    yield Row.of("checkpoint", count, 1, size, amid, "quiet", quiet.p99_us / amid.p99_us)
+    yield row_of("checkpoint", count, 1, size, amid, "quiet", quiet.p99_us / amid.p99_us)
 
 
 def _consume(
@@ -218,7 +220,7 @@ def _beside_the_first(
     for count, window in cases:
         measured = middle([measure(count, window) for _ in range(rounds)])
         one = one or measured
-        yield Row.of(mode, count, window, size, measured, "one", measured.rate / one.rate)
+        yield row_of(mode, count, window, size, measured, "one", measured.rate / one.rate)
 
 
 def _xadd(stream: bytes, body: bytes) -> bytes:

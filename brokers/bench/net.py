@@ -10,7 +10,7 @@ import select
 import socket
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter_ns
@@ -20,7 +20,7 @@ import attrs
 import structlog
 import trio
 
-from brokers.bench.load import Measured, MeasuredSpan, in_turns, middle
+from brokers.bench.load import Measured, MeasuredSpan, Row, in_turns, middle
 from brokers.bench.options import Rounds, Seconds, maybe_none, some
 from brokers.bench.processes import helper, processor_seconds, resident_bytes
 from shared.cli.options import Json
@@ -37,34 +37,6 @@ Driver = Literal["poll", "task"]
 DRIVERS: tuple[Driver, ...] = ("poll", "task")
 
 
-@attrs.frozen
-class EchoRow:
-    """One driver with so many clients. `ratio`: of its rate to that of a task for each connection.
-
-    `cpu_us_per_request`: of the server's process (None where the system does not say): the figure that a
-    noisy machine disturbs least.
-    """
-
-    driver: Driver
-    clients: int
-    requests_per_second: int
-    round_trip_median_us: float
-    round_trip_p99_us: float
-    cpu_us_per_request: float | None
-    ratio: float
-
-
-@attrs.frozen
-class IdleRow:
-    """What idle connections cost: memory of the server's process, and the round trip of one busy client."""
-
-    driver: Driver
-    idle_connections: int
-    bytes_each: int
-    round_trip_p99_us: float
-    round_trip_p99_us_without: float
-
-
 def bench(
     *,
     clients: Annotated[int, some("Clients in a closed loop; one alone is measured too.")] = 50,
@@ -72,7 +44,7 @@ def bench(
     rounds: Rounds = 3,
     idle: Annotated[int, maybe_none("Measure so many idle connections instead.")] = 0,
     json: Json = False,
-) -> Sequence[EchoRow] | Sequence[IdleRow]:
+) -> list[Row]:
     """Measure the poll driver against a task for each connection.
 
     An echo of 100 bytes, without a protocol or a disk: what a connection and a
@@ -83,9 +55,10 @@ def bench(
     return run(clients=clients, seconds=seconds, rounds=rounds)
 
 
-def run(*, clients: int = 50, seconds: float = 1.0, rounds: int = 3) -> list[EchoRow]:
-    """A row for each driver with `clients`, then for each with one."""
-    rows = []
+def run(*, clients: int = 50, seconds: float = 1.0, rounds: int = 3) -> list[Row]:
+    """A row for each driver with `clients`, then for each with one. `ratio`: of its rate to that of a task
+    for each connection."""
+    rows: list[Row] = []
     with serving("poll") as poll, serving("task") as task:
         for count in (clients, 1):
             ways = {
@@ -96,21 +69,24 @@ def run(*, clients: int = 50, seconds: float = 1.0, rounds: int = 3) -> list[Ech
             for driver in DRIVERS:
                 load = best[driver]
                 rows.append(
-                    EchoRow(
-                        driver=driver,
-                        clients=count,
-                        requests_per_second=round(load.rate),
-                        round_trip_median_us=round(load.median_us, 1),
-                        round_trip_p99_us=round(load.p99_us, 1),
-                        cpu_us_per_request=load.cpu_us and round(load.cpu_us, 2),
-                        ratio=round(load.rate / best["task"].rate, 2),
-                    )
+                    {
+                        "driver": driver,
+                        "clients": count,
+                        "requests_per_second": round(load.rate),
+                        "round_trip_median_us": round(load.median_us, 1),
+                        "round_trip_p99_us": round(load.p99_us, 1),
+                        # Of the server's process (None where the system does not say): the figure that a
+                        # noisy machine disturbs least.
+                        "cpu_us_per_request": load.cpu_us and round(load.cpu_us, 2),
+                        "ratio": round(load.rate / best["task"].rate, 2),
+                    }
                 )
     return rows
 
 
-def measure_idle(driver: Driver, count: int, seconds: float) -> IdleRow:
-    """Open `count` connections that stay silent, beside one that is busy."""
+def measure_idle(driver: Driver, count: int, seconds: float) -> Row:
+    """Open `count` connections that stay silent, beside one that is busy: memory of the server's process for
+    each, and the round trip of the busy one."""
     raise_file_limit()
     with serving(driver) as server:
         before = middle([_load(server, 1, seconds) for _ in range(3)])
@@ -128,13 +104,13 @@ def measure_idle(driver: Driver, count: int, seconds: float) -> IdleRow:
         finally:
             for sock in idle:
                 sock.close()
-    return IdleRow(
-        driver,
-        count,
-        round((bytes_after - bytes_before) / count),
-        round(beside.p99_us, 1),
-        round(before.p99_us, 1),
-    )
+    return {
+        "driver": driver,
+        "idle_connections": count,
+        "bytes_each": round((bytes_after - bytes_before) / count),
+        "round_trip_p99_us": round(beside.p99_us, 1),
+        "round_trip_p99_us_without": round(before.p99_us, 1),
+    }
 
 
 def _load(server: "_Server", clients: int, seconds: float) -> Measured:

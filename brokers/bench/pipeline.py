@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from brokers.bench import archiving, tuples
-from brokers.bench.ground import KEY_LETTERS, Ground, Row, prepared
+from brokers.bench.ground import KEY_LETTERS, Ground, prepared
+from brokers.bench.load import Row
 from brokers.bench.options import MODES as MODES_PARAMETER
 from brokers.bench.options import SEVERAL, DataDir, Rounds, each, some
 from brokers.errors import ExitCode, Refusal

@@ -23,7 +23,7 @@ import attrs
 from brokers import control
 from brokers.bench import bare, options
 from brokers.bench.datagrams import bare_receiver, flood
-from brokers.bench.load import STAMP_BYTES, Case, FanOut, beside, stamped_body, thrown_away
+from brokers.bench.load import STAMP_BYTES, Case, FanOut, Row, beside, stamped_body, thrown_away
 from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import brokers_server, mosquitto, serving
@@ -54,27 +54,6 @@ IN_MQTT = (b"hall/+/temperature", b"+/+/temperature", b"hall/#", b"hall/+/+")
 QUIET_SECONDS = 0.1
 PATIENCE_SECONDS = 30.0
 SIZE_MAX = wire.PAYLOAD_BYTES_MAX
-
-
-@attrs.frozen
-class Row:
-    """One case beside one baseline. `per_second`: deliveries to all subscribers, or datagrams taken in.
-
-    `dropped_percent`: datagrams that the system dropped, of those that were sent. The ratios are of the rate,
-    and of its p99, over the baseline's.
-    """
-
-    mode: str
-    subscribers: int
-    matching: int
-    per_second: int
-    median_us: float | None
-    p99_us: float | None
-    dropped_percent: float | None
-    baseline: str
-    ratio: float | None
-    p99_ratio: float | None
-    baseline_dropped_percent: float | None
 
 
 def bench(
@@ -114,19 +93,19 @@ def bench(
         with started(servers) as ways:
             measured = measured_at(ways, Point(size, 1, matching, window), seconds, rounds)
             ours, baseline, ratio, p99_ratio = beside(measured)
-            yield Row(
-                mode="fan-out",
-                subscribers=subscribers,
-                matching=matching,
-                per_second=round(ours.rate),
-                median_us=round(ours.median_us, 1),
-                p99_us=round(ours.p99_us, 1),
-                dropped_percent=None,
-                baseline=baseline,
-                ratio=ratio,
-                p99_ratio=p99_ratio,
-                baseline_dropped_percent=None,
-            )
+            yield {
+                "mode": "fan-out",
+                "subscribers": subscribers,
+                "matching": matching,
+                "per_second": round(ours.rate),
+                "median_us": round(ours.median_us, 1),
+                "p99_us": round(ours.p99_us, 1),
+                "dropped_percent": None,
+                "baseline": baseline,
+                "ratio": ratio,
+                "p99_ratio": p99_ratio,
+                "baseline_dropped_percent": None,
+            }
 
     return each(modes, measure)
 
@@ -255,19 +234,19 @@ def _intake(size: int, rate: int, seconds: float, rounds: int) -> Row:
             with bare_receiver() as (where, received):
                 bare.append(flooded(where, datagram, rate, seconds, received))
     here, there = (sorted(found, key=lambda each: each.rate)[rounds // 2] for found in (ours, bare))
-    return Row(
-        mode="intake",
-        subscribers=1,
-        matching=1,
-        per_second=round(here.rate),
-        median_us=None,
-        p99_us=None,
-        dropped_percent=round(here.dropped, 3),
-        baseline="recvfrom",
-        ratio=round(here.rate / there.rate, 2),
-        p99_ratio=None,
-        baseline_dropped_percent=round(there.dropped, 3),
-    )
+    return {
+        "mode": "intake",
+        "subscribers": 1,
+        "matching": 1,
+        "per_second": round(here.rate),  # taken in
+        "median_us": None,
+        "p99_us": None,
+        "dropped_percent": round(here.dropped, 3),  # by the system, of those that were sent
+        "baseline": "recvfrom",
+        "ratio": round(here.rate / there.rate, 2),
+        "p99_ratio": None,
+        "baseline_dropped_percent": round(there.dropped, 3),
+    }
 
 
 def flooded(

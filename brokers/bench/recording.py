@@ -22,7 +22,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.bench import dmp, kqmsgq, pubsub
-from brokers.bench.load import Case
+from brokers.bench.load import Case, Row
 from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, Size, each, some
 from brokers.bench.processes import processor_seconds, server_process
 from brokers.bench.pubsub import counter
@@ -43,33 +43,6 @@ DISK_SECONDS = 0.5
 PIECE_BYTES = 4 << 20
 _KEPT_BYTES = 1 << 50
 """Retention would take away what is to be counted."""
-
-
-@attrs.frozen
-class Row:
-    """One protocol, recorded, beside itself. `ratio`: its rate over the baseline's; `cpu_ratio`: the server's
-    processor time for a message over the baseline's (None where the system does not say).
-
-    Of all messages that passed, by what the log holds: `recorded_percent` stand in it, `gap_percent` are
-    marked as missing. `unaccounted`: neither; 0, unless something is broken. `disk_megabytes_per_second`:
-    what a bare loop that appends and syncs as recording does writes in the same folder, between the rounds.
-    """
-
-    protocol: str
-    message_bytes: int
-    durability: str
-    messages_per_second: int
-    recorded_megabytes_per_second: float
-    cpu_us: float | None
-    baseline: str
-    baseline_per_second: int
-    baseline_cpu_us: float | None
-    ratio: float
-    cpu_ratio: float | None
-    recorded_percent: float
-    gap_percent: float
-    unaccounted: int
-    disk_megabytes_per_second: float
 
 
 @attrs.frozen
@@ -123,6 +96,13 @@ def bench(
 def _beside(
     protocol: str, case: Case, folder: Path, size: int, durability: str, seconds: float, rounds: int
 ) -> Row:
+    """One protocol, recorded, beside itself. `ratio`: its rate over the baseline's; `cpu_ratio`: the server's
+    processor time for a message over the baseline's (None where the system does not say).
+
+    Of all messages that passed, by what the log holds: `recorded_percent` stand in it, `gap_percent` are
+    marked as missing. `unaccounted`: neither; 0, unless something is broken. `disk_megabytes_per_second`:
+    what a bare loop that appends and syncs as recording does writes in the same folder, between the rounds.
+    """
     settings = {
         "BROKERS_RECORD_PROTOCOLS": protocol,
         "BROKERS_RECORD_DURABILITY": durability,
@@ -145,25 +125,24 @@ def _beside(
     ours, theirs = found[recorded], found[plain]
     rate, base = (median(each.rate for each in rounds) for rounds in (ours, theirs))
     cpu, base_cpu = _cpu(ours), _cpu(theirs)
-    return Row(
-        protocol=protocol,
-        message_bytes=size,
-        durability=durability,
-        messages_per_second=round(rate),
-        recorded_megabytes_per_second=round(
-            rate * case.frame_bytes * counted.messages / max(passed, 1) / 1e6, 1
-        ),
-        cpu_us=cpu,
-        baseline=BASELINE,
-        baseline_per_second=round(base),
-        baseline_cpu_us=base_cpu,
-        ratio=round(median(one.rate / other.rate for one, other in zip(ours, theirs, strict=True)), 2),
-        cpu_ratio=None if cpu is None or not base_cpu else round(cpu / base_cpu, 2),
-        recorded_percent=round(100 * counted.messages / max(passed, 1), 2),
-        gap_percent=round(100 * counted.missing / max(passed, 1), 2),
-        unaccounted=abs(passed - counted.messages - counted.missing) + counted.wrong,
-        disk_megabytes_per_second=round(median(disk) / 1e6, 1),
-    )
+    written = counted.messages / max(passed, 1)
+    return {
+        "protocol": protocol,
+        "message_bytes": size,
+        "durability": durability,
+        "messages_per_second": round(rate),
+        "recorded_megabytes_per_second": round(rate * case.frame_bytes * written / 1e6, 1),
+        "cpu_us": cpu,
+        "baseline": BASELINE,
+        "baseline_per_second": round(base),
+        "baseline_cpu_us": base_cpu,
+        "ratio": round(median(one.rate / other.rate for one, other in zip(ours, theirs, strict=True)), 2),
+        "cpu_ratio": None if cpu is None or not base_cpu else round(cpu / base_cpu, 2),
+        "recorded_percent": round(100 * written, 2),
+        "gap_percent": round(100 * counted.missing / max(passed, 1), 2),
+        "unaccounted": abs(passed - counted.messages - counted.missing) + counted.wrong,
+        "disk_megabytes_per_second": round(median(disk) / 1e6, 1),
+    }
 
 
 def _round(case: Case, address: tuple[str, int], data: Path, seconds: float) -> _Round:

@@ -123,7 +123,7 @@ def test_every_mode_gives_rows_beside_a_named_baseline(protocol: str, tmp_path: 
     bench, arguments, cases, baselines = PROTOCOLS[protocol]
     if protocol in ("logmq", "dms"):
         arguments = arguments | {"data_dir": tmp_path}
-    rows = [json.loads(json.dumps(attrs.asdict(row))) for row in bench(**arguments, **ROUND)]
+    rows = [json.loads(json.dumps(row)) for row in bench(**arguments, **ROUND)]
     # Rows of the same case follow each other, one for each baseline that is installed.
     found = [tuple(row.values())[: len(cases[0])] for row in rows]
     assert list(dict.fromkeys(found)) == list(dict.fromkeys(cases))
@@ -146,7 +146,7 @@ def test_every_mode_gives_rows_beside_a_named_baseline(protocol: str, tmp_path: 
 @pytest.mark.usefixtures("_short")
 def test_the_smallest_message_is_measured_as_any_other() -> None:
     rows = logmq.bench(modes=("tail",), size=24, window=4, readers=2, **ROUND)
-    assert [(row.connections, row.baseline) for row in rows] == [(1, "one"), (2, "one")]
+    assert [(row["connections"], row["baseline"]) for row in rows] == [(1, "one"), (2, "one")]
     assert kqmsgq.bench(modes=("one",), size=28, window=4, **ROUND)
 
 
@@ -632,22 +632,23 @@ def test_the_floor_of_a_closed_loop_is_a_sync_and_a_round_trip(
 
 def test_both_drivers_are_measured_with_many_clients_and_with_one() -> None:
     rows = net.run(clients=5, seconds=0.05, rounds=1)
-    assert [(row.driver, row.clients) for row in rows] == [("poll", 5), ("task", 5), ("poll", 1), ("task", 1)]
+    found = [(row["driver"], row["clients"]) for row in rows]
+    assert found == [("poll", 5), ("task", 5), ("poll", 1), ("task", 1)]
     for row in rows:
-        assert json.loads(json.dumps(attrs.asdict(row)))["driver"] == row.driver
-        assert row.requests_per_second > 0
-        assert 0 < row.round_trip_median_us <= row.round_trip_p99_us
-    assert rows[1].ratio == rows[3].ratio == 1
-    assert rows[0].ratio == pytest.approx(
-        rows[0].requests_per_second / rows[1].requests_per_second, abs=0.01, rel=0.05
+        assert json.loads(json.dumps(row)) == row
+        assert row["requests_per_second"] > 0
+        assert 0 < row["round_trip_median_us"] <= row["round_trip_p99_us"]
+    assert rows[1]["ratio"] == rows[3]["ratio"] == 1
+    assert rows[0]["ratio"] == pytest.approx(
+        rows[0]["requests_per_second"] / rows[1]["requests_per_second"], abs=0.01, rel=0.05
     )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_idle_connections_are_weighed() -> None:
     row = net.measure_idle("poll", 200, 0.05)
-    assert row.idle_connections == 200
-    assert 0 < row.bytes_each < 10_240, "PROMISES: under 10 KiB each"
+    assert row["idle_connections"] == 200
+    assert 0 < row["bytes_each"] < 10_240, "PROMISES: under 10 KiB each"
 
 
 @pytest.mark.usefixtures("_short")
@@ -655,13 +656,13 @@ def test_each_protocol_gives_a_row_beside_itself_and_no_message_is_unaccounted_f
     rows = recording.bench(
         protocols=("kqmsgq", "pubsub"), size=50, rate=2000, seconds=0.05, rounds=1, data_dir=tmp_path
     )
-    assert [row.protocol for row in rows] == ["kqmsgq", "pubsub"]
+    assert [row["protocol"] for row in rows] == ["kqmsgq", "pubsub"]
     for row in rows:
-        assert (row.message_bytes, row.durability, row.baseline) == (50, "interval", recording.BASELINE)
-        assert min(row.messages_per_second, row.baseline_per_second, row.ratio) > 0
-        assert row.recorded_percent + row.gap_percent == pytest.approx(100, abs=0.02)
-        assert row.unaccounted == 0
-        assert row.disk_megabytes_per_second > 0
+        assert (row["message_bytes"], row["durability"]) == (50, "interval")
+        assert min(row["messages_per_second"], row["baseline_per_second"], row["ratio"]) > 0
+        assert row["recorded_percent"] + row["gap_percent"] == pytest.approx(100, abs=0.02)
+        assert (row["unaccounted"], row["baseline"]) == (0, recording.BASELINE)
+        assert row["disk_megabytes_per_second"] > 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -26,7 +26,7 @@ def test_every_case_gives_rows_beside_its_baselines(
         lines = ground.lines(tmp_path, 200).read_bytes().splitlines()
         assert len(lines) == len(set(lines)) == 500
         assert {len(line) for line in lines} == {200}
-    assert [(row.mode, row.baseline) for row in rows] == [
+    assert [(row["mode"], row["baseline"]) for row in rows] == [
         ("count", "tuples"),
         ("count", "lean"),
         ("count", "text"),
@@ -41,12 +41,11 @@ def test_every_case_gives_rows_beside_its_baselines(
         ("archive", "parquet"),
     ]
     for row in rows:
-        assert (row.record_bytes, row.records) == (200, 500)
-        assert row.seconds > 0
-        assert row.ratio > 0
-    assert followed.mode == "follow"
-    assert min(followed.written, followed.archived, followed.median_ms) > 0
-    assert min(followed.server_cpu_us, followed.archive_cpu_us) > 0
+        assert (row["record_bytes"], row["records"]) == (200, 500)
+        assert row["seconds"] > 0
+        assert row["ratio"] > 0
+    assert followed.pop("mode") == "follow"
+    assert min(followed.values()) > 0
 
 
 def test_a_way_that_misses_records_is_no_figure(spark: "SparkSession", tmp_path: Path) -> None:
