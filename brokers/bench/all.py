@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from brokers.bench import dmp, dms, kqmsgq, logmq, pubsub
+from brokers.bench.load import Row
 from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, some
-from brokers.bench.sweep import Clients, Names, Row, Sizes, Sweep, Swept, swept
+from brokers.bench.sweep import Clients, Names, Sizes, Sweep, Swept, swept
 from shared.cli.options import Json, a_path
 
 Protocol = Literal["logmq", "dms", "kqmsgq", "pubsub", "dmp"]

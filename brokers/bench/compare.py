@@ -17,7 +17,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.bench.all import ADAPTERS, PROTOCOLS, Protocol
-from brokers.bench.load import Measured
+from brokers.bench.load import Measured, Row
 from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, some
 from brokers.bench.servers import brokers_server
 from brokers.bench.sweep import Clients, Names, Point, Sizes, Sweep, Swept, rounds_at
@@ -27,24 +27,6 @@ from shared.cli.progress import progress
 FIGURES = ("rate", "median_us", "p99_us", "cpu_us")
 BASE = "base"
 ERRORS = 3.0
-
-
-@attrs.frozen
-class Comparison:
-    """A figure at a point: the middle rounds of both, how much larger ours is, and the noise of that. Size,
-    names and clients are empty for all points of a mode together."""
-
-    protocol: str
-    mode: str
-    size: int | None
-    names: int | None
-    clients: int | None
-    figure: str
-    base: float | None
-    ours: float | None
-    change_percent: float
-    noise_percent: float
-    beyond_noise: bool
 
 
 def bench(
@@ -66,7 +48,7 @@ def bench(
     rounds: Rounds = 5,
     data_dir: DataDir = None,
     json: Json = False,
-) -> list[Comparison]:
+) -> list[Row]:
     """Compare this environment's servers with another's.
 
     Both get the same load in turns. Shows what changed beyond the noise of the rounds,
@@ -87,14 +69,14 @@ def bench(
             found.setdefault(f"{adapter.protocol} {adapter.mode}", []).append((point, pairs))
             update(done)
     rows = [row for mode, measured in found.items() for row in changes(by_mode[mode], measured)]
-    return [row for row in rows if all_figures or row.beyond_noise or row.size is None]
+    return [row for row in rows if all_figures or row["beyond_noise"] or row["size"] is None]
 
 
 Pairs = Sequence[tuple[Measured | None, Measured | None]]
 """Each round: of the base, and ours."""
 
 
-def changes(adapter: Swept, measured: Sequence[tuple[Point, Pairs]]) -> Iterator[Comparison]:
+def changes(adapter: Swept, measured: Sequence[tuple[Point, Pairs]]) -> Iterator[Row]:
     """Of each figure: every point, then all together."""
     for figure in FIGURES:
         known: list[tuple[Point, list[tuple[float, float]]]] = []
@@ -131,10 +113,19 @@ def _change(
     mean: float,
     noise: float,
     agree: bool,
-) -> Comparison:
+) -> Row:
+    """A figure at a point: the middle rounds of both, how much larger ours is, and the noise of that. Size,
+    names and clients are empty for all points of a mode together."""
     base, ours = (None if value is None else round(value, 2) for value in middle)
     percent, about = 100 * math.expm1(mean), 100 * math.expm1(min(noise, 10.0))
-    beyond = agree and abs(mean) > noise
-    return Comparison(
-        adapter.protocol, adapter.mode, *place, figure, base, ours, round(percent, 1), round(about, 1), beyond
-    )
+    return {
+        "protocol": adapter.protocol,
+        "mode": adapter.mode,
+        **dict(zip(("size", "names", "clients"), place, strict=True)),
+        "figure": figure,
+        "base": base,
+        "ours": ours,
+        "change_percent": round(percent, 1),
+        "noise_percent": round(about, 1),
+        "beyond_noise": agree and abs(mean) > noise,
+    }

@@ -14,12 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from brokers.bench.load import Row
 from shared.units import readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from brokers.bench.sweep import Row
 
 # Okabe and Ito's colours, which people who do not tell red from green can tell apart.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442")
@@ -34,23 +33,22 @@ _TITLE = "Messages a second, as a ratio to another server's under the same load 
 _HINT = "A bar up is ahead of that server, a bar down behind it: 2 is twice its rate, 0.5 is half."
 
 
-def draw(rows: Iterable["Row"]) -> bytes:
+def draw(rows: Iterable[Row]) -> bytes:
     """The PNG."""
     held = io.BytesIO()
     figure_of(rows).savefig(held, format="png", dpi=100)
     return held.getvalue()
 
 
-def figure_of(rows: Iterable["Row"]) -> Figure:
+def figure_of(rows: Iterable[Row]) -> Figure:
     """Of the rows that have a peer; where none has one, of all."""
     all_rows = list(rows)
-    shown = [row for row in all_rows if row.ratio] or all_rows
+    shown = [row for row in all_rows if row["ratio"]] or all_rows
     by_panel: dict[tuple[str, str, str], dict[int, list[Row]]] = {}
     for row in shown:
-        by_panel.setdefault((row.protocol, row.mode, row.baseline), {}).setdefault(row.size, []).append(row)
-    sizes, names, clients = (
-        sorted({getattr(row, each) for row in shown}) for each in ("size", "names", "clients")
-    )
+        panel = row["protocol"], row["mode"], row["baseline"]
+        by_panel.setdefault(panel, {}).setdefault(row["size"], []).append(row)
+    sizes, names, clients = (sorted({row[each] for row in shown}) for each in ("size", "names", "clients"))
     wide = max((0.3 * len(names) * len(clients) + 0.5) * len(sizes) + 0.9, _WIDTH)
     figure = Figure(figsize=(wide, 1.35 * len(by_panel) + 1.3), layout="constrained")
     FigureCanvasAgg(figure)
@@ -81,21 +79,21 @@ def _number(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}"
 
 
-def _panel(axes: "Axes", rows: Iterable["Row"], names: Sequence[int], clients: Sequence[int]) -> None:
+def _panel(axes: "Axes", rows: Iterable[Row], names: Sequence[int], clients: Sequence[int]) -> None:
     width = _BARS_WIDTH / len(names)
     ends = [0.5, 2.0]
     for row in rows:
-        if not row.ratio:
+        if not row["ratio"]:
             continue
-        at = names.index(row.names)
-        middle = clients.index(row.clients) - _BARS_WIDTH / 2 + width * (at + 0.5)
-        axes.bar(middle, row.ratio - 1, width * 0.9, bottom=1, color=_colour(at))
+        at = names.index(row["names"])
+        middle = clients.index(row["clients"]) - _BARS_WIDTH / 2 + width * (at + 0.5)
+        axes.bar(middle, row["ratio"] - 1, width * 0.9, bottom=1, color=_colour(at))
         axes.text(
-            middle, 0.03, _number(row.ratio), transform=axes.get_xaxis_transform(), ha="center", fontsize=7
+            middle, 0.03, _number(row["ratio"]), transform=axes.get_xaxis_transform(), ha="center", fontsize=7
         )
-        ends.append(row.ratio)
-        if row.floor_ratio:
-            floor = row.ratio / row.floor_ratio
+        ends.append(row["ratio"])
+        if row["floor_ratio"]:
+            floor = row["ratio"] / row["floor_ratio"]
             axes.hlines(floor, middle - width / 2, middle + width / 2, color="black", linewidth=2)
             ends.append(floor)
     axes.set_yscale("log")

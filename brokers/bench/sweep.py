@@ -23,7 +23,18 @@ from typing import Annotated, Any
 import attrs
 from cyclopts import Parameter
 
-from brokers.bench.load import Address, FanOut, Measured, Talk, fan_out, in_turns, middle, run, taken_in_turns
+from brokers.bench.load import (
+    Address,
+    FanOut,
+    Measured,
+    Row,
+    Talk,
+    fan_out,
+    in_turns,
+    middle,
+    run,
+    taken_in_turns,
+)
 from brokers.bench.options import SEVERAL
 from brokers.bench.processes import processor_seconds, server_process
 from brokers.bench.servers import Start, brokers_server
@@ -159,30 +170,6 @@ class Swept:
         ]
 
 
-@attrs.frozen
-class Row:
-    """A point beside one peer. `ratio`, `median_ratio`, `p99_ratio`: ours over the peer's, so of the last two
-    less is better. `floor_ratio`: our rate over that of a server without a broker, which does the same reads,
-    syncs and sends. Empty: a server did not manage this point, or no peer is installed."""
-
-    protocol: str
-    mode: str
-    size: int
-    names: int
-    clients: int
-    window: int
-    messages_per_second: int | None
-    median_us: float | None
-    p99_us: float | None
-    cpu_us: float | None
-    load_percent: int | None
-    baseline: str
-    ratio: float | None
-    median_ratio: float | None
-    p99_ratio: float | None
-    floor_ratio: float | None
-
-
 def swept(
     adapters: Sequence[Swept],
     sweep: Sweep,
@@ -281,25 +268,30 @@ def rounds_at(
 def beside_peers(
     adapter: Swept, point: Point, found: Mapping[str, Sequence[Measured | None]]
 ) -> Iterator[Row]:
-    """A row for each peer, of the middle rounds."""
+    """A row for each peer, of the middle rounds.
+
+    `ratio`, `median_ratio`, `p99_ratio`: ours over the peer's, so of the last two less is better.
+    `floor_ratio`: our rate over that of a server without a broker, which does the same reads, syncs and
+    sends. Empty: a server did not manage this point, or no peer is installed.
+    """
     best = {name: _middle(rounds) for name, rounds in found.items()}
     ours, floor = best.pop(adapter.protocol), best.pop(FLOOR, None)
     for name, theirs in best.items() or [("-", None)]:
-        yield Row(
-            adapter.protocol,
-            adapter.mode,
+        yield {
+            "protocol": adapter.protocol,
+            "mode": adapter.mode,
             **attrs.asdict(point),
-            messages_per_second=None if ours is None else round(ours.rate),
-            median_us=None if ours is None else round(ours.median_us, 1),
-            p99_us=None if ours is None else round(ours.p99_us, 1),
-            cpu_us=None if ours is None or ours.cpu_us is None else round(ours.cpu_us, 2),
-            load_percent=None if ours is None else round(ours.load_percent),
-            baseline=name,
-            ratio=_ratio(ours, theirs, "rate"),
-            median_ratio=_ratio(ours, theirs, "median_us"),
-            p99_ratio=_ratio(ours, theirs, "p99_us"),
-            floor_ratio=_ratio(ours, floor, "rate"),
-        )
+            "messages_per_second": None if ours is None else round(ours.rate),
+            "median_us": None if ours is None else round(ours.median_us, 1),
+            "p99_us": None if ours is None else round(ours.p99_us, 1),
+            "cpu_us": None if ours is None or ours.cpu_us is None else round(ours.cpu_us, 2),
+            "load_percent": None if ours is None else round(ours.load_percent),
+            "baseline": name,
+            "ratio": _ratio(ours, theirs, "rate"),
+            "median_ratio": _ratio(ours, theirs, "median_us"),
+            "p99_ratio": _ratio(ours, theirs, "p99_us"),
+            "floor_ratio": _ratio(ours, floor, "rate"),
+        }
 
 
 def _middle(rounds: Iterable[Measured | None]) -> Measured | None:

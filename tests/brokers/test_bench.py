@@ -17,7 +17,6 @@ from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
-import attrs
 import pytest
 
 from brokers.bench import (
@@ -371,7 +370,7 @@ def test_a_flood_says_what_it_sent_and_the_bare_loop_what_it_had() -> None:
 # -- sweeps
 
 
-def swept(bench: Callable[..., Any], **options: Any) -> list[sweep.Row]:
+def swept(bench: Callable[..., Any], **options: Any) -> list[load.Row]:
     points = sweep.Sweep(**({"sweep": True, "sizes": (16,), "names": (4,), "clients": (2, 5)} | options))
     rows = bench(window=4, sweep=points, json=True, seconds=0.02, rounds=1)
     assert isinstance(rows, Following), "each row is out when it is measured"
@@ -383,14 +382,14 @@ def swept(bench: Callable[..., Any], **options: Any) -> list[sweep.Row]:
 def test_a_sweep_has_a_row_for_every_point_and_peer(protocol: str) -> None:
     rows = swept(PROTOCOLS[protocol][0])
     clients = (5,) if protocol == "dms" else (2, 5)  # of which a connection has one queue
-    assert {(row.size, row.names, row.clients) for row in rows} == set(product((16,), (4,), clients))
+    assert {(row["size"], row["names"], row["clients"]) for row in rows} == set(product((16,), (4,), clients))
     for row in rows:
-        assert row.protocol == protocol
-        assert row.window == 4
-        assert row.messages_per_second
-        assert row.cpu_us
-        assert row.floor_ratio
-        assert (row.ratio is None) == (row.baseline == "-")
+        assert row["protocol"] == protocol
+        assert row["window"] == 4
+        assert row["messages_per_second"]
+        assert row["cpu_us"]
+        assert row["floor_ratio"]
+        assert (row["ratio"] is None) == (row["baseline"] == "-")
 
 
 @pytest.mark.usefixtures("_short")
@@ -490,12 +489,12 @@ def test_a_row_is_the_middle_round_beside_each_peer_that_managed_one() -> None:
         sweep.FLOOR: [FAST, FAST, SLOW],
     }
     redis, other = sweep.beside_peers(logmq.SWEPT, point, found)
-    assert (redis.baseline, redis.messages_per_second, redis.ratio) == ("redis", 300, 3)
-    assert redis.median_ratio == redis.p99_ratio == pytest.approx(1 / 3, abs=0.01)
-    assert (other.baseline, other.messages_per_second, other.ratio) == ("other", 300, None)
-    assert redis.floor_ratio == other.floor_ratio == 1, "beside each peer"
+    assert (redis["baseline"], redis["messages_per_second"], redis["ratio"]) == ("redis", 300, 3)
+    assert redis["median_ratio"] == redis["p99_ratio"] == pytest.approx(1 / 3, abs=0.01)
+    assert (other["baseline"], other["messages_per_second"], other["ratio"]) == ("other", 300, None)
+    assert redis["floor_ratio"] == other["floor_ratio"] == 1, "beside each peer"
     (alone,) = sweep.beside_peers(logmq.SWEPT, point, {"logmq": [None]})
-    assert (alone.baseline, alone.messages_per_second, alone.ratio) == ("-", None, None)
+    assert (alone["baseline"], alone["messages_per_second"], alone["ratio"]) == ("-", None, None)
 
 
 def test_clients_share_names_evenly_and_no_more_is_on_its_way_than_is_safe() -> None:
@@ -532,7 +531,7 @@ def test_the_picture_has_a_panel_for_each_size_and_peer() -> None:
     said = [text.get_text() for text in legend.get_texts()]
     assert said == ["names: 1", "names: 3", "the other server (1)", "a bare loop of system calls, no broker"]
     assert picture.draw(rows).startswith(b"\x89PNG")
-    alone = [attrs.evolve(row, ratio=None) for row in rows]
+    alone = [{**row, "ratio": None} for row in rows]
     assert not any(axes.texts for axes in picture.figure_of(alone).axes), "a point that failed has no number"
 
 
@@ -545,14 +544,14 @@ def rounds_of(*rates: float) -> list[load.Measured]:
 
 def compared(
     *points: tuple[list[load.Measured], list[load.Measured]],
-) -> dict[str, list[compare.Comparison]]:
+) -> dict[str, list[load.Row]]:
     measured = [
         (sweep.Point(100, 1, clients, 1), list(zip(base, ours, strict=True)))
         for clients, (base, ours) in enumerate(points, 1)
     ]
-    found: dict[str, list[compare.Comparison]] = {}
+    found: dict[str, list[load.Row]] = {}
     for row in compare.changes(logmq.SWEPT, measured):
-        found.setdefault(row.figure, []).append(row)
+        found.setdefault(row["figure"], []).append(row)
     return found
 
 
@@ -560,25 +559,25 @@ def test_a_change_counts_when_it_is_larger_than_what_the_rounds_differ_by() -> N
     still = rounds_of(100, 104, 96, 100, 102), rounds_of(102, 99, 101, 98, 100)
     better = rounds_of(100, 104, 96, 100, 102), rounds_of(151, 153, 147, 149, 150)
     rates = compared(still, better)["rate"]
-    assert [row.beyond_noise for row in rates] == [False, True, False]
-    assert (rates[1].base, rates[1].ours) == (100, 150)
-    assert 45 < rates[1].change_percent < 55
-    assert 0 < rates[1].noise_percent < 10
-    assert [row.clients for row in rates] == [1, 2, None], "the last is all points together"
+    assert [row["beyond_noise"] for row in rates] == [False, True, False]
+    assert (rates[1]["base"], rates[1]["ours"]) == (100, 150)
+    assert 45 < rates[1]["change_percent"] < 55
+    assert 0 < rates[1]["noise_percent"] < 10
+    assert [row["clients"] for row in rates] == [1, 2, None], "the last is all points together"
     median = compared(still, better)["median_us"][1]
-    assert median.beyond_noise
-    assert -37 < median.change_percent < -30, "shorter is less"
+    assert median["beyond_noise"]
+    assert -37 < median["change_percent"] < -30, "shorter is less"
 
 
 def test_rounds_that_agree_by_chance_are_held_to_the_usual_noise() -> None:
     noisy = rounds_of(100, 140, 70, 120, 90), rounds_of(120, 80, 100, 130, 95)
     agreeing = rounds_of(*[100] * 5), rounds_of(*[103] * 5)
-    assert compared(agreeing)["rate"][0].beyond_noise
-    assert not compared(noisy, agreeing, noisy)["rate"][1].beyond_noise
+    assert compared(agreeing)["rate"][0]["beyond_noise"]
+    assert not compared(noisy, agreeing, noisy)["rate"][1]["beyond_noise"]
 
 
 def test_a_single_round_and_rounds_that_failed_change_nothing() -> None:
-    assert not any(row.beyond_noise for row in compared((rounds_of(100), rounds_of(900)))["rate"])
+    assert not any(row["beyond_noise"] for row in compared((rounds_of(100), rounds_of(900)))["rate"])
     point = sweep.Point(100, 1, 1, 1)
     assert list(compare.changes(logmq.SWEPT, [(point, [(None, *rounds_of(1)), (None, None)])])) == []
     assert "cpu_us" not in compared((rounds_of(1, 2), rounds_of(1, 2))), "the system did not say"
@@ -597,10 +596,10 @@ def test_another_environments_server_is_loaded_beside_ours(tmp_path: Path) -> No
         seconds=0.02,
         rounds=2,
     )
-    assert [(row.figure, row.size) for row in rows] == [
+    assert [(row["figure"], row["size"]) for row in rows] == [
         (each, size) for each in compare.FIGURES for size in (100, None)
     ]
-    assert all(row.base and row.ours for row in rows if row.size)
+    assert all(row["base"] and row["ours"] for row in rows if row["size"])
     assert list(tmp_path.iterdir()) == []
 
 
