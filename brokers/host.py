@@ -135,12 +135,17 @@ class Host:
         Raises Refusal and ConfigError where it cannot start, StoreError where the last sync failed.
         """
         folder = self._config.serve.data_dir
-        store = self._store = await self._open_store(folder)
+        with folder_errors(folder):
+            store = self._store = await self._open(folder, self._storage())
         self._network.admission.on_connections = store.reserve_descriptors
         store.charge_to(self._budget.account("storage"))
         try:
-            recording = self._recording = self._open_recording(store, folder)
-            with self._control_socket(folder) as listener:
+            with folder_errors(folder):
+                recording = self._recording = self._record(store, self._config.record, self._log)
+            with copy_errors(folder, "control socket in"):
+                listener = control.listen(folder)
+                self._control_file = os.lstat(folder / control.NAME)
+            with listener:
                 await self._serve(store, recording, listener, task_status)
         finally:
             control.remove(folder, self._control_file)
@@ -330,10 +335,6 @@ class Host:
         await nursery.start(port.serve, gate)
         self.page = port.page
 
-    async def _open_store(self, folder: Path) -> Store:
-        with folder_errors(folder):
-            return await self._open(folder, self._storage())
-
     def _storage(self) -> StorageSettings:
         config = self._config
         if (
@@ -344,16 +345,6 @@ class Host:
             return config.storage
         small = min(config.storage.segment_bytes, UNUSED_SEGMENT_BYTES)
         return attrs.evolve(config.storage, segment_bytes=small)
-
-    def _open_recording(self, store: Store, folder: Path) -> Recording:
-        with folder_errors(folder):
-            return self._record(store, self._config.record, self._log)
-
-    def _control_socket(self, folder: Path) -> socket.socket:
-        with copy_errors(folder, "control socket in"):
-            listener = control.listen(folder)
-            self._control_file = os.lstat(folder / control.NAME)
-            return listener
 
     async def _drain(self) -> None:
         """Stop accepting, and let every protocol send its pending output, for `drain_seconds` at most."""

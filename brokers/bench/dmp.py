@@ -27,7 +27,7 @@ from brokers.bench import bare
 from brokers.bench.load import Address, Case, FanOut, Measured, Row, opened, poured
 from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, some
-from brokers.bench.servers import nats_fan_out, nats_server, redis_server, same_server
+from brokers.bench.servers import nats_fan_out, nats_server, redis_command, redis_server, same_server
 from brokers.bench.sweep import NO_SWEEP, Point, Sweep, Swept, measured_at, passing, started, swept
 from brokers.errors import ExitCode, Refusal
 from dmp import wire
@@ -182,14 +182,12 @@ def _basic(point: Point) -> FanOut:
 
 
 def _redis(point: Point) -> FanOut:
-    channels, groups = point.name_list(), point.producers
-    rests = [
-        b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(name), name, point.size, b"x" * point.size) for name in channels
-    ]
+    channels, groups, body = point.name_list(), point.producers, b"x" * point.size
+    messages = [redis_command(b"PUBLISH", name, body) for name in channels]
     return FanOut(
         hello_consumer=lambda number: b"SUBSCRIBE %b\r\n" % b" ".join(channels[number % groups :: groups]),
-        message=lambda channel, stamp: b"*3\r\n$7\r\nPUBLISH\r\n" + rests[channel],
-        delivered_bytes=len(b"*3\r\n$7\r\nmessage\r\n" + rests[0]),
+        message=lambda channel, stamp: messages[channel],
+        delivered_bytes=len(redis_command(b"message", channels[0], body)),
         stamp_at=0,
         queues=len(channels) // groups,
         groups=groups,

@@ -22,7 +22,7 @@ from brokers.bench import bare, options
 from brokers.bench.load import Address, Measured, Row, Talk, connect, fill, repeated, rows_beside
 from brokers.bench.login import login
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, maybe_none, some
-from brokers.bench.servers import beanstalkd, brokers_server, redis_server, synced_beanstalkd
+from brokers.bench.servers import beanstalkd, brokers_server, redis_command, redis_server, synced_beanstalkd
 from brokers.bench.sweep import NO_SWEEP, Load, Peer, Point, Sweep, Swept, asking, measured_at, started, swept
 from brokers.errors import ExitCode, Refusal
 from dms import wire
@@ -202,9 +202,8 @@ def beanstalk_talk(size: int, window: int, tubes: Sequence[bytes] = (QUEUE.encod
 
 def redis_talk(size: int, window: int, lists: Sequence[bytes] = (QUEUE.encode(),)) -> Talk:
     """RPUSH and LPOP."""
-    named = [b"$%d\r\n%b\r\n" % (len(name), name) for name in lists]
-    push = repeated([b"*3\r\n$5\r\nRPUSH\r\n%b$%d\r\n%b\r\n" % (name, size, b"x" * size) for name in named])
-    pop = repeated([b"*2\r\n$4\r\nLPOP\r\n" + name for name in named])
+    push = repeated([redis_command(b"RPUSH", name, b"x" * size) for name in lists])
+    pop = repeated([redis_command(b"LPOP", name) for name in lists])
     end = b"x\r\n"
     rest = b""
 

@@ -46,7 +46,7 @@ from brokers.bench.load import (
 )
 from brokers.bench.login import SAY_FIRST
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, some
-from brokers.bench.servers import brokers_server, redis_server, same_server, serving
+from brokers.bench.servers import brokers_server, redis_command, redis_server, same_server, serving
 from brokers.bench.sweep import NO_SWEEP, Load, Peer, Point, Sweep, Swept, asking, measured_at, started, swept
 from brokers.errors import ExitCode, Refusal
 from logmq.connector import auth
@@ -223,11 +223,6 @@ def _beside_the_first(
         yield row_of(mode, count, window, size, measured, "one", measured.rate / one.rate)
 
 
-def _xadd(stream: bytes, body: bytes) -> bytes:
-    head = b"*5\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$1\r\n*\r\n$1\r\nm\r\n" % (len(stream), stream)
-    return head + b"$%d\r\n%b\r\n" % (len(body), body)
-
-
 def _at(request: Callable[[bytes, bytes], bytes], lines_each: int) -> Load:
     return asking(
         lambda point, client: Talk.repeating(
@@ -240,7 +235,7 @@ SWEPT = Swept(
     "logmq",
     "produce",
     _at(lambda topic, body: b"PRODUCE %b %b\n" % (topic, body), 1),
-    {"redis": (redis_server, _at(_xadd, 2))},
+    {"redis": (redis_server, _at(lambda stream, body: redis_command(b"XADD", stream, b"*", b"m", body), 2))},
     bare.answers(synced=True),
 )
 

@@ -91,6 +91,11 @@ def redis_server(folder: Path, _: Address) -> Other:
     return _other("redis-server", lambda port: ("--port", str(port), "--bind", "127.0.0.1", *synced))
 
 
+def redis_command(*words: bytes) -> bytes:
+    """A command as redis takes it, and a message as it gives it."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
 def beanstalkd(_: Path, __: Address, *synced: str) -> Other:
     """In memory."""
     return _other("beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port), *synced))

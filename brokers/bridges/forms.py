@@ -5,8 +5,7 @@ The JSON object names the bridges that the message has passed, so that none carr
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from brokers.bridges.settings import Form
@@ -85,10 +84,7 @@ def _object(
     found["bridges"] = list(trail)
     if more:
         found |= more
-    return _dumps(found).encode()
-
-
-_dumps: Callable[[Any], str] = partial(json.dumps, separators=(",", ":"), default=str)
+    return json.dumps(found, separators=(",", ":"), default=str).encode()
 
 
 def _text(name: bytes) -> str:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from brokers.escape import escape
 from brokers.page import files
-from brokers.render import PLACES
+from brokers.render import NUMBERS, PLACES
 from shared.units import named_unit, readable
 
 TEXT_MAX = 256
@@ -62,7 +62,7 @@ def whole(value: Any, unit: str) -> str:
 
 def right(unit: str) -> str:
     """The CSS class of a right-aligned cell."""
-    return "right" if unit in _RIGHT else ""
+    return "right" if unit in NUMBERS else ""
 
 
 def text(value: Any) -> str:
@@ -132,7 +132,6 @@ def label(name: str) -> str:
     return " ".join(words)[:1].upper() + " ".join(words)[1:]
 
 
-_RIGHT = frozenset({"count", "bytes", "seconds", "rate", "bytes_rate"})
 _UNITS = {"bytes": "size", "seconds": "time"}
 _LABELS = {"oldest_seconds": "Oldest age"}
 _WORDS = {"ttl": "TTL", "tls": "TLS", "id": "ID"}

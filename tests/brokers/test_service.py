@@ -115,27 +115,17 @@ async def test_a_protocol_without_background_work_is_served_on(autojump_clock: M
     assert (it.restarts, it.state) == (0, "serving")
 
 
-async def test_a_crash_during_the_drain_starts_nothing_anew(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(("seconds", "state"), [(0, "serving"), (5.05, "restarting")])
+async def test_a_crash_before_or_during_the_drain_starts_nothing_anew(
+    seconds: float, state: str, autojump_clock: MockClock
+) -> None:
     started: list[float] = []
     it = part(troubled([5], started, []))
     await it.open()
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)
-        it.stop_accepting()
-        await trio.sleep(100)
-        nursery.cancel_scope.cancel()
-    assert len(started) == 1
-    assert it.state == "draining"
-
-
-async def test_one_that_waits_to_be_started_again_is_not_once_all_drains(autojump_clock: MockClock) -> None:
-    started: list[float] = []
-    it = part(troubled([5], started, []))
-    await it.open()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(it.run)
-        await trio.sleep(5.05)
-        assert it.state == "restarting"
+        await trio.sleep(seconds)
+        assert it.state == state
         it.stop_accepting()
         await trio.sleep(100)
         nursery.cancel_scope.cancel()

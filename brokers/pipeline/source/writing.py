@@ -147,6 +147,11 @@ REMEMBERED = 128
 """Batches of a writer that the server remembers."""
 UNANSWERED_MAX = 16
 UNANSWERED_BYTES_MAX = 8 * 1024 * 1024
+_HINTS = {
+    "TOO_LARGE": "; a record must fit message_bytes_max of [logmq], and so must the option batchBytes",
+    "LIMIT": "; a newer epoch of this writer is there already",
+}
+"""What to do about a refusal, by its code."""
 
 
 class NotWritten(BrokerError):
@@ -228,7 +233,8 @@ class Writer:
         sent = self._unanswered.popleft()
         self._unanswered_bytes -= len(sent.piece.records)
         if isinstance(answer, LogmqError):
-            raise _refused(self._link.server, sent, answer)
+            hint = _HINTS.get(answer.code, "")
+            raise NotWritten(f"topic {sent.piece.topic!r} on {self._link.server}: {answer}{hint}")
         (offset,) = cast(tuple[int], answer)
         if offset < self._ends[sent.piece.topic]:
             self._compare(sent, offset)
@@ -256,25 +262,9 @@ class Writer:
             (found,) = beside.fetched(sent.piece.topic, [(offset, offset + len(sent.piece.records))])
         is_gone = isinstance(found, LogmqError) and found.code == "OUT_OF_RANGE"  # retention took it
         if not is_gone and found != sent.piece.records:
-            raise _other_records(self._link.server, sent, offset)
-
-
-def _refused(server: Server, sent: _Sent, refused: LogmqError) -> NotWritten:
-    where = f"topic {sent.piece.topic!r} on {server}"
-    match refused.code:
-        case "TOO_LARGE":
-            hint = "; a record must fit message_bytes_max of [logmq], and so must the option batchBytes"
-        case "LIMIT":
-            hint = "; a newer epoch of this writer is there already"
-        case _:
-            hint = ""
-    return NotWritten(f"{where}: {refused}{hint}")
-
-
-def _other_records(server: Server, sent: _Sent, offset: int) -> NotWritten:
-    return NotWritten(
-        f"topic {sent.piece.topic!r} on {server}: writer {sent.writer} has written seq {sent.seq} at offset "
-        f"{offset} before, and other records. The rows of this partition came in another order or another "
-        "division than the first time, so that it cannot be told which of them are there. Another name in "
-        "the option writer writes all of them (again)"
-    )
+            raise NotWritten(
+                f"topic {sent.piece.topic!r} on {self._link.server}: writer {sent.writer} has written seq "
+                f"{sent.seq} at offset {offset} before, and other records. The rows of this partition came "
+                "in another order or another division than the first time, so that it cannot be told which "
+                "of them are there. Another name in the option writer writes all of them (again)"
+            )
