@@ -40,8 +40,7 @@ CRASH_SECONDS_MIN, CRASH_SECONDS_MAX = 0.1, 30.0
 class _Running:
     """A bridge and its task."""
 
-    bridge: Bridge
-    positions: KeptPositions
+    bridge: Bridge = attrs.field(init=False)
     woken: trio.Event = attrs.Factory(trio.Event)
     ended: bool = False
 
@@ -218,20 +217,12 @@ class Bridges:
             positions.removed_ms = None
             positions.keep()
         positions.take_from(settings.source)
-        running: list[_Running] = []
-        bridge = Bridge(
-            settings,
-            self._ends,
-            self,
-            positions,
-            self._account,
-            lambda: running[0].wake() if running else None,
-        )
-        running.append(_Running(bridge, positions))
-        self._running[settings.name] = running[0]
+        running = _Running()
+        running.bridge = Bridge(settings, self._ends, self, positions, self._account, running.wake)
+        self._running[settings.name] = running
         self._kept.add(settings.name)
         if self._nursery is not None:
-            self._nursery.start_soon(self._carry, running[0])
+            self._nursery.start_soon(self._carry, running)
 
     def _end(self, each: _Running) -> None:
         each.ended = True

@@ -78,15 +78,15 @@ def doctor(
     return CommandResult(found, ExitCode.FAILED if missing else ExitCode.OK)
 
 
-def findings(*, start: bool = False, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def findings(*, start: bool = False) -> Iterator[Finding]:
     """Yield all findings. `start`: start Spark, too, which takes some seconds."""
     yield python()
     yield from packages()
-    yield from javas(environ)
-    yield shell(environ)
+    yield from javas(os.environ)
+    yield shell(os.environ)
     yield memory()
     yield disk()
-    yield libraries(environ)
+    yield libraries(os.environ)
     yield loopback()
     yield from ports()
     if start:
