@@ -20,8 +20,8 @@ SAME_EVERYWHERE = frozenset(
     | {"Code", "Fault", "NotThere"}
     # An answer that is waited for, a client's connection, a list of a folder's files, what a check has found.
     | {"Answer", "Finding", "Link", "Manifest"}
-    # A row of a benchmark's table; where a server is; what may be chosen, each filled in.
-    | {"Options", "Row", "Server"}
+    # Where a server is; what may be chosen, each filled in.
+    | {"Options", "Server"}
 )
 """Public classes that stand in several files and mean the same in each."""
 
