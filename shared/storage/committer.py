@@ -120,7 +120,8 @@ class CommitCounts:
             self._in_thread.append(seconds)
             self.sync_seconds = min(self._in_thread)
             return
-        self._in_thread.clear()
+        if self._in_thread:
+            self._in_thread.clear()
         before = self.sync_seconds
         if before == math.inf:
             self.sync_seconds = seconds
@@ -475,9 +476,11 @@ class Committer:
             # A thread costs two switches, and answers go out in more pieces: on a busy loop that is more than
             # a short wait. Other tasks waited while this batch was filled; as long again changes little.
             quick = settings.inline_sync_seconds
-            filling = self._clock.monotonic() - self._filling_since
-            if self.counts.sync_seconds >= max(quick, min(filling, _INLINE_BUSY * quick)):
-                return False
+            sync_seconds = self.counts.sync_seconds
+            if sync_seconds >= quick:
+                filling = self._clock.monotonic() - self._filling_since
+                if sync_seconds >= min(filling, _INLINE_BUSY * quick):
+                    return False
         return (
             size <= settings.inline_bytes_max
             and not (batch.unawaited and size > _INLINE_UNAWAITED_BYTES)
@@ -635,7 +638,8 @@ class Committer:
                 batch.seal()
             self._roll_back(log for log, target in commit.logs.items() if target.direct_meant)
         for batch in good:
-            batch.resolve(None, direct_error)
+            for mode, ticket in sorted(batch.tickets.items()):  # the strictest mode first
+                ticket.resolve(direct_error if mode is Mode.DIRECT else None)
         if commit.poison is not None:
             self._set_read_only(commit.poison)
         if self.read_only is not None or error is not None:
@@ -663,7 +667,7 @@ class Committer:
         self.poison(commit.fail(error))
         self._roll_back(log for batch in commit.batches for log in batch.logs)
         for batch in commit.batches:
-            batch.resolve(self.read_only)
+            batch.fail(self.read_only)
         self._rest()
 
     def _relieve(self) -> None:
@@ -759,7 +763,7 @@ class Committer:
                 self._registry.undone(change)
         self._roll_back(dict.fromkeys(log for batch in failed for log in batch.logs))
         for batch in failed:
-            batch.resolve(error)
+            batch.fail(error)
 
     def _roll_back(self, logs: Iterable[Log]) -> None:
         for log in logs:

@@ -219,12 +219,11 @@ class CommitBatch:
                 counts = part.counts
                 part.records = counts[0] if len(counts) == 1 else sum(counts)
 
-    def resolve(self, error: StoreError | None, direct_error: StoreError | None = None) -> None:
-        """Resolve the tickets. `direct_error`: why what goes around the journal failed."""
-        for mode in sorted(self.tickets):
-            ticket = self.tickets[mode]
+    def fail(self, error: StoreError | None) -> None:
+        """Nothing of it is durable: tell those who wait."""
+        for _, ticket in sorted(self.tickets.items()):
             if not ticket.done:
-                ticket.resolve(direct_error or error if mode is Mode.DIRECT else error)
+                ticket.resolve(error)
 
 
 class Appender(Protocol):
