@@ -65,7 +65,6 @@ class Checkpointer:
     _files: OpenFiles
     _clock: Clock
     _sync_all_logs: int
-    _direct_bytes_max: int  # with more around the journal, recovery would take long
     _in_thread: Callable[..., Awaitable[Any]]
     checkpoints: int = 0
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
@@ -74,24 +73,16 @@ class Checkpointer:
     """One checkpoint at a time: a second would record logs as safe that the first has not synced yet."""
     _due: trio.Event = attrs.Factory(trio.Event)
     _done: trio.Event = attrs.Factory(trio.Event)
-    _batches: int = 0
     _waited_for: int = 0
     """Callers in `make_room`."""
     _failing: bool = False
     _journal: Journal = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._journal = self._committer.journal
-
-    def wake(self) -> None:
-        """After a commit: request a checkpoint if one is due."""
-        committer, journal = self._committer, self._journal
-        if (
-            journal.old
-            or committer.direct.bytes > self._direct_bytes_max
-            or journal.batches - self._batches > _BATCHES_MAX
-        ):
-            self._due.set()
+        committer = self._committer
+        self._journal = committer.journal
+        committer.request_checkpoint = self.request
+        committer.checkpoint_batches = _BATCHES_MAX
 
     def request(self) -> None:
         """Have a checkpoint soon."""
@@ -199,7 +190,7 @@ class Checkpointer:
         logs = [log for log in committer.dirty if not (log.deleted and log.gone)]
         committer.dirty.clear()
         committer.direct.bytes = 0
-        self._batches = self._journal.batches
+        committer.checkpoint_batches = self._journal.batches + _BATCHES_MAX
         committer.replay_lsn = self._journal.position
         for log in committer.unindexed:
             log.close_entry()

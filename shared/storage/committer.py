@@ -155,8 +155,10 @@ class Committer:
     """Waits for the end of a checkpoint, and tells whether it was good: the journal is at its bound."""
     write_tails: Callable[[], Awaitable[None]] | None = None
     """Waits until some tails are written: they take too much memory."""
-    after_commit: Callable[[], None] = lambda: None
-    """Called after each commit: a checkpoint may be due."""
+    request_checkpoint: Callable[[], None] = lambda: None
+    """Called after a commit when a checkpoint is due: a segment of the journal is full, or there are more
+    than `checkpoint_batches`, or recovery of what went around the journal would take long."""
+    checkpoint_batches: int = 0
     look_at_space: Callable[[], None] = lambda: None
     """Called once more than `unlooked_bytes` have been written in all."""
     unlooked_bytes: int = 0
@@ -650,7 +652,13 @@ class Committer:
             batch.appends.clear()
             batch.light.clear()
         self._filling_since = self._clock.monotonic()
-        self.after_commit()
+        journal = self.journal
+        if (
+            journal.old
+            or journal.batches > self.checkpoint_batches
+            or self.direct.bytes > self._settings.checkpoint_direct_bytes
+        ):
+            self.request_checkpoint()
         if self.counts.bytes > self.unlooked_bytes:
             self.look_at_space()
         if self._charged or self.congested:

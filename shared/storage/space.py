@@ -32,6 +32,9 @@ class SpaceWatch:
     _total_bytes: int = 0
     _failing: bool = False
 
+    def __attrs_post_init__(self) -> None:
+        self._committer.look_at_space = self.look
+
     def look(self) -> None:
         """Ask the file system. If it does not answer, the last value counts, and writes show what is wrong.
         What waits to be written counts as written.

@@ -129,7 +129,6 @@ class Store:
             files,
             clock,
             settings.sync_all_logs,
-            settings.checkpoint_direct_bytes,
             in_thread,
         )
         self._space = SpaceWatch(self._committer, disk, settings)
@@ -150,8 +149,6 @@ class Store:
         self._scrub = Scrub(
             self._inventory, self._reader, disk, files, settings.scrub_bytes_per_second, in_thread
         )
-        committer.after_commit = self._checkpointer.wake
-        committer.look_at_space = self._space.look
 
     @classmethod
     async def open(
