@@ -365,3 +365,21 @@ async def test_a_file_system_that_does_not_tell_its_free_space_is_taken_to_be_as
         await trio.sleep(1.5)
         with pytest.raises(StoreFull):
             log.append(records(b"y"), 1)
+
+
+async def test_after_many_bytes_the_free_space_is_looked_at_without_waiting_for_the_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shared.storage.space._LOOK_BYTES", 10_000)
+    disk = FakeDisk()
+    store = await open_store(disk, attrs.evolve(SMALL, reserve_bytes_min=1 << 20))
+    (log,) = await logs_of(store, ALWAYS)
+    for free in (0, 1 << 30) * 2:
+        disk.free = free
+        for _ in range(3):
+            await store.wait(log.append(records(bytes(4_000)), 1, reserved=True)[1])
+        if free:
+            await append(store, log, b"y")
+        else:
+            with pytest.raises(StoreFull):
+                log.append(records(b"y"), 1)
