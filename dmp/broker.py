@@ -5,15 +5,15 @@ durable and the messages persistent, the records of all queues are appended toge
 ticket says when they are on the disk. What leaves durable queues is written once a round (`flush`).
 """
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
-
-import structlog
 
 from dmp.bodies import Bodies, Body
 from dmp.dead_letters import DeadLetters
 from dmp.declarations import QueueLimits
 from dmp.exchanges import DEFAULT, Exchange, route
 from dmp.leases import LeaseBook
+from dmp.logs import BODIES, QUEUES
 from dmp.memory import Accounts, Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
@@ -24,20 +24,17 @@ from dmp.refusals import Code, not_found, shown
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
 from dmp.topology_table import TopologyTable
-from shared.access import Guard
-from shared.budget import Account
 from shared.errors import StoreError
+from shared.plugin import Context
 from shared.queues.sliced_work import SlicedWork
 from shared.queues.timers import Timers
 from shared.queues.waits import Waits
-from shared.recording.recorder import Recorder
-from shared.storage.inventory import Namespace
 from shared.storage.log import Log
 from shared.storage.lost import Lost
-from shared.storage.store import Store, Ticket
+from shared.storage.store import Ticket
 
 QUEUES_AT_ONCE = 64  # exclusive queues that go with their owner: half a millisecond
-
+_NAME_BYTES = 16  # random ones, of a name that nobody can guess
 
 Observer = Callable[[bytes, Head, Sequence[Queue], Sequence[bytes]], None]
 
@@ -46,38 +43,22 @@ class Broker:
     """One broker, without its sockets.
 
     `generation` changes with every exchange, queue and binding: a route found before is then no good.
-    `wall_seconds`: the wall clock, for what dead letters say. `new_name`: a name nobody can guess. `budget`:
-    what clients make grow is taken from it, by what it is. `access`: what sessions ask about their clients.
     """
 
     def __init__(
-        self,
-        *,
-        store: Store,
-        settings: DmpSettings,
-        log: structlog.stdlib.BoundLogger,
-        topology_table: TopologyTable,
-        logs: Namespace,
-        body_logs: Namespace,
-        now: Callable[[], float],
-        wall_seconds: Callable[[], float],
-        new_name: Callable[[], str],
-        recorder: Recorder | None,
-        budget: Account,
-        access: Guard | None = None,
+        self, context: Context, settings: DmpSettings, topology_table: TopologyTable, now: Callable[[], float]
     ) -> None:
-        self.accounts = Accounts(budget)
-        self.recorder = recorder
-        self.access = access
-        self.store = store
+        self.accounts = Accounts(context.budget)
+        self.recorder = context.recorder
+        self.access = context.access
+        self.store = store = context.store
         self.settings = settings
-        self.log = log
+        self.log = context.log
         self.topology_table = topology_table
-        self.logs = logs
-        self.wall_seconds = wall_seconds
-        self.new_name = new_name
+        self.logs = store.namespace(QUEUES, settings.durability)
         self.counts = Counts()
-        self.bodies = Bodies(store, body_logs, log, settings.begun_bytes_max, self.accounts.bodies)
+        body_logs = store.namespace(BODIES, settings.durability)
+        self.bodies = Bodies(store, body_logs, self.log, settings.begun_bytes_max, self.accounts.bodies)
         self.timers = Timers(now, self.report_crash)
         self.waits = Waits(now)
         self.memory = Memory(
@@ -314,6 +295,10 @@ class Broker:
         self.log.error("a bug in the code of queues; other queues go on; report this bug", exc_info=error)
 
     # -- applications
+
+    def new_name(self) -> bytes:
+        """A name that nobody can guess."""
+        return secrets.token_urlsafe(_NAME_BYTES).encode()
 
     def new_owner(self, user: str) -> Owner:
         return Owner(user, lambda owner: self.sliced_work.add(self._queues_go([*owner.queues])))

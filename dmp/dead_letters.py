@@ -13,6 +13,7 @@ stands, so a restart has it in its old queue again.
 import datetime
 import math
 import struct
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,7 @@ def addressed(broker: "Broker", queue: Queue, message: Message, reason: str) -> 
     exchange = arguments.dead_letter_exchange
     assert exchange is not None
     key = arguments.dead_letter_key
-    head = head_of(message, queue.name, reason, exchange, key, broker.wall_seconds())
+    head = head_of(message, queue.name, reason, exchange, key, time.time())
     queues, work = broker.route(exchange, head)
     return head, without_circles(head, queues, reason), work
 

@@ -124,15 +124,8 @@ class Exchange:
     def __repr__(self) -> str:
         return f"<Exchange {self.name!r} {self.kind.type}>"
 
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        """Raises Refusal where a binding with these arguments makes no sense here."""
-        if self.kind.type == "headers":
-            HeaderMatch(arguments)
-
-    def add(self, binding: Binding, destination: Destination, arguments: Mapping[str, Any]) -> bool:
-        """False where the binding is there already. Raises Refusal for arguments that make no sense."""
-        if binding in self.bindings:
-            return False
+    def add(self, binding: Binding, destination: Destination, arguments: Mapping[str, Any]) -> None:
+        """Add a binding that is not there. Raises Refusal for arguments that make no sense."""
         if self.kind.type == "headers":
             self._headers[binding] = HeaderMatch(arguments)
         else:
@@ -142,7 +135,6 @@ class Exchange:
             if not uses:
                 self._index.subscribe(destination, EVERY_NAME if self._everything else key)
         self.bindings[binding] = destination
-        return True
 
     def remove(self, binding: Binding) -> None:
         """Remove a binding, which must be there."""

@@ -1,7 +1,5 @@
 """The service: AMQP's principal and DMP on a store, as the host runs it."""
 
-import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +9,7 @@ from dmp.admin import Admin
 from dmp.broker import Broker
 from dmp.definitions import definitions_of
 from dmp.exchanges import DEFAULT_IN_RULES, Exchange
-from dmp.logs import BODIES, QUEUES, TABLES
+from dmp.logs import QUEUES, TABLES
 from dmp.message import Head
 from dmp.metrics import GAUGES
 from dmp.properties import unpack
@@ -25,7 +23,6 @@ from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.table import Table
 from shared.tracing import Tap, shown
 
-_NAME_BYTES = 16
 QUEUES_AT_ONCE = 5_000
 """That are told of other limits before others have their turn: 2 ms."""
 TRACED_PROPERTIES_BYTES = 4096
@@ -36,24 +33,9 @@ async def open_broker(
     context: Context, settings: DmpSettings, *, now: Callable[[], float] = trio.current_time
 ) -> Broker:
     """Load what is durable, messages included. Raises StoreError."""
-    store = context.store
-    topology_table = TopologyTable(
-        await Table.open(store.namespace(TABLES, settings.durability), "definitions")
-    )
-    broker = Broker(
-        store=store,
-        settings=settings,
-        log=context.log,
-        topology_table=topology_table,
-        logs=store.namespace(QUEUES, settings.durability),
-        body_logs=store.namespace(BODIES, settings.durability),
-        now=now,
-        wall_seconds=time.time,
-        new_name=lambda: secrets.token_urlsafe(_NAME_BYTES),
-        recorder=context.recorder,
-        budget=context.budget,
-        access=context.access,
-    )
+    tables = context.store.namespace(TABLES, settings.durability)
+    topology_table = TopologyTable(await Table.open(tables, "definitions"))
+    broker = Broker(context, settings, topology_table, now)
     await broker.topology.restore(topology_table.load())
     return broker
 

@@ -249,20 +249,6 @@ def _first_offset(held: dict[int, Message]) -> int:
     return next(iter(held.values())).offset
 
 
-@attrs.frozen
-class LeftInLog:
-    """What a start leaves in the log: so many messages, numbered from `first`, from `offset` on; `large`:
-    references of large bodies, by number."""
-
-    count: int
-    body_bytes: int
-    record_bytes: int
-    first: int
-    end: int
-    offset: int
-    large: dict[int, bytes]
-
-
 @attrs.define(eq=False)
 class Cold:
     """Messages that are in the log alone: `count`, numbered from `first` up to `end`, maybe with gaps."""
@@ -304,14 +290,12 @@ class Cold:
         for expires, those in groupby(messages, attrgetter("expires")):
             self._note(expires, [message.number for message in those][-1])
 
-    def restore(self, found: LeftInLog, ours: int) -> None:
-        """What a start has found and left in the log. `ours`: the first number that was not used before."""
-        self.count, self.body_bytes = found.count, found.body_bytes
-        self.first, self.end = found.first, found.end
-        self.large = found.large
+    def restore(self, offset: int, record_bytes: int, ours: int) -> None:
+        """A start has counted what it leaves in the log, from `offset` on. `ours`: the first number that was
+        not used before."""
         self._ours = ours
-        self._log.keep_cold(found.record_bytes)
-        self._move_to(found.offset)
+        self._log.keep_cold(record_bytes)
+        self._move_to(offset)
 
     def clear(self) -> None:
         """All of it has left."""
@@ -436,7 +420,6 @@ class Loaded:
     cannot be read, and was not known to be so when the queue was last purged."""
 
     messages: list[Message]
-    cold: LeftInLog | None
     following: int
     lost: list[Lost]
 
@@ -485,8 +468,8 @@ class _Past:
         )
 
 
-async def load(queue_log: QueueLog, room_bytes: float, bodies: Bodies) -> Loaded:
-    """Raises StoreError. `room_bytes`: for messages in memory, as long as there is a choice."""
+async def load(queue_log: QueueLog, cold: Cold | None, room_bytes: int, bodies: Bodies) -> Loaded:
+    """Raises StoreError. `room_bytes`: for messages in memory, where others may be in `cold`."""
     from shared.storage.log import WholeRecords  # waits for the disk, as a start alone may
 
     log = queue_log.log
@@ -501,9 +484,8 @@ async def load(queue_log: QueueLog, room_bytes: float, bodies: Bodies) -> Loaded
                 reading.pass_over(Lost(offset + start, end - start, 1))
     past.sort()
     found: dict[int, Message] = {}
-    large: dict[int, bytes] = {}
     reader = MessageReader(log.file.path)
-    count = body_bytes = record_bytes = first = last = cold_at = 0
+    record_bytes = cold_at = 0
     again = WholeRecords(log, log.first, _LOAD_BYTES)
     while data := await again.read():
         offset = again.offset
@@ -521,25 +503,26 @@ async def load(queue_log: QueueLog, room_bytes: float, bodies: Bodies) -> Loaded
             if message.head.large and number not in found and not bodies.claim(message.body):
                 reading.pass_over(Lost(offset + start, end - start, 1))
                 continue
-            if number <= past.mixed_to or (room_bytes > 0 and not count):
+            if cold is None or number <= past.mixed_to or (room_bytes > 0 and not cold.count):
                 room_bytes -= message.head.cost_bytes
                 message.redelivered = True  # nobody wrote down whether it had been given out
                 found.pop(number, None)
                 found[number] = message
                 continue
-            if not count:
-                first, cold_at = number, message.offset
-            count += 1
-            body_bytes += message.head.body_bytes
+            if not cold.count:
+                cold.first, cold_at = number, message.offset
+            cold.count += 1
+            cold.end = number + 1
+            cold.body_bytes += message.head.body_bytes
             if message.head.large:
-                large[number] = message.body
+                cold.large[number] = message.body
             record_bytes += put_bytes(message.head)
-            last = number
-    queue_log.found(list(found.values()), cold_at if count else math.inf)
-    cold = LeftInLog(count, body_bytes, record_bytes, first, last + 1, cold_at, large) if count else None
+    some_cold = cold is not None and cold.count > 0
+    queue_log.found(list(found.values()), cold_at if some_cold else math.inf)
+    if cold is not None and some_cold:
+        cold.restore(cold_at, record_bytes, past.following)
     return Loaded(
         sorted(found.values(), key=attrgetter("number")),
-        cold,
         past.following,
         [each for each in reading.lost if each.offset >= past.known_lost_to],
     )

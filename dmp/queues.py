@@ -336,12 +336,10 @@ class Queue:
         self._next = found.following
         self.lost = bool(found.lost)
         count = len(messages)
-        if found.cold is not None:
-            assert self.cold is not None
-            self.cold.restore(found.cold, found.following)
-            count += found.cold.count
-            self._has_large = bool(found.cold.large)
-        self._has_large = self._has_large or any(message.head.large for message in messages)
+        self._has_large = any(message.head.large for message in messages)
+        if self.cold is not None:
+            count += self.cold.count
+            self._has_large = self._has_large or bool(self.cold.large)
         self._context.memory.take(_sizes(messages)[1])
         self._context.counts.recovered += count
         self._put_in_front(messages)

@@ -8,36 +8,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from operator import attrgetter
-from typing import Protocol
+from typing import TypeAlias
 
 from dmp.message import Message
 
 _NUMBER = attrgetter("number")
 _FEW = 16  # up to so many are inserted one by one. For more, all that stands among them is sorted again.
-
-
-class Ready(Protocol):
-    """What a queue does with what is ready; `ready[0]` is the next one out."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, place: int, /) -> Message: ...
-
-    def __iter__(self) -> Iterator[Message]: ...
-
-    def popleft(self) -> Message:
-        """The next one out."""
-
-    def extend(self, messages: Iterable[Message], /) -> None:
-        """They have just come."""
-
-    def put_back(self, messages: list[Message]) -> None:
-        """They were here before; in the order of their numbers."""
-
-    def first_number(self) -> int:
-        """The smallest there is; not while it is empty."""
-
-    def clear(self) -> None: ...
 
 
 class ReadyRow(deque[Message]):
@@ -50,6 +26,7 @@ class ReadyRow(deque[Message]):
     __slots__ = ()
 
     def put_back(self, messages: list[Message]) -> None:
+        """They were here before; in the order of their numbers."""
         if not (self and messages) or messages[-1].number < self[0].number:
             self.extendleft(reversed(messages))
             return
@@ -79,6 +56,7 @@ class ReadyRow(deque[Message]):
         return end
 
     def first_number(self) -> int:
+        """The smallest there is; not while it is empty."""
         return self[0].number
 
 
@@ -142,3 +120,7 @@ class Priorities:
         while not rows[self._top]:
             self._top -= 1
         return rows[self._top]
+
+
+Ready: TypeAlias = ReadyRow | Priorities
+"""`ready[0]` is the next one out."""

@@ -16,7 +16,6 @@ it is. A definition whose log is gone is a queue that has lost its messages. A b
 is not there waits until that is declared.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,17 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import DEFAULT, GENERATED, PREDECLARED, REPLY_TO, RESERVED, TYPES, Destination, Exchange
+from dmp.exchanges import (
+    DEFAULT,
+    GENERATED,
+    PREDECLARED,
+    REPLY_TO,
+    RESERVED,
+    TYPES,
+    Destination,
+    Exchange,
+    HeaderMatch,
+)
 from dmp.memory import check
 from dmp.queue_log import QueueLog, load
 from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
@@ -107,6 +116,12 @@ class Topology:
             broker.exchanges[name] = Exchange(name, kind, CacheBytes(broker.accounts.caches))
         broker.exchanges[DEFAULT] = Exchange(DEFAULT, ExchangeKind("direct", durable=True))
 
+    def _need_room(self, setting: str, there: int) -> None:
+        """Raises Refusal where so many are as many as the setting allows."""
+        most = getattr(self._broker.settings, setting)
+        if there >= most:
+            raise Refusal(Code.PRECONDITION_FAILED, f"there are {setting} = {most} already")
+
     # -- exchanges
 
     def check_exchange(self, name: bytes, kind: ExchangeKind) -> bool:
@@ -121,8 +136,7 @@ class Topology:
             return False
         if name.startswith(RESERVED):
             raise _reserved("exchange", name)
-        if len(broker.exchanges) >= broker.settings.exchanges_max:
-            raise _too_many("exchanges_max", broker.settings.exchanges_max)
+        self._need_room("exchanges_max", len(broker.exchanges))
         check(self._memory.exchanges, _exchange_bytes(name, kind))
         return True
 
@@ -190,18 +204,16 @@ class Topology:
     def declare_queue(self, name: bytes, kind: QueueKind, owner: Owner) -> tuple[Queue, Ticket | None]:
         """Make it, unless there is one just like it. An empty name: the broker chooses one."""
         broker = self._broker
-        found = broker.queues.get(name) if name else None
+        found = self.find_queue(name, owner)
         if found is not None:
-            self._allow(found, owner)
             ticket = self._define(found, kind) if found.adopted else None
             self._same_queue(found, kind)
             found.used_now()
             return found, ticket
         if name.startswith(RESERVED):
             raise _reserved("queue", name)
-        if len(broker.queues) >= broker.settings.queues_max:
-            raise _too_many("queues_max", broker.settings.queues_max)
-        name = name or GENERATED + broker.new_name().encode()
+        self._need_room("queues_max", len(broker.queues))
+        name = name or GENERATED + broker.new_name()
         check(self._memory.queues, _queue_bytes(name, kind))
         queue = Queue(name, kind, broker, owner if kind.exclusive else None, broker.limits)
         ticket = None
@@ -225,9 +237,8 @@ class Topology:
         What waits there is bounded. The oldest are dropped, since nobody may wait for those any more.
         """
         broker = self._broker
-        if len(broker.queues) + len(broker.reply_queues) >= broker.settings.queues_max:
-            raise _too_many("queues_max", broker.settings.queues_max)
-        name = REPLY_TO + b"." + broker.new_name().encode()
+        self._need_room("queues_max", len(broker.queues) + len(broker.reply_queues))
+        name = REPLY_TO + b"." + broker.new_name()
         arguments = QueueArguments(
             messages_max=REPLIES_WAITING_MAX, bytes_max=broker.settings.message_bytes_max
         )
@@ -247,18 +258,19 @@ class Topology:
         """How many messages that were. Raises StoreError."""
         ticket = None
         if queue.lost:
-            saved = SavedQueue(queue.name, queue.kind, queue.adopted, paused=queue.paused)
-            ticket = self._broker.topology_table.put_queue(saved)
+            ticket = self._save(queue, lost=False)
         return queue.purge(), ticket
+
+    def _save(self, queue: Queue, **changes: Any) -> Ticket:
+        """Write its row, with these changes."""
+        now = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, queue.paused)
+        return self._broker.topology_table.put_queue(attrs.evolve(now, **changes))
 
     def set_paused(self, queue: Queue, paused: bool) -> Ticket | None:
         """Give nothing out, or again. A queue that is not durable forgets it at exit. Raises StoreError."""
         if queue.paused == paused:
             return None
-        ticket = None
-        if queue.log is not None:
-            saved = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, paused)
-            ticket = self._broker.topology_table.put_queue(saved)
+        ticket = None if queue.log is None else self._save(queue, paused=paused)
         pausing.switch(queue, paused, ticket)
         return ticket
 
@@ -272,8 +284,9 @@ class Topology:
     def find_queue(self, name: bytes, owner: Owner | None) -> Queue | None:
         """The one by that name, if it is there. Raises Refusal (RESOURCE_LOCKED) for another's own."""
         found = self._broker.queues.get(name)
-        if found is not None:
-            self._allow(found, owner)
+        if found is not None and found.owner not in (None, owner):
+            text = f"cannot obtain exclusive access to locked queue {shown(name)} in vhost '/'"
+            raise Refusal(Code.RESOURCE_LOCKED, text)
         return found
 
     def delete_queue(
@@ -318,18 +331,11 @@ class Topology:
                 reason=str(error),
             )
 
-    def _allow(self, queue: Queue, owner: Owner | None) -> None:
-        if queue.owner is not None and queue.owner is not owner:
-            text = f"cannot obtain exclusive access to locked queue {shown(queue.name)} in vhost '/'"
-            raise Refusal(Code.RESOURCE_LOCKED, text)
-
     def _define(self, queue: Queue, kind: QueueKind) -> Ticket | None:
         """The first declaration of a queue whose definition was lost is its definition."""
         if not kind.durable or kind.exclusive:
             return None  # it is another's queue that is meant; `_same_queue` says why not
-        ticket = self._broker.topology_table.put_queue(
-            SavedQueue(queue.name, kind, lost=queue.lost, paused=queue.paused)
-        )
+        ticket = self._save(queue, kind=kind, adopted=False)
         queue.define(kind)
         self._broker.generation += 1
         self._charge_queue(queue)
@@ -353,13 +359,13 @@ class Topology:
         binding = _binding(source, destination, key, table)
         if binding in exchange.bindings:
             return None
-        if broker.bindings >= broker.settings.bindings_max:
-            raise _too_many("bindings_max", broker.settings.bindings_max)
+        self._need_room("bindings_max", broker.bindings)
         wild = exchange.wild_words(key)
-        if wild and broker.wild_words + wild > broker.settings.wild_words_max:
-            raise _too_many("wild_words_max", broker.settings.wild_words_max)
+        if wild:
+            self._need_room("wild_words_max", broker.wild_words + wild - 1)
         check(self._memory.bindings, _binding_bytes(exchange, binding))
-        exchange.check(arguments)
+        if exchange.kind.type == "headers":
+            HeaderMatch(arguments)
         return binding
 
     def bind(
@@ -537,7 +543,7 @@ class Topology:
         queue = Queue(name, QueueKind(durable=True), broker, None, broker.limits)
         queue.adopted = True
         if not defined and broker.store.read_only is None:
-            broker.topology_table.put_queue(SavedQueue(name, queue.kind, adopted=True))
+            self._save(queue)
         await self._load(queue, broker.logs.logs[_log_name(name)], lost=False)
         broker.log.error(
             "a queue's log has no definition: it is a durable queue again, with no bindings; declare and "
@@ -554,7 +560,7 @@ class Topology:
         self._charge_queue(queue)
         memory = broker.memory
         room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
-        loaded = await load(queue_log, math.inf if queue.cold is None else room, broker.bodies)
+        loaded = await load(queue_log, queue.cold, room, broker.bodies)
         queue.recovered(loaded)
         if loaded.lost:
             broker.log.error(
@@ -581,10 +587,12 @@ class Topology:
             for name, to_exchange in going:
                 broker.topology_table.bindings_gone(name, to_exchange)
         if self.waiting:
+            ends = (end for binding in self.waiting for end in _ends(binding))
+            missing = dict.fromkeys(name for name, of in ends if name not in self._places(of))
             broker.log.error(
                 "bindings name exchanges or queues that are not there: they wait until you declare those",
                 bindings=len(self.waiting),
-                missing=[shown(name) for name in islice(self._missing(), _SHOWN_MAX)],
+                missing=[shown(name) for name in islice(missing, _SHOWN_MAX)],
             )
 
     # -- bindings that wait for what they name
@@ -608,8 +616,7 @@ class Topology:
         """Put a saved binding into effect, if both its ends are there."""
         broker = self._broker
         exchange = broker.exchanges.get(binding.source)
-        places: Mapping[bytes, Destination] = broker.exchanges if binding.to_exchange else broker.queues
-        destination = places.get(binding.destination)
+        destination = self._places(binding.to_exchange).get(binding.destination)
         if exchange is None or destination is None or not exchange.kind.durable or not destination.durable:
             return False
         try:
@@ -618,16 +625,8 @@ class Topology:
             return False
         return True
 
-    def _missing(self) -> Iterator[bytes]:
-        """What bindings wait for."""
-        broker = self._broker
-        names: dict[bytes, None] = {}
-        for binding in self.waiting:
-            if binding.source not in broker.exchanges:
-                names[binding.source] = None
-            if binding.destination not in (broker.exchanges if binding.to_exchange else broker.queues):
-                names[binding.destination] = None
-        return iter(names)
+    def _places(self, is_exchange: bool) -> Mapping[bytes, Destination]:
+        return self._broker.exchanges if is_exchange else self._broker.queues
 
 
 def _not_default(name: bytes) -> None:
@@ -689,10 +688,6 @@ def _same(kind: str, name: bytes, asked: object, now: object, fields: Iterable[s
 def _reserved(kind: str, name: bytes) -> Refusal:
     text = f"{kind} name {shown(name)} contains reserved prefix 'amq.*'"
     return Refusal(Code.ACCESS_REFUSED, text)
-
-
-def _too_many(setting: str, most: int) -> Refusal:
-    return Refusal(Code.PRECONDITION_FAILED, f"there are {setting} = {most} already")
 
 
 def _ends(binding: Binding) -> tuple[_End, _End]:

@@ -335,7 +335,7 @@ def qos(channel: Channel, method: commands.Basic.Qos) -> None:
 @handles(commands.Basic.Consume)
 def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     mux = channel.mux
-    tag = (method.consumer_tag or "").encode() or b"amq.ctag-" + mux.broker.new_name().encode()
+    tag = (method.consumer_tag or "").encode() or b"amq.ctag-" + mux.broker.new_name()
     if tag in channel.consumers:
         raise Refusal(Code.NOT_ALLOWED, f"attempt to reuse consumer tag {shown(tag)}")
     consumers = sum(len(other.consumers) for other in mux.by_number.values())
