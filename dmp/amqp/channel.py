@@ -25,7 +25,6 @@ from pamqp import base, commands
 
 from dmp.amqp.content import BodyFrames, Content, Incoming
 from dmp.amqp.publishing import Publishing
-from dmp.amqp.recording import PublishTracks
 from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
 from dmp.amqp.wire import (
     FRAME_END,
@@ -95,7 +94,6 @@ class Mux:
     `work`: what the stretch of input under way has done, in messages put into a queue.
     `to_confirm`: who has something to say at the end of the stretch. `dispatching`: deliveries may be sent.
     `capabilities`: the client's. `payload_max`: bytes that a frame holds.
-    `recorded`: None where nothing is recorded.
     """
 
     def __init__(self, session: SessionBase, broker: Broker) -> None:
@@ -113,8 +111,6 @@ class Mux:
         self.dispatching = False
         self.incoming = Incoming(session, broker.settings, broker.bodies)
         self.publishing = Publishing(self)
-        recorder = broker.recorder
-        self.recorded = None if recorder is None else PublishTracks(recorder, self.connection.peer)
         self.published = self.delivered_before = 0  # messages; what was delivered on channels that are gone
         self._settled: dict[Queue, list[Message]] = {}  # acknowledged, and not told to the queues yet
         self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for

@@ -32,17 +32,21 @@ from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES
 from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
+from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.access import WRITE
 from shared.budget import CacheBytes
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel, Confirms, Mux
+    from shared.recording.recorder import Track
     from shared.storage.store import Ticket
 
 # Posts that one connection keeps: a producer whose properties always change must not fill memory.
 _POSTS_MAX = 512
 _POST_BYTES = 800  # what one takes beside its bytes, which stand in it twice: 760 measured
+# Exchanges whose tracks one connection keeps for the recording; beyond them, all are made anew.
+_TRACKS_MAX = 64
 # A longer beginning of a publish (method, header, head of the body) does not take the fast path.
 _HEAD_BYTES_MAX = 2048
 # Messages of one run, counted once for each queue. Between runs other connections may have their turn.
@@ -78,13 +82,14 @@ class Post:
 class Publishing:
     """One connection's."""
 
-    __slots__ = ("_cached", "_last", "_mux", "_posts")
+    __slots__ = ("_cached", "_last", "_mux", "_posts", "_tracks")
 
     def __init__(self, mux: Mux) -> None:
         self._mux = mux
         self._posts: dict[bytes, Post] = {}
         self._cached = CacheBytes(mux.broker.accounts.caches)
         self._last: Post | None = None
+        self._tracks: dict[bytes, Track] = {}  # of the recording, by exchange
 
     def forget(self) -> None:
         """A channel has ended, and some posts may be its."""
@@ -212,8 +217,8 @@ class Publishing:
             except StoreError as error:
                 self.refuse(channel, count, str(error) or "the store takes no writes")
                 return
-        if mux.recorded is not None:
-            mux.recorded.record(post.content, post.head, bodies)
+        if broker.recorder is not None:
+            self.record(post, bodies)
         if channel.confirms is not None:
             channel.confirms.add(count, ticket)
         mux.worked(count + 1 if len(queues) < 2 else (count + _QUEUE_WORK) * len(queues))
@@ -241,16 +246,38 @@ class Publishing:
 
     def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: Confirms) -> None:
         """Some queue is nearly full and rejects what it has no room for: each message has its own confirm."""
-        head, recorded = post.head, self._mux.recorded
+        head = post.head
         for body in bodies:
             rejected = any(not queue.room_for(head, 1) for queue in post.rejecting)
             try:
                 ticket = self._mux.broker.publish(head, post.queues, (body,))
             except StoreError:
                 rejected, ticket = True, None
-            if recorded is not None and not rejected:
-                recorded.record(post.content, head, (body,))
+            if not rejected:
+                self.record(post, (body,))
             confirms.add(1, None if rejected else ticket, refused=rejected)
+
+    def record(self, post: Post, bodies: Sequence[bytes]) -> None:
+        """Record them, if that is asked for, as whole messages in the layout of DMP's own.
+
+        A run is one block: what stands before the bodies is made once. The bytes of a large message were
+        never together: it is counted as left out.
+        """
+        recorder, content, head = self._mux.broker.recorder, post.content, post.head
+        if recorder is None:
+            return
+        if head.large:
+            recorder.leave_out("large", len(bodies), len(bodies) * head.body_bytes)
+            return
+        track = self._tracks.get(content.exchange)
+        if track is None:
+            if len(self._tracks) >= _TRACKS_MAX:
+                self._tracks.clear()
+            source = self._mux.connection.peer.encode()
+            track = recorder.track(RECORDED_PUBLISHES, name=content.exchange, source=source)
+            self._tracks[content.exchange] = track
+        before = envelope(content.exchange, content.key, content.properties, head.body_bytes)
+        track.record(len(bodies), before + before.join(bodies))
 
     def refuse(self, channel: Channel, count: int, why: str) -> None:
         """In confirm mode a nack; without, the specification has nothing softer than the connection's end."""

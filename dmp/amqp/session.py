@@ -379,10 +379,7 @@ class AmqpSession(SessionBase):
         elif is_guest and near and not access.asks_login:
             self._logged_in(name, mechanism, True)
         else:
-            self.log_in(name, password, functools.partial(self._checked, name))
-
-    def _checked(self, name: str, fits: bool) -> None:
-        self._logged_in(name, "PLAIN", fits, counted=True)
+            self.log_in(name, password, functools.partial(self._logged_in, name, mechanism, counted=True))
 
     def _logged_in(self, name: str, mechanism: str, fits: bool, *, counted: bool = False) -> None:
         """A login was looked at. `counted`: where it failed, the guard knows of it."""
@@ -479,26 +476,25 @@ class AmqpSession(SessionBase):
         elif refusal.closes_connection or channel is None:
             self._close(refusal)
         else:
-            close = commands.Channel.Close(
-                int(refusal.code), refusal.reply_text.decode(), self.mux.index >> 16, self.mux.index & 0xFFFF
-            )
             channel.fall_silent()
-            channel.reply(close)
+            channel.reply(commands.Channel.Close(*self._reasons(refusal)))
             channel.step(ChannelEvent.REFUSED)
             self.mux.release((channel,))
 
     def _close(self, refusal: Refusal) -> None:
         """Say why, and wait for the peer to agree."""
-        close = commands.Connection.Close(
-            int(refusal.code), refusal.reply_text.decode(), self.mux.index >> 16, self.mux.index & 0xFFFF
-        )
         self.mux.fall_silent()
-        self.reply(encode(close, 0))
+        self.reply(encode(commands.Connection.Close(*self._reasons(refusal)), 0))
         self.state = TRANSITIONS[self.state][Event.REFUSED]
         self.let_go()
         for what in (BEAT, SILENCE, LOGIN, LARGE):
             self.deadline(what, math.inf)
         self.deadline(CLOSE, self.connection.now + CLOSE_SECONDS)
+
+    def _reasons(self, refusal: Refusal) -> tuple[int, str, int, int]:
+        """What a close says: code, text, and the class and method that are refused."""
+        index = self.mux.index
+        return int(refusal.code), refusal.reply_text.decode(), index >> 16, index & 0xFFFF
 
     def _end(self, event: Event) -> None:
         """Nothing more is read; the connection closes once everything is answered."""

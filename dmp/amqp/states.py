@@ -48,6 +48,8 @@ class ChannelEvent(Enum):
     CLOSE_OK = "close-ok"
 
 
+_ENDINGS = {Event.REFUSED: State.CLOSING, Event.CLOSE: State.ENDED, Event.END: State.ENDED}
+
 TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     State.STARTING: {
         Event.START_OK: State.TUNING,
@@ -55,19 +57,9 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
         Event.REFUSED: State.CLOSING,
         Event.END: State.ENDED,
     },
-    State.TUNING: {
-        Event.TUNE_OK: State.OPENING,
-        Event.REFUSED: State.CLOSING,
-        Event.CLOSE: State.ENDED,
-        Event.END: State.ENDED,
-    },
-    State.OPENING: {
-        Event.OPEN: State.OPEN,
-        Event.REFUSED: State.CLOSING,
-        Event.CLOSE: State.ENDED,
-        Event.END: State.ENDED,
-    },
-    State.OPEN: {Event.REFUSED: State.CLOSING, Event.CLOSE: State.ENDED, Event.END: State.ENDED},
+    State.TUNING: {Event.TUNE_OK: State.OPENING, **_ENDINGS},
+    State.OPENING: {Event.OPEN: State.OPEN, **_ENDINGS},
+    State.OPEN: _ENDINGS,
     State.CLOSING: {Event.CLOSE: State.ENDED, Event.CLOSE_OK: State.ENDED, Event.END: State.ENDED},
     State.ENDED: {},
 }

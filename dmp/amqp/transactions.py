@@ -162,9 +162,8 @@ class Transaction:
             text = str(error) or "the store takes no writes"
             raise Refusal(Code.RESOURCE_ERROR, text) from error
         self._count(*letters)
-        if mux.recorded is not None:
-            for post, _, bodies in self._posts:
-                mux.recorded.record(post.content, post.head, bodies)
+        for post, _, bodies in self._posts:
+            mux.publishing.record(post, bodies)
         for head, bodies in returned:
             for body in bodies:
                 channel.send_return(Code.NO_ROUTE, head, body)
