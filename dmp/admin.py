@@ -14,8 +14,9 @@ import trio
 from dmp import shown_properties
 from dmp.bodies import part_bytes
 from dmp.broker import Broker
-from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, read_table
+from dmp.data_types import EMPTY_TABLE, read_table
 from dmp.declarations import Binding, ExchangeKind, QueueArguments
+from dmp.definitions import key_in, name_in
 from dmp.exchanges import DEFAULT, TYPES, Exchange
 from dmp.message import Head, Message
 from dmp.queue_records import places
@@ -355,9 +356,7 @@ class Admin:
         }
 
     async def _declare(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        name = a_text(arguments, "name").encode()
-        if not 1 <= len(name) <= SHORT_BYTES_MAX:
-            raise BadArgument(f"name has 1 to {SHORT_BYTES_MAX} bytes")
+        name = name_in(arguments, "name")
         alternate = a_text(arguments, "alternate").encode() if arguments.get("alternate") else None
         kind = ExchangeKind(
             a_text(arguments, "type", "direct"),
@@ -407,9 +406,7 @@ class Admin:
     async def _bind(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         source = _exchange_name(a_text(arguments, "exchange"))
         name = a_text(arguments, "queue")
-        key = a_text(arguments, "key", "").encode()
-        if len(key) > SHORT_BYTES_MAX:
-            raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
+        key = key_in(arguments)
         queue = self._find_queue([name])
         if queue is None:
             raise ObjectMissing(f"there is no queue {name}")

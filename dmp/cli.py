@@ -174,8 +174,8 @@ async def declare(
             raise UsageError("--transient", "is for AMQP: the API makes durable queues only")
         row = {"name": name, "auto_delete": auto_delete, "arguments": arguments}
         return ApiRequest(lambda api: _defined(api, "queues", row) and shown)
+    kind: dict[str, Any] = {"durable": not transient, "auto_delete": auto_delete}
     if server is None:
-        kind: dict[str, Any] = {"durable": not transient, "auto_delete": auto_delete}
         if "alternate-exchange" in arguments:
             kind["alternate"] = arguments.pop("alternate-exchange")
         if arguments:
@@ -185,17 +185,9 @@ async def declare(
         )
     async with _amqp(server, name) as client:
         if what == "queue":
-            await client.declare_queue(
-                name, durable=not transient, auto_delete=auto_delete, arguments=arguments
-            )
+            await client.declare_queue(name, arguments=arguments, **kind)
         else:
-            await client.declare_exchange(
-                name,
-                type_ or "direct",
-                durable=not transient,
-                auto_delete=auto_delete,
-                arguments=arguments,
-            )
+            await client.declare_exchange(name, type_ or "direct", arguments=arguments, **kind)
     return shown
 
 

@@ -42,14 +42,14 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             ]
 
     async def make_exchange(row: Row, dry_run: bool, _: Promised) -> Made:
-        name = _name(row, "name")
+        name = name_in(row, "name")
         alternate = row.get("alternate")
         kind = ExchangeKind(
             a_text(row, "type", "direct"),
             True,
             a_flag(row, "auto_delete"),
             a_flag(row, "internal"),
-            None if alternate is None else _name(row, "alternate"),
+            None if alternate is None else name_in(row, "alternate"),
         )
         there = broker.exchanges.get(name)
         if there is not None:
@@ -71,7 +71,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             ]
 
     async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
-        name, table = _name(row, "name"), _table(row)
+        name, table = name_in(row, "name"), _table(row)
         kind = QueueKind(
             True, False, a_flag(row, "auto_delete"), table, QueueArguments.read(read_table(table))
         )
@@ -112,10 +112,9 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         to_exchange = "to_exchange" in row
         if to_exchange and "queue" in row:
             raise BadArgument("a binding leads to a queue or to_exchange, not to both")
-        source, destination = _name(row, "exchange"), _name(row, "to_exchange" if to_exchange else "queue")
-        key, table = a_text(row, "key", "").encode(), _table(row)
-        if len(key) > SHORT_BYTES_MAX:
-            raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
+        source = name_in(row, "exchange")
+        destination = name_in(row, "to_exchange" if to_exchange else "queue")
+        key, table = key_in(row), _table(row)
         exchange = broker.exchanges.get(source)
         there = (broker.exchanges if to_exchange else broker.queues).get(destination)
         for found, section, name in (
@@ -175,7 +174,16 @@ def _is_text(name: bytes) -> bool:
     return True
 
 
-def _name(row: Row, what: str) -> bytes:
+def key_in(row: Row) -> bytes:
+    """A binding's key. Raises BadArgument."""
+    key = a_text(row, "key", "").encode()
+    if len(key) > SHORT_BYTES_MAX:
+        raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
+    return key
+
+
+def name_in(row: Row, what: str) -> bytes:
+    """Raises BadArgument."""
     name = a_text(row, what).encode()
     if not 1 <= len(name) <= SHORT_BYTES_MAX:
         raise BadArgument(f"{what} has 1 to {SHORT_BYTES_MAX} bytes")

@@ -1,6 +1,9 @@
 """What DMP and AMQP count, and what each figure is called: plain ints, no call per message."""
 
 from collections import Counter
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
 
 import attrs
 
@@ -65,6 +68,11 @@ class Counts:
     consumers: int = 0
 
 
+def _all_of(figure: str) -> Callable[[Any], int]:
+    """Of all queues together."""
+    return lambda broker: sum(map(attrgetter(figure), broker.queues.values()))
+
+
 GAUGES = (
     Gauge("connections", "AMQP connections past their login.", lambda b: b.counts.connections),
     Gauge("sinks", "DMP connections that write.", lambda b: b.counts.sinks),
@@ -74,11 +82,7 @@ GAUGES = (
     Gauge("consumers", "Consumers.", lambda b: b.counts.consumers),
     Gauge("exchanges", "Exchanges.", lambda b: len(b.exchanges)),
     Gauge("queues", "Queues.", lambda b: len(b.queues)),
-    Gauge(
-        "queues_paused",
-        "Queues that deliver nothing until they are resumed.",
-        lambda b: sum(queue.paused for queue in b.queues.values()),
-    ),
+    Gauge("queues_paused", "Queues that deliver nothing until they are resumed.", _all_of("paused")),
     Gauge("bindings", "Bindings.", lambda b: b.bindings),
     Gauge("wild_words", "Words of topic bindings with more than three wildcards.", lambda b: b.wild_words),
     Gauge(
@@ -96,21 +100,13 @@ GAUGES = (
         "Bindings whose exchange or queue is not there.",
         lambda b: len(b.topology.waiting),
     ),
-    Gauge(
-        "messages_ready",
-        "Messages that wait for a taker.",
-        lambda b: sum(queue.depth for queue in b.queues.values()),
-    ),
+    Gauge("messages_ready", "Messages that wait for a taker.", _all_of("depth")),
     Gauge(
         "messages_cold",
         "Of these, the ones that are in the logs of their queues alone.",
         lambda b: sum(queue.cold.count for queue in b.queues.values() if queue.cold is not None),
     ),
-    Gauge(
-        "messages_unacked",
-        "Messages delivered and not acknowledged.",
-        lambda b: sum(queue.unacked for queue in b.queues.values()),
-    ),
+    Gauge("messages_unacked", "Messages delivered and not acknowledged.", _all_of("unacked")),
     Gauge(
         "memory_bytes",
         "What waiting messages take; above memory_bytes_max publishers are not read.",

@@ -23,7 +23,7 @@ _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 
 _SHORT, _TABLE, _OCTET, _TIME = range(4)
-_FIELDS = (
+FIELDS = (
     (0x8000, _SHORT, "content_type"),
     (0x4000, _SHORT, "content_encoding"),
     (0x2000, _TABLE, "headers"),
@@ -75,7 +75,7 @@ def note_untrusted(properties: bytes) -> Noted:
         raise Refusal(Code.SYNTAX_ERROR, "property flags that class basic does not have")
     at, end = 2, len(properties)
     spans: dict[str, tuple[int, int]] = {}
-    for bit, kind, name in _FIELDS:
+    for bit, kind, name in FIELDS:
         if not flags & bit:
             continue
         start = at
@@ -111,7 +111,7 @@ def end_of_properties(data: bytes, at: int, end: int) -> int:
     (flags,) = _U16.unpack_from(data, at)
     at += 2
     if flags:
-        for bit, kind, _ in _FIELDS:
+        for bit, kind, _ in FIELDS:
             if not flags & bit:
                 continue
             if kind == _SHORT:

@@ -10,25 +10,16 @@ from typing import Any
 from pamqp import commands, encode
 
 from dmp.data_types import check_table
-from dmp.properties import note_untrusted, unpack
+from dmp.properties import FIELDS, note_untrusted, unpack
 from dmp.refusals import Refusal
 from shared.objects import BadArgument, time_text
 
 _NAMES: Mapping[str, str] = {
-    "content_type": "content_type",
-    "content_encoding": "content_encoding",
-    "headers": "headers",
-    "delivery_mode": "delivery_mode",
-    "priority": "priority",
-    "correlation_id": "correlation_id",
-    "reply_to": "reply_to",
-    "expiration": "expiration",
-    "message_id": "message_id",
-    "timestamp": "timestamp",
-    "type": "message_type",
-    "app_id": "app_id",
+    name.replace("message_type", "type"): name
+    for _, _, name in FIELDS
+    if name not in ("user_id", "cluster_id")
 }
-"""Of the properties that a message may be given. `user_id` is the login's."""
+"""Of the properties that a message may be given, and pamqp's. `user_id` is the login's."""
 
 
 def show(properties: bytes) -> dict[str, Any]:
