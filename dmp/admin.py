@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -60,83 +61,7 @@ class Admin:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        peek = Action(
-            "peek",
-            "The next messages; takes nothing.",
-            self._peek,
-            {"limit": f"at most {PEEK_MAX} messages; 10"},
-            looks=True,
-            answers=MESSAGES,
-        )
-        put = Action(
-            "messages",
-            "Put one in.",
-            self._put,
-            {
-                "text": "the message",
-                "base64": "the same, where it is not UTF-8",
-                "properties": "AMQP's, by name; where the queue is durable delivery_mode is 2 unless said",
-            },
-            dry_runs=True,
-            answers=("published",),
-        )
-        redrive = Action(
-            "redrive",
-            "Move dead letters back to where they came from.",
-            self._redrive,
-            dry_runs=True,
-            answers=("moved", "left"),
-        )
-        purge = Action(
-            "purge",
-            "Drop what is ready; what is held stays.",
-            self._purge,
-            dry_runs=True,
-            answers=("purged", "held"),
-        )
-        delete = Action(
-            "delete",
-            "Delete it, with its messages and bindings.",
-            self._delete_queue,
-            dry_runs=True,
-            answers=("deleted", "messages", "bindings"),
-        )
-        drop = Action(
-            "delete",
-            "Delete it, with its bindings.",
-            self._delete_exchange,
-            dry_runs=True,
-            answers=("deleted", "bindings"),
-        )
-        unbind = Action("delete", "Unbind.", self._unbind, dry_runs=True, answers=("unbound",))
-        declare = Action(
-            "declare",
-            "Declare an exchange; one just like it may be there.",
-            self._declare,
-            {
-                "name": "up to 255 bytes",
-                "type": "direct, fanout, topic or headers",
-                "durable": "true or false",
-                "auto_delete": "true or false",
-                "internal": "true or false",
-                "alternate": "the exchange that gets what it cannot route",
-            },
-            dry_runs=True,
-            answers=("declared",),
-        )
-        bind = Action(
-            "bind",
-            "Bind a queue to an exchange.",
-            self._bind,
-            {
-                "exchange": "its source",
-                "queue": "where it leads",
-                "key": "the routing key; empty unless said",
-                "arguments": "a table beside it, as a headers exchange has them",
-            },
-            dry_runs=True,
-            answers=("bound",),
-        )
+        changing = partial(Action, dry_runs=True)
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -145,11 +70,44 @@ class Admin:
                 self._find_queue,
                 self._queue,
                 (
-                    peek,
-                    put,
-                    purge,
-                    redrive,
-                    delete,
+                    Action(
+                        "peek",
+                        "The next messages; takes nothing.",
+                        self._peek,
+                        {"limit": f"at most {PEEK_MAX} messages; 10"},
+                        looks=True,
+                        answers=MESSAGES,
+                    ),
+                    changing(
+                        "messages",
+                        "Put one in.",
+                        self._put,
+                        {
+                            "text": "the message",
+                            "base64": "the same, where it is not UTF-8",
+                            "properties": "AMQP's, by name; where the queue is durable "
+                            "delivery_mode is 2 unless said",
+                        },
+                        answers=("published",),
+                    ),
+                    changing(
+                        "purge",
+                        "Drop what is ready; what is held stays.",
+                        self._purge,
+                        answers=("purged", "held"),
+                    ),
+                    changing(
+                        "redrive",
+                        "Move dead letters back to where they came from.",
+                        self._redrive,
+                        answers=("moved", "left"),
+                    ),
+                    changing(
+                        "delete",
+                        "Delete it, with its messages and bindings.",
+                        self._delete_queue,
+                        answers=("deleted", "messages", "bindings"),
+                    ),
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
                 begin="brokers dmp declare queue jobs",
@@ -162,8 +120,28 @@ class Admin:
                 lambda exchange: key_of(_text(exchange.name) or DEFAULT_NAME),
                 lambda parts: broker.exchanges.get(_exchange_name(parts[0])),
                 self._exchange,
-                (drop,),
-                declare,
+                (
+                    changing(
+                        "delete",
+                        "Delete it, with its bindings.",
+                        self._delete_exchange,
+                        answers=("deleted", "bindings"),
+                    ),
+                ),
+                changing(
+                    "declare",
+                    "Declare an exchange; one just like it may be there.",
+                    self._declare,
+                    {
+                        "name": "up to 255 bytes",
+                        "type": "direct, fanout, topic or headers",
+                        "durable": "true or false",
+                        "auto_delete": "true or false",
+                        "internal": "true or false",
+                        "alternate": "the exchange that gets what it cannot route",
+                    },
+                    answers=("declared",),
+                ),
             ),
             Objects(
                 BINDINGS,
@@ -171,8 +149,19 @@ class Admin:
                 lambda binding: key_of(_binding_id(binding)),
                 self._find_binding,
                 self._binding,
-                (unbind,),
-                bind,
+                (changing("delete", "Unbind.", self._unbind, answers=("unbound",)),),
+                changing(
+                    "bind",
+                    "Bind a queue to an exchange.",
+                    self._bind,
+                    {
+                        "exchange": "its source",
+                        "queue": "where it leads",
+                        "key": "the routing key; empty unless said",
+                        "arguments": "a table beside it, as a headers exchange has them",
+                    },
+                    answers=("bound",),
+                ),
                 begin="brokers dmp bind jobs amq.topic -k 'orders.#'",
             ),
         )
@@ -421,8 +410,7 @@ class Admin:
 
     async def _unbind(self, binding: Binding, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         broker = self._broker
-        there = broker.exchanges if binding.to_exchange else broker.queues
-        destination = there.get(binding.destination)
+        destination = broker.topology.places(binding.to_exchange).get(binding.destination)
         if not dry_run:
             await self._settled(
                 broker.topology.unbind(binding.source, destination, binding.key, binding.arguments)

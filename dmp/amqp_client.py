@@ -118,11 +118,11 @@ class Delivery:
         await self._channel.say(encode(commands.Basic.Nack(self._tag, False, requeue), self._channel.number))
 
 
+@attrs.define(eq=False)
 class Deliveries:
     """An async iterator over what a queue delivers; made by `Client.consume`."""
 
-    def __init__(self, channel: "_Channel") -> None:
-        self._channel = channel
+    _channel: "_Channel"
 
     def __aiter__(self) -> Self:
         return self
@@ -191,35 +191,36 @@ class _Channel:
     async def publish(
         self, exchange: str, key: str, properties: Properties, body: bytes, mandatory: bool
     ) -> None:
-        if self._lost is not None:
-            raise self._lost
         method = encode(
             commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=mandatory), self.number
         )
-        data = b"".join([method, *self._content(properties.marshal(), body)])
-        # The server numbers what it gets. So after all that can raise, the message is numbered and queued
-        # without a wait in between.
-        self._published += 1
-        published = self._unconfirmed[self._published] = _Published(exchange, key, body, mandatory)
-        self._client._write(data)
+        published = _Published(exchange, key, body, mandatory)
+        self._post(method, properties.marshal(), body, published)
         await self._client._wait_for_room()
         await published.confirmed.wait()
 
     async def publish_many(self, messages: Iterable[RawMessage]) -> None:
         published = []
         for message in messages:
-            if self._lost is not None:
-                raise self._lost
             method = b"".join((wire.PUBLISH, b"\0\0", short(message.exchange), short(message.key), b"\0"))
-            frame = (FRAME_HEAD.pack(wire.METHOD, self.number, len(method)), method, FRAME_END)
-            data = b"".join([*frame, *self._content(message.properties, message.body)])
-            self._published += 1
-            one = self._unconfirmed[self._published] = _Published("", "", b"", mandatory=False)
-            published.append(one)
-            self._client._write(data)
+            published.append(_Published("", "", b"", mandatory=False))
+            self._post(wire.framed(self.number, method), message.properties, message.body, published[-1])
             await self._client._wait_for_room()
         for one in published:
             await one.confirmed.wait()
+
+    def _post(self, method: bytes, properties: bytes, body: bytes, published: _Published) -> None:
+        """Send a publish. Raises Disconnected, Refused.
+
+        The server numbers what it gets. So after all that can raise, the message is numbered and queued
+        without a wait in between.
+        """
+        if self._lost is not None:
+            raise self._lost
+        data = b"".join([method, *self._content(properties, body)])
+        self._published += 1
+        self._unconfirmed[self._published] = published
+        self._client._write(data)
 
     async def next_delivery(self) -> Delivery:
         while not self._delivered:
@@ -273,10 +274,10 @@ class _Channel:
             published = waiting.pop(each, None)
             if published is None:
                 continue
-            none: Unroutable | None = None
+            said = outcome
             if published.returned:
-                none = Unroutable(f"no queue takes {published.key!r} of exchange {published.exchange!r}")
-            published.confirmed.set(none or outcome)
+                said = Unroutable(f"no queue takes {published.key!r} of exchange {published.exchange!r}")
+            published.confirmed.set(said)
 
     def _arrived(self, message: Arrived) -> None:
         method = message.method

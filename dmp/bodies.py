@@ -117,31 +117,24 @@ class Arriving:
             self._bodies.remove(self._log)
 
 
+@attrs.define(eq=False, repr=False)
 class Bodies:
     """All large bodies. `begun_bytes`: of those that have not come whole yet. `unclaimed`: how many are kept
     though no queue refers to them.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        logs: Namespace,
-        log: structlog.stdlib.BoundLogger,
-        begun_bytes_max: int,
-        memory: Account,
-    ) -> None:
-        self._memory = memory
-        self.begun_bytes = 0
-        self.unclaimed = 0
-        self.begun_bytes_max = begun_bytes_max
-        self._store = store
-        self._logs = logs
-        self._log = log
-        self._bodies: dict[bytes, Body] = {}
-        self._left: dict[Body, None] = {}  # no queue, or nobody at all, refers to these any more
-        self._removed: list[Log] = []  # to be deleted
-        self._unwritten_bytes = 0
-        self._waiting: list[Callable[[], None]] = []
+    _store: Store
+    _logs: Namespace
+    _log: structlog.stdlib.BoundLogger
+    begun_bytes_max: int
+    _memory: Account
+    begun_bytes: int = 0
+    unclaimed: int = 0
+    _bodies: dict[bytes, Body] = attrs.Factory(dict)
+    _left: dict[Body, None] = attrs.Factory(dict)  # no queue, or nobody at all, refers to these any more
+    _removed: list[Log] = attrs.Factory(list)  # to be deleted
+    _unwritten_bytes: int = 0
+    _waiting: list[Callable[[], None]] = attrs.Factory(list)
 
     def __len__(self) -> int:
         return len(self._bodies)

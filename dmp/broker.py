@@ -20,7 +20,7 @@ from dmp.metrics import Counts
 from dmp.queue_log import QueueLog
 from dmp.queue_records import put
 from dmp.queues import Owner, Queue
-from dmp.refusals import Code, not_found, shown
+from dmp.refusals import Code, shown
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
 from dmp.topology_table import TopologyTable
@@ -105,10 +105,7 @@ class Broker:
             keys = dict.fromkeys((head.key, *head.more_keys))
             found = [self.queues.get(key) or self.reply_queues.get(key) for key in keys]
             return tuple([queue for queue in found if queue is not None]), 0
-        source = self.exchanges.get(exchange)
-        if source is None:
-            raise not_found("exchange", exchange)
-        return route(source, head, self.exchanges.get)
+        return route(self.topology.exchange(exchange), head, self.exchanges.get)
 
     def publish(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
         """Put a run into its queues. A confirm waits for the ticket; None: for nothing.

@@ -27,7 +27,7 @@ from pamqp import commands
 
 from dmp import wire
 from dmp.data_types import SHORT_BYTES_MAX, short, take_short
-from dmp.principal import PORT, Principal, Refused, Returned, error_for, open_principal
+from dmp.principal import PORT, Principal, Refused, Returned, error_for, open_principal, receive
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import DMP_HEADER, Message, MessageOptions
 from shared.client.dial import Address, Disconnected, How, Unreachable, broken
@@ -202,7 +202,7 @@ async def open_leased(address: Address, lease: bytes) -> tuple[trio.abc.Stream, 
             data = b""
             for _ in ("the greeting", "the answer to the lease"):
                 while (text := take_short(data)) is None:
-                    data += await _receive(stream)
+                    data += await receive(stream, RECEIVE_BYTES)
                 code, _ = wire.read_reply(text)
                 if code != wire.Reply.OK:
                     raise error_for(code, text.decode(errors="backslashreplace"))
@@ -215,16 +215,6 @@ async def open_leased(address: Address, lease: bytes) -> tuple[trio.abc.Stream, 
     except BaseException:
         await trio.aclose_forcefully(stream)
         raise
-
-
-async def _receive(stream: trio.abc.Stream) -> bytes:
-    try:
-        received = await stream.receive_some(RECEIVE_BYTES)
-    except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-        raise broken(error, "closed") from error
-    if not received:
-        raise Disconnected("the server closed the connection")
-    return bytes(received)
 
 
 def _refusal_in(said: bytes) -> Refused | None:

@@ -58,7 +58,10 @@ def check_table(data: bytes, start: int, end: int, fields_max: int = FIELDS_MAX)
                 name_end = at + 1 + data[at]
                 if name_end > stop:
                     raise _malformed("a name reaches past its end")
-                _check_text(data, at + 1, name_end)
+                try:
+                    data[at + 1 : name_end].decode()
+                except UnicodeDecodeError:
+                    raise _malformed("a name is not UTF-8") from None
                 at = name_end
             if at >= stop:
                 raise _malformed("a field without a value")
@@ -108,14 +111,6 @@ def _read_fields(data: bytes, at: int, end: int) -> dict[str, Any]:
     return found
 
 
-def _read_items(data: bytes, at: int, end: int) -> list[Any]:
-    found: list[Any] = []
-    while at < end:
-        value, at = _read_value(data, at)
-        found.append(value)
-    return found
-
-
 def _read_value(data: bytes, at: int) -> tuple[Any, int]:
     """The value whose type stands at `at`, and where it ends."""
     kind = data[at]
@@ -123,7 +118,11 @@ def _read_value(data: bytes, at: int) -> tuple[Any, int]:
     if kind == _TABLE:
         return _read_fields(data, start + 4, end), end
     if kind == _ARRAY:
-        return _read_items(data, start + 4, end), end
+        found, at = [], start + 4
+        while at < end:
+            value, at = _read_value(data, at)
+            found.append(value)
+        return found, end
     return decode.TABLE_MAPPING[data[at:start]](data[start:end])[1], end
 
 
@@ -131,13 +130,6 @@ def _end_of_value(data: bytes, at: int) -> int:
     """Where the value ends whose type stands at `at`."""
     size = _FIXED.get(data[at])
     return at + 1 + (4 + int(_U32.unpack_from(data, at + 1)[0]) if size is None else size)
-
-
-def _check_text(data: bytes, start: int, end: int) -> None:
-    try:
-        data[start:end].decode()
-    except UnicodeDecodeError:
-        raise _malformed("a name is not UTF-8") from None
 
 
 def _malformed(why: str) -> Refusal:

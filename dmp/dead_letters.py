@@ -154,24 +154,20 @@ def addressed(broker: "Broker", queue: Queue, message: Message, reason: str) -> 
 
     Work is counted in messages that could have been put into a queue meanwhile. Raises Refusal: no exchange.
     """
-    arguments = queue.kind.arguments
-    exchange = arguments.dead_letter_exchange
-    assert exchange is not None
-    key = arguments.dead_letter_key
-    head = head_of(message, queue.name, reason, exchange, key, time.time())
-    queues, work = broker.route(exchange, head)
+    head = _head_of(queue, message, reason)
+    queues, work = broker.route(head.exchange, head)
     return head, without_circles(head, queues, reason), work
 
 
-def head_of(
-    message: Message, queue: bytes, reason: str, exchange: bytes, key: bytes | None, wall: float
-) -> Head:
-    """The head with which it is published to the dead-letter exchange; `wall`: seconds since 1970.
+def _head_of(queue: Queue, message: Message, reason: str) -> Head:
+    """The head with which it is published to the dead-letter exchange.
 
-    `key`: the queue's for dead letters; None: the message's own, and those in `CC`. With the queue's, `CC`
-    goes from the headers, as RabbitMQ has it.
+    It has the queue's key for dead letters, or else the message's own, and those in `CC`. With the queue's,
+    `CC` goes from the headers, as RabbitMQ has it.
     """
     old = message.head
+    exchange, key = queue.kind.arguments.dead_letter_exchange, queue.kind.arguments.dead_letter_key
+    assert exchange is not None
     try:
         properties = unpack(old.properties)
         headers: dict[str, Any] = dict(old.headers)
@@ -179,8 +175,8 @@ def head_of(
         death = {
             "count": 1,
             "reason": reason,
-            "queue": _text(queue),
-            "time": datetime.datetime.fromtimestamp(int(wall), datetime.UTC),
+            "queue": _text(queue.name),
+            "time": datetime.datetime.fromtimestamp(int(time.time()), datetime.UTC),
             "exchange": _text(old.exchange),
             "routing-keys": [_text(each) for each in (old.key, *copies)],
         }

@@ -14,8 +14,7 @@ from pamqp import encode
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, check_table, read_table
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import DEFAULT, RESERVED, Exchange
-from dmp.queues import Queue
+from dmp.exchanges import DEFAULT, RESERVED
 from dmp.refusals import shown
 from dmp.shown_properties import show_value
 from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, name_of, parts
@@ -67,7 +66,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
                     **_shown(queue.kind.table),
                 }
                 for queue in part
-                if queue.log is not None and queue.owner is None and _has_a_name(queue.name)
+                if queue.durable and _has_a_name(queue.name)
             ]
 
     async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
@@ -101,12 +100,8 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
                     ]
 
     def _is_kept(binding: Binding) -> bool:
-        there: Exchange | Queue | None
-        if binding.to_exchange:
-            there = broker.exchanges.get(binding.destination)
-            return there is not None and there.kind.durable and _is_text(binding.key)
-        there = broker.queues.get(binding.destination)
-        return there is not None and there.log is not None and there.owner is None and _is_text(binding.key)
+        there = broker.topology.places(binding.to_exchange).get(binding.destination)
+        return there is not None and there.durable and _is_text(binding.key)
 
     async def make_binding(row: Row, dry_run: bool, promised: Promised) -> Made:
         to_exchange = "to_exchange" in row
@@ -116,7 +111,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         destination = name_in(row, "to_exchange" if to_exchange else "queue")
         key, table = key_in(row), _table(row)
         exchange = broker.exchanges.get(source)
-        there = (broker.exchanges if to_exchange else broker.queues).get(destination)
+        there = broker.topology.places(to_exchange).get(destination)
         for found, section, name in (
             (exchange, "exchanges", source),
             (there, "exchanges" if to_exchange else "queues", destination),

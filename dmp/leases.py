@@ -58,22 +58,16 @@ class Lease:
         self._lapsed(self)
 
 
+@attrs.define(eq=False, repr=False)
 class LeaseBook:
     """Every lease that is not used yet."""
 
-    def __init__(
-        self,
-        counts: Counts,
-        timers: Timers,
-        leases_max: int,
-        memory: Account,
-    ) -> None:
-        self._counts = counts
-        self._timers = timers
-        self.leases_max = leases_max
-        self._memory = memory
-        self._key = secrets.token_bytes(RANDOM_BYTES)
-        self._by_digest: dict[bytes, Lease] = {}
+    _counts: Counts
+    _timers: Timers
+    leases_max: int
+    _memory: Account
+    _key: bytes = attrs.field(factory=lambda: secrets.token_bytes(RANDOM_BYTES), init=False)
+    _by_digest: dict[bytes, Lease] = attrs.field(factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self._by_digest)
@@ -90,7 +84,7 @@ class LeaseBook:
         check(self._memory, LEASE_BYTES)
         word = secrets.token_urlsafe(RANDOM_BYTES)
         now = self._timers.now()
-        lease = Lease(self._digest(word.encode()), owner, target, send_return, now, self._expired)
+        lease = Lease(self._digest(word.encode()), owner, target, send_return, now, self._lapse)
         self._by_digest[lease.digest] = lease
         self._memory.charge(LEASE_BYTES)
         if isinstance(target, Queue):
@@ -107,17 +101,12 @@ class LeaseBook:
         if not hmac.compare_digest(digest, expected) or lease is None:
             self._counts.leases_refused += 1
             return None
-        lapsed = self._timers.now() >= lease.given + LEASE_SECONDS
-        self._remove(lease)
-        if lapsed:  # its timer has not run yet
+        if self._timers.now() >= lease.given + LEASE_SECONDS:  # its timer has not run yet
             self._lapse(lease)
             self._counts.leases_refused += 1
             return None
-        return lease
-
-    def _expired(self, lease: Lease) -> None:
         self._remove(lease)
-        self._lapse(lease)
+        return lease
 
     def _remove(self, lease: Lease) -> None:
         self._timers.forget(lease)
@@ -125,6 +114,7 @@ class LeaseBook:
         self._memory.give(LEASE_BYTES)
 
     def _lapse(self, lease: Lease) -> None:
+        self._remove(lease)
         self._counts.leases_lapsed += 1
         if isinstance(lease.target, Queue) and lease.target.feed_lease is lease:
             lease.target.feed_lease = None

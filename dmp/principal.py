@@ -64,11 +64,11 @@ class Returned:
     body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
 
 
+@attrs.define(eq=False)
 class ServerFrames:
     """Takes what a server sends apart, however it is cut."""
 
-    def __init__(self) -> None:
-        self._data = bytearray()
+    _data: bytearray = attrs.Factory(bytearray)
 
     def feed(self, received: bytes) -> Iterator[tuple[int, int, bytes]]:
         """Yield the kind, channel and payload of each whole frame. Raises RemoteProtocolError."""
@@ -96,14 +96,14 @@ class Arrived:
     body: bytes
 
 
+@attrs.define(eq=False)
 class Contents:
     """Puts the messages of one channel together."""
 
-    def __init__(self) -> None:
-        self._method: commands.Basic.Deliver | commands.Basic.Return | None = None
-        self._properties = b""
-        self._parts: list[bytes] = []
-        self._missing = 0
+    _method: commands.Basic.Deliver | commands.Basic.Return | None = None
+    _properties: bytes = b""
+    _parts: list[bytes] = attrs.Factory(list)
+    _missing: int = 0
 
     def take(self, kind: int, payload: bytes) -> base.Frame | Arrived | None:
         """A frame: what it is, or completes. Raises RemoteProtocolError, Refusal."""
@@ -247,16 +247,22 @@ class Principal:
             raise broken(error, "closed") from error
 
     async def _receive(self) -> bytes:
-        try:
-            data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise broken(error, "closed") from error
-        if not data:
-            raise Disconnected("the server closed the connection")
+        data = await receive(self._stream, RECEIVE_BYTES)
         if not self._heard:
             check_plain(data)
             self._heard = True
         return data
+
+
+async def receive(stream: trio.abc.Stream, bytes_max: int) -> bytes:
+    """What has come. Raises Disconnected."""
+    try:
+        data = bytes(await stream.receive_some(bytes_max))
+    except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        raise broken(error, "closed") from error
+    if not data:
+        raise Disconnected("the server closed the connection")
+    return data
 
 
 async def greeted(address: Address, stream: trio.abc.Stream) -> Principal:

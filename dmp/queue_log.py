@@ -203,17 +203,11 @@ class QueueLog:
             return
         if dead > self._live_bytes and not (self._copying or self._leaving):
             self.copy_oldest()
-        oldest = self._oldest()
-        below = log.visible if oldest is None else oldest.offset
+        below = min([log.visible, *map(_first_offset, filter(None, (self._live, self._copied)))])
         if self.cold_at is not None:
             below = min(below, self.cold_at)
         if below - log.first >= SLACK_BYTES:
             log.drop_below(below)
-
-    def _oldest(self) -> Message | None:
-        """The one whose record stands first."""
-        fronts = [next(iter(held.values())) for held in (self._live, self._copied) if held]
-        return min(fronts, key=attrgetter("offset")) if fronts else None
 
     def copy_oldest(self) -> None:
         """Write the oldest again. Until the copies are on the disk it is the originals that count."""
@@ -265,12 +259,11 @@ class Cold:
     """So much was passed over, since it cannot be read."""
     damaged: StoreError | None = attrs.field(default=None, init=False)  # why nothing more can be read
     _reader: MessageReader = attrs.field(init=False)
-    _offset: int = attrs.field(default=0, init=False)
+    offset: int = attrs.field(default=0, init=False)  # where to read on
     _ours: int = attrs.field(default=0, init=False)  # the first number of this process
     _epoch: int = attrs.field(default=0, init=False)
-    _expires: deque[tuple[int, float]] = attrs.field(
-        factory=deque, init=False
-    )  # up to this number, at this time
+    _expires: deque[tuple[int, float]] = attrs.field(factory=deque, init=False)
+    """Up to this number, at this time."""
 
     def __attrs_post_init__(self) -> None:
         self._reader = MessageReader(self._log.log.file.path)
@@ -337,23 +330,18 @@ class Cold:
         while again:
             again = False
             self.reading = True
-            self._log.log.read(self._offset, READ_BYTES, on_read)
+            self._log.log.read(self.offset, READ_BYTES, on_read)
         at_once = False
 
     def _pass_over(self) -> None:
         """Go on behind what cannot be read, and count it as lost."""
         log = self._log.log
-        if self._offset < log.visible:
-            self.lost = log.lost_at(self._offset)
+        if self.offset < log.visible:
+            self.lost = log.lost_at(self.offset)
             self._move_to(self.lost.end)
         else:
-            self.lost = self.lost or Lost(self._offset, 0, self.count)
+            self.lost = self.lost or Lost(self.offset, 0, self.count)
             self.clear()
-
-    @property
-    def offset(self) -> int:
-        """Where to read on."""
-        return self._offset
 
     def messages_in(self, data: bytes, start: int, first: int) -> Iterator[Message | Lost]:
         """The messages of the queue, numbered `first` or more, in the records that stand at `start`."""
@@ -374,7 +362,7 @@ class Cold:
                 first = number + 1
 
     def _read(self, data: bytes) -> list[Message]:
-        start = self._offset
+        start = self.offset
         messages: list[Message] = []
         for message in self.messages_in(data, start, self.first):
             if isinstance(message, Lost):
@@ -396,7 +384,7 @@ class Cold:
         return messages
 
     def _move_to(self, offset: int) -> None:
-        self._offset = self._log.cold_at = offset
+        self.offset = self._log.cold_at = offset
 
     def _note(self, expires: float, last: int) -> None:
         runs = self._expires

@@ -18,6 +18,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
+import attrs
+
 from dmp.bodies import length_in
 from dmp.data_types import short
 from dmp.message import Head, Message
@@ -109,14 +111,12 @@ def numbers_in(data: bytes, start: int, end: int) -> tuple[int, ...]:
     return struct.unpack_from(f">{(end - start - 1) // 8}Q", data, start + 1)
 
 
+@attrs.define(eq=False)
 class MessageReader:
     """Makes messages of such records. Those that are alike share a head, as they did before."""
 
-    __slots__ = ("_heads", "_path")
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._heads: dict[bytes, Head] = {}
+    _path: str
+    _heads: dict[bytes, Head] = attrs.Factory(dict)
 
     def read(self, data: bytes, start: int, end: int, offset: int) -> Message:
         """The record whose payload is [start, end), and which stands at `offset`. Raises CorruptRecord."""

@@ -155,7 +155,7 @@ class Queue:
     mark: int = attrs.field(default=NONE, init=False)  # of `waits`, as are the next two
     marked_at: float = attrs.field(default=0.0, init=False)
     tick: int = attrs.field(default=0, init=False)
-    _next: int = attrs.field(default=0, init=False)  # the number of the next message
+    numbered: int = attrs.field(default=0, init=False)  # how many ever came: the number of the next message
     _started: float = attrs.field(default=0.0, init=False)
     _timed: bool = attrs.field(init=False)  # some message may expire
     _behind: bool = attrs.field(default=False, init=False)  # the next one out has expired, and waits its turn
@@ -199,11 +199,6 @@ class Queue:
     def depth_bytes(self) -> int:
         """Their bodies."""
         return self.ready_bytes if self.cold is None else self.ready_bytes + self.cold.body_bytes
-
-    @property
-    def numbered(self) -> int:
-        """How many ever came: the number of the next message."""
-        return self._next
 
     @property
     def empty(self) -> bool:
@@ -263,7 +258,7 @@ class Queue:
                 try:
                     count, room_bytes = taker.room()
                     if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
-                        self._next += len(bodies)
+                        self.numbered += len(bodies)
                         taker.deliver_run(head, bodies)
                         self._context.counts.delivered += len(bodies)
                         return
@@ -275,7 +270,7 @@ class Queue:
         self, feed: FeedTaker, chunks: Sequence[bytes | memoryview], count: int, exchange: bytes
     ) -> None:
         """Messages as they stand in DMP's envelopes, for the feed that `takes_whole` has found."""
-        self._next += count
+        self.numbered += count
         self._context.counts.delivered += count
         try:
             feed.deliver_whole(chunks, count, exchange)
@@ -285,8 +280,8 @@ class Queue:
     def number(self, head: Head, bodies: Sequence[bytes], first: int | None = None) -> list[Message]:
         """Messages of this queue, not yet in it; `first`: where these had numbers before."""
         if first is None:
-            first = self._next
-            self._next += len(bodies)
+            first = self.numbered
+            self.numbered += len(bodies)
         messages = [Message(head, body, number) for number, body in enumerate(bodies, first)]
         if self._timed or head.ttl_ms is not None:
             expires = self._expires(head, self._context.timers.now())
@@ -333,7 +328,7 @@ class Queue:
         self._started = self._context.timers.now()
         for message in messages:
             message.expires = self._expires(message.head, self._started)
-        self._next = found.following
+        self.numbered = found.following
         self.lost = bool(found.lost)
         count = len(messages)
         self._has_large = any(message.head.large for message in messages)
@@ -673,6 +668,7 @@ class Queue:
 
     def settle(self, messages: Sequence[Message]) -> None:
         """They are acknowledged."""
+        self._context.counts.acknowledged += len(messages)
         if self.deleted:
             self.forget(messages)
             return
@@ -691,6 +687,7 @@ class Queue:
 
     def reject(self, messages: list[Message]) -> None:
         """They are not wanted back: dead letters."""
+        self._context.counts.rejected += len(messages)
         if self.deleted:
             self.forget(messages)
             return
@@ -699,38 +696,33 @@ class Queue:
 
     def requeue(self, messages: list[Message]) -> None:
         """They come back to their old places; somebody may have seen them. You `dispatch`."""
+        self._context.counts.requeued += len(messages)
         if self.deleted:
             self.forget(messages)
             return
         self.unacked -= len(messages)
-        self._put_back(messages, given=True)
+        self._put_back(messages)
+        for message in messages:
+            message.redelivered = True
 
     def take_back(self, head: Head, bodies: Sequence[bytes]) -> None:
         """What the feed was given last comes back, unwritten, before all that is ready. You `dispatch`."""
-        following = self.ready.first_number() if self.ready else self._next
+        following = self.ready.first_number() if self.ready else self.numbered
         messages = self.number(head, bodies, following - len(bodies))
         self._context.memory.take(_sizes(messages)[1])
         self._context.counts.delivered -= len(messages)
-        self._put_back(messages, given=False)
+        self._put_back(messages)
 
-    def _put_back(self, messages: list[Message], *, given: bool) -> None:
+    def _put_back(self, messages: list[Message]) -> None:
+        """All but those whose bodies cannot be read: they are lost, and not deleted."""
         if self._has_large:
-            messages = self._without_damaged(messages)
-        if given:
-            for message in messages:
-                message.redelivered = True
-        messages.sort(key=attrgetter("number"))
-        self._put_in_front(messages)
-
-    def _without_damaged(self, messages: list[Message]) -> list[Message]:
-        """What comes back, but for those whose bodies cannot be read: they are lost, and not deleted."""
-        bodies = self._context.bodies
-        lost = [message for message in messages if message.head.large and bodies[message.body].damaged]
-        if not lost:
-            return messages
-        self.lost = True
-        self._context.memory.give(_sizes(lost)[1])
-        return [message for message in messages if message not in lost]
+            bodies = self._context.bodies
+            lost = [message for message in messages if message.head.large and bodies[message.body].damaged]
+            if lost:
+                self.lost = True
+                self._context.memory.give(_sizes(lost)[1])
+                messages = [message for message in messages if message not in lost]
+        self.return_front(messages)
 
     def await_returns(self) -> None:
         """Nothing is given out until `all_returned`: some of what comes back stands before all there is."""

@@ -165,6 +165,13 @@ class Topology:
             raise not_found("exchange", name)
         return found
 
+    def open_exchange(self, name: bytes) -> Exchange:
+        """The same, if clients may publish to it. Raises Refusal."""
+        found = self.exchange(name)
+        if found.kind.internal:
+            raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(name)} is internal")
+        return found
+
     def check_deletable(self, name: bytes) -> None:
         """Raises Refusal where the exchange is the broker's own."""
         if name == DEFAULT or name.startswith(RESERVED):
@@ -588,7 +595,7 @@ class Topology:
                 broker.topology_table.bindings_gone(name, to_exchange)
         if self.waiting:
             ends = (end for binding in self.waiting for end in _ends(binding))
-            missing = dict.fromkeys(name for name, of in ends if name not in self._places(of))
+            missing = dict.fromkeys(name for name, of in ends if name not in self.places(of))
             broker.log.error(
                 "bindings name exchanges or queues that are not there: they wait until you declare those",
                 bindings=len(self.waiting),
@@ -616,7 +623,7 @@ class Topology:
         """Put a saved binding into effect, if both its ends are there."""
         broker = self._broker
         exchange = broker.exchanges.get(binding.source)
-        destination = self._places(binding.to_exchange).get(binding.destination)
+        destination = self.places(binding.to_exchange).get(binding.destination)
         if exchange is None or destination is None or not exchange.kind.durable or not destination.durable:
             return False
         try:
@@ -625,7 +632,8 @@ class Topology:
             return False
         return True
 
-    def _places(self, is_exchange: bool) -> Mapping[bytes, Destination]:
+    def places(self, is_exchange: bool) -> Mapping[bytes, Destination]:
+        """Where bindings may lead: all exchanges, or all queues, by name."""
         return self._broker.exchanges if is_exchange else self._broker.queues
 
 

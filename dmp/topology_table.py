@@ -50,11 +50,11 @@ class Saved:
     unreadable: list[bytes]
 
 
+@attrs.define(eq=False)
 class TopologyTable:
     """The table. Its changes are durable with their tickets; all may raise StoreError."""
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
+    table: Table
 
     def load(self) -> Saved:
         saved = Saved([], [], [], [], [])

@@ -182,7 +182,7 @@ class Mux:
             consumer.channel.remove_consumer(consumer)
             consumer.channel.notify_cancelled(consumer)
         if queues:
-            self.broker.sliced_work.add(_come_back(self.broker, unacked, queues))
+            self.broker.sliced_work.add(_come_back(unacked, queues))
         self.dispatch()
         self.broker.flush()
         self.broker.store.commit_pending()
@@ -311,7 +311,7 @@ class Mux:
     def settle(self, channel: Channel, deliveries: list[Delivery]) -> None:
         """They are acknowledged: the queues hear of it at the end of the stretch; of very many in slices."""
         if len(deliveries) > SETTLED_AT_ONCE:
-            self.apply_in_slices(deliveries, self._acknowledge)
+            self.add_work(slices(deliveries, Queue.settle))
         else:
             self.worked(len(deliveries) // SETTLED_PER_WORK)
             for _, queue, message in deliveries:
@@ -335,23 +335,13 @@ class Mux:
         settled, self._settled = self._settled, {}
         for queue, messages in settled.items():
             if messages:
-                self._acknowledge(queue, messages)
+                queue.settle(messages)
         work = 0
         for queue in settled:
             if not queue.deleted:
                 work += 1 + min(len(queue.consumers.members), LOOKED_AT_ONCE) // 2
                 queue.dispatch()
         return work
-
-    def _acknowledge(self, queue: Queue, messages: list[Message]) -> None:
-        self.broker.counts.acknowledged += len(messages)
-        queue.settle(messages)
-
-    def apply_in_slices(
-        self, deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], None]
-    ) -> None:
-        """`apply` to the messages of each queue, in slices."""
-        self.add_work(_slices(deliveries, apply))
 
     def deliver_again(self, channel: Channel, deliveries: list[Delivery]) -> None:
         """To the consumers that had them, or back where these have gone; of very many in slices."""
@@ -375,7 +365,7 @@ class Mux:
         queues = set(map(_QUEUE, deliveries))
         for queue in queues:
             queue.await_returns()
-        self.broker.sliced_work.add(_come_back(self.broker, [reversed(deliveries)], queues))
+        self.broker.sliced_work.add(_come_back([reversed(deliveries)], queues))
 
     # -- channels that end
 
@@ -425,17 +415,23 @@ class Mux:
                 queue.remove_consumers(*those)
                 broker.topology.consumer_left(queue)
         if queues:
-            broker.sliced_work.add(_come_back(broker, unacked, queues))
+            broker.sliced_work.add(_come_back(unacked, queues))
 
 
-def _slices(deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], None]) -> Iterator[None]:
-    """The oldest first. They are freed in slices, too."""
+def by_queue(deliveries: Iterable[Delivery]) -> dict[Queue, list[Message]]:
+    """Their messages, in the same order."""
+    of: dict[Queue, list[Message]] = {}
+    for _, queue, message in deliveries:
+        of.setdefault(queue, []).append(message)
+    return of
+
+
+def slices(deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], None]) -> Iterator[None]:
+    """`apply` to the messages of each queue, the oldest first. They are freed in slices, too."""
     queues: set[Queue] = set()
     deliveries.reverse()
     while deliveries:
-        of: dict[Queue, list[Message]] = {}
-        for _, queue, message in reversed(deliveries[-RETURNED_AT_ONCE:]):
-            of.setdefault(queue, []).append(message)
+        of = by_queue(reversed(deliveries[-RETURNED_AT_ONCE:]))
         del deliveries[-RETURNED_AT_ONCE:]
         for queue, messages in of.items():
             apply(queue, messages)
@@ -467,7 +463,6 @@ def _deliver_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[Non
             for consumer, messages in of.items():
                 consumer.deliver(messages)
             for queue, messages in back.items():
-                channel.mux.broker.counts.requeued += len(messages)
                 queue.requeue(messages)
             if deliveries:
                 yield
@@ -482,9 +477,7 @@ def _newest_first(unacked: dict[int, Delivery]) -> Iterator[Delivery]:
         yield unacked.popitem()[1]
 
 
-def _come_back(
-    broker: Broker, unacked: Sequence[Iterator[Delivery]], queues: Iterable[Queue]
-) -> Iterator[None]:
+def _come_back(unacked: Sequence[Iterator[Delivery]], queues: Iterable[Queue]) -> Iterator[None]:
     """The newest come back first, so that each finds its place at the front."""
     of: dict[Queue, dict[int, list[Message]]] = {queue: {} for queue in queues}
     try:
@@ -496,7 +489,6 @@ def _come_back(
         for queue, rows in of.items():
             merged = merge(*rows.values(), key=_NUMBER, reverse=True)
             while some := list(islice(merged, RETURNED_AT_ONCE)):
-                broker.counts.requeued += len(some)
                 queue.requeue(some)
                 if len(some) == RETURNED_AT_ONCE:
                     yield

@@ -18,14 +18,15 @@ from dmp.amqp.channel import (
     Confirms,
     Consumer,
     Delivery,
+    by_queue,
     consumer_bytes,
+    slices,
 )
 from dmp.amqp.transactions import Outcome, Transaction
 from dmp.amqp.wire import Direct, FieldTable, declare_ok, get_ok
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination
 from dmp.memory import check
-from dmp.message import Message
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
 from shared.access import MANAGE, READ, WRITE
@@ -117,9 +118,7 @@ def direct_put(channel: Channel, method: Any) -> None:
     """A lease of a sink: any exchange that one may publish to."""
     mux = channel.mux
     mux.require(WRITE, method.sink.encode() or DEFAULT_IN_RULES)
-    exchange = mux.broker.topology.exchange(method.sink.encode())
-    if exchange.kind.internal:
-        raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(exchange.name)} is internal")
+    exchange = mux.broker.topology.open_exchange(method.sink.encode())
     lease = mux.broker.leases.grant(mux.owner, exchange, channel.return_from_sink)
     channel.reply(Direct.PutOk(lease))
 
@@ -172,58 +171,49 @@ def exchange_delete(channel: Channel, method: commands.Exchange.Delete) -> None:
     _answer(channel, method, commands.Exchange.DeleteOk(), ticket)
 
 
-@handles(commands.Exchange.Bind)
-def exchange_bind(channel: Channel, method: commands.Exchange.Bind) -> None:
-    _require_bind(channel, method.source, method.destination.encode() or DEFAULT_IN_RULES)
-    destination = channel.mux.broker.topology.exchange(method.destination.encode())
-    if not destination.name:
-        raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
-    ticket = _bind(channel, method, method.source, destination, method.routing_key.encode())
-    _answer(channel, method, commands.Exchange.BindOk(), ticket)
-
-
-@handles(commands.Exchange.Unbind)
-def exchange_unbind(channel: Channel, method: commands.Exchange.Unbind) -> None:
-    _require_bind(channel, method.source, method.destination.encode() or DEFAULT_IN_RULES)
-    destination = channel.mux.broker.exchanges.get(method.destination.encode())
-    ticket = _unbind(channel, method, method.source, destination)
-    _answer(channel, method, commands.Exchange.UnbindOk(), ticket)
-
-
-@handles(commands.Queue.Bind)
-def queue_bind(channel: Channel, method: commands.Queue.Bind) -> None:
-    _require_bind(channel, method.exchange, _name_meant(channel, method.queue))
-    queue = _named(channel, method.queue)
+@handles(commands.Exchange.Bind, commands.Queue.Bind)
+def bind(channel: Channel, method: Any) -> None:
+    topology = channel.mux.broker.topology
+    source, name = _ends(channel, method)
     key = method.routing_key.encode()
-    if not method.queue and not key:
-        key = queue.name
-    ticket = _bind(channel, method, method.exchange, queue, key)
-    _answer(channel, method, commands.Queue.BindOk(), ticket)
-
-
-@handles(commands.Queue.Unbind)
-def queue_unbind(channel: Channel, method: commands.Queue.Unbind) -> None:
-    name = _name_meant(channel, method.queue)
-    _require_bind(channel, method.exchange, name)
-    queue = channel.mux.broker.topology.find_queue(name, channel.mux.owner)
-    ticket = _unbind(channel, method, method.exchange, queue)
-    channel.reply(commands.Queue.UnbindOk(), ticket)
-
-
-def _require_bind(channel: Channel, source: str, destination: bytes) -> None:
-    """Raises Refusal where the user may not read the one and write to the other."""
-    channel.mux.require(READ, source.encode() or DEFAULT_IN_RULES)
-    channel.mux.require(WRITE, destination)
-
-
-def _bind(channel: Channel, method: Any, source: str, destination: Destination, key: bytes) -> Ticket | None:
+    destination: Destination
+    answer: base.Frame
+    if isinstance(method, commands.Queue.Bind):
+        destination, answer = topology.queue(name, channel.mux.owner), commands.Queue.BindOk()
+        if not method.queue and not key:
+            key = name
+    else:
+        destination, answer = topology.exchange(name), commands.Exchange.BindOk()
+        if not name:
+            raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
     arguments = _arguments(method)
-    return channel.mux.broker.topology.bind(source.encode(), destination, key, arguments.raw, arguments)
+    ticket = topology.bind(source, destination, key, arguments.raw, arguments)
+    _answer(channel, method, answer, ticket)
 
 
-def _unbind(channel: Channel, method: Any, source: str, destination: Destination | None) -> Ticket | None:
-    key = method.routing_key.encode()
-    return channel.mux.broker.topology.unbind(source.encode(), destination, key, method.arguments.raw)
+@handles(commands.Exchange.Unbind, commands.Queue.Unbind)
+def unbind(channel: Channel, method: Any) -> None:
+    broker = channel.mux.broker
+    source, name = _ends(channel, method)
+    of_queue = isinstance(method, commands.Queue.Unbind)
+    there = broker.topology.find_queue(name, channel.mux.owner) if of_queue else broker.exchanges.get(name)
+    ticket = broker.topology.unbind(source, there, method.routing_key.encode(), method.arguments.raw)
+    if of_queue:
+        channel.reply(commands.Queue.UnbindOk(), ticket)
+    else:
+        _answer(channel, method, commands.Exchange.UnbindOk(), ticket)
+
+
+def _ends(channel: Channel, method: Any) -> tuple[bytes, bytes]:
+    """From where a binding leads, and to what. Raises Refusal where the user may not read the one and write
+    to the other."""
+    if isinstance(method, commands.Queue.Bind | commands.Queue.Unbind):
+        source, name = method.exchange.encode(), _name_meant(channel, method.queue)
+    else:
+        source, name = method.source.encode(), method.destination.encode()
+    channel.mux.require(READ, source or DEFAULT_IN_RULES)
+    channel.mux.require(WRITE, name or DEFAULT_IN_RULES)
+    return source, name
 
 
 @handles(commands.Queue.Declare)
@@ -236,12 +226,11 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
         mux.require_some(name)
     else:
         mux.require(MANAGE, name or GENERATED)
+    queue: Queue | None = None
     if name.startswith(REPLY_TO):
         if name != REPLY_TO and name not in mux.broker.reply_queues:
             raise not_found("queue", name)
-        _answer_declared(channel, method, name, 0, 1, None)
-        return
-    if method.passive:
+    elif method.passive:
         queue = topology.queue(name, mux.owner)
         queue.used_now()
     else:
@@ -257,8 +246,12 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
         if letters is not None:
             mux.require(WRITE, letters or DEFAULT_IN_RULES)
         queue, ticket = topology.declare_queue(name, kind, mux.owner)
-    takers = len(queue.consumers) + (queue.feed is not None)
-    _answer_declared(channel, method, queue.name, queue.depth, takers, ticket)
+    said = name, 0, 1
+    if queue is not None:
+        said = queue.name, queue.depth, len(queue.consumers) + (queue.feed is not None)
+    channel.last_queue = said[0]
+    if not method.nowait:
+        mux.reply(declare_ok(channel.number, *said), ticket)
 
 
 @handles(commands.Queue.Purge)
@@ -304,14 +297,6 @@ def _arguments(method: Any) -> FieldTable:
         text = f"arguments of {len(found.raw)} bytes, at most {ARGUMENTS_BYTES_MAX}"
         raise Refusal(Code.PRECONDITION_FAILED, text)
     return found
-
-
-def _answer_declared(
-    channel: Channel, method: Any, queue: bytes, ready: int, takers: int, ticket: Ticket | None
-) -> None:
-    channel.last_queue = queue
-    if not method.nowait:
-        channel.mux.reply(declare_ok(channel.number, queue, ready, takers), ticket)
 
 
 def _answer(channel: Channel, method: Any, answer: base.Frame, ticket: Ticket | None = None) -> None:
@@ -458,28 +443,16 @@ def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.Re
 def _give_back(channel: Channel, deliveries: list[Delivery], requeue: bool) -> None:
     """Of very many in slices."""
     mux = channel.mux
-    counts = mux.broker.counts
-
-    def reject(queue: Queue, messages: list[Message]) -> None:
-        counts.rejected += len(messages)
-        queue.reject(messages)
-
     if len(deliveries) > SETTLED_AT_ONCE:
         if requeue:
             mux.return_in_slices(deliveries)
         else:
-            mux.apply_in_slices(deliveries, reject)
+            mux.add_work(slices(deliveries, Queue.reject))
     else:
         mux.worked(len(deliveries) // SETTLED_PER_WORK)
-        queues: dict[Queue, list[Message]] = {}
-        for _, queue, message in deliveries:
-            queues.setdefault(queue, []).append(message)
+        queues = by_queue(deliveries)
         for queue, messages in queues.items():
-            if requeue:
-                counts.requeued += len(messages)
-                queue.requeue(messages)
-            else:
-                reject(queue, messages)
+            (queue.requeue if requeue else queue.reject)(messages)
         for queue in queues:
             if not queue.deleted:
                 queue.dispatch()

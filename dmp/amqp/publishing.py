@@ -28,10 +28,10 @@ from dmp.amqp.content import Content
 from dmp.amqp.states import ChannelState
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
 from dmp.data_types import short
-from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES
+from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.message import Head
 from dmp.queues import Queue
-from dmp.refusals import Code, Refusal, not_found, shown
+from dmp.refusals import Code, Refusal
 from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.access import WRITE
 from shared.budget import CacheBytes
@@ -229,12 +229,7 @@ class Publishing:
         content, head = post.content, post.head
         broker = self._mux.broker
         self._mux.require(WRITE, content.exchange or DEFAULT_IN_RULES)
-        if content.exchange != DEFAULT:
-            exchange = broker.exchanges.get(content.exchange)
-            if exchange is None:
-                raise not_found("exchange", content.exchange)
-            if exchange.kind.internal:
-                raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(content.exchange)} is internal")
+        broker.topology.open_exchange(content.exchange)
         user = head.noted.user_id
         if user is not None and user != self._mux.owner.user.encode():
             raise Refusal(Code.PRECONDITION_FAILED, "user_id property set to another than the login's user")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import attrs
 from pamqp import commands
 
-from dmp.amqp.channel import RETURNED_AT_ONCE, SETTLED_AT_ONCE, forget_unacked
+from dmp.amqp.channel import RETURNED_AT_ONCE, SETTLED_AT_ONCE, by_queue, forget_unacked
 from dmp.dead_letters import LETTERS_PER_TURN, addressed
 from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.memory import check
@@ -182,7 +182,6 @@ class Transaction:
         else:
             _go_through(change.let_go())
             for queue, messages in prepared.requeued.items():
-                broker.counts.requeued += len(messages)
                 queue.requeue(messages)
         for queue in prepared.queues:
             if not queue.deleted:
@@ -271,12 +270,9 @@ class Prepared:
         for outcome, by_tag in settled.items():
             deliveries = iter(list(by_tag.values()))
             while some := list(islice(deliveries, RETURNED_AT_ONCE)):
-                of: dict[Queue, list[Message]] = {}
-                for _, queue, message in some:
-                    of.setdefault(queue, []).append(message)
-                    if outcome is Outcome.REJECTED and _leaves_letters(queue):
-                        self.letters.append((queue, message))
-                for queue, messages in of.items():
+                if outcome is Outcome.REJECTED:
+                    self.letters += [(queue, message) for _, queue, message in some if _leaves_letters(queue)]
+                for queue, messages in by_queue(some).items():
                     self.queues[queue] = None
                     if outcome is Outcome.REQUEUED:
                         self.requeued.setdefault(queue, []).extend(messages)

@@ -109,7 +109,11 @@ def decode_untrusted(payload: bytes, fields_max: int = FIELDS_MAX) -> base.Frame
 
 def encode(method: base.Frame, channel: int) -> bytes:
     """The whole frame."""
-    payload = _U32.pack(method.index) + method.marshal()
+    return framed(channel, _U32.pack(method.index) + method.marshal())
+
+
+def framed(channel: int, payload: bytes) -> bytes:
+    """A method's payload as a frame."""
     return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
 
 
@@ -192,20 +196,20 @@ def get_ok(channel: int, tag: int, redelivered: bool, head: Head, left: int) -> 
             _U32.pack(min(left, 0xFFFFFFFF)),
         )
     )
-    return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
+    return framed(channel, payload)
 
 
 def declare_ok(channel: int, queue: bytes, ready: int, takers: int) -> bytes:
     """Queue.Declare-Ok, whole. By hand since pamqp knows fewer names than there are: it refuses `jobs*`."""
-    payload = b"".join((_DECLARE_OK, short(queue), _U32.pack(min(ready, 0xFFFFFFFF)), _U32.pack(takers)))
-    return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
+    ready = min(ready, 0xFFFFFFFF)
+    return framed(channel, b"".join((_DECLARE_OK, short(queue), _U32.pack(ready), _U32.pack(takers))))
 
 
 def return_frame(channel: int, code: Code, head: Head) -> bytes:
     """Basic.Return, whole."""
     text = code.name.encode()
-    payload = b"".join((_RETURN, _U16.pack(code), short(text), short(head.exchange), short(head.key)))
-    return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
+    names = short(text), short(head.exchange), short(head.key)
+    return framed(channel, b"".join((_RETURN, _U16.pack(code), *names)))
 
 
 def content_header(channel: int, head: Head) -> bytes:
