@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from itertools import takewhile
-from typing import Any, Generic, NamedTuple, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import attrs
 import trio
@@ -36,6 +36,7 @@ from dmp.data_types import short
 from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, error_for, greeted
 from dmp.properties import unpack
 from dmp.refusals import Refusal
+from dmp.wire import Message
 from shared.client.dial import Address, Disconnected, How, broken
 from shared.client.nursery import beside
 from shared.errors import BrokerError, RemoteProtocolError
@@ -145,15 +146,6 @@ class _Published:
     confirmed: _Answer[bool] = attrs.field(factory=_Answer)
 
 
-class RawMessage(NamedTuple):
-    """A message to publish as it stands. `properties`: property flags and properties, as on the wire."""
-
-    exchange: bytes
-    key: bytes
-    properties: bytes
-    body: bytes
-
-
 class _Channel:
     """One channel of a connection: requests and their answers in order, confirms, deliveries."""
 
@@ -199,7 +191,7 @@ class _Channel:
         await self._client._wait_for_room()
         await published.confirmed.wait()
 
-    async def publish_many(self, messages: Iterable[RawMessage]) -> None:
+    async def publish_many(self, messages: Iterable[Message]) -> None:
         published = []
         for message in messages:
             method = b"".join((wire.PUBLISH, b"\0\0", short(message.exchange), short(message.key), b"\0"))
@@ -438,7 +430,7 @@ class Client:
         channel = await self._opened()
         await channel.publish(exchange, key, properties, bytes(body), mandatory)
 
-    async def publish_many(self, messages: Iterable[RawMessage]) -> None:
+    async def publish_many(self, messages: Iterable[Message]) -> None:
         """Publish in order, and wait until the server has them all. What no queue takes is dropped.
 
         Raises as `publish` does; then the server may have some of them.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dmp.bodies import Bodies, Body
 from dmp.dead_letters import DeadLetters
-from dmp.declarations import QueueLimits
 from dmp.exchanges import DEFAULT, Exchange, route
 from dmp.leases import LeaseBook
 from dmp.logs import BODIES, QUEUES
@@ -64,7 +63,6 @@ class Broker:
         self.memory = Memory(
             settings.memory_bytes_max, settings.hot_bytes, self.accounts.messages, self.timers
         )
-        self.limits = QueueLimits(settings.queue_warn_messages, settings.queue_drop_messages)
         self.exchanges: dict[bytes, Exchange] = {}
         self.queues: dict[bytes, Queue] = {}
         self.reply_queues: dict[bytes, Queue] = {}
@@ -91,8 +89,6 @@ class Broker:
         self.settings = settings
         self.bodies.begun_bytes_max = settings.begun_bytes_max
         self.leases.leases_max = settings.leases_max
-        self.limits.warn_messages = settings.queue_warn_messages
-        self.limits.drop_messages = settings.queue_drop_messages
         self.memory.take_bounds(settings.memory_bytes_max, settings.hot_bytes)
 
     # -- publishing

@@ -1,4 +1,4 @@
-"""What clients declare: the kinds of queues and exchanges, and bindings; and the limits that settings add."""
+"""What clients declare: the kinds of queues and exchanges, and bindings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -70,18 +70,6 @@ class QueueKind:
     auto_delete: bool = False
     table: bytes = EMPTY_TABLE
     arguments: QueueArguments = QueueArguments()
-
-
-@attrs.define
-class QueueLimits:
-    """For every queue; 0: none. Above `drop_messages` ready ones, new messages are dropped and counted. A
-    reload changes them."""
-
-    warn_messages: int = 0
-    drop_messages: int = 0
-
-
-NO_LIMITS = QueueLimits()
 
 
 @attrs.frozen(cache_hash=True)

@@ -142,7 +142,7 @@ class Feed:
             idle_at = now + IDLE_SECONDS
         self._session.deadline(IDLE, idle_at)
 
-    def end(self) -> None:
+    def release(self) -> None:
         """Take nothing more."""
         self.ended = True
         if self._queue.feed is self:

@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from dmp.bodies import Bodies
-from dmp.declarations import NO_LIMITS, Binding, QueueKind, QueueLimits
+from dmp.declarations import Binding, QueueKind
 from dmp.memory import Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
 from dmp.queue_log import Cold, Loaded, QueueLog
 from dmp.ready import Priorities, Ready, ReadyRow
+from dmp.settings import DmpSettings
 from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
@@ -55,6 +56,7 @@ class QueueContext(Protocol):
     counts: Counts
     draining: bool
     memory: Memory
+    settings: DmpSettings
     timers: Timers
     waits: Waits
 
@@ -120,7 +122,7 @@ class Queue:
     kind: QueueKind
     _context: QueueContext
     owner: Owner | None = None
-    _limits: QueueLimits = NO_LIMITS
+    _limited: bool = True  # by the settings, as all queues that clients declare
     capped: bool = attrs.field(init=False)  # it may refuse what comes: ask `room_for`
     log: QueueLog | None = attrs.field(default=None, init=False)  # where it is durable
     cold: Cold | None = attrs.field(default=None, init=False)
@@ -157,6 +159,8 @@ class Queue:
     tick: int = attrs.field(default=0, init=False)
     numbered: int = attrs.field(default=0, init=False)  # how many ever came: the number of the next message
     _started: float = attrs.field(default=0.0, init=False)
+    _warn_messages: int = attrs.field(init=False)  # 0: no limit
+    _drop_messages: int = attrs.field(init=False)
     _timed: bool = attrs.field(init=False)  # some message may expire
     _behind: bool = attrs.field(default=False, init=False)  # the next one out has expired, and waits its turn
     _has_large: bool = attrs.field(default=False, init=False)  # it has, or had, messages with large bodies
@@ -180,7 +184,10 @@ class Queue:
 
     def limits_changed(self) -> None:
         """The limits for all queues are others, or its own."""
-        self.capped = bool(self._limits.drop_messages) or self.kind.arguments.rejects
+        settings = self._context.settings
+        self._warn_messages = settings.queue_warn_messages * self._limited
+        self._drop_messages = settings.queue_drop_messages * self._limited
+        self.capped = self._drop_messages > 0 or self.kind.arguments.rejects
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} {self.depth} ready, {self.unacked} unacknowledged>"
@@ -312,8 +319,8 @@ class Queue:
             waiting += self.unsynced
             waiting_bytes += self.unsynced_bytes
         room = count
-        if self._limits.drop_messages:
-            room = min(room, self._limits.drop_messages - waiting)
+        if self._drop_messages:
+            room = min(room, self._drop_messages - waiting)
         arguments = self.kind.arguments
         if arguments.rejects:
             if arguments.messages_max is not None:
@@ -444,7 +451,7 @@ class Queue:
             if over:
                 self._context.counts.overflowed += len(over)
                 self._context.dead_letter(self, over, "maxlen")
-        warn = self._limits.warn_messages
+        warn = self._warn_messages
         if warn and self.depth > warn:
             if not self._warned:
                 self._warned = True

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from pamqp import commands
 
-from dmp.amqp_client import Client, RawMessage, open_amqp
+from dmp.amqp_client import Client, open_amqp
 from dmp.data_types import SHORT_BYTES_MAX
 from dmp.principal import PORT
-from dmp.wire import RECORDED_MESSAGES, RECORDED_PUBLISHES, take_messages
+from dmp.wire import RECORDED_MESSAGES, RECORDED_PUBLISHES, Message, take_messages
 from shared.addresses import MessageOrigin, NameTemplate, exchange_and_key
 from shared.client.dial import How
 from shared.errors import RemoteProtocolError
@@ -40,7 +40,7 @@ class ExchangeReplay:
 
     async def send(self, batch: Batch, writer: str, seq: int) -> None:
         await self._client.publish_many(
-            RawMessage(exchange, key, getattr(message.own, "properties", _PERSISTENT), message.payload)
+            Message(exchange, key, message.payload, getattr(message.own, "properties", _PERSISTENT))
             for (exchange, key), message in batch
         )
 

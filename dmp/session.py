@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dmp.amqp.session import AmqpSession
@@ -123,10 +124,8 @@ class Session(SessionBase):
     def release(self) -> None:
         if self.state is not State.ENDED:
             self.state = TRANSITIONS[self.state][Event.END]
-        if isinstance(self._role, Sink):
+        if self._role is not None:
             self._role.release()
-        elif self._role is not None:
-            self._role.end()
 
     def connection_lost(self) -> None:
         super().connection_lost()
@@ -181,10 +180,7 @@ class Session(SessionBase):
             raise wire_error(Reply.NOT_FOUND, "the queue is gone")
         self.state = TRANSITIONS[self.state][Event.FEED_LEASE]
         self.connection.write(ready(False, queue.name))
-        return Feed(self, self._broker, queue, lease.owner, self._gone)
-
-    def _gone(self) -> None:
-        self._end(Event.GONE)
+        return Feed(self, self._broker, queue, lease.owner, partial(self._end, Event.GONE))
 
     def _end(self, event: Event) -> None:
         if self.state is not State.ENDED:

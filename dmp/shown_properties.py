@@ -22,6 +22,10 @@ _NAMES: Mapping[str, str] = {
 """Of the properties that a message may be given, and pamqp's. `user_id` is the login's."""
 
 
+_UNPACKABLE = (Refusal, ValueError, TypeError, ArithmeticError, OSError, RecursionError, struct.error)
+"""What pamqp and we raise for values that the wire cannot have."""
+
+
 def show(properties: bytes) -> dict[str, Any]:
     """What a message has, in values of JSON: times as RFC 3339, bytes and decimals as texts."""
     try:
@@ -69,9 +73,7 @@ def read(arguments: Mapping[str, Any], *, persistent: bool) -> bytes:
         noted = note_untrusted(packed)
         if noted.headers is not None:
             check_table(packed, *noted.headers)
-    except Refusal as error:
-        raise BadArgument(f"properties: {error}") from None
-    except (ValueError, TypeError, ArithmeticError, OSError, RecursionError, struct.error) as error:
+    except _UNPACKABLE as error:
         raise BadArgument(f"properties: {error}") from None
     return packed
 
@@ -84,7 +86,7 @@ def read_table(arguments: Mapping[str, Any], name: str) -> bytes:
     try:
         packed = encode.field_table(given)
         check_table(packed, 0, len(packed))
-    except (Refusal, ValueError, TypeError, ArithmeticError, RecursionError, struct.error) as error:
+    except _UNPACKABLE as error:
         raise BadArgument(f"{name}: {error}") from None
     return packed
 

@@ -222,7 +222,7 @@ class Topology:
         self._need_room("queues_max", len(broker.queues))
         name = name or GENERATED + broker.new_name()
         check(self._memory.queues, _queue_bytes(name, kind))
-        queue = Queue(name, kind, broker, owner if kind.exclusive else None, broker.limits)
+        queue = Queue(name, kind, broker, owner if kind.exclusive else None)
         ticket = None
         if kind.durable and not kind.exclusive:
             row = broker.topology_table.queue_row(SavedQueue(name, kind))
@@ -251,7 +251,7 @@ class Topology:
         )
         kind = QueueKind(auto_delete=True, arguments=arguments)
         check(self._memory.queues, _queue_bytes(name, kind))
-        queue = Queue(name, kind, broker)
+        queue = Queue(name, kind, broker, limited=False)
         broker.reply_queues[name] = queue
         self._charge_queue(queue)
         return queue
@@ -538,7 +538,7 @@ class Topology:
                 "the queue to go on without them",
                 queue=shown(saved.name),
             )
-        queue = Queue(saved.name, saved.kind, broker, None, broker.limits)
+        queue = Queue(saved.name, saved.kind, broker)
         queue.adopted = saved.adopted
         if saved.paused:
             queue.pause()
@@ -547,7 +547,7 @@ class Topology:
     async def _adopt(self, name: bytes, *, defined: bool) -> None:
         """A log without a definition becomes a queue. `defined`: there is one that cannot be read."""
         broker = self._broker
-        queue = Queue(name, QueueKind(durable=True), broker, None, broker.limits)
+        queue = Queue(name, QueueKind(durable=True), broker)
         queue.adopted = True
         if not defined and broker.store.read_only is None:
             self._save(queue)

@@ -63,7 +63,7 @@ class Transaction:
     """How many deliveries are held."""
     _posts: list[tuple[Post, Sequence[Queue], Sequence[bytes]]] = attrs.Factory(list)
     _deliveries: dict[Outcome, dict[int, Delivery]] = attrs.Factory(dict)  # settled ones, by tag
-    _prepared: Prepared | None = None  # for the commit
+    _prepared: QueueChange | None = None  # for the commit
     _messages: int = 0
     _bytes: int = 0
     _cost_bytes: int = 0
@@ -124,7 +124,7 @@ class Transaction:
     def prepare(self) -> bool:
         """Whether it can be committed now. If not, work goes on in slices: ask when `sliced_work` is idle."""
         if self._prepared is None:
-            self._prepared = prepared = Prepared(QueueChange(self._channel.mux.broker))
+            self._prepared = prepared = QueueChange(self._channel.mux.broker)
             steps = prepared.gather(self._deliveries)
             if self.settled > SETTLED_AT_ONCE:
                 self._channel.mux.broker.sliced_work.add(steps)
@@ -134,15 +134,14 @@ class Transaction:
 
     def commit(self) -> None:
         """Apply everything, and reply when it is on the disk. Raises Refusal; then nothing is applied."""
-        channel, prepared = self._channel, self._prepared
-        assert prepared is not None
+        channel, change = self._channel, self._prepared
+        assert change is not None
         mux = channel.mux
         broker = mux.broker
         for exchange in {post.content.exchange for post, _, _ in self._posts}:  # rules may have changed
             mux.require(WRITE, exchange or DEFAULT_IN_RULES)
-        for queue in prepared.queues:
+        for queue in change.queues:
             mux.require(READ, queue.name)
-        change = prepared.change
         returned: list[tuple[Head, Sequence[bytes]]] = []
         for post, queues, bodies in self._posts:
             left = [queue for queue in queues if not queue.deleted]
@@ -152,7 +151,7 @@ class Transaction:
             broker.counts.unroutable += len(bodies)
             if post.content.mandatory:
                 returned.append((post.head, bodies))
-        letters = self._put_letters(prepared)
+        letters = self._put_letters(change)
         broker.memory.give(self._cost_bytes)  # the queues count it from now on
         self._cost_bytes = 0
         try:
@@ -181,9 +180,9 @@ class Transaction:
             mux.add_work(change.let_go())
         else:
             _go_through(change.let_go())
-            for queue, messages in prepared.requeued.items():
+            for queue, messages in change.requeued.items():
                 queue.requeue(messages)
-        for queue in prepared.queues:
+        for queue in change.queues:
             if not queue.deleted:
                 queue.dispatch()
         channel.crowded = False
@@ -191,11 +190,11 @@ class Transaction:
         if broker.memory.full:
             mux.wait_for_memory()
 
-    def _put_letters(self, prepared: Prepared) -> tuple[int, int]:
+    def _put_letters(self, change: QueueChange) -> tuple[int, int]:
         """Returns how many dead letters have a queue to go to, and how many have none. Raises Refusal."""
         broker = self._channel.mux.broker
         found = lost = work = 0
-        for queue, message in prepared.letters:
+        for queue, message in change.letters:
             if not _leaves_letters(queue):  # it was deleted meanwhile
                 continue
             try:
@@ -207,7 +206,7 @@ class Transaction:
             if work > WORK_PER_STRETCH:
                 text = "the routes of the dead letters are too much work for one transaction"
                 raise Refusal(Code.PRECONDITION_FAILED, text)
-            prepared.change.put(head, targets, (message.body,))
+            change.put(head, targets, (message.body,))
             found += bool(targets)
             lost += not targets
         return found, lost
@@ -252,36 +251,6 @@ def _go_through(steps: Iterator[None]) -> None:
         pass
 
 
-@attrs.define(eq=False)
-class Prepared:
-    """What a transaction has settled, as its commit needs it. `whole`: `gather` is through.
-
-    `letters`: rejected messages that become dead letters, in the order in which they were rejected.
-    """
-
-    change: QueueChange
-    whole: bool = False
-    queues: dict[Queue, None] = attrs.Factory(dict)
-    requeued: dict[Queue, list[Message]] = attrs.Factory(dict)
-    letters: list[tuple[Queue, Message]] = attrs.Factory(list)
-
-    def gather(self, settled: Mapping[Outcome, Mapping[int, Delivery]]) -> Iterator[None]:
-        """Gather it, a slice at each step."""
-        for outcome, by_tag in settled.items():
-            deliveries = iter(list(by_tag.values()))
-            while some := list(islice(deliveries, RETURNED_AT_ONCE)):
-                if outcome is Outcome.REJECTED:
-                    self.letters += [(queue, message) for _, queue, message in some if _leaves_letters(queue)]
-                for queue, messages in by_queue(some).items():
-                    self.queues[queue] = None
-                    if outcome is Outcome.REQUEUED:
-                        self.requeued.setdefault(queue, []).extend(messages)
-                    else:
-                        self.change.leave(queue, messages)
-                yield
-        self.whole = True
-
-
 def _leaves_letters(queue: Queue) -> bool:
     return queue.kind.arguments.dead_letter_exchange is not None and not queue.deleted
 
@@ -304,14 +273,35 @@ class _Part:
 class QueueChange:
     """Messages that come to queues and leave others in one step: after a crash all of it is done, or nothing.
 
-    What is durable of it is one entry of the journal, however many queues there are. Call `put` and `leave`,
-    then `apply`, without a wait in between.
+    What is durable of it is one entry of the journal, however many queues there are. Go through
+    `gather`, then call `put` and `apply`, without a wait in between.
     """
 
     _broker: Broker
     _puts: list[tuple[Queue, Head, list[Message], bool]] = attrs.Factory(list)  # with a record, or without
     _parts: dict[Queue, _Part] = attrs.Factory(lambda: defaultdict(_Part))
     _large: dict[bytes, None] = attrs.Factory(dict)  # references that come to logs
+    whole: bool = False  # `gather` is through
+    queues: dict[Queue, None] = attrs.Factory(dict)  # those of all that it has gathered
+    requeued: dict[Queue, list[Message]] = attrs.Factory(dict)
+    letters: list[tuple[Queue, Message]] = attrs.Factory(list)
+    """Rejected messages that become dead letters, in the order in which they were rejected."""
+
+    def gather(self, settled: Mapping[Outcome, Mapping[int, Delivery]]) -> Iterator[None]:
+        """Take what a transaction has settled, a slice at each step."""
+        for outcome, by_tag in settled.items():
+            deliveries = iter(list(by_tag.values()))
+            while some := list(islice(deliveries, RETURNED_AT_ONCE)):
+                if outcome is Outcome.REJECTED:
+                    self.letters += [(queue, message) for _, queue, message in some if _leaves_letters(queue)]
+                for queue, messages in by_queue(some).items():
+                    self.queues[queue] = None
+                    if outcome is Outcome.REQUEUED:
+                        self.requeued.setdefault(queue, []).extend(messages)
+                    else:
+                        self.leave(queue, messages)
+                yield
+        self.whole = True
 
     def put(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> None:
         """Add a run to its queues. A queue that is full (`Queue.room_for`) gets what it has room for."""
