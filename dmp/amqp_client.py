@@ -33,7 +33,7 @@ from pamqp import base, commands
 from dmp.amqp import wire
 from dmp.amqp.wire import FRAME_END, FRAME_HEAD, encode
 from dmp.data_types import short
-from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, error_for, greeted
+from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, error_for, logged_in
 from dmp.properties import unpack
 from dmp.refusals import Refusal
 from dmp.wire import Message
@@ -567,13 +567,8 @@ async def open_amqp(
     ssl.SSLError.
     """
     address = Address.of(host, port, kind="AMQP", protocol="dmp", usual_user="guest", **how)
-    stream = await address.open()
-    try:
-        principal = await greeted(address, stream)
-        client = Client(stream, await principal.log_in(address.login))
-        async with beside() as nursery:
-            nursery.start_soon(client.run)
-            yield client
-            await client._leave()
-    finally:
-        await trio.aclose_forcefully(stream)
+    async with logged_in(address) as (principal, frame_bytes), beside() as nursery:
+        client = Client(principal.stream, frame_bytes)
+        nursery.start_soon(client.run)
+        yield client
+        await client._leave()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from shared.storage.store import Log, Namespace, Store, Ticket
 
+BODIES = "dmp-bodies"  # where their logs stand
 PART_BYTES = 256 << 10  # so much is gathered before it is written
 UNWRITTEN_BYTES_MAX = 16 << 20
 """Of all large bodies, in memory: a commit of so much keeps a disk busy while the next one gathers."""

@@ -8,16 +8,15 @@ ticket says when they are on the disk. What leaves durable queues is written onc
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 
-from dmp.bodies import Bodies, Body
+from dmp.bodies import BODIES, Bodies, Body
 from dmp.dead_letters import DeadLetters
 from dmp.exchanges import DEFAULT, Exchange, route
 from dmp.leases import LeaseBook
-from dmp.logs import BODIES, QUEUES
 from dmp.memory import Accounts, Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
 from dmp.queue_log import QueueLog
-from dmp.queue_records import put
+from dmp.queue_records import QUEUES, put
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, shown
 from dmp.settings import DmpSettings
@@ -112,12 +111,9 @@ class Broker:
         count = len(bodies)
         for queue in queues:
             if queue.capped and queue.room_for(head, count) < count:
-                return self._publish_where_room_is(head, queues, bodies)
-        return self.publish_to(head, queues, bodies)
-
-    def _publish_where_room_is(
-        self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]
-    ) -> Ticket | None:
+                break
+        else:
+            return self.publish_to(head, queues, bodies)
         ticket = None
         for body in bodies:
             open_ = self.with_room(head, queues)

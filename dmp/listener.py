@@ -9,14 +9,14 @@ from dmp.admin import Admin
 from dmp.broker import Broker
 from dmp.definitions import definitions_of
 from dmp.exchanges import DEFAULT_IN_RULES, Exchange
-from dmp.logs import QUEUES, TABLES
 from dmp.message import Head
 from dmp.metrics import GAUGES
 from dmp.properties import unpack
+from dmp.queue_records import QUEUES
 from dmp.queues import Queue
 from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
-from dmp.topology_table import TopologyTable
+from dmp.topology_table import TABLES, TopologyTable
 from shared.metrics import Sample, ack_sample, samples, wait_sample
 from shared.net.connection import Connection, Session
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb

@@ -130,7 +130,7 @@ class Principal:
     """Made by `open_principal`."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
-        self._stream = stream
+        self.stream = stream
         self._frames = ServerFrames()
         self._contents = Contents()
         self._methods: deque[base.Frame] = deque()
@@ -242,12 +242,12 @@ class Principal:
 
     async def _send(self, data: bytes) -> None:
         try:
-            await self._stream.send_all(data)
+            await self.stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise broken(error, "closed") from error
 
     async def _receive(self) -> bytes:
-        data = await receive(self._stream, RECEIVE_BYTES)
+        data = await receive(self.stream, RECEIVE_BYTES)
         if not self._heard:
             check_plain(data)
             self._heard = True
@@ -265,29 +265,29 @@ async def receive(stream: trio.abc.Stream, bytes_max: int) -> bytes:
     return data
 
 
-async def greeted(address: Address, stream: trio.abc.Stream) -> Principal:
-    """A principal that is not logged in yet. Raises Unreachable where the server does not speak AMQP."""
-    principal = Principal(stream)
-    try:
-        await principal.greet()
-    except (Disconnected, RemoteProtocolError) as error:
-        raise address.not_answered(error) from error
-    return principal
-
-
 @asynccontextmanager
-async def open_principal(address: Address) -> AsyncIterator[Principal]:
-    """Logged in as the address has it; says goodbye at the end.
+async def logged_in(address: Address) -> AsyncIterator[tuple[Principal, int]]:
+    """A principal, and how large frames may be; its stream is closed at the end.
 
     Raises Refused, Disconnected (`Unreachable` where somebody is there who does not answer as AMQP does),
     ConnectionRefusedError.
     """
     stream = await address.open()
     try:
-        principal = await greeted(address, stream)
-        await principal.log_in(address.login)
+        principal = Principal(stream)
+        try:
+            await principal.greet()
+        except (Disconnected, RemoteProtocolError) as error:
+            raise address.not_answered(error) from error
+        yield principal, await principal.log_in(address.login)
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+@asynccontextmanager
+async def open_principal(address: Address) -> AsyncIterator[Principal]:
+    """Logged in, with its channel open; says goodbye at the end. Raises as `logged_in` does."""
+    async with logged_in(address) as (principal, _):
         await principal.open_channel()
         yield principal
         await principal.close()
-    finally:
-        await trio.aclose_forcefully(stream)

@@ -27,6 +27,7 @@ from dmp.refusals import Refusal
 from shared.errors import CorruptRecord
 from shared.storage.format import LENGTH_BYTES, length_at
 
+QUEUES = "dmp-queues"  # where the logs stand
 _HEAD = struct.Struct(">IBQ")
 _PLACE = struct.Struct(">BQ")
 _PURGED = struct.Struct(">IBQQ")

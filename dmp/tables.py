@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dmp import queue_records
-from dmp.logs import QUEUES
 from dmp.wire import (
     RECORDED_MESSAGES,
     RECORDED_PUBLISHES,
@@ -128,7 +127,7 @@ TABLES: Sequence[LogTable] = (
     LogTable(
         STORED,
         "what durable queues keep and let go: a row a message that came or left",
-        namespace=QUEUES,
+        namespace=queue_records.QUEUES,
         logs=".*",
         schema=STORED_SCHEMA,
         decode=stored,

@@ -148,11 +148,7 @@ def able(takers: Sequence[Taker], most: int) -> list[Share]:
     """The first `most` that have room, with nothing yet."""
     shares: list[Share] = []
     for taker in takers:
-        try:
-            count, room_bytes = taker.room()
-        except Exception as error:
-            taker.fail(error)
-            continue
+        count, room_bytes = room_of(taker)
         if count > 0:
             shares.append((taker, [], count, room_bytes))
             if len(shares) == most:

@@ -20,6 +20,7 @@ from dmp.refusals import Refusal
 from shared.storage.store import Log, Ticket
 from shared.storage.table import Table
 
+TABLES = "dmp-tables"  # where its log stands
 _AUTO_DELETE, _INTERNAL, _ALTERNATE = 1, 2, 4
 _ADOPTED, _LOST, _PAUSED = 8, 16, 32
 

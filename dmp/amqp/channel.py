@@ -454,7 +454,7 @@ def _deliver_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[Non
             of: dict[Consumer, list[Message]] = {}
             back: dict[Queue, list[Message]] = {}  # of who has gone meanwhile
             for consumer, queue, message in reversed(deliveries[-RETURNED_AT_ONCE:]):
-                if consumer is not None and channel.has(consumer):
+                if consumer is not None and channel.consumers.get(consumer.tag) is consumer:
                     message.redelivered = True
                     of.setdefault(consumer, []).append(message)
                 else:
@@ -536,7 +536,7 @@ class Channel:
 
     @property
     def owes_confirms(self) -> bool:
-        return not self.silent and self.confirms is not None and self.confirms.owed
+        return not self.silent and self.confirms is not None and bool(self.confirms.runs)
 
     def fall_silent(self) -> None:
         """Send the confirms that can be sent; then nothing more but the dialog of its end."""
@@ -633,10 +633,6 @@ class Channel:
         if count <= 0:
             self.crowded = True
         return count
-
-    def has(self, consumer: Consumer | None) -> bool:
-        """Whether it is one of ours, and not cancelled."""
-        return consumer is not None and self.consumers.get(consumer.tag) is consumer
 
     def take_unacked(self, tag: int, multiple: bool) -> list[Delivery]:
         """Unacknowledged deliveries, taken out of the books. Raises Refusal for an unknown tag."""
@@ -890,19 +886,15 @@ class Confirms:
     _channel: Channel
     _published: int = 0
     _done: int = 0
-    _runs: deque[_Run] = attrs.Factory(deque)
+    runs: deque[_Run] = attrs.Factory(deque)
     _run_bytes: int = RUN_BYTES
-
-    @property
-    def owed(self) -> bool:
-        return bool(self._runs)
 
     def add(self, count: int, ticket: Ticket | None = None, *, refused: bool = False) -> None:
         """So many more publishes; they are answered at the end of the stretch, or once `ticket` is done."""
         self._published += count
         if ticket is None:
             self._channel.mux.to_confirm[self] = None
-        runs = self._runs
+        runs = self.runs
         if runs and runs[-1].ticket is ticket and runs[-1].refused == refused:
             runs[-1].last = self._published
             return
@@ -913,7 +905,7 @@ class Confirms:
 
     def end(self) -> None:
         """Its channel ends: what is on its way does not count any more."""
-        self._channel.mux.broker.memory.give(len(self._runs) * self._run_bytes)
+        self._channel.mux.broker.memory.give(len(self.runs) * self._run_bytes)
         self._run_bytes = 0
 
     def _ticket_done(self, _: Ticket) -> None:
@@ -922,7 +914,7 @@ class Confirms:
 
     def advance(self) -> None:
         """Confirm what can be."""
-        runs, first, taken = self._runs, self._done, 0
+        runs, first, taken = self.runs, self._done, 0
         frames = []
         number, counts = self._channel.number, self._channel.mux.broker.counts
         memory = self._channel.mux.broker.memory

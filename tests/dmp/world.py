@@ -5,11 +5,10 @@ from typing import Any
 
 import structlog
 
-from dmp.bodies import REFERENCE_BYTES, part_bytes
+from dmp.bodies import BODIES, REFERENCE_BYTES, part_bytes
 from dmp.broker import Broker
 from dmp.declarations import QueueArguments, QueueKind
 from dmp.listener import open_broker
-from dmp.logs import BODIES
 from dmp.message import Head, Message
 from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import places
