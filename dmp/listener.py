@@ -1,6 +1,7 @@
 """The service: AMQP's principal and DMP on a store, as the host runs it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import trio
@@ -18,7 +19,6 @@ from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
 from dmp.topology_table import TABLES, TopologyTable
 from shared.metrics import Sample, ack_sample, samples, wait_sample
-from shared.net.connection import Connection, Session
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.table import Table
 from shared.tracing import Tap, shown
@@ -46,7 +46,7 @@ class DmpService:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
-            TcpEndpoint("dmp", broker.settings.port, self._open_session, pushes=True),
+            TcpEndpoint("dmp", broker.settings.port, partial(ProtocolHeader, broker=broker), pushes=True),
         )
         self.admin_verbs: Sequence[Verb] = (
             Verb("queues", "every queue: ready, unacknowledged, consumers", self._queues, ()),
@@ -93,9 +93,6 @@ class DmpService:
     def _after_timers(self) -> None:
         self.broker.flush()
         self.broker.store.commit_pending()
-
-    def _open_session(self, connection: Connection) -> Session:
-        return ProtocolHeader(connection, self.broker)
 
     async def _queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [

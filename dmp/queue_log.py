@@ -402,16 +402,6 @@ class Cold:
                 message.expires = runs[0][1]
 
 
-@attrs.frozen
-class Loaded:
-    """`messages`: in the queue's order. `following`: the first number that was never used. `lost`: what
-    cannot be read, and was not known to be so when the queue was last purged."""
-
-    messages: list[Message]
-    following: int
-    lost: list[Lost]
-
-
 @attrs.define(eq=False)
 class _Past:
     """What has left, and how far that, and what was copied, goes."""
@@ -456,8 +446,14 @@ class _Past:
         )
 
 
-async def load(queue_log: QueueLog, cold: Cold | None, room_bytes: int, bodies: Bodies) -> Loaded:
-    """Raises StoreError. `room_bytes`: for messages in memory, where others may be in `cold`."""
+async def load(
+    queue_log: QueueLog, cold: Cold | None, room_bytes: int, bodies: Bodies
+) -> tuple[list[Message], int, list[Lost]]:
+    """The messages in memory, in the queue's order; the first number that was never used; and what cannot be
+    read, and was not known to be so when the queue was last purged.
+
+    Raises StoreError. `room_bytes`: for messages in memory, where others may be in `cold`.
+    """
     from shared.storage.log import WholeRecords  # waits for the disk, as a start alone may
 
     log = queue_log.log
@@ -509,8 +505,5 @@ async def load(queue_log: QueueLog, cold: Cold | None, room_bytes: int, bodies: 
     queue_log.found(list(found.values()), cold_at if some_cold else math.inf)
     if cold is not None and some_cold:
         cold.restore(cold_at, record_bytes, past.following)
-    return Loaded(
-        sorted(found.values(), key=attrgetter("number")),
-        past.following,
-        [each for each in reading.lost if each.offset >= past.known_lost_to],
-    )
+    lost = [each for each in reading.lost if each.offset >= past.known_lost_to]
+    return sorted(found.values(), key=attrgetter("number")), past.following, lost

@@ -30,7 +30,7 @@ from dmp.declarations import Binding, QueueKind
 from dmp.memory import Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
-from dmp.queue_log import Cold, Loaded, QueueLog
+from dmp.queue_log import Cold, QueueLog
 from dmp.ready import Priorities, Ready, ReadyRow
 from dmp.settings import DmpSettings
 from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
@@ -329,14 +329,13 @@ class Queue:
                 room = min(room, (arguments.bytes_max - waiting_bytes) // max(head.body_bytes, 1))
         return max(room, 0)
 
-    def recovered(self, found: Loaded) -> None:
-        """What the log held; times to live begin anew."""
-        messages = found.messages
+    def recovered(self, messages: list[Message], following: int, *, lost: bool) -> None:
+        """What the log held, as `load` has found it; times to live begin anew."""
         self._started = self._context.timers.now()
         for message in messages:
             message.expires = self._expires(message.head, self._started)
-        self.numbered = found.following
-        self.lost = bool(found.lost)
+        self.numbered = following
+        self.lost = lost
         count = len(messages)
         self._has_large = any(message.head.large for message in messages)
         if self.cold is not None:

@@ -567,17 +567,16 @@ class Topology:
         self._charge_queue(queue)
         memory = broker.memory
         room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
-        loaded = await load(queue_log, queue.cold, room, broker.bodies)
-        queue.recovered(loaded)
-        if loaded.lost:
+        messages, following, damaged = await load(queue_log, queue.cold, room, broker.bodies)
+        queue.recovered(messages, following, lost=lost or bool(damaged))
+        if damaged:
             broker.log.error(
                 "a queue's log is damaged: messages there are lost, or come again that had been taken; the "
                 "others are served; look at the disk",
                 queue=shown(queue.name),
                 path=log.file.path,
-                **describe_lost(loaded.lost),
+                **describe_lost(damaged),
             )
-        queue.lost = queue.lost or lost
         queue.used_now()
 
     def _restore_bindings(self, saved: Saved) -> None:

@@ -597,10 +597,6 @@ class Channel:
 
     # -- content on its way in
 
-    def begin_content(self, content: Content) -> None:
-        self.step(ChannelEvent.PUBLISH)
-        self.content = content
-
     def take_header(self, body_bytes: int, properties: bytes) -> bool:
         """Whether the content is whole, which is to say that the body is empty."""
         if self.state is not ChannelState.HEADER or self.content is None:

@@ -257,7 +257,8 @@ class AmqpSession(SessionBase):
     def _method(self, channel: Channel | None, number: int, payload: bytes) -> None:
         """Raises Refusal, NotYet."""
         if payload[:4] == PUBLISH and channel is not None and channel.state is ChannelState.OPEN:
-            channel.begin_content(Content(*wire.publish_untrusted(payload)))
+            channel.content = Content(*wire.publish_untrusted(payload))
+            channel.step(ChannelEvent.PUBLISH)
             return
         mux = self.mux
         mux.worked(METHOD_WORK + len(payload) // METHOD_BYTES)

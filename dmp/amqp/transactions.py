@@ -151,7 +151,7 @@ class Transaction:
             broker.counts.unroutable += len(bodies)
             if post.content.mandatory:
                 returned.append((post.head, bodies))
-        letters = self._put_letters(change)
+        letters, lost = self._put_letters(change)
         broker.memory.give(self._cost_bytes)  # the queues count it from now on
         self._cost_bytes = 0
         try:
@@ -160,9 +160,15 @@ class Transaction:
             broker.counts.refused_publishes += sum(len(bodies) for _, _, bodies in self._posts)
             text = str(error) or "the store takes no writes"
             raise Refusal(Code.RESOURCE_ERROR, text) from error
-        self._count(*letters)
+        counts = broker.counts
+        counts.dead_lettered += letters
+        counts.dead_letters_lost += lost
         for post, _, bodies in self._posts:
+            counts.published += len(bodies)
+            counts.published_bytes += len(bodies) * post.head.body_bytes
             mux.publishing.record(post, bodies)
+        counts.acknowledged += len(self._deliveries.get(Outcome.ACKNOWLEDGED, ()))
+        counts.rejected += len(self._deliveries.get(Outcome.REJECTED, ()))
         for head, bodies in returned:
             for body in bodies:
                 channel.send_return(Code.NO_ROUTE, head, body)
@@ -233,16 +239,6 @@ class Transaction:
         self._deliveries = {}
         self._prepared = None
         self.settled = self._messages = self._bytes = self._cost_bytes = 0
-
-    def _count(self, letters: int, lost: int) -> None:
-        counts = self._channel.mux.broker.counts
-        counts.dead_lettered += letters
-        counts.dead_letters_lost += lost
-        for post, _, bodies in self._posts:
-            counts.published += len(bodies)
-            counts.published_bytes += len(bodies) * post.head.body_bytes
-        counts.acknowledged += len(self._deliveries.get(Outcome.ACKNOWLEDGED, ()))
-        counts.rejected += len(self._deliveries.get(Outcome.REJECTED, ()))
 
 
 def _go_through(steps: Iterator[None]) -> None:
