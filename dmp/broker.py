@@ -6,6 +6,7 @@ ticket says when they are on the disk. What leaves durable queues is written onc
 """
 
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from dmp.bodies import BODIES, Bodies, Body
@@ -284,6 +285,10 @@ class Broker:
         self.log.error("a bug in the code of queues; other queues go on; report this bug", exc_info=error)
 
     # -- applications
+
+    def wall_seconds(self) -> float:
+        """The wall clock, for what dead letters say."""
+        return time.time()
 
     def new_name(self) -> bytes:
         """A name that nobody can guess."""

@@ -13,7 +13,6 @@ stands, so a restart has it in its old queue again.
 import datetime
 import math
 import struct
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -154,13 +153,13 @@ def addressed(broker: "Broker", queue: Queue, message: Message, reason: str) -> 
 
     Work is counted in messages that could have been put into a queue meanwhile. Raises Refusal: no exchange.
     """
-    head = _head_of(queue, message, reason)
+    head = _head_of(queue, message, reason, broker.wall_seconds())
     queues, work = broker.route(head.exchange, head)
     return head, without_circles(head, queues, reason), work
 
 
-def _head_of(queue: Queue, message: Message, reason: str) -> Head:
-    """The head with which it is published to the dead-letter exchange.
+def _head_of(queue: Queue, message: Message, reason: str, wall: float) -> Head:
+    """The head with which it is published to the dead-letter exchange; `wall`: seconds since 1970.
 
     It has the queue's key for dead letters, or else the message's own, and those in `CC`. With the queue's,
     `CC` goes from the headers, as RabbitMQ has it.
@@ -176,7 +175,7 @@ def _head_of(queue: Queue, message: Message, reason: str) -> Head:
             "count": 1,
             "reason": reason,
             "queue": _text(queue.name),
-            "time": datetime.datetime.fromtimestamp(int(time.time()), datetime.UTC),
+            "time": datetime.datetime.fromtimestamp(int(wall), datetime.UTC),
             "exchange": _text(old.exchange),
             "routing-keys": [_text(each) for each in (old.key, *copies)],
         }
