@@ -419,7 +419,6 @@ class Host:
         )
 
     def overview(self) -> Mapping[str, Any]:
-        watch = self._watch
         return {
             **self.status(),
             "budget": [
@@ -432,9 +431,8 @@ class Host:
                 for account in self._budget.all()
             ],
             "loop": {
-                "longest_seconds": watch.longest_seconds if watch else None,
-                "longest_at": watch.longest_at if watch else None,
-                "long_count": watch.long_count if watch else None,
+                name: getattr(self._watch, name, None)
+                for name in ("longest_seconds", "longest_at", "long_count")
             },
             **self._rates.overview(),
         }

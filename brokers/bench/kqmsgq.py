@@ -60,16 +60,14 @@ def bench(
     def measure(mode: Mode) -> Iterator[Row]:
         with started((_beside_nats(_shared) if mode == "queues" else SWEPT).servers) as ways:
             for point in cases[mode]:
-                best, baseline, ratio, p99_ratio = beside(measured_at(ways, point, seconds, rounds))
+                best, other = beside(measured_at(ways, point, seconds, rounds))
                 yield {
                     "mode": mode,
                     "producers": point.producers,
                     "consumers": point.clients,
                     "window": point.window,
                     **best.figures("deliveries_per_second", size),
-                    "baseline": baseline,
-                    "ratio": ratio,
-                    "p99_ratio": p99_ratio,
+                    **other,
                 }
 
     return each(modes, measure)

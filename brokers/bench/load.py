@@ -159,13 +159,14 @@ def in_turns(rounds: int, ways: Mapping[str, Callable[[], Measured]]) -> dict[st
     return {name: middle(measured) for name, measured in taken_in_turns(rounds, ways).items()}
 
 
-def beside(measured: dict[str, Measured]) -> tuple[Measured, str, float | None, float | None]:
-    """The first, and of the one other that there may be: its name, and the ratios of rate and of p99."""
+def beside(measured: dict[str, Measured]) -> tuple[Measured, Row]:
+    """The first, and a row's columns about the one other that there may be."""
     (_, ours), *others = measured.items()
     if not others:
-        return ours, "-", None, None
+        return ours, {"baseline": "-", "ratio": None, "p99_ratio": None}
     name, theirs = others[0]
-    return ours, name, round(ours.rate / theirs.rate, 2), round(ours.p99_us / theirs.p99_us, 2)
+    ratios = round(ours.rate / theirs.rate, 2), round(ours.p99_us / theirs.p99_us, 2)
+    return ours, {"baseline": name, "ratio": ratios[0], "p99_ratio": ratios[1]}
 
 
 @attrs.frozen

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import attrs
 from cyclopts import App, Parameter
 
-from brokers import plugins
 from brokers.asking import AdminPlace, data_folder, existing
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import with_admin_flags
@@ -27,7 +26,7 @@ from shared.cli.options import Json, flag, login_of_flags
 from shared.cli.progress import counting
 from shared.client.dial import How, tls_context
 from shared.errors import UsageError
-from shared.replaying import Place, Replays, Target, replays_of
+from shared.replaying import Place, Replays, Target
 from shared.units import moment_ms
 
 app = App(
@@ -151,9 +150,7 @@ def _target(
             protocol, address = split(to)
         except ValueError as error:
             raise UsageError("--to", str(error)) from None
-    replays = replays_of(plugins.load(protocol))
-    if replays is None:
-        raise Refusal(f"nothing can be replayed to a server of {protocol}")
+    replays = sources.replays_to(protocol)
     if address is None:
         return protocol, lambda record: replays.same(record.message, renamed(record.message.name)), replays
     try:

@@ -24,7 +24,7 @@ from shared.errors import UsageError
 from shared.local_path import local_path
 from shared.recording import blocks
 from shared.recording.blocks import GAP, NAMESPACE, BadBlock, Block
-from shared.replaying import PastMessage, replays_of
+from shared.replaying import PastMessage, Replays, replays_of
 from shared.storage.format import LENGTH_BYTES
 from shared.storage.tools.view import CheckedRange, FolderView, LogView, Trust, ranges, viewing
 
@@ -93,6 +93,14 @@ def opened(source: str, folder: Path, chosen: Chosen) -> tuple[Traffic, Chosen]:
             raise UsageError("FROM", "archive: is followed by the archive's folder")
         return FromArchived(local_path(rest).expanduser()), chosen
     raise UsageError("FROM", f"{kind} is no source; there are recorded:, {TOPICS}: and archive:")
+
+
+def replays_to(protocol: str) -> Replays:
+    """How messages are sent again to a server of a protocol. Raises Refusal."""
+    found = replays_of(plugins.load(protocol))
+    if found is None:
+        raise Refusal(f"nothing can be replayed to a server of {protocol}")
+    return found
 
 
 def _frames_of(protocol: str) -> Frames:

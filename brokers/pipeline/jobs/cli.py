@@ -306,22 +306,18 @@ def replay(
 
     import trio
 
-    from brokers import plugins
-    from brokers.errors import Refusal
     from brokers.pipeline.jobs import replay as job
     from brokers.pipeline.jobs.running import spark_for
     from brokers.replaying import engine
+    from brokers.replaying.sources import replays_to
     from shared.cli.options import login_of_flags
     from shared.cli.progress import counting
     from shared.client.dial import How, tls_context
-    from shared.replaying import replays_of
 
     for flag_, number in (("--rate", rate), ("--speed", speed)):
         if number is not None and not 0 < number < math.inf:
             raise UsageError(flag_, "it is above 0")
-    replays = replays_of(plugins.load(protocol))
-    if replays is None:
-        raise Refusal(f"nothing can be replayed to a server of {protocol}")
+    replays = replays_to(protocol)
     login = login_of_flags(reached.user, reached.password_file, reached.certificate)
     context = tls_context(reached.tls, reached.ca, reached.certificate, reached.key)
     how: How = {"user": login.user, "password": login.password, "ssl_context": context}

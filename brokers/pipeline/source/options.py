@@ -6,7 +6,6 @@ names it. Keys are compared without regard to case, as Spark does it. Only `Reac
 touch files.
 """
 
-import difflib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from brokers.errors import nearest
 from logmq.connector import NAME_BYTES_MAX, SKIPPED_BODY_BYTES_MAX, Refusal, name_untrusted, topic_untrusted
 from shared.client.login import NOBODY, PASSWORD_FILE_VARIABLE, USER_VARIABLE, Login, read_password, url_of
 from shared.errors import ConfigError
@@ -67,8 +67,8 @@ class GivenOptions:
             found = known.get(key.lower())
             if found is None:
                 names = ", ".join(each.name for each in known.values())
-                near = difflib.get_close_matches(key.lower(), known, n=1)
-                hint = f"; did you mean {known[near[0]].name}?" if near else f"; there are {names}"
+                meant = nearest(key.lower(), known)
+                hint = f"; did you mean {known[meant].name}?" if meant else f"; there are {names}"
                 raise ConfigError(key, f"{what} has no such option{hint}")
             self._given[found.name] = found
             try:
