@@ -310,15 +310,7 @@ class LogIndex:
 
     def last(self) -> IndexEntry | None:
         """Return the last good entry, at which durable records end."""
-        stop = self.count
-        while stop > 0:
-            start = max(stop - _NEAR_MARKS, 0)
-            block = self._block(start, stop - start)
-            for at in reversed(range(0, len(block), INDEX_ENTRY_BYTES)):
-                if (mark := format.unpack_index_entry(block, self.log_id, at)) is not None:
-                    return mark
-            stop = start
-        return None
+        return self._last_before(self.count)
 
     def first(self) -> IndexEntry | None:
         """Return the first good entry. Retention turns the entries before it into zeros."""
@@ -340,7 +332,7 @@ class LogIndex:
 
     def at_or_before(self, offset: int) -> IndexEntry | None:
         """Return the last good entry that begins at or below an offset."""
-        return self._at(self._bisect(lambda mark: mark.offset <= offset) - 1)
+        return self._last_before(self._bisect(lambda mark: mark.offset <= offset))
 
     def at_time(self, unix_ms: int) -> IndexEntry | None:
         """Return the first good entry whose last record is of that time or later."""
@@ -379,12 +371,15 @@ class LogIndex:
             number += len(block) // INDEX_ENTRY_BYTES
             ahead = max(ahead, _NEAR_MARKS)
 
-    def _at(self, number: int) -> IndexEntry | None:
-        """Return the good entry `number`, or the nearest good one before it."""
-        while number >= 0:
-            if (mark := format.unpack_index_entry(self._block(number, 1), self.log_id)) is not None:
-                return mark
-            number -= 1
+    def _last_before(self, stop: int) -> IndexEntry | None:
+        """Return the nearest good entry before the entry `stop`."""
+        while stop > 0:
+            start = max(stop - _NEAR_MARKS, 0)
+            block = self._block(start, stop - start)
+            for at in reversed(range(0, len(block), INDEX_ENTRY_BYTES)):
+                if (mark := format.unpack_index_entry(block, self.log_id, at)) is not None:
+                    return mark
+            stop = start
         return None
 
     def _is_zero(self, number: int) -> bool:
