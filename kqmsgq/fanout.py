@@ -31,6 +31,9 @@ PIECES_PER_TURN = 16 * 1024
 """Work of one turn: each run of messages counts once for each bundle that gets it. A read has thousands of
 messages, and each may be for hundreds of consumers."""
 
+ALIKE_MAX = 16
+"""Messages that `publish_alike` compares one by one, 60 ns each. A pattern compares more of them faster."""
+
 PIECES_PER_LOOK = 8
 """A message that is checked in full costs as much as so many runs."""
 MEMBERS_PER_PIECE = 2
@@ -51,10 +54,7 @@ DENIED_PER_TURN = 256
 
 
 class _DeniedError(Exception):
-    """The user may not send the message at `at`."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
+    """The user may not send this message."""
 
 
 class Producer:
@@ -63,6 +63,7 @@ class Producer:
     __slots__ = (
         "_delivered",
         "_epoch",
+        "_error",
         "_guard",
         "_known",
         "_known_cached",
@@ -91,6 +92,7 @@ class Producer:
         """Messages forwarded so far."""
         self._messages = self._delivered = self._unrouted = self._pieces = 0  # of this pass
         self.more = False
+        self._error: RemoteProtocolError | _DeniedError | None = None  # why the last pass ended
         self._guard: Guard | None = None
         self._user = self._peer = ""
         # As `Routes.known`, for a producer that may not write to all queues.
@@ -109,31 +111,52 @@ class Producer:
         bytes; the messages before them are forwarded.
         """
         for _ in range(DENIED_PER_TURN):
-            try:
-                return self._publish(data, at)
-            except _DeniedError as denied:
-                found = self._queues.look(data, denied.at)
-                if found is None or found[2] > len(data):
-                    return denied.at
-                assert self._guard is not None
-                name = data[denied.at + NAME_AT : found[1] - LENGTH_BYTES]
-                self._guard.refuse(self._user, WRITE, name, self._peer)
-                at = found[2]
+            at = self.forward(data, at)
+            error, self._error = self._error, None
+            if error is None:
+                return at
+            if isinstance(error, RemoteProtocolError):
+                raise error
+            found = self._queues.look(data, at)
+            if found is None or found[2] > len(data):
+                return at
+            assert self._guard is not None
+            name = data[at + NAME_AT : found[1] - LENGTH_BYTES]
+            self._guard.refuse(self._user, WRITE, name, self._peer)
+            at = found[2]
         self.more = True
         return at
 
-    def publish_alone(self, data: bytes) -> bool:
-        """Forward `data` if it is one message with a known route: many producers send one at a time."""
-        if len(data) < HEADER_BYTES:
+    def publish_alike(self, data: bytes) -> bool:
+        """Forward a read of one message, or of a few of one size for one queue, where the route is known.
+
+        Fast path above `forward`: in memory a read of 4 messages of 100 bytes takes 1.35 us in place of 2.2,
+        one of 8 takes 1.7 in place of 3.5, one of 16 2.3 in place of 3.2.
+        """
+        size = len(data)
+        if size < HEADER_BYTES:
             return False
         fixed = data[4] + FIXED_BYTES
-        if int.from_bytes(data[fixed : fixed + 2], "big") != len(data) - fixed - 2:
-            return False
+        body = fixed + 2
+        one = body + int.from_bytes(data[fixed:body], "big")
+        if one == size:
+            count = 1
+        else:
+            count, rest = divmod(size, one)
+            if rest or not 0 < count <= ALIKE_MAX:
+                return False
+            head = data[:body]
+            for at in range(one, size, one):
+                if not data.startswith(head, at):
+                    return False
         route = self._known_routes().get(data[:fixed])
         if route is None:
             return False
-        self._take(route, data)
-        self._deliver(len(data))
+        self._messages = self._delivered = self._unrouted = 0
+        self._write(route, data, count)
+        self._count(size)
+        if self._track is not None:
+            self._track.record(count, data)
         return True
 
     def publish_first(self, message: bytes) -> bool:
@@ -178,7 +201,7 @@ class Producer:
             return looked
         name = data[at + NAME_AT : looked[1] - LENGTH_BYTES]
         if not self._guard.may(self._user, WRITE, name):
-            raise _DeniedError(at)
+            raise _DeniedError
         head = data[at : looked[1] - LENGTH_BYTES + KNOWN_BYTES]
         if self._queues.routes.known.get(head) is looked[0]:
             known = self._known_routes()
@@ -191,8 +214,8 @@ class Producer:
                 known[head] = looked[0]
         return looked
 
-    def _publish(self, data: bytes, at: int) -> int:
-        """One pass. Raises RemoteProtocolError and _DeniedError; messages before the error are forwarded."""
+    def forward(self, data: bytes, at: int = 0) -> int:
+        """One pass of `publish`: it ends before a message that is malformed or denied, and raises nothing."""
         routes = self._queues.routes
         known = self._known_routes()
         put, nowhere = routes.put, routes.nowhere
@@ -259,14 +282,29 @@ class Producer:
         self.more = not stuck and at <= latest
         if latest < at < size and data[at] != MESSAGE:  # too short for a message, and malformed already
             error = no_message(data, at)
-        if run:
-            self._add(last, piece_of(data, start, at), run)
-        self._deliver(at - first)
+        if run and not (self._messages or routes.touched):  # one slice is all: as often in small reads
+            self._write(last, piece_of(data, start, at), run)
+            self._count(at - first)
+        else:
+            if run:
+                self._add(last, piece_of(data, start, at), run)
+            self._deliver(at - first)
         if self._track is not None and at > first:
             self._track.record(self._messages, memoryview(data)[first:at])
-        if error is not None:
-            raise error
+        self._error = error
         return at
+
+    def _write(self, route: Route[Consumer], piece: bytes | memoryview, messages: int) -> None:
+        """Write messages to the consumers of their route, where they are all that this pass delivers."""
+        self._messages += messages
+        if not route.fan:
+            self._unrouted += messages
+            return
+        self._delivered += messages * route.fan
+        for bundle in route.bundles:
+            for consumer in bundle.members:
+                consumer.messages += messages
+                consumer.write(piece)
 
     def _add(self, route: Route[Consumer], piece: bytes | memoryview, messages: int) -> None:
         """Add a run of messages to the bundles of its route."""
@@ -305,11 +343,13 @@ class Producer:
 
     def _deliver(self, taken_bytes: int) -> None:
         """Write each bundle to its consumers."""
+        delivered = 0
         for consumers, chunk, messages in self._queues.routes.gathered():
             for consumer in consumers:
                 consumer.messages += messages
                 consumer.write(chunk)
-            self._delivered += messages * len(consumers)
+                delivered += messages
+        self._delivered += delivered
         self._count(taken_bytes)
 
     def _count(self, taken_bytes: int) -> None:

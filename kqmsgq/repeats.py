@@ -89,10 +89,12 @@ class Pattern(Generic[R]):
     def count(self, data: bytes, at: int) -> int:
         """How many whole repetitions of the pattern stand at `at`."""
         left = (len(data) - at) // self.size
-        done = self._times * _count(self._sweep, self._swept_headers, data, at, left // self._times)
-        if self._times > 1:
-            most = min(left - done, self._times)
-            done += _count(self._layout, self._headers, data, at + done * self.size, most)
+        times = self._times
+        done = left // times
+        if done:
+            done = times * _count(self._sweep, self._swept_headers, data, at, done)
+        if times > 1 and done < left:
+            done += _count(self._layout, self._headers, data, at + done * self.size, min(left - done, times))
         return done
 
 
@@ -139,12 +141,14 @@ class Repeats(Generic[R]):
 
         Each failed search doubles the pause before the next.
         """
-        body = (
-            at + data[at + LENGTH_BYTES] + HEADER_BYTES
-        )  # a name below 256 bytes; for others the search finds nothing
+        self.one_by_one = ONE_BY_ONE
+        if self._wait and not self._patterns:
+            self._wait -= 1
+            return None
+        # Of a name below 256 bytes; for others the search finds nothing.
+        body = at + data[at + LENGTH_BYTES] + HEADER_BYTES
         header = data[at:body]
         known = self._patterns.get(header)
-        self.one_by_one = ONE_BY_ONE
         if known is not None:
             count = known.count(data, at)
             if count * known.messages >= WORTH_MESSAGES:

@@ -59,7 +59,7 @@ class Routes(Generic[M]):
     """The known routes, and the slices that the current pass has put in their bundles.
 
     `known`: first bytes of messages to routes; a pass looks them up, and adds to them by `remember`. `epoch`
-    rises whenever routes that were given out become invalid.
+    rises whenever routes that were given out become invalid. `touched`: the bundles that hold slices.
     """
 
     __slots__ = (
@@ -67,10 +67,10 @@ class Routes(Generic[M]):
         "_by_set",
         "_each_its_own",
         "_memory",
-        "_touched",
         "epoch",
         "known",
         "nowhere",
+        "touched",
     )
 
     def __init__(self, caches: Caches | None = None) -> None:
@@ -82,7 +82,7 @@ class Routes(Generic[M]):
         self._memory = CacheBytes(caches or Caches(unbounded()), math.inf)
         self._bundles: dict[M, Bundle[M]] = {}
         self._each_its_own = False
-        self._touched: list[Bundle[M]] = []
+        self.touched: list[Bundle[M]] = []
 
     def forget(self) -> None:
         """Subscriptions have changed: forget all routes. Slices in bundles are still delivered, in order."""
@@ -133,14 +133,14 @@ class Routes(Generic[M]):
         """Add `piece`, so many messages, to all bundles of `route`."""
         for bundle in route.bundles:
             if not bundle:
-                self._touched.append(bundle)
+                self.touched.append(bundle)
             bundle.append(piece)
             bundle.messages += messages
 
     def put_all(self, bundle: Bundle[M], pieces: Iterable[bytes | memoryview], messages: int) -> None:
         """Add pieces, so many messages, to one bundle."""
         if not bundle:
-            self._touched.append(bundle)
+            self.touched.append(bundle)
         bundle += pieces
         bundle.messages += messages
 
@@ -149,7 +149,7 @@ class Routes(Generic[M]):
 
         A large bundle comes in several chunks; the first counts all its messages, the others none.
         """
-        touched, self._touched = self._touched, []
+        touched, self.touched = self.touched, []
         for bundle in touched:
             members = bundle.members
             messages, bundle.messages = bundle.messages, 0

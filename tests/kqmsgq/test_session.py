@@ -4,19 +4,21 @@ import gc
 import tracemalloc
 from typing import Any
 
+import attrs
 import pytest
 
 from kqmsgq import queues, repeats
-from kqmsgq.fanout import MEMBERS_PER_PIECE, PIECES_PER_LOOK, PIECES_PER_TURN
+from kqmsgq.fanout import ALIKE_MAX, MEMBERS_PER_PIECE, PIECES_PER_LOOK, PIECES_PER_TURN
 from kqmsgq.queues import Consumer
 from kqmsgq.repeats import count_messages
-from kqmsgq.session import EVENTS_PER_TURN
+from kqmsgq.session import EVENTS_PER_TURN, Session
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import State
 from kqmsgq.wire import Fault, Message, message, subscribe, unsubscribe
 from shared import fanout
 from shared.budget import Account
 from shared.errors import RemoteProtocolError
+from shared.net.session import SessionBase
 from tests.kqmsgq.world import Peer, World
 
 
@@ -460,6 +462,56 @@ def test_what_many_slow_consumers_lose_is_counted_once(monkeypatch: pytest.Monke
         each.connection.outbox.drop_oldest(0)
     assert len(counted) == len(reads) - 1, "the newest chunk stays"
     assert world.counts.messages_dropped == len(slow) * 50 * (len(reads) - 1)
+
+
+ALIKE = message(b"a", b"12345")
+FAST_READS = {
+    "one": [ALIKE],
+    "few": [ALIKE * count for count in range(1, ALIKE_MAX + 3)],
+    "many": [ALIKE * 600, ALIKE * 50],
+    "another queue within": [ALIKE * 3 + message(b"b", b"54321") + ALIKE],
+    "another size within": [ALIKE + message(b"a", b"1234") + message(b"a", b"123456") + ALIKE],
+    "looks like one, and is not": [message(b"a", ALIKE[:-1]) + ALIKE * 3],
+    "nobody reads it": [message(b"nobody", b"12345") * 4, message(b"nobody", b"12345") + ALIKE],
+    "cut": [ALIKE * 3 + ALIKE[:9], ALIKE[9:] + ALIKE, ALIKE[:3], ALIKE[3:]],
+    "more than a turn": [b"".join(message(b"%d" % number, b"") for number in range(PIECES_PER_TURN))],
+    "wrong behind": [ALIKE * 4, ALIKE * 4 + b"?"],
+    "wrong within": [ALIKE * 2 + b">" + ALIKE[1:] + ALIKE],
+}
+
+
+@pytest.mark.parametrize("reads", FAST_READS.values(), ids=FAST_READS)
+def test_the_fast_ways_of_a_read_give_what_the_plain_one_gives(
+    reads: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome() -> list[Any]:
+        world = World()
+        consumers = [world.consumer(subscribe(b"a")), world.consumer(subscribe(b"a") + subscribe(b"b"))]
+        consumers.append(world.consumer(subscribe()))
+        producer = world.producer((message(b"a", b"") + message(b"b", b"")) * 2)  # both are known now
+        found: list[Any] = []
+        for read in reads:
+            producer.send(read)
+            found += [each.taken() for each in consumers]
+            connection = producer.connection
+            found += [connection.rests_awaited, connection.deadline, connection.reading, str(producer.fault)]
+            producer.advance(0)
+            found += [connection.held_bytes, *(each.taken() for each in consumers)]
+        found += [each.session.traffic for each in (producer, *consumers)]
+        return [*found, attrs.asdict(world.counts)]
+
+    fast = outcome()
+    monkeypatch.setattr(Session, "receive", SessionBase.receive)
+    assert fast == outcome()
+
+
+def test_one_run_behind_a_message_in_two_reads_comes_behind_it(world: World) -> None:
+    everything = world.consumer(subscribe())
+    first, behind = message(b"a", b"1" * 20_000), message(b"a", b"2" * 20_000)
+    producer = world.producer(first)
+    everything.taken()
+    producer.send(first[:100], first[100:] + behind)
+    assert everything.taken() == first + behind
 
 
 def test_a_short_read_does_not_make_a_producer_search_anew(monkeypatch: pytest.MonkeyPatch) -> None:
