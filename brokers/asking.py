@@ -18,7 +18,7 @@ from brokers.errors import ExitCode, Refusal
 from shared.cli.options import a_path, login_of_flags
 from shared.client.login import CONTEXT_VARIABLE, read_password
 from shared.errors import UsageError
-from shared.local_path import local_path
+from shared.local_path import local_path, read_file
 
 if TYPE_CHECKING:
     import ssl
@@ -56,7 +56,7 @@ def path_setting(section: str, name: str, config: Path | None) -> Path | None:
     if file := config or os.environ.get("BROKERS_CONFIG"):
         try:
             path = local_path(file)
-            named = tomllib.loads(path.read_text()).get(section, {}).get(name)
+            named = tomllib.loads(read_file(path).decode()).get(section, {}).get(name)
             return None if named is None else path.parent / local_path(named).expanduser()
         except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
             why = (isinstance(error, OSError) and error.strerror) or error

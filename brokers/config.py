@@ -22,7 +22,7 @@ from brokers.settings import AccessSettings, AdminSettings, ServeSettings
 from brokers.structure import GivenValue, Key, build, environment_keys, flatten, leaves, plain, written
 from shared.access import Required
 from shared.client.login import VARIABLES
-from shared.local_path import local_path
+from shared.local_path import local_path, read_file
 from shared.net.settings import ClientSettings, NetSettings, ProtocolAccessSettings, TlsSettings
 from shared.plugin import Plugin
 from shared.recording.settings import RecordSettings
@@ -212,7 +212,7 @@ def _from_file(
         yield Problem(source, str(error))
         return
     try:
-        text = path.read_bytes().decode()
+        text = read_file(path).decode()
         tables = tomllib.loads(text)
     except OSError as error:
         yield Problem(source, f"cannot be read: {error.strerror}")

@@ -25,11 +25,12 @@ from brokers.plugins import check_rule
 from shared.access import Access, UsersError, user_of
 from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row, name_of
 from shared.errors import BrokerError, ConfigError
+from shared.local_path import WRITTEN_BYTES_MAX, read_file
 from shared.objects import BadArgument, a_text
 from shared.storage.store import Store
 from shared.storage.threads import Threads
 
-BYTES_MAX = 64 << 20
+BYTES_MAX = WRITTEN_BYTES_MAX
 """The largest document: some 500,000 objects."""
 TOLD_MAX = 100
 """How many conflicts, or rows left out, an answer names."""
@@ -256,7 +257,7 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
 async def load(document: Document, path: Path) -> Taken:
     """Import a file at a start. Raises ConfigError; nothing is changed then."""
     try:
-        text = (await Threads()(path.read_bytes)).decode()
+        text = (await Threads()(read_file, path, BYTES_MAX)).decode()
         return await document.take(await parsed(text), dry_run=False)
     except OSError as error:
         raise ConfigError("serve.definitions", f"cannot read {path}: {error.strerror}") from None

@@ -14,7 +14,7 @@ from brokers.render import Several
 from shared.cli.app import protocol_app
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import waiting
-from shared.local_path import replace_file
+from shared.local_path import WRITTEN_BYTES_MAX, read_file, replace_file
 
 app, command = protocol_app(
     "definitions",
@@ -63,8 +63,9 @@ def import_(
     One conflict, which names its object, and nothing is made. What cannot be there
     is left out, and told. Users cannot log in until they get a password.
     """
+    most = WRITTEN_BYTES_MAX  # as much as the server takes
     try:
-        document = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        document = sys.stdin.buffer.read(most + 1) if str(file) == "-" else read_file(file, most)
     except OSError as error:
         raise Refusal(f"{file}: {error.strerror}", ExitCode.MISSING) from None
     client = at.client()

@@ -1,5 +1,6 @@
 """The users file: where it is, how it is read, and how it is replaced."""
 
+import errno
 import fcntl
 import os
 import stat
@@ -15,7 +16,7 @@ from brokers.config import Config
 from brokers.plugins import check_rule
 from shared.access import Access, User, UsersError, parse_users, written_users
 from shared.errors import ConfigError
-from shared.local_path import replace_file, sync_folder
+from shared.local_path import WRITTEN_BYTES_MAX, replace_file, sync_folder
 
 Tell = Callable[[str], object]
 """Gets what the operator is to know of a file that can be used all the same."""
@@ -51,7 +52,10 @@ def read(path: Path, tell: Tell = tell_terminal) -> dict[str, User] | None:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            text = file.read().decode()
+            data = file.read(WRITTEN_BYTES_MAX + 1)
+            if len(data) > WRITTEN_BYTES_MAX:
+                raise OSError(errno.EFBIG, f"it has more than {WRITTEN_BYTES_MAX} bytes")
+            text = data.decode()
     except (FileNotFoundError, NotADirectoryError):  # whoever opens a data folder that is none says so
         return None
     except OSError as error:

@@ -4,9 +4,12 @@ import errno
 import os
 import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
+WRITTEN_BYTES_MAX = 64 << 20
+"""Of settings, or a file of users: some 400,000 of them."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _FILE = re.compile(r"file:(?://(?:localhost)?(?=/)|(?=/[^/]))", re.IGNORECASE)
 
@@ -35,8 +38,25 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
+def read_file(path: Path, bytes_max: int = WRITTEN_BYTES_MAX) -> bytes:
+    """The whole of a file that somebody has written. Raises OSError, also above `bytes_max`: /dev/zero, or a
+    wrong file, must not take all memory.
+    """
+    with path.open("rb") as file:
+        data = file.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise OSError(errno.EFBIG, f"it has more than {bytes_max} bytes", str(path))
+    return data
+
+
 def replace_file(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Put `data` in place of a file, whole or not at all; `mode`: a new file's. Raises OSError."""
+    """Put `data` in place of a file, whole or not at all; `mode`: a new file's. Raises OSError, also where a
+    rename would replace a device: root would lose /dev/null.
+    """
+    with suppress(FileNotFoundError):
+        there = path.stat().st_mode
+        if not (stat.S_ISREG(there) or stat.S_ISDIR(there)):
+            raise OSError(errno.EEXIST, "Not a regular file", str(path))
     near = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(near, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:

@@ -40,4 +40,9 @@ def test_what_is_no_document_or_no_file_is_a_line(
         code, _, said = command("definitions", "import", str(file), *where)
         assert (code, said.count("\n")) == (ExitCode.FAILED, 1), said
     assert command("definitions", "import", str(tmp_path / "nix"), *where)[0] == ExitCode.MISSING
+    (tmp_path / "null").symlink_to("/dev/null")
+    for words in (("import", "/dev/zero"), ("export", str(tmp_path / "null"))):
+        code, _, said = command("definitions", *words, *where)
+        assert code != 0
+        assert said.startswith(f"brokers: {words[1]}: ")
     assert command("definitions", "export", str(tmp_path / "nix" / "x"), *where)[0] == ExitCode.FAILED
