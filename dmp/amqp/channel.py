@@ -159,11 +159,11 @@ class Mux:
         queues: set[Queue] = set()
         lost: list[Consumer] = []
         for channel in self.by_number.values():
-            lost += [
-                consumer
-                for consumer in channel.consumers.values()
-                if not guard.may(user, READ, consumer.name_in_rules)
-            ]
+            for reader in channel.consumers.values():
+                # Nobody can name the queue of replies.
+                name = REPLY_TO if reader is channel.reply_consumer else reader.queue.name
+                if not guard.may(user, READ, name):
+                    lost.append(reader)
             back = {
                 tag: delivery
                 for tag, delivery in channel.unacked.items()
@@ -761,11 +761,6 @@ class Consumer:
         broker = self.channel.mux.broker
         broker.accounts.consumers.charge(consumer_bytes(self.tag))
         self._cached = CacheBytes(broker.accounts.caches)
-
-    @property
-    def name_in_rules(self) -> bytes:
-        """What it reads: nobody can name the queue of replies."""
-        return REPLY_TO if self is self.channel.reply_consumer else self.queue.name
 
     def end(self) -> None:
         """It gives back what it took of memory."""
