@@ -708,30 +708,30 @@ class Queue:
             self.log = None
         self.engine.goes_on_in_memory(error)
 
-    def arrived(self, arrival: Arrival) -> None:
-        cold, bodies, engine = self.cold, arrival.bodies, self.engine
+    def arrived(self, arrivals: Sequence[Arrival]) -> None:
+        cold, engine = self.cold, self.engine
         assert cold is not None
-        if self.head + len(self.bodies) >= self.end:  # all of the row is in memory
-            if self.head == self.end:
-                cold.positions.clear()
-            if (engine.hot_bytes < engine.settings.hot_bytes and not engine.full) or self.may_heat:
-                cold.found_at(arrival.first, arrival.offset)
-                self.bodies.extend(bodies)  # `warm`, inlined
-                size = arrival.size + BODY_OVERHEAD_BYTES * len(bodies)
-                self.hot_bytes += size
-                engine.hot_bytes += size
-            else:
-                cold.offset = arrival.offset
-                cold.positions.append((arrival.first, arrival.offset))
-        self.end = arrival.first + len(bodies)
-
-    def all_arrived(self, ticket: Ticket) -> None:
+        for arrival in arrivals:
+            bodies = arrival.bodies
+            if self.head + len(self.bodies) >= self.end:  # all of the row is in memory
+                if self.head == self.end:
+                    cold.positions.clear()
+                if (engine.hot_bytes < engine.settings.hot_bytes and not engine.full) or self.may_heat:
+                    cold.found_at(arrival.first, arrival.offset)
+                    self.bodies.extend(bodies)  # `warm`, inlined
+                    size = arrival.size + BODY_OVERHEAD_BYTES * len(bodies)
+                    self.hot_bytes += size
+                    engine.hot_bytes += size
+                else:
+                    cold.offset = arrival.offset
+                    cold.positions.append((arrival.first, arrival.offset))
+            self.end = arrival.first + len(bodies)
         if self.expiry is not None:
             self.expiry.row_grew()
         if self.line:
-            self.engine.resolving = ticket
+            engine.resolving = arrivals[-1].ticket
             self.dispatch()
-            self.engine.resolving = None
+            engine.resolving = None
 
     def undo_acks(self, acks: Sequence[Acked]) -> None:
         for consumer, ids, deliveries in acks:

@@ -204,11 +204,10 @@ class LogOwner(Protocol):
 
     deleted: bool
 
-    def arrived(self, arrival: Arrival) -> None:
-        """These messages are as durable as the log's mode asks."""
-
-    def all_arrived(self, ticket: Ticket) -> None:
-        """`arrived` was called for all that one commit made durable; `ticket` is about to resolve."""
+    def arrived(self, arrivals: Sequence[Arrival]) -> None:
+        """One commit made these messages as durable as the log's mode asks; the last one's ticket is about to
+        resolve.
+        """
 
     def undo_acks(self, acks: Sequence[Acked]) -> None:
         """The disk refused these ACKs."""
@@ -484,10 +483,10 @@ class QueueLog:
         while departures and departures[0][0] <= visible:
             departures.popleft()
         if arrivals and arrivals[0].end <= visible:
+            arrived = [arrivals.popleft()]
             while arrivals and arrivals[0].end <= visible:
-                arrival = arrivals.popleft()
-                owner.arrived(arrival)
-            owner.all_arrived(arrival.ticket)
+                arrived.append(arrivals.popleft())
+            owner.arrived(arrived)
         end = log.end
         may_be_due = end - self.snapshot_end >= SNAPSHOT_BYTES or end - self._snapshot_floor >= SNAPSHOT_BYTES
         if may_be_due and self._snapshot_due():

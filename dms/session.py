@@ -545,7 +545,8 @@ class Session(SessionBase):
         asked = consumer.waiting + len(consumer.unacked.single) + consumer.unacked.in_runs
         if asked > self._most_credits:
             self._most_credits = asked
-        if self._deferred or (self._unanswered and self._is_behind()):
+        behind = self._unanswered > self._most_credits + ACKS_BEYOND_CREDITS and self._is_behind()
+        if behind or self._deferred:
             if not self._deferred:
                 self._acking[0][0].when_done(self.connection.guarded(self._line_up_deferred))
             if isinstance(self._deferred, tuple):
