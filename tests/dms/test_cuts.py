@@ -139,6 +139,7 @@ def test_garbage_harms_nobody_else(garbage: bytes, handshake: bool) -> None:
     [(b"\x00\x03abc", b"", 0)] * 4 + [(b"\x00\x01a", b"", 0)], 0
 )  # its last frame is less than the others
 @example([(b"\x00\x01a", b"", 0)] * 4 + [(b"\x00\x01a", b"x", 0)], 0)  # and longer
+@example([(b"\x00\x01a", b"bc", 0)] * 4 + [(b"\x00\x03abc", b"", 0)] * 2, 0)  # and as long, of a longer name
 def test_a_run_is_found_only_where_all_frames_are_alike(
     frames: list[tuple[bytes, bytes, int]], rest: int
 ) -> None:

@@ -1,7 +1,10 @@
 """Messages: produced, delivered, acknowledged, given back."""
 
+import attrs
+import pytest
+
 from dms import wire
-from dms.wire import Status, Type
+from dms.wire import DELIVERY_ID_BIT, Status, Type
 from tests.dms.world import NAME, World, deliveries, statuses, with_queue
 
 
@@ -122,3 +125,30 @@ def test_what_has_left_the_row_is_not_counted_as_in_memory(world: World) -> None
     assert world.engine.hot_bytes == before // 10
     peer.consume("orders")
     assert world.engine.hot_bytes == 0
+
+
+@pytest.mark.parametrize("count", [12, 4], ids=["one each", "three each"])
+def test_a_queue_above_its_depth_refuses_its_part_of_a_run_to_many(world: World, count: int) -> None:
+    peer = world.connect()
+    names = "abcdefghijkl"[:count]
+    for name in names:
+        peer.create(name)
+    peer.produce("a", b"1", b"2", b"3")
+    queue = world.engine.queues[b"a"]
+    queue.options = attrs.evolve(queue.options, depth=1)
+    turns = [names[number % count] for number in range(12)]
+    peer.send(b"".join(wire.pack(Type.PRODUCE, 1, wire.pack_name(name) + b"x") for name in turns))
+    expected = [Status.QUEUE_FULL if name == "a" else Status.OK for name in turns]
+    assert statuses(peer.take()) == expected
+    assert world.depths() == {name: 3 if name == "a" else 12 // count for name in names}
+    assert world.engine.counts.produced == 3 + expected.count(Status.OK)
+
+
+def test_delivery_ids_begin_again_past_those_in_use(world: World) -> None:
+    peer = with_queue(world)
+    peer.produce("orders", *[b"x"] * 3)
+    ((held, _),) = peer.consume("orders")
+    assert held == DELIVERY_ID_BIT
+    world.engine.next_id = (1 << 32) - 1
+    given = [number for _ in range(2) for number, _ in peer.consume("orders")]
+    assert given == [(1 << 32) - 1, DELIVERY_ID_BIT + 1]
