@@ -347,10 +347,7 @@ class Queue:
                 observe(self.name, bodies)
         if self.tick != engine.waits.tick:
             engine.waits.take_sample(self, self.tail)
-        self.depth += count
-        self.tail += count
-        if self.expiry is not None:
-            self.expiry.on_produced(self.tail)
+        self.on_produced(count)
         if ticket is None:
             if engine.durable is not None:
                 engine.unkept(count)
@@ -583,9 +580,7 @@ class Queue:
         self.let_go(count)
         engine = self.engine
         engine.counts.acked += count
-        self.depth -= count
-        if engine.parked:
-            engine.has_room(self)
+        self.on_left(count)
         if ticket is None and engine.durable is not None:
             engine.unkept(count)
         return ticket
@@ -716,12 +711,9 @@ class Queue:
             if self.head + len(self.bodies) >= self.end:  # all of the row is in memory
                 if self.head == self.end:
                     cold.positions.clear()
-                if (engine.hot_bytes < engine.settings.hot_bytes and not engine.full) or self.may_heat:
+                if self.may_heat:
                     cold.found_at(arrival.first, arrival.offset)
-                    self.bodies.extend(bodies)  # `warm`, inlined
-                    size = arrival.size + BODY_OVERHEAD_BYTES * len(bodies)
-                    self.hot_bytes += size
-                    engine.hot_bytes += size
+                    self.warm(bodies, arrival.size)
                 else:
                     cold.offset = arrival.offset
                     cold.positions.append((arrival.first, arrival.offset))

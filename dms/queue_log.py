@@ -283,12 +283,10 @@ class QueueLog:
         needed = size + _LENGTH_BYTES * len(bodies)
         pending = self._pending
         if pending is None or pending is not self.log.pending or needed > pending.batch.room:
-            needed += _HEADS_BYTES
-            # If the batch is full this seals it, which writes what is pending.
-            pending = self._pending = self.log.gather(needed, self.write_pending)
+            pending = self._begin(needed, reserved=False)
         else:
             pending.batch.room -= needed
-        self._reserved += needed
+            self._reserved += needed
         if not self._bodies:
             self._first = first
         self._bodies += bodies
@@ -300,14 +298,20 @@ class QueueLog:
         needed = RUN_BYTES * len(seqs)
         pending = self._pending
         if pending is None or pending is not self.log.pending or needed > pending.batch.room:
-            needed += _HEADS_BYTES
-            pending = self._pending = self.log.gather(needed, self.write_pending, True)  # as in `produce`
+            pending = self._begin(needed, reserved=True)
         else:
             pending.batch.room -= needed
-        self._reserved += needed
+            self._reserved += needed
         self._acked_seqs += seqs
         self._acks.append(acked)
         return pending.ticket
+
+    def _begin(self, needed: int, *, reserved: bool) -> LogAppend:
+        needed += _HEADS_BYTES
+        # If the batch is full this seals it, which writes what is pending.
+        pending = self._pending = self.log.gather(needed, self.write_pending, reserved)
+        self._reserved += needed
+        return pending
 
     def write_pending(self) -> None:
         """Append the pending records, if there are any."""

@@ -178,10 +178,7 @@ class Journal:
         )
         offset = lsn - segment.lsn
         try:
-            view = memoryview(batch)
-            taken = self.disk.write(segment.fd, view, offset)
-            if taken < len(batch):
-                write_all(self.disk, segment.fd, view[taken:], offset + taken)
+            write_all(self.disk, segment.fd, batch, offset)
         except OSError as error:
             self._take_back(segment, offset, error)
             raise
