@@ -415,10 +415,7 @@ class Committer:
             commit = self._take()
             commit.run()
             self.counts.inline_commits += 1
-            try:
-                self._publish(commit)
-            except Exception as error:
-                self._unpublished(commit, error)
+            self._finish(commit)
             if running or self._busy or not self._batches:
                 break
         if running and self._batches:  # too much, or appended by callbacks of this commit
@@ -453,10 +450,7 @@ class Committer:
                             await self._in_thread(commit.run, limiter=self._limiter)
                     except Exception as error:
                         commit.fail(error)
-                    try:
-                        self._publish(commit)
-                    except Exception as error:
-                        self._unpublished(commit, error)
+                    self._finish(commit)
                 elif (left := self._sync_by - self._clock.monotonic()) <= 0:
                     await self._sync_in_thread()
                 else:
@@ -523,7 +517,7 @@ class Committer:
 
     def _take(self, count: int | None = None) -> Commit:
         """Take the oldest batches, or all, as one commit. Its logs are busy and its files pinned until
-        `_publish`.
+        `_finish`.
         """
         batches = self._batches[:count]
         del self._batches[:count]
@@ -614,6 +608,20 @@ class Committer:
 
     # -- publishing the outcome
 
+    def _finish(self, commit: Commit) -> None:
+        """Publish the outcome of a commit. A bug in that must not leave anyone waiting, nor block closing the
+        store.
+        """
+        try:
+            self._publish(commit)
+        except Exception as error:
+            self._busy = False
+            self.poison(commit.fail(error))
+            self._roll_back(log for batch in commit.batches for log in batch.logs)
+            for batch in commit.batches:
+                batch.fail(self.read_only)
+            self._rest()
+
     def _publish(self, commit: Commit) -> None:
         """In this order: whoever waits for a ticket finds everything else in place."""
         for target in commit.logs.values():
@@ -668,15 +676,6 @@ class Committer:
             self._wake.set()
         if self._idle:
             self._rest()
-
-    def _unpublished(self, commit: Commit, error: Exception) -> None:
-        """A bug in `_publish` must not leave anyone waiting, nor block closing the store."""
-        self._busy = False
-        self.poison(commit.fail(error))
-        self._roll_back(log for batch in commit.batches for log in batch.logs)
-        for batch in commit.batches:
-            batch.fail(self.read_only)
-        self._rest()
 
     def _relieve(self) -> None:
         """Less waits for the disk than before: adjust the charge, and resume those that wait for it."""
