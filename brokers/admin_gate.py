@@ -5,11 +5,11 @@ The checks run in this order, before any of the request's body is read:
 1. `Host` is an address or a name of this port (421). A page whose own name resolves to this server (DNS
 rebinding) still sends its own name. 2. No page of another origin asks (403): `Origin` is ours or absent,
 `Sec-Fetch-Site` says no other site. Only a link may lead here from elsewhere. 3. A request that changes
-something has a JSON body (415), which no form can send. 4. The request has a login (401): HTTP Basic as a
-user, the token of the data folder, the cookie of a session, or a client certificate. `/livez`, `/readyz` and
-`/metrics` on loopback need none, nor do the files of the login form. A browser that asks for a page gets the
-form; `POST /login` begins a session, and `POST /logout` ends it. 5. The user has `admin:read` for reading,
-`admin:manage` for changes (403). The token allows both.
+something has a JSON body (415), which no form can send. 4. The request has a login (401). That is HTTP Basic
+as a user, the token of the data folder, the cookie of a session, or a client certificate. `/livez`, `/readyz`
+and `/metrics` on loopback need none, nor do the files of the login form. A browser that asks for a page gets
+the form; `POST /login` begins a session, and `POST /logout` ends it. 5. The user has `admin:read` for
+reading, `admin:manage` for changes (403). The token allows both.
 
 Requests without a login are answered at most one every `STRANGER_SECONDS`, all together. Probes of `/livez`
 and `/readyz` do not wait for the others. Answers carry a policy by which a page loads from this server alone.

@@ -59,8 +59,8 @@ class SupervisedService:
     def __init__(
         self, plugin: Plugin, config: Config, context: Context, network: Network, access: Access | None = None
     ) -> None:
-        """`context`: what the service gets, but for its budget, which is an account of the one in there, and
-        for its guard, which is one of `access`."""
+        """`context`: what the service gets, but for two things. Its budget is an account of the one in there,
+        and its guard is one of `access`."""
         self.name = plugin.name
         self.state: State = "starting"
         self.restarts = 0

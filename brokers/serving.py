@@ -38,8 +38,8 @@ from shared.units import MIB
 
 HEARD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 KEPT_BYTES = 32 * MIB
-"""Freed memory that malloc keeps for the next read, and for what is made of it. Processor time a message, one
-producer to one consumer, before and after: kqmsgq with 1 kB 1.74 and 0.57 us, with 64 kB 126 and 66; DMP
+"""Freed memory that malloc keeps for the next read, and for what is made of it. Processor time of a message,
+one producer to one consumer, before and after. Kqmsgq with 1 kB 1.74 and 0.57 us, with 64 kB 126 and 66; DMP
 direct with 100 B 0.28 and 0.13, with 10 kB 21 and 9.5; basic.publish with 10 kB 18.2 and 9.5."""
 KEPT_BLOCK_BYTES_MAX = 1 * MIB
 """Larger blocks go back as they come: what is left of these in the heap would be in the way of others."""
@@ -95,7 +95,7 @@ async def _serve(
     collector = Collector()
     watch = LoopWatch(log)
     host = Host(chosen, config, log, say=_say if command.says else None, watch=watch, reread=read)
-    # SIGHUP stays ignored under nohup. The others are obeyed even if the caller ignores them: a shell makes
+    # SIGHUP stays ignored under nohup. The others are obeyed even if the caller ignores them. A shell makes
     # background jobs of scripts ignore SIGINT, but whoever sends it to a server means it.
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     heard = [number for number in HEARD_SIGNALS if number != signal.SIGHUP or not nohup]
@@ -183,8 +183,8 @@ def _standard_input() -> Iterator[socket.socket]:
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)
     ours, readers = socket.socketpair()
     ours.setblocking(False)
-    # A plain thread and os.read: nothing can cancel a read from a terminal, and a thread that holds the lock
-    # of sys.stdin would abort the interpreter at its end.
+    # A plain thread and os.read: nothing can cancel a read from a terminal. A thread that holds the lock of
+    # sys.stdin would abort the interpreter at its end.
     reader = threading.Thread(
         target=_read_standard_input, args=(readers,), name="standard input", daemon=True
     )

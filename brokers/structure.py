@@ -1,11 +1,11 @@
 """Makes settings objects of what a file, the environment and flags say. It is strict, and names mistakes.
 
-Settings are frozen attrs classes in which every field has a default. This module knows their shape and no
-key of any of them: fields of plain types, nested settings classes (a table), and mappings of a name to a
-settings class (a table of tables, `[logmq.topics."orders.*"]`).
+Settings are frozen attrs classes in which every field has a default. This module knows their shape and no key
+of any of them. A shape is fields of plain types and nested settings classes (a table). It is also mappings of
+a name to a settings class (a table of tables, `[logmq.topics."orders.*"]`).
 
-cattrs converts plain values. What it does not do is done here: it is strict (no `"1"` for a number, no 1 for
-true), it knows units, and it says every problem with its key and its source, not the first alone.
+cattrs converts plain values. What it does not do is done here. It is strict (no `"1"` for a number, no 1 for
+true) and knows units. It says every problem with its key and its source, not the first alone.
 """
 
 import enum

@@ -1,8 +1,8 @@
 """`brokers top`: what is busy, on the terminal, until `q`.
 
 `Board` is what is shown, without a terminal: it takes keys and answers, and gives lines. `run` draws it. A
-thread asks the server meanwhile, and rests nine times as long as the answers took: looking at 50,000 queues
-costs a tenth of a processor at most.
+thread asks the server meanwhile, and rests nine times as long as the answers took. So looking at 50,000
+queues costs a tenth of a processor at most.
 """
 
 import codecs

@@ -422,7 +422,7 @@ class Client:
 
         `properties`: without them the message is persistent. Raises Unroutable if no queue takes it (unless
         `mandatory` is False: then it is dropped silently), NotTaken, Refused, Disconnected. A refusal, for a
-        missing exchange say, closes the channel that all tasks share: their calls that wait fail too, and may
+        missing exchange say, closes the channel that all tasks share. Their calls that wait fail too, and may
         or may not have been carried out.
         """
         if properties is None:

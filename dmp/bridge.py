@@ -1,8 +1,8 @@
 """DMP and AMQP as ends of bridges: queues and bindings as sources, queues and exchanges as targets.
 
-A queue's source is a consumer of it that acknowledges: what it was given is unacknowledged until that is
-carried, and the ACK is in the entry that has what was written. A binding's source has a queue of its own,
-which ends with it.
+A queue's source is a consumer of it that acknowledges. What it was given is unacknowledged until the bridge
+has written it. Its ACK is in the journal's entry that has what was written. A binding's source has a queue of
+its own, which ends with it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@
         async for message in feed:
             ...
 
-Each opens a principal connection, which logs in and asks for the lease, and then the DMP connection, on which
+Each opens a principal connection, which logs in and asks for the lease, and then the DMP connection. On that
 nothing is answered: `send` returns once the bytes are the kernel's. Leaving the block of a sink says that all
 is sent, and waits until the server has read it. A feed delivers at most once. What a lost connection took
 with it nobody knows, so nothing is sent again behind the caller's back: that raises `Disconnected`. A feed

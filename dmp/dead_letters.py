@@ -3,8 +3,8 @@
 A dead letter keeps its body and its properties, except `expiration`. Its header `x-death` says what has
 happened to it: a table for each queue and reason, the newest first, as RabbitMQ writes it.
 
-Dead-lettering a message costs about thirty times what a publish costs, and very many may die at once: all
-that expires behind a message that lived longer, all that a consumer rejects in one word. So a few are
+Dead-lettering a message costs about thirty times what a publish costs, and very many may die at once. That is
+all that expires behind a message that lived longer, or all that a consumer rejects in one word. So a few are
 delivered at once and the rest in slices. Queues take turns, one letter each, so that many of one queue do not
 delay the few of another. A letter that waits for its slice is in no queue and counts as memory. Its record
 stands, so a restart has it in its old queue again.

@@ -34,8 +34,8 @@ class QueueArguments:
     def read(cls, table: Mapping[str, Any]) -> "QueueArguments":
         """Raises Refusal (PRECONDITION_FAILED).
 
-        As with RabbitMQ, what is not known is the user's own and is ignored. What RabbitMQ knows, and this
-        broker would not do, is refused where clients rely on it: a queue that silently loses or doubles
+        As with RabbitMQ, what is not known is the user's own and is ignored. Clients rely on some of what
+        RabbitMQ knows and this broker would not do. That is refused: a queue that silently loses or doubles
         messages is worse than none.
         """
         for name, accepted in _ONLY.items():

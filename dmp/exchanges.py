@@ -44,7 +44,7 @@ STEPS_PER_MESSAGE = 8
 turn between two; one key is looked up in one (shared/routing/trie.py says how much that may be, and why)."""
 FOUND_PER_STEP = 8  # destinations that a key leads to, beside those of the other keys
 KEYS_STEPS_MAX = 16_384
-"""Of finding what the keys of one message lead to, some milliseconds, before another key is looked up: others
+"""Of finding what the keys of one message lead to, before another key is looked up: some milliseconds. Others
 cannot have their turn meanwhile, and patterns may be made for a key to cost that much."""
 HEADERS_COMPARED = 4  # of a message's headers, so many are held against a binding in a step
 

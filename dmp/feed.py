@@ -5,8 +5,8 @@ connection goes, messages in the outbox whose first byte was never written go ba
 message is delivered at most once, and a reader that comes back misses none but those that were on their way.
 
 A message that came by a sink is written with its envelope as the sink's client wrote it; one that came by
-`basic.publish` names its exchange. A message that goes back to the queue must know its exchange again, and
-an envelope may leave it out: `_sinks` says which bytes are whose.
+`basic.publish` names its exchange. A message that goes back to the queue must know its exchange again, and an
+envelope may leave it out. `_sinks` says which bytes are whose.
 """
 
 from collections import deque

@@ -19,7 +19,7 @@ _LOW = 1 - _TENTH  # of the bound: publishers go on below it, and not at every m
 STEP_BYTES = 64 << 10
 """Messages are charged to the budget in such steps: one that comes and leaves costs nothing more."""
 LEAST_BYTES = 1 << 20
-"""Messages may always hold so much, whatever else the budget is used for: a publisher that waits then waits
+"""Messages may always hold so much, whatever else the budget is used for. A publisher that waits then waits
 for messages to leave, and not for bindings that may stay for good."""
 LOOK_AGAIN_SECONDS = 1.0
 """While the budget has no room: it may be others that give something back, and they tell nobody."""

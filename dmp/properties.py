@@ -1,7 +1,7 @@
 """A message's properties as they stand on the wire: flags, then the properties that the flags announce.
 
 They go from publisher to consumer as they came, byte for byte. What the broker itself must know (is it
-persistent, when does it expire) is read off by walking over them, which also proves them well formed; tables
+persistent, when does it expire) is read off by walking over them. That also proves them well formed; tables
 are decoded only where a headers exchange or a dead letter asks for it.
 
 `CC` and `BCC` are RabbitMQ's headers with further routing keys of a message, arrays of long strings. A

@@ -6,9 +6,9 @@ they were copied from goes when the copies are on the disk. So one message that 
 disk, and there is no pause.
 
 `Cold` is the tail of the queue that is not in memory: its messages are read back in batches, when their turn
-comes. They stand in the log in the order of their numbers, behind everything that the queue has in memory,
-and none of them has left: a queue gives out from its front only. So a place in the log and a count say it
-all; and when each run of messages expires, where they do. Cold messages are not copied: they move on by being
+comes. They stand in the log in the order of their numbers, behind everything that the queue has in memory.
+None of them has left: a queue gives out from its front only. So a place in the log and a count say it all;
+and when each run of messages expires, where they do. Cold messages are not copied: they move on by being
 read.
 
 `load` is what a start makes of the log: the messages at the front, in memory, and where the rest stands. What

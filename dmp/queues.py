@@ -5,7 +5,7 @@ A message is in one of three places. *Unsynced*: its record waits for the disk, 
 messages that come behind unsynced ones wait with them, so that a producer's order holds.
 
 Of a durable queue only the front need be in memory. When all queues together hold `hot_bytes`, what comes to
-one whose front waits already is *cold*: it stays in the log alone, and is read back when the front has gone.
+one whose front waits already is *cold*. It stays in the log alone, and is read back when the front has gone.
 What is not persistent then goes to the log too, to keep its place.
 
 While a feed (the reading end of a DMP connection) is attached it gets everything; else the consumers do
@@ -849,7 +849,7 @@ class Queue:
         """Throw away what is ready; how many that were. What is lost is not missed any more. Raises
         StoreError.
 
-        In one stretch, a microsecond for each durable message in memory (`hot_bytes` bounds those): they
+        In one stretch, a microsecond for each durable message in memory (`hot_bytes` bounds those). They
         leave the log in one record, so that a crash takes back all of it or nothing.
         """
         messages = list(self.ready) if self.log is not None or self._has_large else []

@@ -8,11 +8,11 @@ gets that slice as it is. Other queues get the messages' bodies, a run with one 
 
 A `Lane` gathers what goes to the same queues. Where two lanes share a queue its order would suffer: then each
 queue has a lane of its own. (`shared.fanout` does the same for connections. A lane also counts its messages
-and the work that they are, for each slice: on bundles that know neither, a stretch that changes between two
+and the work that they are, for each slice. On bundles that know neither, a stretch that changes between two
 queues takes 40 % longer.)
 
-What is rare is taken message by message, in `_odd`: null messages, properties, options of the later revision,
-names seen for the first time, and everything that is malformed.
+What is rare is taken message by message, in `_odd`. That is null messages, properties, options of the later
+revision, names seen for the first time, and everything that is malformed.
 
 Input is held back, as for AMQP's publishers, while memory is full or the disk is behind, and when others
 should have a turn.

@@ -6,9 +6,9 @@ with `amq.` are the broker's. The default exchange has a binding for every queue
 
 *Deleting.* What is deleted is gone at once, for whoever names it and for every message. Its bindings, which
 may be hundreds of thousands, go in slices (`Broker.sliced_work`), so that others are served in between. Until
-all are gone the answer waits, and so does whoever wants to declare, bind or delete: nobody sees what is half
-done, and what is declared by the same name meanwhile gets none of them. A crash in between leaves bindings,
-and a record that says whose they are, by which the next start drops them.
+all are gone the answer waits, and so does whoever wants to declare, bind or delete. So nobody sees a deletion
+half done, and what is declared by the same name meanwhile gets none of the old bindings. A crash in between
+leaves bindings, and a record that says whose they are, by which the next start drops them.
 
 *What a start misses.* Only a record of a deletion deletes; that something else is missing never does. A log
 without a definition becomes a durable queue without bindings, under its name; its first declaration says what

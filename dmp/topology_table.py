@@ -5,7 +5,7 @@ a binding's source, destination and key, each a short string, and its arguments.
 known. Arguments are tables as they came on the wire.
 
 *What is deleted* is so because a record says it, never because something is missing. A queue's row goes in
-one batch with its log. Bindings may be many and go in turns, so until they have all gone a *going* row says
+one batch with its log. Bindings may be many and go in turns. Until they have all gone a *going* row says
 whose they are: it looks like a binding from the default exchange, which has none.
 """
 

@@ -133,8 +133,8 @@ async def connect(
 
     `retry_seconds`: a lost connection is tried again for so long, then requests that wait for it fail. The
     first connection is tried once. `host`: also a URL, `dms+tls://ann@host:9090`. `how`: login and TLS.
-    Raises ConnectionRefusedError where nobody listens, `Unreachable` where the server does not speak DMS,
-    Denied where a login is refused, Internal where it has too many clients, and ssl.SSLError.
+    Raises ConnectionRefusedError where nobody listens, `Unreachable` where the server does not speak DMS, and
+    ssl.SSLError. Raises Denied where a login is refused, and Internal where there are too many clients.
     """
     address = Address.of(host, port, kind="DMS", protocol="dms", **how)
     stream = await address.open()
@@ -154,8 +154,8 @@ async def connect(
 class Client:
     """A connection to a server; made by `connect`. Queues are named by text, messages are bytes.
 
-    Every method raises DmsError where the server refuses, or for a name or message that no server takes, and
-    `Unreachable` where the server cannot be reached any more.
+    Every method raises DmsError where the server refuses, or for a name or message that no server takes. It
+    raises `Unreachable` where the server cannot be reached any more.
     """
 
     def __init__(self, nursery: trio.Nursery, address: Address, retry_seconds: float, link: Link) -> None:

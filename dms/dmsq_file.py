@@ -1,8 +1,8 @@
 """`.dmsq` files: a queue in the format of the specification's own server: `[count]`, then
 `[id][length][bytes]`s.
 
-Integers are 4 bytes, big-endian. Files in the data folder are imported at the start, each once: its name and
-CRC are in one journal entry with its messages, all or nothing.
+Integers are 4 bytes, big-endian. Files in the data folder are imported at the start, each once. Its name, its
+CRC and its messages are one entry of the journal: all or nothing.
 """
 
 import json

@@ -14,9 +14,10 @@ and every message keeps its place.
 Credits wait in `line` in order of arrival. Either messages are ready or credits wait: `dispatch` sees to
 that. On disk every change is also a record in the queue's log (`dms.queue_log`).
 
-Long work is done in slices, and other tasks run in between (`Engine.sliced_work`, and a queue's timer):
-redelivery to many credits, the end of many credits, and the return of a lost connection's deliveries. While
-messages return, their queue delivers nothing (`stops`), so the order is as if they had returned at once.
+Long work is done in slices, and other tasks run in between (`Engine.sliced_work`, and a queue's timer). Such
+work is redelivery to many credits, the end of many credits, and the return of a lost connection's deliveries.
+While messages return, their queue delivers nothing (`stops`), so the order is as if they had returned at
+once.
 
 A paused queue delivers nothing either. It accepts messages, and they expire. Its row in the table says that
 it is paused, so it stays so after a restart.

@@ -2,7 +2,7 @@
 
 How a change becomes durable. `produce` and `ack` add to the *pending records* of the batch being filled, and
 return its ticket. When the store seals the batch it calls `write_pending`. That writes at most one ENQUEUED
-record, the notes, and one ACKED record, however many requests there were: a record costs as much as a dozen
+record, the notes, and one ACKED record, however many requests there were. A record costs as much as a dozen
 of its entries. Replies wait for the ticket, so a late write is never visible. All other records are appended
 at once, behind the pending ones.
 

@@ -7,8 +7,8 @@ are one head joined with the ids. So an id stays as it is in a frame: four bytes
 Anything may follow a run: a client that produces and consumes on one connection sends runs of ACKs, PRODUCEs
 and CONSUMEs one after the other.
 
-What it saves, in microseconds of processor time a message (8 producers, 8 consumers, 64 messages under way on
-each, in memory): without `produced` 2.3 instead of 1.5, without `by_turns` 2.7.
+What it saves, in microseconds of processor time a message: without `produced` 2.3 instead of 1.5, without
+`by_turns` 2.7. That is with 8 producers and 8 consumers in memory, 64 messages under way on each.
 """
 
 import struct

@@ -147,8 +147,8 @@ class Session(SessionBase):
 
         A consumer with one credit sends an ACK and the next CONSUME in one write, and a worker the PRODUCE of
         its result between them. A producer that waits for each answer sends one PRODUCE. Looking for
-        neighbours where there are none costs more than the request itself: without this, 50 producers and 50
-        consumers in memory, one message at a time, take 44 us of processor time a message instead of 29.
+        neighbours where there are none costs more than the request itself. 50 producers and 50 consumers in
+        memory, one message at a time, take 29 us of processor time a message, and 44 without this.
         """
         if self.state is _OPEN and not (self.kept or self.stopped):
             size = len(data)
@@ -525,8 +525,9 @@ class Session(SessionBase):
     def _consume(self, ids: Sequence[bytes]) -> None:
         """CONSUMEs of `queue`.
 
-        If more ACKs wait for the disk than the connection has ever used credits (and two), these line up only
-        when some of those ACKs are answered. Otherwise the answers would fall ever further behind.
+        The ACKs that wait for the disk may be more than the credits that the connection has ever used (and
+        two). Then these line up only when some of those ACKs are answered. Otherwise the answers would fall
+        ever further behind.
         """
         queue, consumer, engine = self.queue, self.consumer, self._engine
         assert queue is not None

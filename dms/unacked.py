@@ -1,7 +1,7 @@
 """What one consumer holds: deliveries that it has not acknowledged, by id.
 
 A consumer with many credits gets messages in runs, and mostly acknowledges them in the same runs. So a run is
-kept whole, and split only when a part of it is asked for: an entry for each message would cost more than
+kept whole, and split only when a part of it is asked for. An entry for each message would cost more than
 everything else done for it. Ids count up within a run, and no two runs overlap.
 """
 

@@ -1,6 +1,6 @@
 """Queues are names: the subscriptions of consumers, and the routes of messages.
 
-Messages with known first bytes need no check: the bytes up to the upper half of the length field prove that
+Messages with known first bytes need no check. The bytes up to the upper half of the length field prove that
 the message is well-formed, and give its route (`shared.fanout.Routes.known`).
 """
 

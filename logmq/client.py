@@ -105,8 +105,8 @@ async def connect(
 class Client:
     """A connection to a server; made by `connect`. Topics and groups are text, messages bytes.
 
-    Every method raises LogmqError where the server refuses, `Unreachable` where it cannot be reached any
-    more, and Refusal for a name that no server would take.
+    Every method raises LogmqError where the server refuses, and `Unreachable` where it cannot be reached any
+    more. It raises Refusal for a name that no server would take.
     """
 
     def __init__(

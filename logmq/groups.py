@@ -3,9 +3,9 @@
 A key begins with the log's id, which is never used again. So what a deleted topic leaves behind is never
 taken for a commit to a later topic of that name.
 
-DELETE of a topic puts a *grave* into the table, in one step with the deletion of its log: a key that is only
-the id. Then the topic's commits and writers are removed, and the grave last. The next start removes what a
-crash leaves. Commits to a missing topic without a grave are a sign of damage: they stay.
+DELETE of a topic puts a *grave* into the table, in one step with the deletion of its log. A grave is a key
+that is only the id. Then the topic's commits and writers are removed, and the grave last. The next start
+removes what a crash leaves. Commits to a missing topic without a grave are a sign of damage: they stay.
 """
 
 from collections.abc import Callable, Iterable, Iterator

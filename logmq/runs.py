@@ -197,8 +197,8 @@ def _hold_lf(records: bytes, messages: Sequence[bytes]) -> bool:
 def _same(records: bytes, length: int) -> int:
     """The number of records where all are `length` bytes, headers included; else 0, as where they are few.
 
-    Where the first header says so, and the same header stands at every multiple of `length`, each record ends
-    where the next header stands, whatever the payloads hold.
+    The first header must say so, and the same header must stand at every multiple of `length`. Then each
+    record ends where the next header stands, whatever the payloads hold.
     """
     count, rest = divmod(len(records), length)
     if rest or count < _SAME_LEAST:

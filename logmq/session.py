@@ -6,7 +6,7 @@ Otherwise lines are handled one by one. Neighbouring writes are queued, and appe
 else is done. (Figures below: process time of `receive`, store in memory.)
 
 *Order.* Answers leave in the order of their requests (`Replies`). Writes are applied at once, and answered
-when their commit is done. A read sees earlier writes of its own connection: a CONSUME or FETCH at an offset
+when their commit is done. A read sees earlier writes of its own connection. A CONSUME or FETCH at an offset
 that the disk has not confirmed waits until the answers before it are sent. Rarer requests (OFFSETS, DELETE,
 ...) do not even begin before that.
 

@@ -1,7 +1,7 @@
 """Records datagrams as the frames they arrived in, each without the padding after its payload.
 
-The frames of one batch, put together, would mostly be padding. They are cut by their datagrams' lengths:
-where these are equal, all with one call (`struct`, in which the padding is skipped), else one by one.
+The frames of one batch, put together, would mostly be padding. They are cut by their datagrams' lengths.
+Equal ones are cut with one call (`struct`, in which the padding is skipped), others one by one.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 A bridge carries *runs*: consecutive messages with one name. It takes the next run from its source
 (`BridgeSource.take`), writes it to its target, and confirms it at the source. If both ends are in the store
-this happens within `Store.together`: the target's records and the source's position or ACKs are one entry of
-the journal, and no crash separates them. Messages that a target refuses stay with the bridge.
+this happens within `Store.together`. The target's records and the source's position or ACKs are then one
+entry of the journal, and no crash separates them. Messages that a target refuses stay with the bridge.
 
 All is synchronous. A source never waits: its messages are in the bridge's `Inbox`, or it calls `wake` later.
 """

@@ -9,9 +9,9 @@ It is for durable data, which must fit at the next start, and for memory that fr
 Sizes are the callers' estimates, with the overhead of Python's objects.
 
 Memory with a small constant bound is not charged. The host keeps a quarter of the memory for it and for the
-code: known first bytes of messages (2 MiB each for pub/sub and KqueueMsgQ), recordings that wait 50 ms (1 MiB
-a protocol), the batch that is being filled (8 MiB), the newest small appends (64 KiB), cached access
-decisions (8 MiB a protocol), the last log lines and rates.
+code. It is: known first bytes of messages (2 MiB each for pub/sub and KqueueMsgQ); recordings that wait 50 ms
+(1 MiB a protocol); the batch that is being filled (8 MiB); the newest small appends (64 KiB); cached access
+decisions (8 MiB a protocol); the last log lines and rates.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Compares rows of equal length in bytes by columns: for hundreds of records or messages with the same
+"""Compares rows of equal length in bytes by columns. For hundreds of records or messages with the same
 header, a slice with a step costs far less than a look at each.
 """
 

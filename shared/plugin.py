@@ -130,13 +130,13 @@ class Plugin:
 
     `cli`: `"module:attribute"` of a cyclopts App, named as the plugin, with the protocol's commands; imported
     only when one is called. A command prints nothing. It returns its result, or is async and does so, and the
-    host shows it: None, text, bytes, a mapping or attrs object, a sequence of these for a table, or an
-    iterator (also async) of rows as they come. With a parameter `json: bool = False` the host writes JSON
-    lines if the flag is given. With a parameter of the class `shared.cli.options.Server` (or `Place`) the
-    command gets the flags for the server's address, resolved with the settings. If its help begins with `List
-    the queues`, it gets `--wide` and `--columns`, prints `no queues` for an empty list, and has its most
-    important columns first. A refusal raises `BrokerError`; a refused connection may escape (exit 69).
-    `serve`, if there is one, returns a `ServeRequest`, and the host adds its own flags.
+    host shows it. A result is None, text, bytes, a mapping or attrs object, or a sequence of these for a
+    table. It may also be an iterator (also async) of rows as they come. With a parameter `json: bool = False`
+    the host writes JSON lines if the flag is given. With a parameter of the class `shared.cli.options.Server`
+    (or `Place`) the command gets the flags for the server's address, resolved with the settings. If its help
+    begins with `List the queues`, it gets `--wide` and `--columns`, prints `no queues` for an empty list, and
+    has its most important columns first. A refusal raises `BrokerError`; a refused connection may escape
+    (exit 69). `serve`, if there is one, returns a `ServeRequest`, and the host adds its own flags.
 
     `tables`: `"module:attribute"` of a sequence of `shared.tables.table.LogTable`, for the records of its
     logs; only the pipeline imports it. `actions`: the actions that rules of users can allow. `topics`: names

@@ -1,9 +1,9 @@
 """The archive's cases of `brokers bench pipeline`: how fast it writes what is there, and how it follows.
 
 `archive` is measured beside Spark's own Parquet writer fed by the same source, with the same compression.
-`follow` has a server, a writer that sends so many records a second in a process of its own, and the archive
-at its usual settings behind it: how old a record is when it is committed, whether the archive falls behind,
-and what a record costs each of them.
+`follow` has a server, a writer in a process of its own, and the archive behind it at its usual settings. The
+writer sends so many records a second. It tells how old a record is when it is committed, whether the archive
+falls behind, and what a record costs each of them.
 """
 
 import os

@@ -2,10 +2,10 @@
 
 All protocols are served by one process; the load comes from this one. From logs and queues a backlog is
 carried: it is written while the bridge is paused, and the time runs from its resumption. From a sink and from
-pub/sub, which keep nothing, the bridge is measured under the load with which the source is measured alone:
-what the source does beside it, as far as the bridge carried it. All bridges but that one are paused. An
-end alone is what `brokers bench` of its protocol has: LogMQ's PRODUCE, DMS produced, delivered and
-acknowledged, one consumer of KqueueMsgQ, one feed of a sink, one subscriber of pub/sub.
+pub/sub, which keep nothing, the bridge is measured under the load with which the source is measured alone.
+What counts is what the source does beside it, as far as the bridge carried it. All bridges but that one are
+paused. An end alone is what `brokers bench` of its protocol has. That is LogMQ's PRODUCE, DMS produced,
+delivered and acknowledged, one consumer of KqueueMsgQ, one feed of a sink, or one subscriber of pub/sub.
 
 `latency` has one message under way: from a PRODUCE to a TAIL of the topic that the bridge writes, beside the
 topic itself.

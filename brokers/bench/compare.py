@@ -2,8 +2,8 @@
 
 At each point both servers run, and rounds are taken in turns, so each round is a pair. A figure's change is
 the mean logarithm of the pairs' ratios. Its noise is three standard errors of that mean; a round's deviation
-is that of this point, or the middle one of all points where that is larger, because few rounds may agree by
-chance. A change counts when it is larger than its noise and every pair has the same sign.
+is that of this point, or the middle one of all points where that is larger: few rounds may agree by chance. A
+change counts when it is larger than its noise and every pair has the same sign.
 """
 
 import math

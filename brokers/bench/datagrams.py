@@ -107,8 +107,8 @@ def _burst(sock: socket.socket, datagram: bytes) -> Callable[[int], int]:
         return lambda count: bool(sock.send(datagram))
     memory = ctypes.create_string_buffer(datagram, len(datagram))
     part = (ctypes.c_size_t * 2)(ctypes.addressof(memory), len(datagram))
-    # A msghdr of 64-bit Linux, and behind it the length that was sent: eight words, the third and fourth of
-    # which say where the parts are and how many there are.
+    # A msghdr of 64-bit Linux, and behind it the length that was sent: eight words. The third and fourth say
+    # where the parts are and how many there are.
     words = (ctypes.c_size_t * (8 * BURST_DATAGRAMS))()
     for at in range(0, len(words), 8):
         words[at + 2], words[at + 3] = ctypes.addressof(part), 1

@@ -1,11 +1,11 @@
 """`brokers bench dmp`: one writer, and readers that each get everything, beside others in the same run.
 
 A writer sends messages that are all alike, in pieces, and keeps so many on their way to the slowest reader;
-every reader's bytes are counted, and since all messages have one size, so are its messages. The rate is
-that of deliveries, all readers together; the latency runs from a piece's send to the arrival of its last byte
-at the last reader, so with a window above one it includes the wait behind others.
+every reader's bytes are counted, and since all messages have one size, so are its messages. The rate is that
+of deliveries, all readers together; the latency runs from a piece's send to the arrival of its last byte at
+the last reader. With a window above one it includes the wait behind others.
 
-The servers are processes of their own, the load comes from this one, which is one thread: where it is the
+The servers are processes of their own. The load comes from this one, which is one thread: where it is the
 limit, it is so for all of them. Measured in turns:
 
 - `direct`: a sink and feeds, over leases;

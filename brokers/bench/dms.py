@@ -9,7 +9,8 @@ The servers are processes of their own, the load comes from this one. Measured i
 
 - `memory`: nothing is kept (`dms.persist = false`), beside beanstalkd without a log;
 - `synced`: acknowledged is on disk (`--data-dir`: the disk that is meant), beside beanstalkd `-b -f 0` and
-  redis lists with `appendfsync always` (RPUSH and LPOP, which has no acknowledgement and so does less);
+  redis lists with `appendfsync always`. These are RPUSH and LPOP, which has no acknowledgement and so does
+  less;
 - `queues`: the same in one queue among many, beside one alone.
 """
 

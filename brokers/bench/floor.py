@@ -29,8 +29,8 @@ COPIED_BYTES = 64 << 20
 def bench(*, seconds: Seconds = 1.0, data_dir: DataDir = None, json: Json = False) -> list[Spread]:
     """Measure this machine: its disk, its loopback and its memory.
 
-    A sync alone, a write of 4 KiB with its sync, a round trip of 100 bytes between two
-    processes, and the bandwidth of copies in memory.
+    A sync alone, a write of 4 KiB with its sync, and a round trip of 100 bytes between two processes. Also
+    the bandwidth of copies in memory.
     """
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir) as folder,

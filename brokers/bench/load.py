@@ -5,7 +5,7 @@ Bare system calls and one epoll, so that the server is what is measured. There a
 - `run`: connections that keep a window of requests open. A latency is from the send of a request to the
   arrival of its answer; with a window above one it includes the wait behind one's own requests;
 - `fan_out`: producers on one side, consumers on the other. A producer sends its next messages when the
-  slowest consumer has had the last, so no server wins by throwing away or by leaving one side behind;
+  slowest consumer has had the last. So no server wins by throwing away or by leaving one side behind;
 - `poured`: one kind of message over and over; the server's own counters count.
 
 Latencies are kept in an HDR histogram (three digits, 1 µs to 1 minute).

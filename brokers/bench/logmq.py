@@ -1,7 +1,7 @@
 """`brokers bench logmq`: what this machine's disk, kernel and processors let LogMQ do, beside baselines.
 
-The server is a process of its own on a new data folder (`--data-dir`: on the disk that is meant), or one that
-runs already (`--port`). The load comes from this process, so on two processors each has one. The baselines
+The server is a process of its own on a new data folder, or one that runs already (`--port`). `--data-dir` is
+on the disk that is meant. The load comes from this process, so on two processors each has one. The baselines
 are measured in the same run, in turns with the rounds they are compared with:
 
 - `fdatasync`: a loop that writes one message into a preallocated file and syncs it, alone on the same disk;

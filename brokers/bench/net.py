@@ -1,7 +1,7 @@
 """`brokers bench net`: what the network layer answers by itself, with an echo for a protocol and no disk.
 
-The same echo is served twice, each time by a process of its own: by the poll driver, and by a trio task for
-each connection, which is how one would write it first. The load comes from this process: clients in a
+The same echo is served twice, each time by a process of its own. Once it is the poll driver, once a trio task
+for each connection, which is how one would write it first. The load comes from this process: clients in a
 closed loop, each sending its next request when it has its answer. Rounds of both alternate, so that a noisy
 machine is noisy to both, and the median round counts.
 """
@@ -85,8 +85,8 @@ def run(*, clients: int = 50, seconds: float = 1.0, rounds: int = 3) -> list[Row
 
 
 def measure_idle(driver: Driver, count: int, seconds: float) -> Row:
-    """Open `count` connections that stay silent, beside one that is busy: memory of the server's process for
-    each, and the round trip of the busy one."""
+    """Open `count` connections that stay silent, beside one that is busy. Measured are memory of the server's
+    process for each, and the round trip of the busy one."""
     raise_file_limit()
     with serving(driver) as server:
         before = middle([_load(server, 1, seconds) for _ in range(3)])

@@ -1,6 +1,6 @@
 """Draws a sweep's ratios as a PNG: a row of panels for each peer, a panel for each size.
 
-In a panel each bar is a point. It stands on the line at 1, which is the peer: a bar up is ahead, a bar down
+In a panel each bar is a point. It stands on the line at 1, which is the peer. A bar up is ahead, a bar down
 behind, by the factor that is written below it. Bars stand together by clients, and have a colour for each
 number of names. A short black line shows where a server without a broker is (`bare.py`).
 """

@@ -2,13 +2,13 @@
 
 All ways go through the same work (`ground.py`) in turns, round after round, and the median round counts:
 
-- `tuples`: a source that reads the same logs and yields a tuple of all four columns for each record, as a
-  Python data source is usually written;
+- `tuples`: a source that reads the same logs and yields a tuple of all four columns for each record. A Python
+  data source is usually written so;
 - `lean`: the same source, asked as ours is for no more than the work needs;
 - `text`: Spark's own source `text` over the lines;
 - `folder`: our source over the data folder, where what is measured is our source over TCP.
 
-Spark tells its own sources which columns a query needs, and a source in Python nothing, so to ours who reads
+Spark tells its own sources which columns a query needs, and a source in Python nothing. So to ours who reads
 says it: the times to count, and to group the part of the payloads that is the key. Mode `payloads` groups
 payloads that come whole, and `whole` is a count of all columns.
 

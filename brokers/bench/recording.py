@@ -2,11 +2,11 @@
 
 Two servers for each protocol, one that records and one that does not, which is the baseline; load goes to the
 one and the other in turns. It is as much as one publisher can bring, with one consumer of everything, and
-both take next to no time of their own: KqueueMsgQ and DMP's sinks are written to as fast as they read,
+both take next to no time of their own. KqueueMsgQ and DMP's sinks are written to as fast as they read, and
 pub/sub gets a flood of datagrams. A round ends when the recorder has nothing left to write, and the
 processor's time until then counts.
 
-At the end the log is read, every byte of it checked, and its messages are counted: each that passed is there,
+At the end the log is read, every byte of it checked, and its messages are counted. Each that passed is there,
 or in a gap that says how many are missing.
 """
 

@@ -1,10 +1,10 @@
 """The routing index by itself: no sockets, no protocol, one thread.
 
 The population is half as many names of five levels as there are subscriptions; 60 % of these are such a name
-as it is, 20 % have one or two levels replaced by the one-level wildcard, 15 % end in the any-levels wildcard
-after two to four levels, 5 % have it in their middle. The names asked for come from the same population, in
-no order, nearly all for the first time: what a match reads is not in the processor's caches then, which at a
-million subscriptions is the larger half of its time.
+as it is, and 20 % have one or two levels replaced by the one-level wildcard. 15 % end in the any-levels
+wildcard after two to four levels, and 5 % have it in their middle. The names asked for come from the same
+population, in no order, nearly all for the first time. What a match reads is not in the processor's caches
+then, which at a million subscriptions is the larger half of its time.
 """
 
 import gc

@@ -170,7 +170,7 @@ def _other(name: str, flags: Callable[[int], Sequence[str]]) -> Iterator[Address
 def _kept_port() -> Iterator[int]:
     """A port of loopback that a server may listen on, and that nobody else is given meanwhile.
 
-    It is bound and does not listen: that keeps it from who asks for any, not from who names it and reuses
+    It is bound and does not listen. That keeps it from who asks for any, not from who names it and reuses
     addresses, as servers do.
     """
     with socket.socket() as kept:

@@ -6,8 +6,8 @@ short warm-up. A sweep takes no longer than points times servers times rounds, e
 moment to begin. With `--json` each row is shown when it is measured, so an interrupted sweep loses nothing.
 
 Clients share names evenly. Where messages are handed on, there are as many consumers as clients, and each
-producer has names of its own: one name is one producer to all consumers, and with as many names as clients
-each producer has one consumer.
+producer has names of its own. One name is one producer to all consumers. With as many names as clients each
+producer has one consumer.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """The baseline of `brokers bench pipeline`: a source as it is usually written, which yields tuples.
 
-It reads the same logs as ours does, takes them apart one record after the other, and gives all columns of
+It reads the same logs as ours does, and takes them apart one record after the other. It gives all columns of
 each, or as little as it is asked for.
 """
 

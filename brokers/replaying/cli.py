@@ -71,13 +71,11 @@ def replay(
 ) -> CommandResult:
     """Send messages of the past again: recorded traffic, a log, or an archive.
 
-    They go out in order and at the pace at which they came, to the server that
-    runs on the data folder, or with --url or --context to another. Messages are
-    read from the data folder's files. With --resume a replay that was killed goes
-    on where it was when the same command is given: into topics each message goes
-    once, elsewhere those of one batch may go twice. Times are as 2026-03-01T20:00Z
-    or 2h (ago). Exit code 1: some messages could not be read, or not be carried
-    there.
+    They go out in order and at the pace at which they came. They go to the server that runs on the data
+    folder, or with --url or --context to another. Messages are read from the data folder's files. With
+    --resume a replay that was killed goes on where it was when the same command is given. Into topics each
+    message goes once, elsewhere those of one batch may go twice. Times are as 2026-03-01T20:00Z or 2h (ago).
+    Exit code 1: some messages could not be read, or not be carried there.
     """
     pace = _pace(rate)
     now = time.time_ns() // 1_000_000

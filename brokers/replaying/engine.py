@@ -1,10 +1,10 @@
 """Sends messages of the past again, those of each log in order, and notes how far it is.
 
-Messages go out in batches, one at a time. Before a batch is sent, a small file notes its number, where each
-log stood before it, and how many of each log's messages it has. A replay that was killed begins with that
-batch again: the same messages under the same number. A target that knows batches again (`once_each`) then has
-each message once. Another target has the messages of one batch twice at most, and none is missing. A CRC
-checks that they are the same messages, because retention may drop some meanwhile.
+Messages go out in batches, one at a time. Before a batch is sent, a small file notes its number and where
+each log stood before it. It also notes how many of each log's messages the batch has. A replay that was
+killed begins with that batch again: the same messages under the same number. A target that knows batches
+again (`once_each`) then has each message once. Another target has the messages of one batch twice at most,
+and none is missing. A CRC checks that they are the same messages, because retention may drop some meanwhile.
 
 What there is to replay is fixed when a replay begins: a log may grow meanwhile, even by the replay itself.
 """

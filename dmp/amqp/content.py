@@ -42,7 +42,7 @@ class Incoming:
     """What has begun to come on all channels of one connection.
 
     What is here of contents that are not whole, and not written yet, counts with the session's input
-    (`SessionBase.gathered_bytes`), with the properties: these alone could be 128 KiB on each channel.
+    (`SessionBase.gathered_bytes`). So do the properties, which alone could be 128 KiB on each channel.
     `announced_bytes`: of bodies that are gathered in memory, as their headers say.
     """
 

@@ -6,9 +6,9 @@ routed. The next message that begins with the same bytes belongs to the same run
 and one slice. What no `Post` is known for is decoded frame by frame (`AmqpSession`), and `remember` makes the
 next one like it fast.
 
-The fast path takes 0.4 us a message where the plain one takes 18: 200 publishes of 100 bytes a read, to a
-consumer without acknowledgements, without sockets. Both give the same: `test_amqp_session`, where a dialog is
-cut anywhere.
+The fast path takes 0.4 us a message where the plain one takes 18. Measured with 200 publishes of 100 bytes a
+read, to a consumer without acknowledgements, without sockets. Both give the same: `test_amqp_session`, where
+a dialog is cut anywhere.
 
 When memory is full, the connection is not read until there is room again: its producer slows down, and
 nothing is lost. A connection that itself holds unacknowledged messages must be read on, for its
@@ -51,9 +51,9 @@ _TRACKS_MAX = 64
 _HEAD_BYTES_MAX = 2048
 # Messages of one run, counted once for each queue. Between runs other connections may have their turn.
 _RUN_MAX = 4096
-# A message takes 5 to 7 us for each of its queues, and 0.4 us where a run goes to one: each queue beyond the
-# first counts as so many messages more. Without it three messages to 2,000 queues were one stretch of 30 ms.
-# A run itself counts as one: 4,096 messages that differ took 30 ms, too.
+# A message takes 5 to 7 us for each of its queues, and 0.4 us where a run goes to one. So each queue beyond
+# the first counts as so many messages more. Without it three messages to 2,000 queues were one stretch of 30
+# ms. A run itself counts as one: 4,096 messages that differ took 30 ms, too.
 _QUEUE_WORK = 6
 _END = FRAME_END[0]
 PUBLISH_INDEX = commands.Basic.Publish.index

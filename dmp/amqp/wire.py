@@ -222,7 +222,7 @@ def content_header(channel: int, head: Head) -> bytes:
 def content_head(channel: int, head: Head, payload_max: int) -> bytes:
     """The header frame, and the beginning of the first body frame: everything before the body's first byte.
 
-    Of an empty body there is no frame: then it is the header frame without its end octet, so that a body and
+    Of an empty body there is no frame. Then it is the header frame without its end octet, so that a body and
     an end octet behind it are right for all.
     """
     kept = head.frames.get(channel)

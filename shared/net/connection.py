@@ -4,7 +4,7 @@ A `Session` is sans-IO: the driver calls it, it calls its `Connection`, and neit
 runs under the poll driver, the stream driver and, in tests, over a connection in memory.
 
 All of it runs in the trio thread. `receive` and `on_deadline` are never entered while another call into the
-same session is under way, and `connection_lost` never from inside a call of the session's own.
+same session is under way. `connection_lost` never comes from inside a call of the session's own.
 """
 
 import math
@@ -199,9 +199,9 @@ class Connection:
     def await_rest(self) -> None:
         """A read ended inside a request, and no answer goes out: acknowledge it now.
 
-        A peer that sends a header and its body apart may hold the body back until the header is
-        acknowledged (Nagle), and the kernel delays acknowledgements by up to 40 ms. The effect lasts until
-        the next answer, so call it at each such read.
+        A peer that sends a header and its body apart may hold the body back until the header is acknowledged
+        (Nagle). The kernel delays acknowledgements by up to 40 ms. The effect lasts until the next answer, so
+        call it at each such read.
         """
 
     def go_on(self) -> None:

@@ -56,6 +56,6 @@ class SlotSink(Protocol):
 
     def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
         """Apply one or more frames, in order of arrival. `lengths` are the datagrams' own; that of one that
-        was cut is above what the parts hold. Where they are much work it returns those that are left: it is
+        was cut is above what the parts hold. Where they are much work it returns those that are left. It is
         called with them, before any others, when everybody else has had a turn.
         """

@@ -21,7 +21,7 @@ import trio
 SLICE_SECONDS = 100e-6
 """Work after which a slice ends; what has begun is finished."""
 FLOOD_SLICE_SECONDS = 50e-6
-"""The same in a flood. There is one every millisecond or so then, and requests wait for it: with 0.1 ms the
+"""The same in a flood. There is one every millisecond or so then, and requests wait for it. With 0.1 ms the
 p99 of others grew by more than a tenth (`make trial-logins`)."""
 ALONE_SLICE_SECONDS = 1e-3
 """The same while no one else is served."""

@@ -1,7 +1,7 @@
 """How long messages wait in queues, measured on samples: a clock read per message would cost too much.
 
-`tick` rises ten times a second while messages come. The first message that a queue gets in a new tick is
-the sample: the queue notes its time, and reports its wait when it goes out. So each queue takes at most ten
+`tick` rises ten times a second while messages come. The first message that a queue gets in a new tick is the
+sample. The queue notes its time, and reports its wait when it goes out. So each queue takes at most ten
 samples a second, and a run of messages costs two comparisons of numbers.
 """
 

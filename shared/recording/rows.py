@@ -3,7 +3,7 @@
 A protocol's `Codec` finds the frames in a block, and the fields in each. It reports *runs*: consecutive
 frames of one shape at equal distances. Repetition is found by comparing columns of many frames at once
 (`equal_rows`). So there is a step per run, not per message; a frame unlike its neighbours is a run of one.
-The runs of a batch become arrays of positions. A column is gathered from the batch's own memory at once: an
+The runs of a batch become arrays of positions. A column is gathered from the batch's own memory at once. An
 Arrow array is laid over it with the positions as offsets, and every second entry is taken.
 
 Nothing in a log raises. What cannot be read is a fault: a row of its own, after the rows of its block that

@@ -44,7 +44,7 @@ def without(few: Few[T] | None, thing: T) -> Few[T] | None:
     del few[thing]
     if len(few) == 1:
         return next(iter(few))
-    # A dict never shrinks by deleting, and reading it takes as long as at its largest: without this, one that
+    # A dict never shrinks by deleting, and reading it takes as long as at its largest. Without this, one that
     # had 100,000 subscribers and lost all but two would cost every later match the time of 100,000.
     if few.__sizeof__() > SPARSE_BYTES * len(few) + SPARSE_BYTES_MIN:
         return dict.fromkeys(few)

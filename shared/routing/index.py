@@ -8,7 +8,7 @@ carries no value. Two other ways are cheaper than a value in every match:
 - subscribe several objects for one client (one gets messages now, one keeps them for later), or use two
   indexes: then the match says which;
 - count outside what does not change the match, such as two AMQP bindings of a queue that differ only in
-  arguments: subscribe with the first, unsubscribe with the last.
+  arguments. Subscribe with the first, unsubscribe with the last.
 
 Everything is synchronous and in one thread. A match is a tuple that later changes do not touch. A long match
 can be made in several turns (`match_within`), between which subscriptions may change.

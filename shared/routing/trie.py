@@ -1,29 +1,29 @@
 """The trie under the index: patterns by level, each node visited once for all its readings of a name.
 
-A pattern's levels up to its last wildcard are a path of nodes, and the literal rest behind it is a key in the
+A pattern's levels up to its last wildcard are a path of nodes. The literal rest behind it is a key in the
 last node's `rests`, found by hashing what is left of the name. So a pattern without wildcards makes no node
-and is found by one lookup at the root, and nodes stand only where there is still a choice.
+and is found by one lookup at the root. Nodes stand only where there is still a choice.
 
 A walk reads the name level by level with the nodes that its beginning leads to, up to those behind
 `any_levels`. Such a node is reached at many places of the name: the last of `*/a/*/a` at three of `a/a/a/a`.
-Whoever looked at each pair of node and place would pay the product of the patterns' levels and the name's,
-and patterns and names can be made for that. So from there on a node comes with the set of its places, an
-integer (places.py), and goes on with all of them in one operation: behind `one_level` they all move by one,
-behind a literal level those that it stands at, and behind `any_levels` there are all from the first on.
-A node has one parent, so it is visited once in a walk.
+Looking at each pair of node and place would cost the product of the patterns' levels and the name's. Patterns
+and names can be made for that. So from there on a node comes with the set of its places, an integer
+(places.py). It goes on with all of them in one operation. Behind `one_level` they all move by one. Behind a
+literal level there are those that it stands at, and behind `any_levels` all from the first on. A node has one
+parent, so it is visited once in a walk.
 
-So a match costs at most the nodes that there are, some 0.4 us each, and ordinary matches visit tens. Patterns
-of 30 levels made for it take 0.1 s for ten thousand of them (by pairs of node and place it was 22 s, for a
-name of 127 levels), and 3 s for two hundred thousand.
+So a match costs at most the nodes that there are, some 0.4 us each, and ordinary matches visit tens. Ten
+thousand patterns of 30 levels made for it take 0.1 s, and two hundred thousand 3 s. By pairs of node and
+place ten thousand took 22 s, for a name of 127 levels.
 
 So a walk comes in steps (`steps`), and whoever has others to think of takes a few at a time. Patterns may
-come and go between two steps: a walk goes on in the nodes that it has reached, and they are the trie's as
-long as there is a pattern behind them. So it finds every subscriber whose pattern was there all the time; one
-that came or went meanwhile is found or not. To begin again instead would leave it to whoever subscribes all
-the time whether a name is ever looked up.
+come and go between two steps. A walk goes on in the nodes that it has reached, which are the trie's as long
+as there is a pattern behind them. So it finds every subscriber whose pattern was there all the time; one that
+came or went meanwhile is found or not. To begin again instead would leave it to whoever subscribes all the
+time whether a name is ever looked up.
 
-Most nodes have one child, if any. So `children` and `rests` hold a single entry bare (few.py says why), and
-the shape of the trie follows from the patterns in it, whatever came and went before.
+Most nodes have one child, if any. So `children` and `rests` hold a single entry bare (few.py says why). The
+shape of the trie follows from the patterns in it, whatever came and went before.
 """
 
 from collections.abc import Generator, Hashable, Sequence

@@ -2,9 +2,9 @@
 
 A thread that writes waits for the interpreter's lock after every call. Beside a busy loop each wait takes
 several times as long as the write. `lio_listio` does all writes without the lock. Commits of 7 KB to each of
-several logs, beside a loop that computes (`Store.append`, medians of runs in turns, 2 cores): with 70 logs
-129 a second one by one, 187 in one call; with 400 logs 16 and 25. Where it is unavailable, the caller writes
-one by one.
+several logs, beside a loop that computes. Medians of runs in turns on 2 cores, by `Store.append`: with 70
+logs 129 a second one by one, 187 in one call; with 400 logs 16 and 25. Where it is unavailable, the caller
+writes one by one.
 """
 
 import ctypes

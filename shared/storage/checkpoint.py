@@ -5,7 +5,7 @@ Then, while commits go on: write the catalog, tails and index entries; sync file
 catalog; free the segments. A failed sync is final (the store becomes read-only). A full disk is not, because
 all is safe in the journal: the checkpoint is tried again.
 
-Where many logs changed, the system is first asked to write them, a few at a time, so that commits do not wait
+Where many logs changed, the system is first asked to write them, a few at a time. So commits do not wait
 behind one long sync.
 
 On a slow disk every sync takes half a second, and many at a time take hardly longer. So where one thread
@@ -214,7 +214,7 @@ class Checkpointer:
     async def _start_write_back(self, pinned: list[tuple[LogFile, int]]) -> None:
         """Have the system write most of it first, in steps that leave the disk to commits in between.
 
-        One sync of all that is dirty holds up every commit's sync: for 1,000 logs 17 to 263 ms were seen, and
+        One sync of all that is dirty holds up every commit's sync. For 1,000 logs 17 to 263 ms were seen, and
         3 to 18 ms after this. What is not started in time is left to the sync.
         """
         left = deque(fd for _, fd in pinned if fd >= 0)

@@ -46,7 +46,7 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 T = TypeVar("T")
 
 _INLINE_LOGS_MAX = 64
-"""A batch with more logs whose files are touched is committed in a thread: each takes some microseconds
+"""A batch with more logs whose files are touched is committed in a thread. Each takes some microseconds
 besides its bytes, and a read of its index after a start."""
 _INLINE_LIGHT_MAX = 1024
 """The same for logs with light appends alone: 1.6 us each."""
@@ -156,8 +156,8 @@ class Committer:
     write_tails: Callable[[], Awaitable[None]] | None = None
     """Waits until some tails are written: they take too much memory."""
     request_checkpoint: Callable[[], None] = lambda: None
-    """Called after a commit when a checkpoint is due: a segment of the journal is full, or there are more
-    than `checkpoint_batches`, or recovery of what went around the journal would take long."""
+    """Called after a commit when a checkpoint is due. That is: a segment of the journal is full, there are
+    more than `checkpoint_batches`, or recovery of what went around the journal would take long."""
     checkpoint_batches: int = 0
     look_at_space: Callable[[], None] = lambda: None
     """Called once more than `unlooked_bytes` have been written in all."""
@@ -180,7 +180,7 @@ class Committer:
     tails: Tails = attrs.field(init=False)
 
     _light_most: int = attrs.field(init=False)
-    """An append of at most so many bytes may be light: it fits into the log's tail in any case, and shares an
+    """An append of at most so many bytes may be light. It fits into the log's tail in any case, and shares an
     index entry with the records before it."""
 
     def __attrs_post_init__(self) -> None:
@@ -253,9 +253,9 @@ class Committer:
         mode = min(log.mode.waits_for for log, _, _ in parts)
         several = journaled or len({log for log, _, _ in parts}) > 1
         if several and any(log.direct for log, _, _ in parts):
-            # After a power cut, a log of mode `none` is valid as far as its index goes, and the batch may be
-            # lost: half of the change would be there. So it goes through the journal, and is synced before it
-            # is visible.
+            # After a power cut, a log of mode `none` is valid as far as its index goes. The batch may be lost
+            # then, and half of the change would be there. So it goes through the journal, and is synced
+            # before it is visible.
             mode = Mode.SYNCED
         batch = self._batch_with_room(CommitBatch.size_of(parts))
         offsets = []

@@ -1,8 +1,8 @@
 """Bytes written around the journal: how many there are and, in mode `interval`, when they are synced.
 
-Such bytes are only in their log's own file, with index entries that say how far they go, so the file and its
+Such bytes are only in their log's own file, with index entries that say how far they go. So the file and its
 index are synced. That happens in a thread of its own while commits go on. A sync of what a fast recording
-writes in an interval takes tens of milliseconds, and waiters for the journal should not wait for it too.
+writes in an interval takes tens of milliseconds. Waiters for the journal should not wait for it too.
 """
 
 import math

@@ -9,8 +9,8 @@ from shared.storage import format
 from shared.storage.format import IndexEntry
 
 ENTRY_COVERS_BYTES = 64 << 10
-"""An entry is closed at this size: small enough to check before a byte is served, large enough that the index
-of 10 GiB is 10 MiB."""
+"""An entry is closed at this size. It is small enough to check before a byte is served, and large enough that
+the index of 10 GiB is 10 MiB."""
 
 ENTRY_COVERS_SECONDS = 0.2
 """Or at this age: the resolution of times."""
@@ -118,8 +118,8 @@ def crc_of(chunks: Iterable[bytes | memoryview]) -> int:
 
 
 def _crc(data: bytes | bytearray | memoryview, before: int) -> int:
-    """Keep the interpreter's lock for short data: 256 KiB takes 12 us, and getting the lock back beside a
-    busy loop takes many times that (seen: most of the time of a commit with many such chunks).
+    """Keep the interpreter's lock for short data: 256 KiB takes 12 us. Getting the lock back beside a busy
+    loop takes many times that, which was most of the time of a commit with many such chunks.
     """
     return crc32c(data, before, 0 if len(data) <= _CRC_BYTES_QUICK else -1)
 

@@ -1,7 +1,7 @@
 """Open files of logs: a bounded number, and no handle ever refers to another log's bytes.
 
 A log deleted and created again has the same path. So paths are opened, created and unlinked only here, under
-one lock, and never after their log is deleted: a thread that still works on the old log cannot touch the new
+one lock, and never after their log is deleted. A thread that still works on the old log cannot touch the new
 one's files. Open handles keep meaning the old file, as POSIX has it.
 
 The trio thread alone decides which handles stay open. Threads get descriptors that are pinned meanwhile, or

@@ -1,9 +1,10 @@
 """The journal's writer: batches into preallocated segments, one sync for everything in them.
 
 Theory of operation. The journal is one endless byte string cut into segments. Batches are appended to the
-current segment. When one does not fit, the journal rolls to the spare segment, which was prepared ahead:
-allocated, filled with zeros so that a sync need not write block maps, its name synced. Full segments stay in
-`old` until a checkpoint says that replay will never need them; then one is renamed to be the next spare.
+current segment. When one does not fit, the journal rolls to the spare segment, which was prepared ahead. It
+is allocated, its name is synced, and it is filled with zeros so that a sync need not write block maps. Full
+segments stay in `old` until a checkpoint says that replay will never need them; then one is renamed to be the
+next spare.
 
 Failures differ by exception. OSError from `write`: nothing was written, or it was taken back (the batch's
 header is zero), and the journal goes on. `PoisonError`: what the disk holds is unknown, which is final.

@@ -189,8 +189,8 @@ class LogWriter:
         return step
 
     def _cut(self, log: Log, room: int) -> int:
-        """Where the part of a log's tail ends that fits into `room`: at the end of an entry, because readers
-        get whole records from either the file or memory. An entry larger than a step goes alone.
+        """Where the part of a log's tail ends that fits into `room`. That is at the end of an entry, because
+        readers get whole records from either the file or memory. An entry larger than a step goes alone.
         """
         offset = log.tail_start
         if log.tail_bytes <= room:

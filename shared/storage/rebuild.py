@@ -34,7 +34,7 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
     """The catalog of a folder that has lost its own. Raises OSError.
 
     Replay starts at the oldest batch in the journal; replaying too much writes bytes to where they already
-    are. What only the catalog knew is lost: a log's mode becomes `always` unless the journal says otherwise,
+    are. What only the catalog knew is lost. A log's mode becomes `always` unless the journal says otherwise,
     and its first offset is where the hole at its head ends.
     """
     batches = sorted(_batches(disk))

@@ -1,6 +1,6 @@
 """Opening a data folder: read the catalog, and after an unclean end replay the journal.
 
-Everything here blocks, and runs before anything is served. It ends in a state that needs no journal: every
+Everything here blocks, and runs before anything is served. It ends in a state that needs no journal. Every
 touched file and folder is synced, and a new catalog says that replay starts in a segment that does not exist
 yet. Until that catalog is in place, nothing that a second attempt needs is changed. Source: STORAGE.md.
 """

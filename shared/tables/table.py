@@ -117,8 +117,8 @@ def records_schema() -> "pa.Schema":
 
 
 def entries_schema() -> "pa.Schema":
-    """The batches that `measure` takes, one row an index entry: so many `messages` of a log from `offset` on,
-    their `bytes`, and the `timestamp` that they share."""
+    """The batches that `measure` takes, one row an index entry. A row has the number of `messages` of a log
+    from `offset` on, their `bytes`, and the `timestamp` that they share."""
     import pyarrow as pa
 
     return schema_of(("topic", pa.string()), "offset", ("timestamp", time_type()), "messages", "bytes")

@@ -60,10 +60,9 @@ def archive(
 ) -> Following | Mapping[str, Any]:
     """Write logs to Parquet, by topic and date, each record exactly once.
 
-    It follows the logs until SIGTERM or SIGINT (a second one does not wait for the
-    round under way), or with --once ends when all that was there is archived.
-    Killed at any moment, it goes on where it was. With --json each commit is a
-    line.
+    It follows the logs until SIGTERM or SIGINT; a second one does not wait for the round under way. With
+    --once it ends when all that was there is archived. Killed at any moment, it goes on where it was. With
+    --json each commit is a line.
     """
     from brokers.pipeline.session import require_spark
 

@@ -125,7 +125,7 @@ def where(
     """Check what is to be read, before Spark starts: Spark's own messages come later and are long.
 
     `bounded`: options may say from where to where. Raises UsageError, ConfigError, StoreFormat for a folder
-    of another format, Refusal for a folder that is not there, and OSError if a server does not answer.
+    of another format, and Refusal for a folder that is not there. Raises OSError if a server does not answer.
     """
     if bool(paths) == (reading.servers is not None):
         raise UsageError("PATH", "give either data folders or --servers")

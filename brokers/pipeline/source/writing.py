@@ -46,7 +46,7 @@ class PackedRecords:
 class Packer:
     """Gathers rows into pieces of at most `bytes_max`, for each topic, in the order of the rows.
 
-    No Python object is made for a record: Arrow joins a column of headers with the values, which then lie in
+    No Python object is made for a record. Arrow joins a column of headers with the values, which then lie in
     memory as in a log. The cuts depend on the rows' order and sizes alone, not on Spark's batches, so a task
     that runs again makes the same pieces.
 

@@ -4,10 +4,10 @@ A backup is itself a data folder, with one more file: BACKUP, the manifest, writ
 cut short is none, and `fsck`, `log dump` and the rest work on it as they do on any folder.
 
 `backup` copies a folder that no broker uses, as it stands, journal included. `backup_files` copies one that a
-running broker serves: all logs are taken at one moment, between two commits, and what is visible then never
+running broker serves. All logs are taken at one moment, between two commits. What is visible then never
 changes any more, so it is copied while the logs grow. That copy needs no journal: its catalog says how far
 each log goes, and its indexes are written to match. What happens to a log meanwhile is left out, but for what
-takes bytes away: records that retention drops are dropped there too, and a log that is deleted is not in it.
+takes bytes away. Records that retention drops are dropped there too, and a log that is deleted is not in it.
 """
 
 import os

@@ -1,7 +1,7 @@
 """`brokers fsck --repair`: put right what can be, and throw nothing away.
 
 Whatever is replaced is first copied, and whatever has no owner is moved, to `quarantine/<time>/` in the data
-folder. The log files are not touched, but for what the journal holds of them, as at any start: bytes that do
+folder. The log files are not touched, but for what the journal holds of them, as at any start. Bytes that do
 not match their CRC stay as they are, and go on being an error to read.
 """
 

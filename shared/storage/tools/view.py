@@ -1,11 +1,11 @@
 """A data folder as it would be after recovery, without writing a byte.
 
 The broker's own recovery writes what the journal holds into the log files. Here the journal's bytes are laid
-over the files' in memory instead, so that tools see the same records on a folder that they may only read.
+over the files' in memory instead. So tools see the same records on a folder that they may only read.
 
 While a broker runs, the journal moves under a reader; then `live` is True, the journal only tells which logs
-there are, and each log ends where its index does (STORAGE.md: what a process that only reads the files may
-trust).
+there are, and each log ends where its index does. STORAGE.md says what a process that only reads the files
+may trust.
 """
 
 import errno
@@ -233,8 +233,8 @@ class Held:
 def viewing(folder: Path, *, live_allowed: bool = True) -> Iterator[FolderView]:
     """A `FolderView` of the folder, as long as the context lasts.
 
-    Raises StoreInUse as `Held` does, StoreFormat where the folder is not one of ours or newer (DamagedFile
-    where its FORMAT or CATALOG is lost), and OSError.
+    Raises StoreInUse as `Held` does, and OSError. Raises StoreFormat where the folder is not one of ours or
+    newer (DamagedFile where its FORMAT or CATALOG is lost).
     """
     with Held(folder, live_allowed=live_allowed) as held:
         check_format(held.disk, folder)
