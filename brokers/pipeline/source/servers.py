@@ -10,7 +10,8 @@ Source: logmq/PROTOCOL.md.
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import product
+from functools import partial
+from itertools import product, zip_longest
 from typing import cast
 
 import pyarrow as pa
@@ -23,7 +24,6 @@ from brokers.pipeline.source.spans import Chunk, LogSpot, Span, chunk_groups, so
 from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, Need, Stretch, advance_all
 from logmq import connector
 from logmq.connector import LogmqError, Topic
-from shared.client.retry import Retry
 from shared.errors import BrokerError
 from shared.storage import format
 from shared.storage.format import EntryFlag, IndexEntry
@@ -246,32 +246,20 @@ class Served:
         It has a connection of its own, which is made again if it breaks.
         """
         link, self._idle = self._idle or Link(self._server, self._reach), None
-        retry = Retry(self._reach.retry_seconds)
-        asked = False
 
         def ask(at: int, stop: int) -> None:
-            link.send(connector.fetch(topic, at, stop - at).request)
+            if at < stop:
+                link.put(connector.fetch(topic, at, stop - at))
 
         try:
-            for number, (start, stop) in enumerate(ranges, 1):
+            for start, stop in ranges[:1]:
+                ask(start, stop)
+            for (start, stop), following in zip_longest(ranges, ranges[1:], fillvalue=(0, 0)):
                 parts: list[memoryview] = []
                 at = start
                 refused: LogmqError | None = None
                 while at < stop and refused is None:
-                    try:
-                        if not asked:
-                            ask(at, stop)
-                        asked = False
-                        found = link.receive_chunk(_allocate)
-                        is_last = isinstance(found, tuple) and found[0] + len(found[1]) == stop
-                        if is_last and number < len(ranges):
-                            ask(*ranges[number])
-                            asked = True
-                    except OSError as error:
-                        asked = False
-                        link.failed(error, retry)
-                        continue
-                    retry.heard()
+                    found = link.take(partial(link.receive_chunk, _allocate))
                     if isinstance(found, LogmqError):
                         refused = found
                     elif found is None or found[0] != at or at + len(found[1]) > stop:
@@ -279,6 +267,8 @@ class Served:
                     else:
                         parts.append(found[1])
                         at += len(found[1])
+                        ask(at, stop)
+                ask(*following)
                 yield b"".join(parts) if refused is None else refused
             if self._idle is None:  # another `fetched` may have left its connection meanwhile
                 self._idle = link
