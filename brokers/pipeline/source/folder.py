@@ -10,10 +10,11 @@ journal is read in doubtful cases only, because it may be long and changes under
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import attrs
 from crc32c import crc32c
 
 from brokers.pipeline.source.options import TopicChoice, Unverified
@@ -75,20 +76,21 @@ class Folder:
     def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
         return self.chunks(span, policy, bare=True)
 
-    def _open(self, path: str) -> int:
+    @contextmanager
+    def _opened(self, file: str) -> Iterator[int]:
         """Raises OSError with the whole path, because several folders may be read."""
+        path = f"{self.namespace}/{file}"
         try:
-            return self.disk.open(path)
+            fd = self.disk.open(path)
         except OSError as error:
             raise OSError(error.errno, error.strerror, f"{self.source}/{path}") from None
-
-    @contextmanager
-    def _log(self, file: str) -> Iterator[int]:
-        fd = self._open(f"{self.namespace}/{file}.log")
         try:
             yield fd
         finally:
             self.disk.close(fd)
+
+    def _log(self, file: str) -> AbstractContextManager[int]:
+        return self._opened(f"{file}.log")
 
     def _has_log(self, file: str) -> bool:
         try:
@@ -252,12 +254,9 @@ class Folder:
     @contextmanager
     def _index(self, file: str, log_id: int = 0) -> Iterator["LogIndex"]:
         """Open an index. `log_id`: the log that it is taken for if its header is damaged."""
-        fd = self._open(f"{self.namespace}/{file}.idx")
-        try:
+        with self._opened(f"{file}.idx") as fd:
             header = format.unpack_index_header(self.disk.read(fd, INDEX_HEADER_BYTES, 0))
             yield LogIndex(self.disk, fd, header[0] if header else log_id)
-        finally:
-            self.disk.close(fd)
 
     @contextmanager
     def _index_of(self, spot: LogSpot) -> Iterator["LogIndex"]:
@@ -400,6 +399,7 @@ FirstKept = Callable[[], int | None]
 _ZERO = bytes(format.LENGTH_BYTES)
 
 
+@attrs.define(eq=False)
 class SpanReader:
     """Reads one span of a log's open file: whole index entries, each checked, in chunks of some megabytes.
 
@@ -411,16 +411,13 @@ class SpanReader:
     bytes.
     """
 
-    def __init__(
-        self, span: Span, read: index.Read, first_kept: FirstKept, policy: LossPolicy, bare: bool
-    ) -> None:
-        self._span = span
-        self._bytes = read
-        self._first_kept = first_kept
-        self._policy = policy
-        self._bare = bare
-        self._lost: tuple[int, int, str] | None = None
-        """Start, end and reason of a loss. It is reported once its end is known."""
+    _span: Span
+    _bytes: index.Read
+    _first_kept: FirstKept
+    _policy: LossPolicy
+    _bare: bool
+    _lost: tuple[int, int, str] | None = attrs.field(default=None, init=False)
+    """Start, end and reason of a loss. It is reported once its end is known."""
 
     def chunks(self, marks: Iterator[IndexEntry]) -> Iterator[Chunk]:
         """`marks`: the index's entries that touch the span, in order."""
