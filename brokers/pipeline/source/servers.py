@@ -134,11 +134,10 @@ class Served:
         return None if isinstance(found, LogmqError) else found
 
     def unread_ms(self, stretches: Sequence[Stretch]) -> list[int]:
-        ends = [(each.start, max(each.spot.end - 1, 0)) for each in stretches]
         asks = [
             connector.marks(each.spot.name, at, at + 1)
-            for each, both in zip(stretches, ends, strict=True)
-            for at in both
+            for each in stretches
+            for at in (each.start, max(each.spot.end - 1, 0))
         ]
         times = [
             rows[-1].unix_ms if isinstance(rows, list) and rows else 0 for rows in self._link.ask_all(asks)
