@@ -18,9 +18,9 @@ import attrs
 from crc32c import crc32c
 
 from brokers.pipeline.source.options import TopicChoice, Unverified
-from brokers.pipeline.source.origin import LossPolicy
+from brokers.pipeline.source.origin import LossPolicy, Origin
 from brokers.pipeline.source.spans import Chunk, LogSpot, Span, chunk_groups, sound_chunks
-from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, RecordsAt, Stretch, advance_all
+from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, Stretch, advance_all
 from shared.storage import catalog, format, index
 from shared.storage.catalog import LogLine
 from shared.storage.disk import Disk
@@ -33,7 +33,7 @@ _CUT = "%-"
 """In a file's name: the log's name was too long for one. Only the catalog and the journal know it."""
 
 
-class Folder:
+class Folder(Origin):
     """A data folder, open for reading. Raises OSError, and StoreFormat if it is not a data folder."""
 
     def __init__(self, path: str, namespace: str) -> None:
@@ -192,36 +192,19 @@ class Folder:
             mark = index.at_time(unix_ms)
         return None if mark is None else min(max(mark.offset, spot.first), spot.end)
 
-    def unread_ms(self, stretches: Sequence[Stretch]) -> list[int]:
+    def entries_at(self, asked: Sequence[tuple[LogSpot, int]]) -> list[IndexEntry | None]:
         found = []
-        for each in stretches:
-            with self._index_of(each.spot) as index:
-                oldest, newest = index.at_or_before(each.start), index.last()
-            if oldest is None or newest is None or oldest.end <= each.start:
-                found.append(0)
-            else:
-                found.append(max(newest.last_ms - oldest.first_ms, 0))
+        for spot, offset in asked:
+            with self._index_of(spot) as index:
+                found.append(index.at_or_before(offset))
         return found
 
-    def start_below(self, spot: LogSpot, offset: int) -> int:
-        if offset in (spot.first, spot.end):
-            return offset
-        with self._index_of(spot) as index:
-            mark = index.at_or_before(offset)
-        if mark is None or mark.end <= offset:
-            return offset  # a gap, which the reader reports
-        return mark.offset + self._skip(spot.file, mark, offset)[0]
-
-    def _skip(self, file: str, mark: IndexEntry, stop: int) -> tuple[int, int]:
-        """Count the bytes and the records of a mark that end at or below `stop`."""
-        with self._log(file) as fd:
-            data = self.disk.read(fd, mark.length, mark.offset)
-        return format.skip_records(data, 0, min(stop - mark.offset, len(data)))
-
-    def entry_end(self, spot: LogSpot, offset: int) -> int:
-        with self._index_of(spot) as index:
-            mark = index.at_or_before(offset)
-        return spot.end if mark is None else mark.end
+    def records(self, spot: LogSpot, start: int, size: int) -> bytes:
+        try:
+            with self._log(self._file_of(spot)) as fd:
+                return self.disk.read(fd, size, start)
+        except FileNotFoundError:
+            return b""
 
     def advance(self, stretches: Sequence[Stretch]) -> None:
         for stretch in stretches:
@@ -234,22 +217,7 @@ class Folder:
             if isinstance(need, Entries):
                 yield FoundEntries(index.marks(need.start, spot.end), spot.end)
             else:
-                yield self._records(spot, need)
-
-    def _records(self, spot: LogSpot, need: RecordsAt) -> bytes:
-        try:
-            with self._log(self._file_of(spot)) as fd:
-                return self.disk.read(fd, need.size, need.start)
-        except FileNotFoundError:
-            return b""
-
-    def cut(self, span: Span, offset: int) -> int:
-        try:
-            with self._index(self._file(span.topic), span.log_id) as index:
-                mark = index.at_or_before(offset)
-        except FileNotFoundError:  # the reader reports it
-            return span.start
-        return span.start if mark is None else mark.offset
+                yield self.records(spot, *need)
 
     @contextmanager
     def _index(self, file: str, log_id: int = 0) -> Iterator["LogIndex"]:
