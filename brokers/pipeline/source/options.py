@@ -10,6 +10,7 @@ import json
 import os
 import re
 import ssl
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import datetime
 from enum import Enum
@@ -351,7 +352,8 @@ def _pattern(text: str) -> str:
     if not text:
         raise ValueError("is empty, which no topic's name is")
     try:
-        re.compile(text)
+        with warnings.catch_warnings(action="ignore"):  # of what `[[` may mean to a later Python
+            re.compile(text)
     except re.error as error:
         raise ValueError(f"not a regular expression: {error}") from None
     return text
