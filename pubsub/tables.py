@@ -106,7 +106,7 @@ class _Values:
         good = self._size >= least[kinds]
         self._of = {kind: np.flatnonzero(good & (kinds == kind)) for kind in Kind}
         self.faults = self._faults(np.flatnonzero(~good), kinds)
-        ints, floats = self._ints(), self._floats()
+        ints, floats = self._signed(Kind.INT), self._floats()
         hundredths = self._digits(Kind.SHORT_REAL, 0, 2)
         self.columns = {
             Kind.INT: self._spread(Kind.INT, pa.array(ints)),
@@ -138,9 +138,6 @@ class _Values:
         negative = self._data[self._at[self._of[kind]]] != 0
         digits = self._digits(kind, 1, 4)
         return np.where(negative, -digits, digits)
-
-    def _ints(self) -> "Numbers":
-        return self._signed(Kind.INT)
 
     def _floats(self) -> "NDArray[np.float64]":
         """The floats that are nearest to the decimal numbers."""

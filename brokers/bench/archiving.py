@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -50,12 +49,11 @@ def archive(ground: "Ground") -> Iterator[Any]:
 
 def follow(ground: "Ground") -> Iterator[Row]:
     """A live topic, at a steady rate."""
-    with ExitStack() as stack:
-        place = ground.folder / "followed"
-        place.mkdir()
-        server, bound = _served(stack, place)
+    place = ground.folder / "followed"
+    place.mkdir()
+    with serving(place, "logmq") as bound:
         feed = _feed({"path": str(place / "data"), "subscribe": _TOPIC})
-        yield _followed(ground, feed, place / "archive", server, bound)
+        yield _followed(ground, feed, place / "archive", server_process(place / "data"), bound["logmq"])
 
 
 def _ours(ground: "Ground", size: int, folder: Path) -> int:
@@ -83,12 +81,6 @@ def _feed(options: dict[str, str]) -> "ArchiveInput":
     from brokers.pipeline.source.options import parse
 
     return ArchiveInput(parse(options))
-
-
-def _served(stack: ExitStack, place: Path) -> tuple[int, tuple[str, int]]:
-    """A server of its own: its process, and where it is."""
-    bound = stack.enter_context(serving(place, "logmq"))
-    return server_process(place / "data"), bound["logmq"]
 
 
 def _followed(

@@ -86,7 +86,7 @@ def bench(
         with serving(folder, _PROTOCOLS, environ) as places:
             make_queues(places["dms"], [QUEUE, "to-logmq"])
             measured = _Bridged(folder / "data", places, size, seconds, rounds)
-            return each(modes, measured.rows)
+            return list(each(modes, measured.rows))
 
 
 def _table(mode: str) -> str:

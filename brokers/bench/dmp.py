@@ -26,7 +26,7 @@ from pamqp import base, commands
 from brokers.bench import bare
 from brokers.bench.load import Address, Case, FanOut, Measured, Row, opened, poured
 from brokers.bench.login import login
-from brokers.bench.options import Rounds, Seconds, Size, some
+from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import nats_fan_out, nats_server, redis_command, redis_server, same_server
 from brokers.bench.sweep import NO_SWEEP, Point, Sweep, Swept, measured_at, passing, started, swept
 from brokers.errors import ExitCode, Refusal
@@ -37,7 +37,6 @@ from dmp.principal import Principal
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import AMQP_HEADER, DMP_HEADER
 from shared.cli.options import Json
-from shared.cli.progress import progress
 from shared.client.login import Login, Password
 
 EXCHANGE = "bench"
@@ -65,24 +64,21 @@ def bench(
         return swept([SWEPT], sweep, window, seconds, rounds, json=json)
     if not 4 <= size <= SIZE_MAX:
         raise Refusal(f"--size: 4 to {SIZE_MAX} bytes", ExitCode.USAGE)
-    rows: list[Row] = []
-    with started(SWEPT.servers) as ways, progress("measuring", total=3) as update:
-        for done, (count, under_way) in enumerate(((1, 1), (1, window), (readers, window)), 1):
-            best = measured_at(ways, Point(size, 1, count, under_way), seconds, rounds)
+    with started(SWEPT.servers) as ways:
+
+        def measure(case: tuple[int, int]) -> Iterator[Row]:
+            best = measured_at(ways, Point(size, 1, *case), seconds, rounds)
             mine = best.pop("dmp")
-            rows += [
-                {
+            for name, theirs in best.items():
+                yield {
                     "mode": "direct",
-                    "readers": count,
-                    "window": under_way,
+                    **dict(zip(("readers", "window"), case, strict=True)),
                     **mine.figures("deliveries_per_second", size),
                     "baseline": name,
                     "ratio": round(mine.rate / theirs.rate, 2),
                 }
-                for name, theirs in best.items()
-            ]
-            update(done)
-    return rows
+
+        return list(each(((1, 1), (1, window), (readers, window)), measure))
 
 
 def direct(address: Address, point: Point, seconds: float) -> Measured:

@@ -88,7 +88,7 @@ def bench(
                 measured = measured_at(ways, Point(size, 1, count, under_way), seconds, rounds)
                 yield from rows_beside(mode, count, under_way, size, measured)
 
-    return each(modes, measure)
+    return list(each(modes, measure))
 
 
 def _servers(mode: Mode, queues: int) -> dict[str, Peer]:

@@ -70,7 +70,7 @@ def bench(
                     **other,
                 }
 
-    return each(modes, measure)
+    return list(each(modes, measure))
 
 
 SAY_FIRST["kqmsgq"] = lambda who: (wire.account(who.user, who.secret), b"")

@@ -103,7 +103,7 @@ def bench(
             "fetch": lambda: _fetch(address, size, seconds, rounds),
             "tail": lambda: _tail(address, size, readers, window, seconds, rounds),
         }
-        return each(modes, lambda mode: cases[mode]())
+        return list(each(modes, lambda mode: cases[mode]()))
 
 
 def _produce(

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter_ns
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
-import attrs
 import structlog
 import trio
 
@@ -35,6 +34,11 @@ WARM_UP_SECONDS_MAX = 0.2
 
 Driver = Literal["poll", "task"]
 DRIVERS: tuple[Driver, ...] = ("poll", "task")
+
+
+class Server(NamedTuple):
+    port: int
+    pid: int
 
 
 def bench(
@@ -113,7 +117,7 @@ def measure_idle(driver: Driver, count: int, seconds: float) -> Row:
     }
 
 
-def _load(server: "_Server", clients: int, seconds: float) -> Measured:
+def _load(server: Server, clients: int, seconds: float) -> Measured:
     """Keep one request of each client under way for `seconds`; the client is bare system calls. The round
     trips are those of the first client."""
     sockets = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(clients)]
@@ -158,17 +162,11 @@ def _load(server: "_Server", clients: int, seconds: float) -> Measured:
 # The servers.
 
 
-@attrs.frozen
-class _Server:
-    port: int
-    pid: int
-
-
 @contextmanager
-def serving(driver: Driver) -> Iterator[_Server]:
+def serving(driver: Driver) -> Iterator[Server]:
     """A process that echoes on a free port of loopback."""
     with helper("net", driver) as process:
-        yield _Server(process.number(), process.pid)
+        yield Server(process.number(), process.pid)
 
 
 class Echo:

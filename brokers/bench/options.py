@@ -1,7 +1,7 @@
 """The options that benchmarks have in common, and the going through what was chosen by them."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from shared.cli.options import at_least_one
 from shared.cli.progress import progress
 
-Mode = TypeVar("Mode", bound=str)
+Case = TypeVar("Case")
 Row = TypeVar("Row")
 
 
@@ -51,11 +51,9 @@ MODES = Parameter.combine(SEVERAL, Parameter(help="What to measure; repeatable."
 """Of the option `--modes`: its type names the benchmark's own."""
 
 
-def each(modes: Sequence[Mode], measure: Callable[[Mode], Iterable[Row]]) -> list[Row]:
-    """Measure what was chosen, one after another, with a progress bar; the rows of all."""
-    rows: list[Row] = []
-    with progress("measuring", total=len(modes)) as update:
-        for done, mode in enumerate(modes, 1):
-            rows += measure(mode)
+def each(cases: Sequence[Case], measure: Callable[[Case], Iterable[Row]]) -> Iterator[Row]:
+    """Measure what was chosen, one after another, with a progress bar; the rows of all as they come."""
+    with progress("measuring", total=len(cases)) as update:
+        for done, case in enumerate(cases, 1):
+            yield from measure(case)
             update(done)
-    return rows

@@ -72,7 +72,7 @@ def bench(
         spark = session(master, name="brokers-bench", config=config)
         stack.callback(spark.stop)
         ground = stack.enter_context(prepared(spark, folder, sizes, megabytes * 1_000_000, rounds))
-        return each(modes, lambda mode: CASES[mode](ground))
+        return list(each(modes, lambda mode: CASES[mode](ground)))
 
 
 Way = Callable[[int], "DataFrame"]

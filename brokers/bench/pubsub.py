@@ -104,7 +104,7 @@ def bench(
                 "baseline_dropped_percent": None,
             }
 
-    return each(modes, measure)
+    return list(each(modes, measure))
 
 
 def pubsub_fan_out(

@@ -90,7 +90,7 @@ def bench(
         with tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir) as folder:
             yield _beside(protocol, cases[protocol], Path(folder), size, durability, seconds, rounds)
 
-    return each(protocols, measure)
+    return list(each(protocols, measure))
 
 
 def _beside(

@@ -35,13 +35,12 @@ from brokers.bench.load import (
     run,
     taken_in_turns,
 )
-from brokers.bench.options import SEVERAL
+from brokers.bench.options import SEVERAL, each
 from brokers.bench.processes import processor_seconds, server_process
 from brokers.bench.servers import Start, brokers_server
 from brokers.errors import ExitCode, Refusal
 from brokers.render import Following
 from shared.cli.options import a_path, flag
-from shared.cli.progress import progress
 
 UNDER_WAY_BYTES = 4 << 20
 """Of all clients together, whatever the window: below any server's limit for one slow consumer."""
@@ -200,14 +199,13 @@ def _rows(
     data_dir: Path | None,
     picture: Path | None,
 ) -> Iterator[Row]:
+    def measure(case: tuple[Swept, Point]) -> Iterator[Row]:
+        return beside_peers(*case, rounds_at(*case, seconds, rounds, data_dir))
+
     rows: list[Row] = []
-    with progress("measuring", total=len(points)) as update:
-        for done, (adapter, point) in enumerate(points, 1):
-            found = rounds_at(adapter, point, seconds, rounds, data_dir)
-            fresh = list(beside_peers(adapter, point, found))
-            rows += fresh
-            yield from fresh
-            update(done)
+    for row in each(points, measure):
+        rows.append(row)
+        yield row
     if picture is not None:
         from brokers.bench.picture import draw
 

@@ -6,11 +6,9 @@ Records are decoded in the process that reads them, so their bytes never reach t
 `logmq`, except those that choose logs, which the table does, or a part of a record.
 """
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import MutableMapping
 from functools import partial
-from typing import Any
 
-import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -18,9 +16,8 @@ from brokers.pipeline import workers
 from brokers.pipeline.jobs.tables import logs_of, offered
 from brokers.pipeline.source import rows
 from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader
-from brokers.pipeline.source.framing import IN_INDEX
-from brokers.pipeline.source.options import Options, parse
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.framing import IN_INDEX, SCHEMA
+from brokers.pipeline.source.options import parse
 from shared.errors import ConfigError
 
 FORMAT = "logmq-table"
@@ -31,8 +28,6 @@ _NOT_OURS = {
     "maxvaluebytes": "records are decoded whole",
     "prunebyfilters": "a table's columns are not the records'",
 }
-
-Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 class TableDataSource(LogmqDataSource):
@@ -60,25 +55,11 @@ class TableDataSource(LogmqDataSource):
         return from_arrow_schema(self._table.schema)
 
     def reader(self, schema: StructType) -> BatchReader:
-        options, table = parse(self._given, streaming=False), self._table
-        if table.measure is not None:
-            return BatchReader(options, IN_INDEX, partial(_measured, table.measure))
-        return BatchReader(options, read=partial(_decoded, table.decode))
+        table = self._table
+        columns = SCHEMA.names if table.measure is None else IN_INDEX
+        read = partial(rows.decoded, decode=table.decode, measure=table.measure)
+        return BatchReader(parse(self._given, streaming=False), columns, read)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
-        return StreamReader(parse(self._given, streaming=True), read=partial(_decoded, self._table.decode))
-
-
-# These travel to the executors by their names, as do the table's functions.
-
-
-def _decoded(decode: Decode, *read: Any) -> Iterator[pa.RecordBatch]:
-    """Read records and decode them."""
-    return map(decode, rows.read(*read))
-
-
-def _measured(
-    measure: Decode, options: Options, spans: Sequence[Span], _: object
-) -> Iterator[pa.RecordBatch]:
-    """Read what the logs' indexes say and decode that."""
-    return map(measure, rows.entries(options, spans))
+        read = partial(rows.decoded, decode=self._table.decode)
+        return StreamReader(parse(self._given, streaming=True), read=read)

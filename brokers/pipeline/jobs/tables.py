@@ -181,10 +181,8 @@ def _batches(where: Where, source: str, each: Offered) -> Iterator[pa.RecordBatc
     """Yield the decoded rows of one source."""
     workers.prepare()
     options = _options(where, source, each)
-    spans, table = planned(options), each.table
-    if table.measure is not None:
-        return map(table.measure, records.entries(options, spans))
-    return map(table.decode, records.read(options, spans))
+    table = each.table
+    return records.decoded(options, planned(options), decode=table.decode, measure=table.measure)
 
 
 def _options(where: Where, source: str, each: Offered) -> Options:

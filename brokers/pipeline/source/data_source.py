@@ -35,7 +35,7 @@ from brokers.pipeline.source.origin import warn
 from brokers.pipeline.source.planning import open_place, open_places
 from brokers.pipeline.source.pruning import Wanted
 from brokers.pipeline.source.servers import Served
-from brokers.pipeline.source.spans import LogSpot, Span
+from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.errors import BrokerError, ConfigError
 
@@ -219,10 +219,7 @@ def _of_records(options: Options, found: Sequence[Span], most: int) -> list[Span
         with open_place(options, source) as place:
             going = [span for span in those if span.length > 0]
             while going:
-                ahead = [
-                    Stretch(LogSpot(source, span.topic, span.log_id, span.start, span.stop), span.start, most)
-                    for span in going
-                ]
+                ahead = [Stretch(span.spot, span.start, most) for span in going]
                 place.advance(ahead)
                 cuts = list(zip(going, (stretch.stop for stretch in ahead), strict=True))
                 pieces += [attrs.evolve(span, stop=stop) for span, stop in cuts]

@@ -10,16 +10,17 @@ journal is read in doubtful cases only, because it may be long and changes under
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import attrs
 from crc32c import crc32c
 
 from brokers.pipeline.source.options import TopicChoice, Unverified
-from brokers.pipeline.source.origin import LossPolicy
+from brokers.pipeline.source.origin import LossPolicy, Origin
 from brokers.pipeline.source.spans import Chunk, LogSpot, Span, chunk_groups, sound_chunks
-from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, RecordsAt, Stretch, advance_all
+from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, Stretch, advance_all
 from shared.storage import catalog, format, index
 from shared.storage.catalog import LogLine
 from shared.storage.disk import Disk
@@ -32,7 +33,7 @@ _CUT = "%-"
 """In a file's name: the log's name was too long for one. Only the catalog and the journal know it."""
 
 
-class Folder:
+class Folder(Origin):
     """A data folder, open for reading. Raises OSError, and StoreFormat if it is not a data folder."""
 
     def __init__(self, path: str, namespace: str) -> None:
@@ -75,20 +76,21 @@ class Folder:
     def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
         return self.chunks(span, policy, bare=True)
 
-    def _open(self, path: str) -> int:
+    @contextmanager
+    def _opened(self, file: str) -> Iterator[int]:
         """Raises OSError with the whole path, because several folders may be read."""
+        path = f"{self.namespace}/{file}"
         try:
-            return self.disk.open(path)
+            fd = self.disk.open(path)
         except OSError as error:
             raise OSError(error.errno, error.strerror, f"{self.source}/{path}") from None
-
-    @contextmanager
-    def _log(self, file: str) -> Iterator[int]:
-        fd = self._open(f"{self.namespace}/{file}.log")
         try:
             yield fd
         finally:
             self.disk.close(fd)
+
+    def _log(self, file: str) -> AbstractContextManager[int]:
+        return self._opened(f"{file}.log")
 
     def _has_log(self, file: str) -> bool:
         try:
@@ -190,36 +192,19 @@ class Folder:
             mark = index.at_time(unix_ms)
         return None if mark is None else min(max(mark.offset, spot.first), spot.end)
 
-    def unread_ms(self, stretches: Sequence[Stretch]) -> list[int]:
+    def entries_at(self, asked: Sequence[tuple[LogSpot, int]]) -> list[IndexEntry | None]:
         found = []
-        for each in stretches:
-            with self._index_of(each.spot) as index:
-                oldest, newest = index.at_or_before(each.start), index.last()
-            if oldest is None or newest is None or oldest.end <= each.start:
-                found.append(0)
-            else:
-                found.append(max(newest.last_ms - oldest.first_ms, 0))
+        for spot, offset in asked:
+            with self._index_of(spot) as index:
+                found.append(index.at_or_before(offset))
         return found
 
-    def start_below(self, spot: LogSpot, offset: int) -> int:
-        if offset in (spot.first, spot.end):
-            return offset
-        with self._index_of(spot) as index:
-            mark = index.at_or_before(offset)
-        if mark is None or mark.end <= offset:
-            return offset  # a gap, which the reader reports
-        return mark.offset + self._skip(spot.file, mark, offset)[0]
-
-    def _skip(self, file: str, mark: IndexEntry, stop: int) -> tuple[int, int]:
-        """Count the bytes and the records of a mark that end at or below `stop`."""
-        with self._log(file) as fd:
-            data = self.disk.read(fd, mark.length, mark.offset)
-        return format.skip_records(data, 0, min(stop - mark.offset, len(data)))
-
-    def entry_end(self, spot: LogSpot, offset: int) -> int:
-        with self._index_of(spot) as index:
-            mark = index.at_or_before(offset)
-        return spot.end if mark is None else mark.end
+    def records(self, spot: LogSpot, start: int, size: int) -> bytes:
+        try:
+            with self._log(self._file_of(spot)) as fd:
+                return self.disk.read(fd, size, start)
+        except FileNotFoundError:
+            return b""
 
     def advance(self, stretches: Sequence[Stretch]) -> None:
         for stretch in stretches:
@@ -232,32 +217,14 @@ class Folder:
             if isinstance(need, Entries):
                 yield FoundEntries(index.marks(need.start, spot.end), spot.end)
             else:
-                yield self._records(spot, need)
-
-    def _records(self, spot: LogSpot, need: RecordsAt) -> bytes:
-        try:
-            with self._log(self._file_of(spot)) as fd:
-                return self.disk.read(fd, need.size, need.start)
-        except FileNotFoundError:
-            return b""
-
-    def cut(self, span: Span, offset: int) -> int:
-        try:
-            with self._index(self._file(span.topic), span.log_id) as index:
-                mark = index.at_or_before(offset)
-        except FileNotFoundError:  # the reader reports it
-            return span.start
-        return span.start if mark is None else mark.offset
+                yield self.records(spot, *need)
 
     @contextmanager
     def _index(self, file: str, log_id: int = 0) -> Iterator["LogIndex"]:
         """Open an index. `log_id`: the log that it is taken for if its header is damaged."""
-        fd = self._open(f"{self.namespace}/{file}.idx")
-        try:
+        with self._opened(f"{file}.idx") as fd:
             header = format.unpack_index_header(self.disk.read(fd, INDEX_HEADER_BYTES, 0))
             yield LogIndex(self.disk, fd, header[0] if header else log_id)
-        finally:
-            self.disk.close(fd)
 
     @contextmanager
     def _index_of(self, spot: LogSpot) -> Iterator["LogIndex"]:
@@ -400,6 +367,7 @@ FirstKept = Callable[[], int | None]
 _ZERO = bytes(format.LENGTH_BYTES)
 
 
+@attrs.define(eq=False)
 class SpanReader:
     """Reads one span of a log's open file: whole index entries, each checked, in chunks of some megabytes.
 
@@ -411,16 +379,13 @@ class SpanReader:
     bytes.
     """
 
-    def __init__(
-        self, span: Span, read: index.Read, first_kept: FirstKept, policy: LossPolicy, bare: bool
-    ) -> None:
-        self._span = span
-        self._bytes = read
-        self._first_kept = first_kept
-        self._policy = policy
-        self._bare = bare
-        self._lost: tuple[int, int, str] | None = None
-        """Start, end and reason of a loss. It is reported once its end is known."""
+    _span: Span
+    _bytes: index.Read
+    _first_kept: FirstKept
+    _policy: LossPolicy
+    _bare: bool
+    _lost: tuple[int, int, str] | None = attrs.field(default=None, init=False)
+    """Start, end and reason of a loss. It is reported once its end is known."""
 
     def chunks(self, marks: Iterator[IndexEntry]) -> Iterator[Chunk]:
         """`marks`: the index's entries that touch the span, in order."""

@@ -10,7 +10,9 @@ Source: logmq/PROTOCOL.md.
 import errno
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from time import monotonic, sleep
 from typing import Any, cast
 
@@ -47,6 +49,10 @@ class Link:
         self._heard = False
         self._data = bytearray()
         self._at = 0
+        self._unanswered: deque[tuple[Ask, bytes]] = deque()
+        """Requests and their bodies. The first `_on_wire` of them were sent on this connection."""
+        self._on_wire = 0
+        self._retry = Retry(reach.retry_seconds)
 
     def ask(self, ask: Ask) -> Any:
         """Return the result of one request. Raises LogmqError if the server refuses."""
@@ -58,29 +64,52 @@ class Link:
     def ask_all(self, asks: Sequence[Ask]) -> list[Any]:
         """Return all results in order; a refused request has its LogmqError there. Requests are pipelined."""
         results: list[Any] = []
-        retry = Retry(self._reach.retry_seconds)
-        while len(results) < len(asks):
-            some = asks[len(results) : len(results) + PIPELINED]
-            try:
-                self.send(b"".join(request for request, _ in some))
-                for _, make in some:
-                    results.append(self.receive(make()))
-                    retry.heard()
-            except OSError as error:
-                self.failed(error, retry)
+        for start in range(0, len(asks), PIPELINED):
+            some = asks[start : start + PIPELINED]
+            self.put(*some)
+            results += [self.take() for _ in some]
         return results
 
-    # Single steps, for callers that keep requests on their way. After an OSError they call `failed`, and
-    # send everything again.
+    # For callers that keep requests on their way: each `put` has its `take`.
 
-    def send(self, *data: bytes | bytearray | memoryview) -> None:
-        """Send a request. Connects first if there is no connection."""
+    def put(self, *asks: Ask, body: bytes = b"") -> None:
+        """Send requests, the last with a body. Connects first if there is no connection."""
+        self._unanswered += [*((ask, b"") for ask in asks[:-1]), (asks[-1], body)]
+        try:
+            self._send()
+        except OSError as error:
+            self._failed(error)
+
+    def take(self, receive: Callable[[], Any] | None = None) -> Any:
+        """Return the result of the oldest request, or its LogmqError. `receive`: another way to read it."""
+        while True:
+            try:
+                self._send()
+                ask, _ = self._unanswered[0]
+                result = self._receive(ask.answer()) if receive is None else receive()
+            except OSError as error:
+                self._failed(error)
+            except BaseException:
+                self.close()
+                raise
+            else:
+                self._retry.heard()
+                self._unanswered.popleft()
+                self._on_wire -= 1
+                return result
+
+    def _send(self) -> None:
+        """Send whatever is not on its way on this connection."""
+        if self._on_wire == len(self._unanswered):
+            return
+        waiting = islice(self._unanswered, self._on_wire, None)
+        parts = [part for ask, body in waiting for part in (ask.request, body) if part]
         sock = self._connected()
-        for piece in data:
-            sock.sendall(piece)
+        for data in parts if len(parts) <= 2 else (b"".join(parts),):  # a long body is not copied
+            sock.sendall(data)
+        self._on_wire = len(self._unanswered)
 
-    def receive(self, answer: Answer) -> Any:
-        """Return the next answer's result, or its LogmqError."""
+    def _receive(self, answer: Answer) -> Any:
         while not answer.done:
             end = answer.take(self._data, self._at) if self._at < len(self._data) else -1
             if end >= 0:
@@ -120,23 +149,29 @@ class Link:
             have += got
         return offset, body
 
-    def failed(self, error: OSError, retry: Retry) -> None:
-        """Close, and pause before another attempt. Raises OSError if another attempt is useless."""
+    def _failed(self, error: OSError) -> None:
+        """Disconnect, and pause before another attempt. Raises OSError if another attempt is useless."""
         other_side = self._other_side(error)
-        self.close()
+        self._disconnect()
         hopeless = other_side or isinstance(error, ssl.SSLCertVerificationError)
-        pause = None if hopeless else retry.failed(monotonic())
+        pause = None if hopeless else self._retry.failed(monotonic())
         if pause is None:
+            self.close()
             why = other_side or error.strerror or str(error) or type(error).__name__
             text = f"no LogMQ server answers ({why})"
             raise ConnectionRefusedError(errno.ECONNREFUSED, text, str(self.server)) from error
         sleep(pause)
 
     def close(self) -> None:
-        """Close the connection. The next request connects again."""
+        """Close the connection, and forget what is not answered. The next request connects again."""
+        self._disconnect()
+        self._unanswered.clear()
+        self._retry = Retry(self._reach.retry_seconds)
+
+    def _disconnect(self) -> None:
         sock, self._socket = self._socket, None
         self._data.clear()
-        self._at = 0
+        self._at = self._on_wire = 0
         if sock is not None:
             sock.close()
 

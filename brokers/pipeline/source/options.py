@@ -10,6 +10,7 @@ import json
 import os
 import re
 import ssl
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import datetime
 from enum import Enum
@@ -24,7 +25,7 @@ from shared.errors import ConfigError
 from shared.local_path import local_path
 from shared.net.tls import client_context
 
-_E = TypeVar("_E", bound=Enum)
+_T = TypeVar("_T")
 
 NUMBER_MAX = (1 << 63) - 1
 _TIMEOUT_MS_MAX = (1 << 31) - 1
@@ -326,24 +327,17 @@ class Unverified(Enum):
     FAIL = "fail"
 
 
-class AfterEnd(Enum):
-    """What a time after a log's newest record is: a mistake, or the log's end."""
-
-    ERROR = "error"
-    LATEST = "latest"
-
-
 # -- values of one option; each raises ValueError
 
 
-def _word(kind: type[_E]) -> Callable[[str], _E]:
-    """Return a parser of one of an enum's words."""
+def _word(words: Mapping[str, _T]) -> Callable[[str], _T]:
+    """Return a parser of one of these words."""
 
-    def parse(text: str) -> _E:
+    def parse(text: str) -> _T:
         try:
-            return kind(text.strip().lower())
-        except ValueError:
-            raise ValueError(f"not {', '.join(each.value for each in kind)}: {text!r}") from None
+            return words[text.strip().lower()]
+        except KeyError:
+            raise ValueError(f"not {', '.join(words)}: {text!r}") from None
 
     return parse
 
@@ -358,7 +352,8 @@ def _pattern(text: str) -> str:
     if not text:
         raise ValueError("is empty, which no topic's name is")
     try:
-        re.compile(text)
+        with warnings.catch_warnings(action="ignore"):  # of what `[[` may mean to a later Python
+            re.compile(text)
     except re.error as error:
         raise ValueError(f"not a regular expression: {error}") from None
     return text
@@ -526,7 +521,7 @@ class Options:
     fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
     verify_crc: bool = option("verifyCrc", flag, True)
     unverified: Unverified = option(  # noqa: RUF009 - it makes a field
-        *("unverified", _word(Unverified), Unverified.READ),
+        *("unverified", _word({each.value: each for each in Unverified}), Unverified.READ),
         servers="only a data folder (path) says which ranges are unverified",
     )
     prune_by_filters: bool = option(
@@ -572,7 +567,7 @@ _SOURCE = (
     Option("endingOffsets", _offsets(latest=LATEST), {"stream": _NO_END}),
     Option("endingOffsetsByTimestamp", _times, {"stream": _NO_END}),
     Option("endingTimestamp", _time, {"stream": _NO_END}),
-    Option("startingOffsetsByTimestampStrategy", _word(AfterEnd)),
+    Option("startingOffsetsByTimestampStrategy", _word({"error": False, "latest": True})),
     *_REACH,
     *declared(Options).values(),
 )
@@ -651,8 +646,7 @@ def _topics(values: Mapping[str, Any], *, served: bool) -> TopicChoice:
 
 def _bound(values: Mapping[str, Any], side: str, default: At, topics: TopicChoice) -> ReadBound:
     """The first of these that is given counts: a time for all topics, times by topic, offsets."""
-    strategy = values.get("startingOffsetsByTimestampStrategy", AfterEnd.ERROR)
-    is_latest = side == "ending" or strategy is AfterEnd.LATEST
+    is_latest = side == "ending" or values.get("startingOffsetsByTimestampStrategy", False)
     for name in (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"):
         found = values.get(name)
         if isinstance(found, At):

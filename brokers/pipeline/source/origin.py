@@ -10,6 +10,7 @@ from brokers.pipeline.source.options import Options, TopicChoice, Unverified
 from brokers.pipeline.source.spans import Chunk, LogSpot, Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.errors import BrokerError
+from shared.storage.format import IndexEntry, skip_records
 
 
 class DataLoss(BrokerError):
@@ -29,7 +30,7 @@ class LossPolicy:
 
 
 class Origin(Protocol):
-    """A data folder or a broker, open for reading."""
+    """A data folder or a broker, open for reading. What follows from its entries and records is told here."""
 
     source: str
 
@@ -48,20 +49,47 @@ class Origin(Protocol):
         None: all records are older.
         """
 
-    def start_below(self, spot: LogSpot, offset: int) -> int:
-        """Return the last record's start, or the log's end, at or below an offset within the log."""
+    def entries_at(self, asked: Sequence[tuple[LogSpot, int]]) -> list[IndexEntry | None]:
+        """Return the index entry at each offset. Where none can be read: None, or the last one before."""
 
-    def cut(self, span: Span, offset: int) -> int:
-        """Return where an index entry begins near `offset` in the span."""
-
-    def entry_end(self, spot: LogSpot, offset: int) -> int:
-        """Return the end of the index entry at or before `offset`; without one, the log's end."""
+    def records(self, spot: LogSpot, start: int, size: int) -> bytes:
+        """Return some `size` bytes from `start` on, a record's start; none if they cannot be read."""
 
     def advance(self, stretches: Sequence[Stretch]) -> None:
         """Go on with each stretch as far as its limits allow."""
 
+    def start_below(self, spot: LogSpot, offset: int) -> int:
+        """Return the last record's start, or the log's end, at or below an offset within the log."""
+        if offset in (spot.first, spot.end):
+            return offset
+        (entry,) = self.entries_at([(spot, offset)])
+        if entry is None or entry.end <= offset:
+            return offset  # a gap, which the reader reports
+        start = max(entry.offset, spot.first)
+        data = self.records(spot, start, entry.end - start)
+        return start + skip_records(data, 0, min(offset - start, len(data)))[0] if data else offset
+
+    def cut(self, span: Span, offset: int) -> int:
+        """Return where an index entry begins near `offset` in the span."""
+        (entry,) = self.entries_at([(span.spot, offset)])
+        return span.start if entry is None else entry.offset
+
+    def entry_end(self, spot: LogSpot, offset: int) -> int:
+        """Return the end of the index entry at or before `offset`; without one, the log's end."""
+        (entry,) = self.entries_at([(spot, offset)])
+        return spot.end if entry is None else entry.end
+
     def unread_ms(self, stretches: Sequence[Stretch]) -> list[int]:
         """Return the time from each stretch's first record to its log's newest; 0: none, or not known."""
+        found = self.entries_at(
+            [(each.spot, at) for each in stretches for at in (each.start, max(each.spot.end - 1, 0))]
+        )
+        return [
+            0
+            if oldest is None or newest is None or oldest.end <= each.start
+            else max(newest.last_ms - oldest.first_ms, 0)
+            for each, oldest, newest in zip(stretches, found[::2], found[1::2], strict=True)
+        ]
 
     def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
         """Yield the span's records in chunks of some megabytes, which may begin before it and end behind it.

@@ -1,6 +1,6 @@
 """Reading spans of logs as rows: what each Spark task does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -12,6 +12,8 @@ from brokers.pipeline.source.options import Options
 from brokers.pipeline.source.origin import LossPolicy, Origin, rules
 from brokers.pipeline.source.planning import open_place
 from brokers.pipeline.source.spans import Chunk, Span
+
+Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 def read(
@@ -36,6 +38,20 @@ def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]
                 yield from map(framing.measured, _rows(options, span, chunk, framing.SCHEMA.names, kept))
             else:
                 yield framing.entries(span, chunk)
+
+
+def decoded(
+    options: Options,
+    spans: Sequence[Span],
+    _: object = None,
+    *,
+    decode: Decode,
+    measure: Decode | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Read the spans as rows of a table. `measure`: decodes index entries, and no records are read."""
+    if measure is not None:
+        return map(measure, entries(options, spans))
+    return map(decode, read(options, spans))
 
 
 def _placed(options: Options, spans: Sequence[Span]) -> Iterator[tuple[Origin, Span]]:

@@ -9,21 +9,21 @@ Source: logmq/PROTOCOL.md.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
-from itertools import product
+from functools import partial
+from itertools import product, zip_longest
 from typing import cast
 
+import attrs
 import pyarrow as pa
 from crc32c import crc32c
 
 from brokers.pipeline.source.link import PIPELINED, Link
 from brokers.pipeline.source.options import Reach, Server, TopicChoice
-from brokers.pipeline.source.origin import LossPolicy
+from brokers.pipeline.source.origin import LossPolicy, Origin
 from brokers.pipeline.source.spans import Chunk, LogSpot, Span, chunk_groups, sound_chunks
 from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, Need, Stretch, advance_all
 from logmq import connector
 from logmq.connector import LogmqError, Topic
-from shared.client.retry import Retry
 from shared.errors import BrokerError
 from shared.storage import format
 from shared.storage.format import EntryFlag, IndexEntry
@@ -34,7 +34,7 @@ crash a server makes its newest marks again, and they may begin elsewhere."""
 _DAMAGE = "STORAGE"
 
 
-class Served:
+class Served(Origin):
     """A server, connected when it is first asked.
 
     Methods raise OSError that names a server which does not answer, and Refusal for a name that no topic has.
@@ -64,26 +64,20 @@ class Served:
             rows = cast(list[Topic], self._link.ask(connector.topics()))
             by_name = {row.name: (row.first, row.end) for row in rows}
             found = {name: by_name[name] for name in topics.matching(by_name)}
-        newest = self._newest(found)
-        return {
-            name: LogSpot(self.source, name, newest.get(name, 0), first, end)
-            for name, (first, end) in found.items()
+        spots = {name: LogSpot(self.source, name, 0, first, end) for name, (first, end) in found.items()}
+        filled = [spot for spot in spots.values() if spot.end > spot.first]
+        newest = zip(filled, self.entries_at([(spot, spot.end - 1) for spot in filled]), strict=True)
+        return spots | {
+            spot.name: attrs.evolve(spot, id=entry.first_ms) for spot, entry in newest if entry is not None
         }
-
-    def _newest(self, ends: dict[str, tuple[int, int]]) -> dict[str, int]:
-        """Ask for the time of the newest record of each topic that has records."""
-        names = [name for name, (first, end) in ends.items() if end > first]
-        asks = [connector.marks(name, ends[name][1] - 1, ends[name][1]) for name in names]
-        answers = zip(names, self._link.ask_all(asks), strict=True)
-        return {name: rows[-1].unix_ms for name, rows in answers if isinstance(rows, list) and rows}
 
     def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
         if offset > spot.end:
             return True
         if not id_before or offset <= spot.first:
             return False
-        marks = self._marks_if_any(spot.name, offset - 1, offset)
-        return bool(marks) and marks[-1].first_ms > id_before + SAME_MS
+        (entry,) = self.entries_at([(spot, offset - 1)])
+        return entry is not None and entry.first_ms > id_before + SAME_MS
 
     # -- places in a log
 
@@ -91,22 +85,13 @@ class Served:
         (offset,) = self._link.ask(connector.seek(spot.name, unix_ms))
         return None if offset >= spot.end else max(offset, spot.first)
 
-    def start_below(self, spot: LogSpot, offset: int) -> int:
-        if offset in (spot.first, spot.end):
-            return offset
-        for mark in self._marks_if_any(spot.name, offset, offset + 1):
-            start = max(mark.offset, spot.first)
-            data = self._bytes(spot.name, start, mark.end)
-            return offset if data is None else start + format.skip_records(data, 0, offset - start)[0]
-        return offset  # a gap or a refusal, which the reader reports
+    def entries_at(self, asked: Sequence[tuple[LogSpot, int]]) -> list[IndexEntry | None]:
+        answers = self._link.ask_all([connector.marks(spot.name, at, at + 1) for spot, at in asked])
+        # Refused: it is damaged, or gone meanwhile.
+        return [_entries(found)[-1] if isinstance(found, list) and found else None for found in answers]
 
-    def cut(self, span: Span, offset: int) -> int:
-        marks = self._marks_if_any(span.topic, offset, offset + 1)
-        return marks[0].offset if marks else span.start
-
-    def entry_end(self, spot: LogSpot, offset: int) -> int:
-        marks = self._marks_if_any(spot.name, offset, offset + 1)
-        return marks[-1].end if marks else spot.end
+    def records(self, spot: LogSpot, start: int, size: int) -> bytes:
+        return _bytes_at(start, self._link.ask_all([connector.fetch(spot.name, start, size)])[0])
 
     def advance(self, stretches: Sequence[Stretch]) -> None:
         for start in range(0, len(stretches), PIPELINED):
@@ -118,35 +103,7 @@ class Served:
             if isinstance(need, Entries):
                 yield FoundEntries([] if isinstance(answer, LogmqError) else _entries(answer), need.stop)
             else:
-                offset, data = (-1, b"") if isinstance(answer, LogmqError) else answer
-                yield data if offset == need.start else b""
-
-    def _marks_if_any(self, topic: str, start: int, stop: int) -> list[IndexEntry]:
-        try:
-            return _entries(self._link.ask(connector.marks(topic, start, stop)))
-        except LogmqError:  # damaged, or gone meanwhile
-            return []
-
-    def _bytes(self, topic: str, start: int, stop: int) -> bytes | None:
-        """Fetch a small range; None if the server refuses."""
-        with closing(self.fetched(topic, [(start, stop)])) as fetched:
-            (found,) = fetched
-        return None if isinstance(found, LogmqError) else found
-
-    def unread_ms(self, stretches: Sequence[Stretch]) -> list[int]:
-        ends = [(each.start, max(each.spot.end - 1, 0)) for each in stretches]
-        asks = [
-            connector.marks(each.spot.name, at, at + 1)
-            for each, both in zip(stretches, ends, strict=True)
-            for at in both
-        ]
-        times = [
-            rows[-1].unix_ms if isinstance(rows, list) and rows else 0 for rows in self._link.ask_all(asks)
-        ]
-        return [
-            max(newest - oldest, 0) if oldest and each.start < each.spot.end else 0
-            for each, oldest, newest in zip(stretches, times[::2], times[1::2], strict=True)
-        ]
+                yield _bytes_at(need.start, answer)
 
     # -- groups' places
 
@@ -246,32 +203,20 @@ class Served:
         It has a connection of its own, which is made again if it breaks.
         """
         link, self._idle = self._idle or Link(self._server, self._reach), None
-        retry = Retry(self._reach.retry_seconds)
-        asked = False
 
         def ask(at: int, stop: int) -> None:
-            link.send(connector.fetch(topic, at, stop - at).request)
+            if at < stop:
+                link.put(connector.fetch(topic, at, stop - at))
 
         try:
-            for number, (start, stop) in enumerate(ranges, 1):
+            for start, stop in ranges[:1]:
+                ask(start, stop)
+            for (start, stop), following in zip_longest(ranges, ranges[1:], fillvalue=(0, 0)):
                 parts: list[memoryview] = []
                 at = start
                 refused: LogmqError | None = None
                 while at < stop and refused is None:
-                    try:
-                        if not asked:
-                            ask(at, stop)
-                        asked = False
-                        found = link.receive_chunk(_allocate)
-                        is_last = isinstance(found, tuple) and found[0] + len(found[1]) == stop
-                        if is_last and number < len(ranges):
-                            ask(*ranges[number])
-                            asked = True
-                    except OSError as error:
-                        asked = False
-                        link.failed(error, retry)
-                        continue
-                    retry.heard()
+                    found = link.take(partial(link.receive_chunk, _allocate))
                     if isinstance(found, LogmqError):
                         refused = found
                     elif found is None or found[0] != at or at + len(found[1]) > stop:
@@ -279,6 +224,8 @@ class Served:
                     else:
                         parts.append(found[1])
                         at += len(found[1])
+                        ask(at, stop)
+                ask(*following)
                 yield b"".join(parts) if refused is None else refused
             if self._idle is None:  # another `fetched` may have left its connection meanwhile
                 self._idle = link
@@ -316,6 +263,11 @@ def _ask(topic: str, need: Need) -> connector.Ask:
     if isinstance(need, Entries):
         return connector.marks(topic, need.start, need.stop)
     return connector.fetch(topic, need.start, need.size)
+
+
+def _bytes_at(start: int, answer: tuple[int, bytes] | LogmqError) -> bytes:
+    offset, data = (-1, b"") if isinstance(answer, LogmqError) else answer
+    return data if offset == start else b""
 
 
 def _entries(marks: Sequence[connector.Mark]) -> list[IndexEntry]:

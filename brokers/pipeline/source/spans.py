@@ -35,6 +35,11 @@ class Span:
     def length(self) -> int:
         return self.stop - self.start
 
+    @property
+    def spot(self) -> "LogSpot":
+        """Its log, as if there were no more of it."""
+        return LogSpot(self.source, self.topic, self.log_id, self.start, self.stop)
+
 
 @attrs.frozen
 class LogSpot:

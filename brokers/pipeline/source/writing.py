@@ -26,8 +26,7 @@ from brokers.pipeline.source.link import Link
 from brokers.pipeline.source.options import Reach, Server
 from brokers.pipeline.source.servers import Served
 from logmq import connector
-from logmq.connector import SKIPPED_BODY_BYTES_MAX, LineAnswer, LogmqError, Refusal
-from shared.client.retry import Retry
+from logmq.connector import SKIPPED_BODY_BYTES_MAX, LogmqError, Refusal
 from shared.errors import BrokerError
 
 _ROWS = 10_000
@@ -171,13 +170,11 @@ class Writer:
     def __init__(self, server: Server, reach: Reach, epoch: int) -> None:
         self._link = Link(server, reach)
         self._reach = reach
-        self._retry = Retry(reach.retry_seconds)
         self._epoch = epoch
         self._ends: dict[str, int] = {}
         """Where each topic ended before we wrote to it. A lower offset in an answer was written earlier."""
         self._unanswered: deque[_Sent] = deque()
         self._unanswered_bytes = 0
-        self._on_wire = 0
 
     def write(self, piece: PackedRecords, name: str, number: int) -> None:
         """Send piece `number` of its topic, then wait for room.
@@ -191,9 +188,11 @@ class Writer:
             self.finish()  # the next answer has to be that to OFFSETS
             self._ends[piece.topic] = self._end_of(piece.topic)
         group, place = divmod(number, REMEMBERED)
-        self._unanswered.append(_Sent(piece, f"{name}-{group}", self._epoch * REMEMBERED + place))
+        sent = _Sent(piece, f"{name}-{group}", self._epoch * REMEMBERED + place)
+        self._unanswered.append(sent)
         self._unanswered_bytes += len(piece.records)
-        self._send()
+        ask = connector.batch(piece.topic, sent.writer, sent.seq, len(piece.records))
+        self._link.put(ask, body=piece.records)
         while len(self._unanswered) > UNANSWERED_MAX or self._unanswered_bytes > UNANSWERED_BYTES_MAX:
             self._answer()
 
@@ -205,31 +204,8 @@ class Writer:
     def close(self) -> None:
         self._link.close()
 
-    def _send(self) -> None:
-        """Send whatever is not on its way on this connection."""
-        try:
-            while self._on_wire < len(self._unanswered):
-                sent = self._unanswered[self._on_wire]
-                records = sent.piece.records
-                head, _ = connector.batch(sent.piece.topic, sent.writer, sent.seq, len(records))
-                self._link.send(head, records)
-                self._on_wire += 1
-        except OSError as error:
-            self._lost(error)
-
     def _answer(self) -> None:
-        """Take the next answer, or connect again and send everything again."""
-        if self._on_wire < len(self._unanswered):
-            self._send()
-            if not self._on_wire:
-                return
-        try:
-            answer = self._link.receive(LineAnswer(b"OK", 1))
-        except OSError as error:
-            self._lost(error)
-            return
-        self._retry.heard()
-        self._on_wire -= 1
+        answer = self._link.take()
         sent = self._unanswered.popleft()
         self._unanswered_bytes -= len(sent.piece.records)
         if isinstance(answer, LogmqError):
@@ -238,10 +214,6 @@ class Writer:
         (offset,) = cast(tuple[int], answer)
         if offset < self._ends[sent.piece.topic]:
             self._compare(sent, offset)
-
-    def _lost(self, error: OSError) -> None:
-        self._on_wire = 0
-        self._link.failed(error, self._retry)
 
     def _end_of(self, topic: str) -> int:
         try:
