@@ -2,9 +2,10 @@
 
 A read brings thousands of messages. Their sizes are walked over. The bytes of names and flags, as they stand,
 are looked up in `_routes`, so that they are decoded once only. Where two messages in a row go to the same
-queues, those that follow are compared with the second in one call (`uniform`). So a stretch of messages for
-the same queues is found with a few steps, and is one slice of what was read. A queue whose feed stands ready
-gets that slice as it is. Other queues get the messages' bodies, a run with one envelope at a time.
+queues, those that follow are compared with the second in one call (`uniform`), or looked up by their
+envelopes (`_known`). So a stretch of messages for the same queues is found with a few steps, and is one slice
+of what was read. A queue whose feed stands ready gets that slice as it is. Other queues get the messages'
+bodies, a run with one envelope at a time.
 
 A `Lane` gathers what goes to the same queues. Where two lanes share a queue its order would suffer: then each
 queue has a lane of its own. (`shared.fanout` does the same for connections. A lane also counts its messages
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 _ROUTES_MAX = 4096  # names and properties that one connection's routes are kept for
 _HEADS_MAX = 1024  # envelopes whose parsed form one connection keeps
 # What these take beside their bytes, measured: a head has its bytes up to three times.
-_ROUTE_BYTES, _HEAD_BYTES = 400, 800
+_ROUTE_BYTES, _HEAD_BYTES, _KNOWN_BYTES = 400, 800, 160
 _LOOK_EVERY, _LOOK_AT = 16, 2
 """What follows is compared at the second message of a lane in a row, and at each sixteenth after it."""
 _NO_LIMIT = 1 << 60
@@ -109,8 +110,13 @@ class Sink:
     _track: Track | None = attrs.field(default=None, init=False)
     _routes: dict[bytes, SinkRoute] = attrs.field(factory=dict, init=False)
     _heads: dict[bytes, Head] = attrs.field(factory=dict, init=False)
+    _shape: tuple[int, int] = attrs.field(default=(0, 0), init=False)  # of `_known`: see `_in_lanes`
+    _layout: struct.Struct = attrs.field(default=struct.Struct(""), init=False)
+    _known: dict[bytes, Sequence[Lane]] = attrs.field(factory=dict, init=False)
+    """Where messages of that shape go, by their envelopes."""
     _routes_cached: CacheBytes = attrs.field(init=False)
     _heads_cached: CacheBytes = attrs.field(init=False)
+    _known_cached: CacheBytes = attrs.field(init=False)
     _lanes: dict[tuple[Queue, ...], Sequence[Lane]] = attrs.field(factory=dict, init=False)
     _laned: set[Queue] = attrs.field(factory=set, init=False)  # the queues of these lanes
     _of_queue: dict[Queue, Lane] = attrs.field(factory=dict, init=False)  # not empty: each queue has its own
@@ -124,6 +130,7 @@ class Sink:
         self._generation = broker.generation
         caches = broker.accounts.caches
         self._routes_cached, self._heads_cached = CacheBytes(caches), CacheBytes(caches)
+        self._known_cached = CacheBytes(caches)
         recorder, source = broker.recorder, self._session.connection.peer.encode()
         if recorder is not None:
             self._track = recorder.track(RECORDED_MESSAGES, name=self._exchange.name, source=source)
@@ -227,9 +234,14 @@ class Sink:
                 most = self._touch(route)
             count += 1
             overhead += route.envelope_bytes
-            if count % _LOOK_EVERY == _LOOK_AT and route is last:
-                stride = after - at
-                same = min(uniform(data, at, stride, length_at + LENGTH_BYTES - at), most - count + 1)
+            if count % _LOOK_EVERY == _LOOK_AT and (
+                route is last or data.startswith(data[at : at + 4], after)
+            ):
+                stride, head_bytes = after - at, length_at + LENGTH_BYTES - at
+                if route is last:
+                    same = min(uniform(data, at, stride, head_bytes), most - count + 1)
+                else:
+                    same = self._in_lanes(route.lanes, data, at, stride, head_bytes, most - count + 1)
                 count += same - 1
                 overhead += (same - 1) * route.envelope_bytes
                 after = at + same * stride
@@ -241,6 +253,47 @@ class Sink:
         if lanes is not None:
             self._add(lanes, piece_of(data, start, at), count, overhead)
         return at
+
+    def _in_lanes(
+        self, lanes: Sequence[Lane], data: bytes, at: int, stride: int, head_bytes: int, most: int
+    ) -> int:
+        """How many whole messages from `at` on, `most` at most, go there and are sized as the first of them:
+        `stride` bytes, of which `head_bytes` are its envelope.
+
+        Fast path beside the steps of `_scan`, for names that go round. `brokers bench dmp --sweep --sizes 100
+        --names 1000 --clients 1`: 0.46 us of the server's processor a message in place of 0.85.
+        """
+        if self._shape != (stride, head_bytes):
+            self._forget_known()
+            self._shape = stride, head_bytes
+            self._layout = struct.Struct(f"{head_bytes}s{stride - head_bytes}x")
+        known = self._known
+        most = min((len(data) - at) // stride, most)
+        same = 0
+        for (head,) in self._layout.iter_unpack(memoryview(data)[at : at + most * stride]):
+            found = known.get(head)
+            if (self._learn(head) if found is None else found) is not lanes:
+                break
+            same += 1
+        return same
+
+    def _learn(self, head: bytes) -> Sequence[Lane] | None:
+        """The lanes of messages of the shape with this envelope; None where it is none, or not known.
+
+        Names that have a route are whole, wherever they stand, and so the body's length follows them.
+        """
+        stride, head_bytes = self._shape
+        route = self._routes.get(head[SIZE_BYTES:-LENGTH_BYTES])
+        length_at = head_bytes - LENGTH_BYTES
+        if route is None or read_u32(head)[0] != stride - SIZE_BYTES:
+            return None
+        if read_u32(head, length_at)[0] != stride - head_bytes:
+            return None
+        size = _KNOWN_BYTES + head_bytes
+        if self._known_cached.fits(size):
+            self._known_cached.add(size)
+            self._known[head] = route.lanes
+        return route.lanes
 
     def _touch(self, route: SinkRoute) -> int:
         """Something goes there: how much of it before others should have a turn?"""
@@ -434,6 +487,11 @@ class Sink:
         self._lanes.clear()
         self._laned.clear()
         self._routes_cached.cleared()
+        self._forget_known()
+
+    def _forget_known(self) -> None:
+        self._known.clear()
+        self._known_cached.cleared()
 
     def _forget_heads(self) -> None:
         self._heads.clear()
