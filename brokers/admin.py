@@ -218,7 +218,7 @@ def application(host: Operated) -> Starlette:
             rows = await definitions.parsed(text)
             with nullcontext() if dry_run else api.audited(request, "", "definitions", ""):
                 taken = await host.definitions().take(rows, dry_run=dry_run)
-        return api.as_json(taken.shown())
+        return api.as_json(taken)
 
     async def drain(request: Request) -> Response:
         with api.audited(request, "", "drain", ""):
