@@ -27,6 +27,7 @@ import socket
 import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -295,8 +296,8 @@ def application(host: Operated) -> Starlette:
             Route("/{protocol}/{verb}", call, methods=["POST"]),
         ],
         exception_handlers={
-            ObjectMissing: _missing,
-            BadArgument: _bad,
+            ObjectMissing: partial(_told, 404),
+            BadArgument: partial(_told, 400),
             BrokerError: _refused,
             OSError: _failed,
             HTTPException: _wrong,
@@ -412,12 +413,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     return _error(request, 409, str(error), **({} if code == ExitCode.FAILED else {"exit_code": int(code)}))
 
 
-async def _missing(request: Request, error: Exception) -> Response:
-    return _error(request, 404, str(error))
-
-
-async def _bad(request: Request, error: Exception) -> Response:
-    return _error(request, 400, str(error))
+async def _told(status: int, request: Request, error: Exception) -> Response:
+    return _error(request, status, str(error))
 
 
 async def _failed(request: Request, error: Exception) -> Response:
