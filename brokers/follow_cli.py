@@ -8,9 +8,8 @@ from urllib.parse import urlencode
 
 from cyclopts import App, Parameter
 
-from brokers.api_client import ROOT, ApiClient
 from brokers.asking import AdminPlace
-from brokers.control import AdminClient
+from brokers.control import ROOT, AdminClient
 from brokers.errors import ExitCode, Refusal
 from brokers.escape import escape
 from brokers.flags import with_admin_flags
@@ -55,7 +54,7 @@ def _logs(
     query = {} if level is None else {"level": level}
     if limit is not None or not follow:
         last = {} if limit is None else {"limit": limit}
-        rows: Sequence[Row] = ApiClient(client).get("logs", **{**query, **last})["items"]
+        rows: Sequence[Row] = client.get("logs", **{**query, **last})["items"]
         if not follow:
             return rows if json else "\n".join(map(log_line, rows)) or None
     else:

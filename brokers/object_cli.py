@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.api_client import PAGE, ApiClient
 from brokers.asking import AdminPlace
+from brokers.control import PAGE
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import with_admin_flags, with_table_flags
 from brokers.render import CommandResult, Listing
@@ -66,7 +66,7 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
         if sort is None:
             if reverse:
                 raise UsageError("--reverse", "needs --sort")
-            rows, following = ApiClient(at.client()).pages(kind.name, query, limit, after)
+            rows, following = at.client().pages(kind.name, query, limit, after)
             return Listing(rows, units, following)
         ordered = [name for name, unit in units.items() if unit not in UNSORTED]
         if sort not in ordered:
@@ -76,9 +76,9 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
         descending = (units[sort] not in SMALLEST_FIRST) is not reverse
         if limit is not None and limit <= PAGE:
             order = f"-{sort}" if descending else sort
-            first = ApiClient(at.client()).get(kind.name, **{**query, "sort": order, "limit": limit})
+            first = at.client().get(kind.name, **{**query, "sort": order, "limit": limit})
             return Listing(first["items"], units, sorted_by=sort)
-        rows, _ = ApiClient(at.client()).pages(kind.name, query)
+        rows, _ = at.client().pages(kind.name, query)
         there = [row for row in rows if row[sort] is not None]
         there.sort(key=lambda row: row[sort], reverse=descending)
         ranked = [*there, *(row for row in rows if row[sort] is None)]
@@ -119,12 +119,12 @@ def _kick(
 
     The exit code is 66 where one is not there (any more); the others are closed.
     """
-    api = ApiClient(at.client())
+    client = at.client()
     rows: list[Mapping[str, Any]] = []
     code = ExitCode.OK
     for each in connection:
         try:
-            rows.append({"connection": each, **api.delete("connections", each)})
+            rows.append({"connection": each, **client.delete("connections", each)})
         except Refusal as error:
             if error.code != ExitCode.MISSING:
                 raise

@@ -6,7 +6,6 @@ from urllib.parse import quote
 
 from cyclopts import App, Parameter
 
-from brokers.api_client import ApiClient
 from brokers.asking import USUAL, AdminPlace, existing
 from brokers.errors import ExitCode, Refusal, copy_errors
 from brokers.flags import with_admin_flags
@@ -98,7 +97,7 @@ def ask_api(request: "ApiRequest") -> Any:
     """Ask the API for a protocol's own command. Raises BrokerError."""
     client = AdminPlace(**request.flags).client()
     with waiting("asking"):
-        return request.ask(ApiClient(client))
+        return request.ask(client)
 
 
 def ask(request: "VerbRequest") -> Any:

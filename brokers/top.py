@@ -21,7 +21,6 @@ from typing import Annotated, Any
 import attrs
 from cyclopts import App, Parameter
 
-from brokers.api_client import ApiClient
 from brokers.asking import AdminPlace
 from brokers.control import AdminClient
 from brokers.errors import Refusal
@@ -89,9 +88,8 @@ class Sight:
 
 def look(client: AdminClient, queries: Mapping[str, Mapping[str, str]]) -> Sight:
     """Ask the server for all that is shown. Raises Refusal."""
-    api = ApiClient(client)
-    overview = api.get("overview")
-    rows = {kind: api.get(kind, **query)["items"] for kind, query in queries.items()}
+    overview = client.get("overview")
+    rows = {kind: client.get(kind, **query)["items"] for kind, query in queries.items()}
     return Sight(overview, rows, time.monotonic())
 
 
