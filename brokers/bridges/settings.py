@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import attrs
 
-from brokers.errors import Problem, nearest
+from brokers.errors import Problem, did_you_mean
 from shared.addresses import NameTemplate, split
 from shared.bridging import BridgeEnds
 from shared.plugin import Plugin
@@ -114,8 +114,7 @@ def parse_bridges(
     for number, table in enumerate(tables):
         for key in table:
             if key not in _KEYS:
-                meant = nearest(key, _KEYS)
-                wrong(number, key, "unknown key" + (f"; did you mean {meant}?" if meant else ""))
+                wrong(number, key, f"unknown key{did_you_mean(key, _KEYS)}")
         try:
             bridge = _bridge(table, ends)
         except _WrongError as error:

@@ -223,17 +223,18 @@ def _places() -> list[MenuEntry]:
 
 def _state(found: Mapping[str, Any]) -> Mapping[str, Any]:
     flows = found.get("flows", {})
-    totals = found.get("totals", {})
-    begun = any(value for _, value in flows.get("messages_in", {}).items())
+    produced = (
+        value
+        for totals in found.get("totals", {}).values()
+        for name, value in totals.items()
+        if name.endswith(("_produced", "_published"))
+    )
+    begun = any(flows.get("messages_in", {}).values())
     return {
         "alarms": list(_alarms(found)),
         "flows": flows,
-        "quiet": not begun and not any(map(_messages_of, totals.values())),
+        "quiet": not begun and not any(produced),
     }
-
-
-def _messages_of(totals: Mapping[str, float]) -> bool:
-    return any(value for name, value in totals.items() if name.endswith(("_produced", "_published")))
 
 
 def _alarms(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
