@@ -29,7 +29,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import attrs
 import trio
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -177,10 +177,11 @@ class Gate:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = {name.lower() for name, _ in message.get("headers", ())}
-                more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                kept = [*message.get("headers", ()), *(each for each in more if each[0] not in own)]
-                message["headers"] = [*kept, *((b"set-cookie", cookie.encode()) for cookie in cookies)]
+                more = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    more.setdefault(name, value)
+                for cookie in cookies:
+                    more.append("Set-Cookie", cookie)
             await send(message)
 
         refusal = self._refusal(scope, headers)

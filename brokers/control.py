@@ -93,8 +93,7 @@ class AdminClient:
         Raises Refusal: UNAVAILABLE if none is there, MISSING if the API has no such object, FAILED with the
         server's own words if it refuses.
         """
-        with contextlib.closing(self._connect()) as connection, self._errors():
-            response = self._sent(connection, method, path, body)
+        with self._answer(method, path, body) as response:
             return self._result(path, response, response.read())
 
     def get(self, *parts: str, **query: Any) -> Any:
@@ -125,8 +124,7 @@ class AdminClient:
 
     def read(self, path: str) -> bytes:
         """An answer as it is."""
-        with contextlib.closing(self._connect()) as connection, self._errors():
-            response = self._sent(connection, "GET", path, None)
+        with self._answer("GET", path) as response:
             answer = response.read()
             if response.status != 200:
                 self._result(path, response, answer)
@@ -134,35 +132,35 @@ class AdminClient:
 
     def lines(self, path: str) -> Iterator[str]:
         """The lines of an answer that goes on, until either side ends it."""
-        with contextlib.closing(self._connect()) as connection, self._errors():
-            response = self._sent(connection, "GET", path, None)
+        with self._answer("GET", path) as response:
             if response.status != 200 or response.headers.get_content_type() != "text/event-stream":
                 self._result(path, response, response.read())
                 raise Refusal(f"{self.name} does not follow {path}: it is of another version")
             for line in response:  # there is one every 15 s at least
                 yield line.decode(errors="replace").rstrip("\r\n")
 
-    def _sent(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | bytes | None,
-    ) -> http.client.HTTPResponse:
-        try:
-            connection.connect()
-        except OSError as error:
-            raise Refusal(self._unreachable(error), ExitCode.UNAVAILABLE) from None
+    @contextlib.contextmanager
+    def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a request, to be read within the block. Raises as `request`, also for its reading."""
         headers = dict(self._headers)
         data = None
         if method != "GET":
-            connection.sock.settimeout(None)  # a backup takes as long as it takes
             # The admin port takes nothing without a body in JSON.
             data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
             headers["Content-Type"] = "application/json"
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
-            connection.request(method, path, data, headers)
-        return connection.getresponse()
+        with contextlib.closing(self._connect()) as connection:
+            try:
+                connection.connect()
+            except OSError as error:
+                raise Refusal(self._unreachable(error), ExitCode.UNAVAILABLE) from None
+            if method != "GET":
+                connection.sock.settimeout(None)  # a backup takes as long as it takes
+            with self._errors():
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
+                    connection.request(method, path, data, headers)
+                yield connection.getresponse()
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
