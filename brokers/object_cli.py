@@ -9,9 +9,8 @@ from cyclopts import App, Parameter
 from brokers.asking import AdminPlace
 from brokers.control import PAGE
 from brokers.errors import ExitCode, Refusal
-from brokers.flags import with_admin_flags, with_table_flags
+from brokers.flags import admin_command, with_table_flags
 from brokers.render import CommandResult, Listing
-from shared.cli.app import examples
 from shared.cli.options import Json, at_least_one, flag
 from shared.errors import UsageError
 from shared.objects import KINDS, UNSORTED, ObjectKind
@@ -35,15 +34,10 @@ def list_app(kind: ObjectKind) -> App:
         )
         for column in kind.columns
     )
-    own = (f"brokers {kind.name} protocol=NAME",) if "protocol" in kind.filters else ()
-    app = App(
-        name=kind.name,
-        help_format="plaintext",
-        help_epilogue=f"Columns, which --columns and --sort take:\n\n{columns}\n\n"
-        + examples("brokers", f"brokers {kind.name}", *own, f"brokers {kind.name} 'a*' --json"),
-    )
-    app.default(with_admin_flags(with_table_flags(_list_verb(kind))))
-    return app
+    own = (f"{kind.name} protocol=NAME",) if "protocol" in kind.filters else ()
+    before = f"Columns, which --columns and --sort take:\n\n{columns}\n\n"
+    command = admin_command(kind.name, kind.name, *own, f"{kind.name} 'a*' --json", before=before)
+    return command(with_table_flags(_list_verb(kind)))
 
 
 def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
@@ -101,12 +95,8 @@ def _query(wanted: Sequence[str]) -> dict[str, str]:
     return query
 
 
-kick = App(name="kick", help_format="plaintext", help_epilogue=examples("brokers", "brokers kick dms-12"))
-
-
-@kick.default
-@with_admin_flags
-def _kick(
+@admin_command("kick", "kick dms-12")
+def kick(
     connection: Annotated[
         tuple[str, ...],
         Parameter(name="--connection", help="What `brokers connections` calls it.", negative=""),

@@ -285,13 +285,10 @@ class Bridge:
         """What the bridge would do with a message; nothing is sent."""
         origin = MessageOrigin(self._source_protocol, name or key, key, time=self._around.wall_ms() / 1000)
         run = MessageRun(origin, [body])
-        if not self._wanted(origin.name) or not self._fits(body):
-            return {"result": "filtered", "to": None, "body": None}
-        if self.name in forms.passed(body):
-            return {"result": "circled", "to": None, "body": None}
-        (shaped,) = forms.shaped(
-            self.settings.form, run, (*forms.passed(body), self.name), self._around.wall_ms()
-        )
+        ((_, fate, trail),) = self._parts(run) if self._wanted(origin.name) else [(1, "filtered", ())]
+        if fate:
+            return {"result": fate, "to": None, "body": None}
+        (shaped,) = forms.shaped(self.settings.form, run, (*trail, self.name), self._around.wall_ms())
         to = self._template.name_for(origin)
         told: dict[str, Any] = {"result": "carried", "to": f"{self._target_protocol}:{shown(to)}"}
         refused = self._refusal(to, shaped)
