@@ -56,7 +56,8 @@ def add_commands(app: App, root: Callable[[], App], called: str) -> None:
         ),
     )
     app.command(_config_app())
-    server_cli.add_commands(app)
+    for each in server_cli.COMMANDS:
+        app.command(each)
     folder_cli.add_commands(app)
     for name, (where, text) in IMPORTED.items():
         app.command(f"brokers.{where}", name=name, help=None if name == called else text)
