@@ -57,20 +57,16 @@ class Admin:
             *(self.queues, self.peek, self.purge, self.redrive),
             *(self.export, self.import_),
         )
-
-    @property
-    def objects(self) -> Sequence[Objects]:
-        """What the API shows, and the actions on it."""
-        return (
+        self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
-                lambda: list(self._engine.queues.values()),
+                lambda: list(engine.queues.values()),
                 lambda queue: key_of(queue.text),
                 self._find,
                 self._row,
                 (
                     *(self._peek, self._purge, self._redrive, self._put, self._delete),
-                    *pausing.actions(self._set_paused, lambda queue: queue.text, self._engine.log),
+                    *pausing.actions(self._set_paused, lambda queue: queue.text, engine.log),
                 ),
                 begin="brokers dms create jobs",
                 totals=_totals,

@@ -143,8 +143,7 @@ class Admin:
         return None if log is None or key is None else (log, key)
 
     def _group(self, found: tuple[Log, bytes]) -> dict[str, Any] | None:
-        log, key = found
-        row = None if log.deleted else self._broker.groups.read(log, key)
+        row = self._committed(found)
         if row is None:
             return None
         return {
@@ -156,8 +155,7 @@ class Admin:
         }
 
     async def _look_at_group(self, found: tuple[Log, bytes], seconds: float) -> dict[str, Any]:
-        log, key = found
-        row = None if log.deleted else self._broker.groups.read(log, key)
+        log, row = found[0], self._committed(found)
         if row is None:
             return {}
         came = None
@@ -195,15 +193,19 @@ class Admin:
     @changing("delete", "Forget what the group has committed.", answers=("deleted",))
     async def _delete(self, found: tuple[Log, bytes], _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         log, key = found
-        there = not log.deleted and self._broker.groups.read(log, key) is not None
+        there = self._committed(found) is not None
         if there and not dry_run:
             await self._broker.store.wait(self._broker.groups.delete(group_of(key), log))
         return {"deleted": int(there)}
 
+    def _committed(self, found: tuple[Log, bytes]) -> Committed | None:
+        log, key = found
+        return None if log.deleted else self._broker.groups.read(log, key)
+
     def _there(self, found: tuple[Log, bytes]) -> Committed:
         """The commit. Raises ObjectMissing."""
         log, key = found
-        row = None if log.deleted else self._broker.groups.read(log, key)
+        row = self._committed(found)
         if row is None:
             raise ObjectMissing(f"{group_of(key)} has committed nothing in {log.name}, or that was deleted")
         return row
