@@ -25,10 +25,11 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import anyio
 import structlog
@@ -60,6 +61,8 @@ from shared.metrics import Sample
 from shared.objects import BadArgument, ObjectMissing, ObjectsByProtocol
 from shared.plugin import Verb
 
+BARE = ("/reload", "/drain", "/backup")
+"""Operations of the API that have a path outside it, too."""
 _CREDENTIALS = struct.Struct("=iII")
 """The peer's process, user and group."""
 
@@ -169,6 +172,27 @@ def application(host: Operated) -> Starlette:
         with api.audited(request, protocol, name, str(arguments.get(verb.changes, ""))):
             return api.as_json(await verb.call(arguments))
 
+    operations: list[Operation] = []
+
+    def operation(
+        path: str, help_: str, method: Literal["GET", "POST"] = "GET", **more: Any
+    ) -> Callable[[api.Endpoint], None]:
+        return lambda endpoint: operations.append(Operation(path, help_, endpoint, method, **more))
+
+    @operation(
+        "/history",
+        "What it did in the last 15 minutes, every 5 s.",
+        query={"after": "one of its times: only what is later"},
+    )
+    async def look_back(request: Request) -> Response:
+        return api.as_json(host.history(request.query_params.get("after", "")))
+
+    @operation(
+        "/backup",
+        "Copy the live data folder.",
+        "POST",
+        takes={"target": "its absolute path; over TCP a name in the data folder's backups"},
+    )
     async def backup(request: Request) -> Response:
         arguments = await api.arguments_of(request)
         api.refuse_unknown("backup", arguments, ("target",))
@@ -181,33 +205,23 @@ def application(host: Operated) -> Starlette:
         with api.audited(request, "", "backup", str(target)), copy_errors(target):
             return api.as_json(await host.backup(target))
 
-    async def reload(request: Request) -> Response:
-        arguments = await api.arguments_of(request)
-        api.refuse_unknown("reload", arguments, ("action", "name"))
-        said = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
-        if not all(isinstance(each, str) and len(each) <= 64 for each in said):
-            raise HTTPException(400, "action, name: short texts")
-        user, peer = api.caller_of(request)
-        return api.as_json(await host.reload(*said, user=user, peer=peer))
+    @operation("/drain", "Stop as SIGTERM does: accept nothing more, send what is owed, end.", "POST")
+    async def drain(request: Request) -> Response:
+        with api.audited(request, "", "drain", ""):
+            host.stop()
+        return api.as_json({"draining": 1})
 
-    async def log_lines(request: Request) -> Response:
-        level = request.query_params.get("level", "debug")
-        try:
-            wanted = logs.at_least(level)
-        except KeyError:
-            raise HTTPException(400, "level is debug, info, warning, error or audit") from None
-        return followers.answer(request, logs.RECENT, wanted)
-
-    async def traced(request: Request) -> Response:
-        name = request.query_params.get("name", "")
-        recent = host.trace(name)
-        begins = request.query_params.get("after") is None and "last-event-id" not in request.headers
-        with api.audited(request, "", "trace", name) if begins else nullcontext():  # messages are seen
-            return followers.answer(request, recent, lambda _: True, lambda: host.trace(name))
-
+    @operation("/definitions", "All that is durable but messages and secrets, as one document.")
     async def definitions_now(_: Request) -> Response:
         return Stream(host.definitions().text(), media_type="application/json")
 
+    @operation(
+        "/definitions",
+        "Have there be all that a document has; what is there already stays as it is.",
+        "POST",
+        query={"dry_run": "1: only say what would be made"},
+        takes=dict.fromkeys(SECTIONS, "rows as GET has them"),
+    )
     async def take_definitions(request: Request) -> Response:
         dry_run = api.is_dry_run(request)
         try:
@@ -218,67 +232,48 @@ def application(host: Operated) -> Starlette:
             rows = await definitions.parsed(text)
             with nullcontext() if dry_run else api.audited(request, "", "definitions", ""):
                 taken = await host.definitions().take(rows, dry_run=dry_run)
-        return api.as_json(taken.shown())
+        return api.as_json(taken)
 
-    async def drain(request: Request) -> Response:
-        with api.audited(request, "", "drain", ""):
-            host.stop()
-        return api.as_json({"draining": 1})
+    @operation(
+        "/reload",
+        "Take up settings, users and certificates.",
+        "POST",
+        takes={"action": "how the audit log calls it; reload", "name": "of whom or what, in the audit log"},
+    )
+    async def reload(request: Request) -> Response:
+        arguments = await api.arguments_of(request)
+        api.refuse_unknown("reload", arguments, ("action", "name"))
+        said = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
+        if not all(isinstance(each, str) and len(each) <= 64 for each in said):
+            raise HTTPException(400, "action, name: short texts")
+        user, peer = api.caller_of(request)
+        return api.as_json(await host.reload(*said, user=user, peer=peer))
 
-    async def look_back(request: Request) -> Response:
-        return api.as_json(host.history(request.query_params.get("after", "")))
+    @operation(
+        "/logs",
+        "The last lines of the log.",
+        query={"level": "debug, info, warning or error: it and those above; audit", **PARAMETERS},
+    )
+    async def log_lines(request: Request) -> Response:
+        level = request.query_params.get("level", "debug")
+        try:
+            wanted = logs.at_least(level)
+        except KeyError:
+            raise HTTPException(400, "level is debug, info, warning, error or audit") from None
+        return followers.answer(request, logs.RECENT, wanted)
 
-    operations = [
-        Operation(
-            "/history",
-            "What it did in the last 15 minutes, every 5 s.",
-            look_back,
-            query={"after": "one of its times: only what is later"},
-        ),
-        Operation(
-            "/backup",
-            "Copy the live data folder.",
-            backup,
-            "POST",
-            takes={"target": "its absolute path; over TCP a name in the data folder's backups"},
-        ),
-        Operation(
-            "/drain", "Stop as SIGTERM does: accept nothing more, send what is owed, end.", drain, "POST"
-        ),
-        Operation(
-            "/definitions", "All that is durable but messages and secrets, as one document.", definitions_now
-        ),
-        Operation(
-            "/definitions",
-            "Have there be all that a document has; what is there already stays as it is.",
-            take_definitions,
-            "POST",
-            query={"dry_run": "1: only say what would be made"},
-            takes=dict.fromkeys(SECTIONS, "rows as GET has them"),
-        ),
-        Operation(
-            "/reload",
-            "Take up settings, users and certificates.",
-            reload,
-            "POST",
-            takes={
-                "action": "how the audit log calls it; reload",
-                "name": "of whom or what, in the audit log",
-            },
-        ),
-        Operation(
-            "/logs",
-            "The last lines of the log.",
-            log_lines,
-            query={"level": "debug, info, warning or error: it and those above; audit", **PARAMETERS},
-        ),
-        Operation(
-            "/trace",
-            "Copies of messages that pass a name, since somebody has asked first.",
-            traced,
-            query={"name": "a glob over topics, queues, exchanges and routing keys", **PARAMETERS},
-        ),
-    ]
+    @operation(
+        "/trace",
+        "Copies of messages that pass a name, since somebody has asked first.",
+        query={"name": "a glob over topics, queues, exchanges and routing keys", **PARAMETERS},
+    )
+    async def traced(request: Request) -> Response:
+        name = request.query_params.get("name", "")
+        recent = host.trace(name)
+        begins = request.query_params.get("after") is None and "last-event-id" not in request.headers
+        with api.audited(request, "", "trace", name) if begins else nullcontext():  # messages are seen
+            return followers.answer(request, recent, lambda _: True, lambda: host.trace(name))
+
     return Starlette(
         routes=[
             Route("/livez", livez),
@@ -287,16 +282,14 @@ def application(host: Operated) -> Starlette:
             Route("/metrics", scrape),
             Route("/metrics/detailed", scrape_objects),
             Route("/verbs", verbs),
-            Route("/reload", reload, methods=["POST"]),
-            Route("/drain", drain, methods=["POST"]),
-            Route("/backup", backup, methods=["POST"]),
+            *(Route(each.path, each.endpoint, methods=["POST"]) for each in operations if each.path in BARE),
             *api.routes(host.objects, host.overview, operations),
             *views.routes(host.objects, host.overview),
             Route("/{protocol}/{verb}", call, methods=["POST"]),
         ],
         exception_handlers={
-            ObjectMissing: _missing,
-            BadArgument: _bad,
+            ObjectMissing: partial(_told, 404),
+            BadArgument: partial(_told, 400),
             BrokerError: _refused,
             OSError: _failed,
             HTTPException: _wrong,
@@ -412,12 +405,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     return _error(request, 409, str(error), **({} if code == ExitCode.FAILED else {"exit_code": int(code)}))
 
 
-async def _missing(request: Request, error: Exception) -> Response:
-    return _error(request, 404, str(error))
-
-
-async def _bad(request: Request, error: Exception) -> Response:
-    return _error(request, 400, str(error))
+async def _told(status: int, request: Request, error: Exception) -> Response:
+    return _error(request, status, str(error))
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -23,18 +23,18 @@ from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import attrs
 import trio
-from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from brokers.page import files, login
+from brokers.page import files, shown
 from shared.access import ADMIN, MANAGE, READ, Access, Guard
 from shared.local_path import replace_file
 from shared.net.keepalive import is_loopback
@@ -177,10 +177,11 @@ class Gate:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = {name.lower() for name, _ in message.get("headers", ())}
-                more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                kept = [*message.get("headers", ()), *(each for each in more if each[0] not in own)]
-                message["headers"] = [*kept, *((b"set-cookie", cookie.encode()) for cookie in cookies)]
+                more = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    more.setdefault(name, value)
+                for cookie in cookies:
+                    more.append("Set-Cookie", cookie)
             await send(message)
 
         refusal = self._refusal(scope, headers)
@@ -336,12 +337,7 @@ class Gate:
 
     def _key(self, headers: Headers) -> str:
         """The key of a request's session, from its cookie."""
-        cookies: SimpleCookie = SimpleCookie()
-        try:
-            cookies.load(headers.get("cookie", ""))
-        except CookieError:
-            return ""
-        return cookies[self._cookie].value if self._cookie in cookies else ""
+        return cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
 
     def _by_cookie(self, headers: Headers) -> str:
         key = self._key(headers)
@@ -377,9 +373,10 @@ class Gate:
         return secrets.compare_digest(given.encode(errors="replace"), self._token)
 
     def _unknown(self, detail: str, headers: Headers) -> Response:
-        """The answer 401. A browser gets the login form instead of its own password dialog."""
+        """The answer 401. A browser gets the login form instead of its own password dialog; after the login
+        the view loads."""
         if "text/html" in headers.get("accept", ""):
-            return login.form(detail)
+            return HTMLResponse(shown.render("login.html", text=detail), 401)
         response = problem(401, detail)
         if self._key(headers):  # a script of a page whose session has ended
             return response

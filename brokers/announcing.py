@@ -6,9 +6,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 import structlog
@@ -70,6 +69,7 @@ def ready(
     With its `token` it is shown on a terminal alone: a log is read by more than one.
     """
     tell = logs.unfiltered()
+    shown = {"page": page} if page else {}
     for each in bound:
         tell.info(
             "listening",
@@ -79,16 +79,15 @@ def ready(
             **({"tls": True} if each.tls else {}),
         )
     if ready_file is not None:
-        _write_whole(
-            ready_file,
-            {
-                "pid": os.getpid(),
-                "data_dir": str(config.serve.data_dir.absolute()),
-                "addresses": [attrs.asdict(each) for each in bound],
-                **({"page": page} if page else {}),
-            },
-        )
-    shown = {"page": page} if page else {}
+        found = {
+            "pid": os.getpid(),
+            "data_dir": str(config.serve.data_dir.absolute()),
+            "addresses": [attrs.asdict(each) for each in bound],
+            **shown,
+        }
+        with _temporary_for(ready_file) as near:  # renamed, so that no reader sees half of it
+            near.write_text(json.dumps(found) + "\n")
+            near.replace(ready_file)
     tell.info("ready", data_dir=str(config.serve.data_dir), pid=os.getpid(), **shown)
     if page and token and sys.stderr.isatty():
         print(f"open {page}?token={token}", file=sys.stderr)
@@ -106,13 +105,6 @@ def notify(state: str) -> None:
 def reloading() -> None:
     """Tell systemd that a reload has begun (`Type=notify-reload`); READY=1 is its end."""
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
-
-
-def _write_whole(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON and rename it into place, so that no reader sees half of it. Raises Refusal."""
-    with _temporary_for(path) as near:
-        near.write_text(json.dumps(value) + "\n")
-        near.replace(path)
 
 
 @contextlib.contextmanager

@@ -44,7 +44,6 @@ from shared.objects import (
     ObjectMissing,
     Objects,
     ObjectsByProtocol,
-    key_of,
 )
 
 ROOT = "/api/v1"
@@ -193,8 +192,7 @@ async def _answer_one(
         }
     else:
         arguments = await arguments_of(request)
-    own = name[1:] if kind.by_protocol else name
-    return await _run_action(protocol, action, found, key_of(*own), arguments, request)
+    return await _run_action(protocol, action, found, objects.name(found), arguments, request)
 
 
 def _action_of(request: Request, actions: Mapping[str, Action], name: str) -> Action:

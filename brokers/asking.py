@@ -89,15 +89,8 @@ class AdminPlace:
 
     def settled(self, usual: Path = USUAL) -> "AdminPlace":
         """The same with a URL, or else with a data folder. Raises UsageError, Refusal and NotThere."""
-        ways = [
-            flag
-            for flag, value in (
-                ("--url", self.url),
-                ("--context", self.context),
-                ("--data-dir", self.data_dir),
-            )
-            if value is not None
-        ]
+        given = {"--url": self.url, "--context": self.context, "--data-dir": self.data_dir}
+        ways = [flag for flag, value in given.items() if value is not None]
         if len(ways) > 1:
             raise UsageError(ways[1], f"{ways[0]} names a server already")
         found = self if self.url is not None else self._of_context()

@@ -16,7 +16,7 @@ from shared.cli.options import Json
 
 IMPORTED: Mapping[str, tuple[str, str]] = {
     **{kind: (f"object_cli:{kind}", f"List the {kind}.") for kind in OBJECT_KINDS},
-    "top": ("top:app", "Show what is busy now, until q."),
+    "top": ("top:top", "Show what is busy now, until q."),
     "logs": ("follow_cli:logs", "Show the running server's log."),
     "trace": ("follow_cli:trace", "Show copies of messages that pass a name."),
     "kick": ("object_cli:kick", "Close connections."),
@@ -27,7 +27,7 @@ IMPORTED: Mapping[str, tuple[str, str]] = {
     ),
     "user": ("user_cli:app", "Users: who may log in, and what each may do."),
     "replay": (
-        "replaying.cli:app",
+        "replaying.cli:replay",
         "Send messages of the past again: recorded traffic, a log, or an archive.",
     ),
     "bench": ("bench.cli:app", "Measure this machine: the network layer, or a protocol's server."),
@@ -56,7 +56,8 @@ def add_commands(app: App, root: Callable[[], App], called: str) -> None:
         ),
     )
     app.command(_config_app())
-    server_cli.add_commands(app)
+    for each in server_cli.COMMANDS:
+        app.command(each)
     folder_cli.add_commands(app)
     for name, (where, text) in IMPORTED.items():
         app.command(f"brokers.{where}", name=name, help=None if name == called else text)

@@ -13,8 +13,7 @@ from typing import Any
 
 import attrs
 
-from brokers.bridges.ends import EndsOf
-from brokers.bridges.settings import BridgeSettings, parse_bridges
+from brokers.bridges.settings import BridgeSettings, ends_of, parse_bridges
 from brokers.errors import InvalidSettings, Problem, did_you_mean
 from brokers.flags import Flag
 from brokers.plugins import enabled, load_working
@@ -244,7 +243,7 @@ def _bridges(
     if given is None:
         return ()
     tables, text = given.value
-    found, wrong = parse_bridges(tables, EndsOf(plugins), given.source, text)
+    found, wrong = parse_bridges(tables, ends_of(plugins), given.source, text)
     problems += wrong
     return found
 

@@ -1,4 +1,4 @@
-"""A client of a running server, on its control socket or its admin port. Both speak HTTP.
+"""A client of a running server and of its API, on its control socket or its admin port. Both speak HTTP.
 
 The control socket is `<data>/control.sock`, of the process that serves a data folder.
 
@@ -13,10 +13,10 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import attrs
 
@@ -30,6 +30,9 @@ NAME = "control.sock"
 PATH_BYTES_MAX = 100
 """sun_path has 108 bytes on Linux and 104 on macOS and the BSDs, the final NUL included."""
 
+ROOT = "/api/v1"
+PAGE = 1000
+"""The most rows that one answer of the API has."""
 ANSWER_SECONDS = 30.0
 """For requests that only look. A server whose loop hangs must not hang whoever watches it."""
 
@@ -74,6 +77,7 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
 class AdminClient:
     """Asks one running server, on its socket or port: `socket_client` and `port_client` make it.
 
+    It is a `shared.plugin.AdminApi`; parts of names may hold anything. All methods raise as `request` does.
     `name`: what errors call the server. `connect`: a connection, not opened yet, each of whose steps takes at
     most ANSWER_SECONDS. `unreachable`: what to say of an error of opening it. `headers`: of each request.
     """
@@ -89,50 +93,74 @@ class AdminClient:
         Raises Refusal: UNAVAILABLE if none is there, MISSING if the API has no such object, FAILED with the
         server's own words if it refuses.
         """
-        with contextlib.closing(self._connect()) as connection, self._errors():
-            response = self._sent(connection, method, path, body)
+        with self._answer(method, path, body) as response:
             return self._result(path, response, response.read())
 
+    def get(self, *parts: str, **query: Any) -> Any:
+        return self.request("GET", _api_path(parts, query))
+
+    def post(self, *parts: str, dry_run: bool = False, **arguments: Any) -> Any:
+        return self.request("POST", _api_path(parts, {"dry_run": 1} if dry_run else {}), arguments)
+
+    def delete(self, *parts: str, dry_run: bool = False) -> Any:
+        return self.request("DELETE", _api_path(parts, {"dry_run": 1} if dry_run else {}))
+
+    def rows(self, kind: str, **query: Any) -> Sequence[Mapping[str, Any]]:
+        return self.pages(kind, query)[0]
+
+    def pages(
+        self, kind: str, query: Mapping[str, Any], limit: int | None = None, after: str | None = None
+    ) -> tuple[list[Mapping[str, Any]], str | None]:
+        """All rows behind `after`, `limit` at most; and the name behind which there are more, if any."""
+        rows: list[Mapping[str, Any]] = []
+        while True:
+            size = PAGE if limit is None else min(PAGE, limit - len(rows))
+            behind = {} if after is None else {"after": after}
+            found = self.get(kind, **{**query, "limit": size, **behind})
+            rows += found["items"]
+            after = found["next"]
+            if after is None or (limit is not None and len(rows) >= limit):
+                return rows, after
+
     def read(self, path: str) -> bytes:
-        """An answer as it is. Raises as `request`."""
-        with contextlib.closing(self._connect()) as connection, self._errors():
-            response = self._sent(connection, "GET", path, None)
+        """An answer as it is."""
+        with self._answer("GET", path) as response:
             answer = response.read()
             if response.status != 200:
                 self._result(path, response, answer)
             return answer
 
     def lines(self, path: str) -> Iterator[str]:
-        """The lines of an answer that goes on, until either side ends it. Raises as `request`."""
-        with contextlib.closing(self._connect()) as connection, self._errors():
-            response = self._sent(connection, "GET", path, None)
+        """The lines of an answer that goes on, until either side ends it."""
+        with self._answer("GET", path) as response:
             if response.status != 200 or response.headers.get_content_type() != "text/event-stream":
                 self._result(path, response, response.read())
                 raise Refusal(f"{self.name} does not follow {path}: it is of another version")
             for line in response:  # there is one every 15 s at least
                 yield line.decode(errors="replace").rstrip("\r\n")
 
-    def _sent(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | bytes | None,
-    ) -> http.client.HTTPResponse:
-        try:
-            connection.connect()
-        except OSError as error:
-            raise Refusal(self._unreachable(error), ExitCode.UNAVAILABLE) from None
+    @contextlib.contextmanager
+    def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a request, to be read within the block. Raises as `request`, also for its reading."""
         headers = dict(self._headers)
         data = None
         if method != "GET":
-            connection.sock.settimeout(None)  # a backup takes as long as it takes
             # The admin port takes nothing without a body in JSON.
             data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
             headers["Content-Type"] = "application/json"
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
-            connection.request(method, path, data, headers)
-        return connection.getresponse()
+        with contextlib.closing(self._connect()) as connection:
+            try:
+                connection.connect()
+            except OSError as error:
+                raise Refusal(self._unreachable(error), ExitCode.UNAVAILABLE) from None
+            if method != "GET":
+                connection.sock.settimeout(None)  # a backup takes as long as it takes
+            with self._errors():
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
+                    connection.request(method, path, data, headers)
+                yield connection.getresponse()
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -173,6 +201,11 @@ class AdminClient:
         elif response.status == 404 and said == "Not Found":
             said = f"{self.name} has no {path}: it is of another version"
         raise Refusal(said, _exit_code(found.get("exit_code"), code))
+
+
+def _api_path(parts: Sequence[str], query: Mapping[str, Any]) -> str:
+    path = "/".join((ROOT, *(quote(part, safe="") for part in parts)))
+    return f"{path}?{urlencode(query)}" if query else path
 
 
 def _exit_code(said: Any, otherwise: ExitCode) -> ExitCode:

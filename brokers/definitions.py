@@ -101,9 +101,6 @@ class Taken:
     left_out: int
     told: Sequence[str]
 
-    def shown(self) -> Mapping[str, Any]:
-        return {"made": self.made, "same": self.same, "left_out": self.left_out, "told": self.told}
-
 
 class Document:
     """The exportable objects of one server. `services`: by protocol."""

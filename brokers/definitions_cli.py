@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from brokers.api_client import ROOT
 from brokers.asking import AdminPlace
+from brokers.control import ROOT
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import with_admin_flags
 from brokers.render import Several

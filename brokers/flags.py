@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import attrs
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from brokers.asking import AdminPlace, DataDir
 from brokers.errors import InvalidSettings, Problem
+from shared.cli.app import examples
 from shared.cli.options import (
     AdminCa,
     AdminUrl,
@@ -162,6 +163,19 @@ def with_admin_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     flags = {**ADMIN_FLAGS, "key_file": (KeyFile, None)} if "key" in parameters else ADMIN_FLAGS
     return _with_flags(verb, flags, asking, without=wanted)
+
+
+def admin_command(name: str, *lines: str, before: str = "") -> Callable[[Callable[..., Any]], App]:
+    """Make a command of a verb of the host that asks a running server. `lines`: examples, without `brokers`;
+    `before`: the help above them.
+    """
+    app = App(name=name, help_format="plaintext", help_epilogue=before + examples("brokers", *lines))
+
+    def command(verb: Callable[..., Any]) -> App:
+        app.default(with_admin_flags(verb))
+        return app
+
+    return command
 
 
 PLACE_FLAGS: Mapping[str, Any] = {"host": (Host, None), "port": (Port, None)}

@@ -6,33 +6,22 @@ from itertools import chain
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from brokers.api_client import ROOT, ApiClient
 from brokers.asking import AdminPlace
-from brokers.control import AdminClient
+from brokers.control import ROOT, AdminClient
 from brokers.errors import ExitCode, Refusal
 from brokers.escape import escape
-from brokers.flags import with_admin_flags
+from brokers.flags import admin_command
 from brokers.logs import line_of
 from brokers.render import Following, cell
-from shared.cli.app import examples
 from shared.cli.options import Json, Max, at_least_one, flag
 
 Row = Mapping[str, Any]
 
-logs = App(
-    name="logs",
-    help_format="plaintext",
-    help_epilogue=examples(
-        "brokers", "brokers logs", "brokers logs -f --level warning", "brokers logs --level audit --json"
-    ),
-)
 
-
-@logs.default
-@with_admin_flags
-def _logs(
+@admin_command("logs", "logs", "logs -f --level warning", "logs --level audit --json")
+def logs(
     *,
     follow: Annotated[bool, flag("Go on with each new line, until interrupted.", "--follow", "-f")] = False,
     level: Annotated[
@@ -55,7 +44,7 @@ def _logs(
     query = {} if level is None else {"level": level}
     if limit is not None or not follow:
         last = {} if limit is None else {"limit": limit}
-        rows: Sequence[Row] = ApiClient(client).get("logs", **{**query, **last})["items"]
+        rows: Sequence[Row] = client.get("logs", **{**query, **last})["items"]
         if not follow:
             return rows if json else "\n".join(map(log_line, rows)) or None
     else:
@@ -65,21 +54,8 @@ def _logs(
     return Following(row if json else log_line(row) for row in chain(rows, coming))
 
 
-trace = App(
-    name="trace",
-    help_format="plaintext",
-    help_epilogue=examples(
-        "brokers",
-        "brokers trace orders",
-        "brokers trace 'web.*' --max 10",
-        "brokers trace orders --json | jq -r .text",
-    ),
-)
-
-
-@trace.default
-@with_admin_flags
-def _trace(
+@admin_command("trace", "trace orders", "trace 'web.*' --max 10", "trace orders --json | jq -r .text")
+def trace(
     name: Annotated[
         str, Parameter(help="A topic, queue, exchange or routing key; * and ? stand for any characters.")
     ],

@@ -29,7 +29,7 @@ import trio
 from brokers import admin, admin_gate, control, definitions, logs, users
 from brokers.admin_port import AdminPort, listen
 from brokers.bridges.bridges import Bridges
-from brokers.bridges.ends import EndsOf
+from brokers.bridges.settings import ends_of
 from brokers.config import Config
 from brokers.errors import SPACE_ADVICE, ExitCode, Refusal, copy_errors, folder_errors
 from brokers.fairness import LoopWatch
@@ -219,7 +219,7 @@ class Host:
             return next((each.service for each in self._services if each.name == protocol), None)
 
         return Bridges(
-            store, self._log, service, EndsOf(self._plugins), access=self._access, budget=self._budget
+            store, self._log, service, ends_of(self._plugins), access=self._access, budget=self._budget
         )
 
     def _make_reloader(self) -> Reloader:

@@ -93,7 +93,7 @@ async def listed(kind: ObjectKind, those: ObjectsByProtocol, query: Mapping[str,
     limit = int(text)
     if "sort" in query and "after" in query:
         raise HTTPException(400, "after: a list that is sorted by a column has no other pages")
-    found = await _first(kind, those, wanted, limit + 1, query.get("after", ""))
+    found, _ = await _first(kind, those, wanted, limit + 1, query.get("after", ""))
     more = "sort" not in query and len(found) > limit
     return {"items": await _rows(found[:limit]), "next": found[limit - 1][0] if more else None}
 
@@ -102,13 +102,7 @@ async def selected(
     kind: ObjectKind, those: ObjectsByProtocol, wanted: ListQuery, skip: int, limit: int
 ) -> Selection:
     """`limit` rows after the first `skip`, in the order of the query."""
-    total = 0
-
-    def count(some: int) -> None:
-        nonlocal total
-        total += some
-
-    found = await _first(kind, those, wanted, skip + limit, count=count)
+    found, total = await _first(kind, those, wanted, skip + limit)
     return Selection(await _rows(found[skip:]), total)
 
 
@@ -157,30 +151,26 @@ async def _rows(found: Sequence[Ranked]) -> list[Row]:
 
 
 async def _first(
-    kind: ObjectKind,
-    those: ObjectsByProtocol,
-    wanted: ListQuery,
-    most: int,
-    after: str = "",
-    count: Callable[[int], None] = lambda some: None,
-) -> list[Ranked]:
-    """The first matches; by name, those after `after`. `count` is told how many matches there are."""
+    kind: ObjectKind, those: ObjectsByProtocol, wanted: ListQuery, most: int, after: str = ""
+) -> tuple[list[Ranked], int]:
+    """The first matches, by name those after `after`; and the number of all matches."""
     parts: list[list[Ranked]] = []
     without: list[Ranked] = []
+    total = 0
     async for part in _wanted(kind, those, wanted, after):
-        count(len(part))
+        total += len(part)
         there = [each for each in part if each[0] is not None]
         if len(there) < len(part) and len(without) < most:
             without += [each for each in part if each[0] is None]
         there.sort(key=itemgetter(0), reverse=wanted.descending)
         parts.append(there[:most])
-    # ObjectsByProtocol without a value come last.
+    # Objects without a value come last.
     ordered = chain(merge(*parts, key=itemgetter(0), reverse=wanted.descending), without)
     found: list[Ranked] = []
     while len(found) < most and (some := [*islice(ordered, min(MERGED_AT_ONCE, most - len(found)))]):
         found += some
         await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-    return found
+    return found, total
 
 
 async def _wanted(

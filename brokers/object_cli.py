@@ -6,12 +6,11 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.api_client import PAGE, ApiClient
 from brokers.asking import AdminPlace
+from brokers.control import PAGE
 from brokers.errors import ExitCode, Refusal
-from brokers.flags import with_admin_flags, with_table_flags
+from brokers.flags import admin_command, with_table_flags
 from brokers.render import CommandResult, Listing
-from shared.cli.app import examples
 from shared.cli.options import Json, at_least_one, flag
 from shared.errors import UsageError
 from shared.objects import KINDS, UNSORTED, ObjectKind
@@ -35,15 +34,10 @@ def list_app(kind: ObjectKind) -> App:
         )
         for column in kind.columns
     )
-    own = (f"brokers {kind.name} protocol=NAME",) if "protocol" in kind.filters else ()
-    app = App(
-        name=kind.name,
-        help_format="plaintext",
-        help_epilogue=f"Columns, which --columns and --sort take:\n\n{columns}\n\n"
-        + examples("brokers", f"brokers {kind.name}", *own, f"brokers {kind.name} 'a*' --json"),
-    )
-    app.default(with_admin_flags(with_table_flags(_list_verb(kind))))
-    return app
+    own = (f"{kind.name} protocol=NAME",) if "protocol" in kind.filters else ()
+    before = f"Columns, which --columns and --sort take:\n\n{columns}\n\n"
+    command = admin_command(kind.name, kind.name, *own, f"{kind.name} 'a*' --json", before=before)
+    return command(with_table_flags(_list_verb(kind)))
 
 
 def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
@@ -66,7 +60,7 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
         if sort is None:
             if reverse:
                 raise UsageError("--reverse", "needs --sort")
-            rows, following = ApiClient(at.client()).pages(kind.name, query, limit, after)
+            rows, following = at.client().pages(kind.name, query, limit, after)
             return Listing(rows, units, following)
         ordered = [name for name, unit in units.items() if unit not in UNSORTED]
         if sort not in ordered:
@@ -76,9 +70,9 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
         descending = (units[sort] not in SMALLEST_FIRST) is not reverse
         if limit is not None and limit <= PAGE:
             order = f"-{sort}" if descending else sort
-            first = ApiClient(at.client()).get(kind.name, **{**query, "sort": order, "limit": limit})
+            first = at.client().get(kind.name, **{**query, "sort": order, "limit": limit})
             return Listing(first["items"], units, sorted_by=sort)
-        rows, _ = ApiClient(at.client()).pages(kind.name, query)
+        rows, _ = at.client().pages(kind.name, query)
         there = [row for row in rows if row[sort] is not None]
         there.sort(key=lambda row: row[sort], reverse=descending)
         ranked = [*there, *(row for row in rows if row[sort] is None)]
@@ -101,12 +95,8 @@ def _query(wanted: Sequence[str]) -> dict[str, str]:
     return query
 
 
-kick = App(name="kick", help_format="plaintext", help_epilogue=examples("brokers", "brokers kick dms-12"))
-
-
-@kick.default
-@with_admin_flags
-def _kick(
+@admin_command("kick", "kick dms-12")
+def kick(
     connection: Annotated[
         tuple[str, ...],
         Parameter(name="--connection", help="What `brokers connections` calls it.", negative=""),
@@ -119,12 +109,12 @@ def _kick(
 
     The exit code is 66 where one is not there (any more); the others are closed.
     """
-    api = ApiClient(at.client())
+    client = at.client()
     rows: list[Mapping[str, Any]] = []
     code = ExitCode.OK
     for each in connection:
         try:
-            rows.append({"connection": each, **api.delete("connections", each)})
+            rows.append({"connection": each, **client.delete("connections", each)})
         except Refusal as error:
             if error.code != ExitCode.MISSING:
                 raise

@@ -70,12 +70,12 @@ class Rates:
         seconds = now - since
         rates: dict[str, dict[str, float]] = {}
         shown: dict[str, dict[str, float]] = {}
+        grown = _grown(totals, before)
         for (protocol, name), value in totals.items():
             shown.setdefault(protocol, {})[name] = value
-            grown = value - before.get((protocol, name), 0)
-            if seconds > 0 and grown > 0:  # a counter restarts at 0 with its protocol
-                rates.setdefault(protocol, {})[name] = round(grown / seconds, 3)
-        flows = _lines({key: max(value - before.get(key, 0), 0) for key, value in totals.items()}, seconds)
+            if seconds > 0 and grown[protocol, name]:
+                rates.setdefault(protocol, {})[name] = round(grown[protocol, name] / seconds, 3)
+        flows = _lines(grown, seconds)
         return {"seconds": round(seconds, 3), "rates": rates, "flows": flows, "totals": shown}
 
     def history(self, after: str = "") -> Mapping[str, Any]:
@@ -91,15 +91,18 @@ class Rates:
 
 
 def _beat(samples: Sequence[Sample], totals: Totals, before: Totals, seconds: float) -> Beat:
-    # A counter restarts at 0 with its protocol.
-    grown = {key: max(value - before.get(key, 0), 0) for key, value in totals.items()}
-    values = _lines(grown, seconds)
+    values = _lines(_grown(totals, before), seconds)
     for each in samples:
         if each.name == "connections":
             values.setdefault("connections", {})[dict(each.labels)["protocol"]] = each.value
         elif each.name == "budget_bytes" and each.labels == (("account", "process"),):
             values["memory"] = {"": each.value}
     return Beat(time.time_ns() // 1_000_000, values)
+
+
+def _grown(totals: Totals, before: Totals) -> Totals:
+    # A counter restarts at 0 with its protocol.
+    return {key: max(value - before.get(key, 0), 0) for key, value in totals.items()}
 
 
 def _lines(grown: Totals, seconds: float) -> dict[str, dict[str, float]]:

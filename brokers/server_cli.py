@@ -4,14 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from brokers.api_client import ApiClient
 from brokers.asking import USUAL, AdminPlace, existing
 from brokers.errors import ExitCode, Refusal, copy_errors
-from brokers.flags import with_admin_flags
+from brokers.flags import admin_command
 from brokers.render import CommandResult, Several, json_value
-from shared.cli.app import examples
 from shared.cli.options import Json, a_path
 from shared.cli.progress import progress, waiting
 
@@ -19,21 +17,7 @@ if TYPE_CHECKING:
     from shared.plugin import ApiRequest, VerbRequest
 
 
-def add_commands(app: App) -> None:
-    """Put these verbs into `app`."""
-    for verb, *lines in (
-        (status, "brokers status", "brokers status --data-dir /var/lib/brokers --json | jq .state"),
-        (metrics, "brokers metrics | grep brokers_connections"),
-        (reload, "brokers reload", "brokers reload --data-dir /srv/brokers"),
-        (call, "brokers call", "brokers call logmq VERB topic=orders"),
-        (
-            *(backup, "brokers backup /backups/2026-03-01"),
-            "brokers backup --data-dir /var/lib/brokers /backups/today",
-        ),
-    ):
-        app.command(with_admin_flags(verb), help_epilogue=examples("brokers", *lines))
-
-
+@admin_command("status", "status", "brokers status --data-dir /var/lib/brokers --json | jq .state")
 def status(*, at: AdminPlace, json: Json = False) -> CommandResult:
     """Show what runs on a data folder, or behind a URL.
 
@@ -51,11 +35,13 @@ def status(*, at: AdminPlace, json: Json = False) -> CommandResult:
     return CommandResult(Several((found, protocols, store)), code)
 
 
+@admin_command("metrics", "brokers metrics | grep brokers_connections")
 def metrics(*, at: AdminPlace) -> str:
     """Print the running server's metrics, as Prometheus reads them."""
     return str(at.client().request("GET", "/metrics"))
 
 
+@admin_command("reload", "reload", "brokers reload --data-dir /srv/brokers")
 def reload(*, at: AdminPlace) -> str:
     """Have the running server take up what changed. All or nothing.
 
@@ -70,6 +56,7 @@ def reload(*, at: AdminPlace) -> str:
     return "\n".join(lines)
 
 
+@admin_command("call", "call", "call logmq VERB topic=orders")
 def call(
     protocol: Annotated[str | None, Parameter(help="A protocol that the server runs.")] = None,
     verb: Annotated[str | None, Parameter(help="One of its administrative verbs.")] = None,
@@ -98,7 +85,7 @@ def ask_api(request: "ApiRequest") -> Any:
     """Ask the API for a protocol's own command. Raises BrokerError."""
     client = AdminPlace(**request.flags).client()
     with waiting("asking"):
-        return request.ask(ApiClient(client))
+        return request.ask(client)
 
 
 def ask(request: "VerbRequest") -> Any:
@@ -124,6 +111,9 @@ def ask(request: "VerbRequest") -> Any:
         return cold.call(folder, request.protocol, request.verb, arguments, place.config)
 
 
+@admin_command(
+    "backup", "backup /backups/2026-03-01", "brokers backup --data-dir /var/lib/brokers /backups/today"
+)
 def backup(
     target: Annotated[
         Path, Parameter(help="A folder that does not exist yet, or is empty.", converter=a_path)
@@ -161,6 +151,9 @@ def _cold_backup(folder: Path, target: Path) -> Any:
     from shared.storage.tools.backup import backup as copy
 
     return copy(folder, target, now_ms=time_ns() // 1_000_000)
+
+
+COMMANDS = (status, metrics, reload, call, backup)
 
 
 def copied(report: Any, json: bool) -> CommandResult:

@@ -19,17 +19,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import attrs
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from brokers.api_client import ApiClient
 from brokers.asking import AdminPlace
 from brokers.control import AdminClient
 from brokers.errors import Refusal
 from brokers.escape import escape
-from brokers.flags import with_admin_flags
+from brokers.flags import admin_command
 from brokers.object_cli import SMALLEST_FIRST
 from brokers.render import Listing, Several, columns_of, lay_out, readable_cell
-from shared.cli.app import examples
 from shared.cli.options import Json, flag
 from shared.errors import UsageError
 from shared.objects import CONNECTIONS, QUEUES, TOPICS, ObjectKind
@@ -89,9 +87,8 @@ class Sight:
 
 def look(client: AdminClient, queries: Mapping[str, Mapping[str, str]]) -> Sight:
     """Ask the server for all that is shown. Raises Refusal."""
-    api = ApiClient(client)
-    overview = api.get("overview")
-    rows = {kind: api.get(kind, **query)["items"] for kind, query in queries.items()}
+    overview = client.get("overview")
+    rows = {kind: client.get(kind, **query)["items"] for kind, query in queries.items()}
     return Sight(overview, rows, time.monotonic())
 
 
@@ -319,17 +316,13 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
-app = App(
-    name="top",
-    help_format="plaintext",
-    help_epilogue="Keys: q quits; Tab goes to the next table, z shows it alone; s and S sort it by\n"
-    "the next or last column, r the other way round; / filters names; p pauses.\n\n"
-    + examples("brokers", "brokers top", "brokers top --once --json | jq .queries"),
+@admin_command(
+    "top",
+    "top",
+    "top --once --json | jq .queries",
+    before="Keys: q quits; Tab goes to the next table, z shows it alone; s and S sort it by\n"
+    "the next or last column, r the other way round; / filters names; p pauses.\n\n",
 )
-
-
-@app.default
-@with_admin_flags
 def top(
     *,
     every: Annotated[

@@ -1,6 +1,5 @@
 """The users file: where it is, how it is read, and how it is replaced."""
 
-import errno
 import fcntl
 import os
 import stat
@@ -16,7 +15,7 @@ from brokers.config import Config
 from brokers.plugins import check_rule
 from shared.access import Access, User, UsersError, parse_users, written_users
 from shared.errors import ConfigError
-from shared.local_path import WRITTEN_BYTES_MAX, replace_file, sync_folder
+from shared.local_path import read_file, replace_file, sync_folder
 
 Tell = Callable[[str], object]
 """Gets what the operator is to know of a file that can be used all the same."""
@@ -50,12 +49,8 @@ async def take_up(access: Access, found: Mapping[str, User] | None) -> None:
 def read(path: Path, tell: Tell = tell_terminal) -> dict[str, User] | None:
     """The users of a file; None where it is not there. Raises ConfigError, with no password in it."""
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            data = file.read(WRITTEN_BYTES_MAX + 1)
-            if len(data) > WRITTEN_BYTES_MAX:
-                raise OSError(errno.EFBIG, f"it has more than {WRITTEN_BYTES_MAX} bytes")
-            text = data.decode()
+        mode = path.stat().st_mode
+        text = read_file(path).decode()
     except (FileNotFoundError, NotADirectoryError):  # whoever opens a data folder that is none says so
         return None
     except OSError as error:

@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -24,13 +23,13 @@ from dmp.queue_records import places
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.wire import RECORDED_PUBLISHES, envelope
+from shared.actions import action, changing
 from shared.objects import (
     BINDINGS,
     EXCHANGES,
     MESSAGES,
     QUEUES,
     SHOWN_BYTES_MAX,
-    Action,
     BadArgument,
     MessageRows,
     ObjectMissing,
@@ -61,7 +60,6 @@ class Admin:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        changing = partial(Action, dry_runs=True)
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -70,44 +68,7 @@ class Admin:
                 self._find_queue,
                 self._queue,
                 (
-                    Action(
-                        "peek",
-                        "The next messages; takes nothing.",
-                        self._peek,
-                        {"limit": f"at most {PEEK_MAX} messages; 10"},
-                        looks=True,
-                        answers=MESSAGES,
-                    ),
-                    changing(
-                        "messages",
-                        "Put one in.",
-                        self._put,
-                        {
-                            "text": "the message",
-                            "base64": "the same, where it is not UTF-8",
-                            "properties": "AMQP's, by name; where the queue is durable "
-                            "delivery_mode is 2 unless said",
-                        },
-                        answers=("published",),
-                    ),
-                    changing(
-                        "purge",
-                        "Drop what is ready; what is held stays.",
-                        self._purge,
-                        answers=("purged", "held"),
-                    ),
-                    changing(
-                        "redrive",
-                        "Move dead letters back to where they came from.",
-                        self._redrive,
-                        answers=("moved", "left"),
-                    ),
-                    changing(
-                        "delete",
-                        "Delete it, with its messages and bindings.",
-                        self._delete_queue,
-                        answers=("deleted", "messages", "bindings"),
-                    ),
+                    *(self._peek, self._put, self._purge, self._redrive, self._delete_queue),
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
                 begin="brokers dmp declare queue jobs",
@@ -120,28 +81,8 @@ class Admin:
                 lambda exchange: key_of(_text(exchange.name) or DEFAULT_NAME),
                 lambda parts: broker.exchanges.get(_exchange_name(parts[0])),
                 self._exchange,
-                (
-                    changing(
-                        "delete",
-                        "Delete it, with its bindings.",
-                        self._delete_exchange,
-                        answers=("deleted", "bindings"),
-                    ),
-                ),
-                changing(
-                    "declare",
-                    "Declare an exchange; one just like it may be there.",
-                    self._declare,
-                    {
-                        "name": "up to 255 bytes",
-                        "type": "direct, fanout, topic or headers",
-                        "durable": "true or false",
-                        "auto_delete": "true or false",
-                        "internal": "true or false",
-                        "alternate": "the exchange that gets what it cannot route",
-                    },
-                    answers=("declared",),
-                ),
+                (self._delete_exchange,),
+                self._declare,
             ),
             Objects(
                 BINDINGS,
@@ -149,19 +90,8 @@ class Admin:
                 lambda binding: key_of(_binding_id(binding)),
                 self._find_binding,
                 self._binding,
-                (changing("delete", "Unbind.", self._unbind, answers=("unbound",)),),
-                changing(
-                    "bind",
-                    "Bind a queue to an exchange.",
-                    self._bind,
-                    {
-                        "exchange": "its source",
-                        "queue": "where it leads",
-                        "key": "the routing key; empty unless said",
-                        "arguments": "a table beside it, as a headers exchange has them",
-                    },
-                    answers=("bound",),
-                ),
+                (self._unbind,),
+                self._bind,
                 begin="brokers dmp bind jobs amq.topic -k 'orders.#'",
             ),
         )
@@ -187,6 +117,7 @@ class Admin:
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **asked},
         }
 
+    @changing("purge", "Drop what is ready; what is held stays.", answers=("purged", "held"))
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
             return {"purged": queue.depth, "held": queue.unacked}
@@ -194,6 +125,9 @@ class Admin:
         await self._settled(ticket)
         return {"purged": count, "held": queue.unacked}
 
+    @changing(
+        "delete", "Delete it, with its messages and bindings.", answers=("deleted", "messages", "bindings")
+    )
     async def _delete_queue(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         messages, bindings = queue.depth, len(queue.bound)
         if not dry_run:
@@ -201,6 +135,13 @@ class Admin:
             await self._settled(ticket)
         return {"deleted": 1, "messages": messages, "bindings": bindings}
 
+    @action(
+        "peek",
+        "The next messages; takes nothing.",
+        takes={"limit": f"at most {PEEK_MAX} messages; 10"},
+        looks=True,
+        answers=MESSAGES,
+    )
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         rows = MessageRows(a_count(arguments, "limit", 10, 1, PEEK_MAX))
         async with aclosing(self._waiting(queue, rows.left)) as messages:
@@ -254,6 +195,16 @@ class Admin:
             offset += len(data)
         return b"".join(parts)
 
+    @changing(
+        "messages",
+        "Put one in.",
+        takes={
+            "text": "the message",
+            "base64": "the same, where it is not UTF-8",
+            "properties": "AMQP's, by name; where the queue is durable delivery_mode is 2 unless said",
+        },
+        answers=("published",),
+    )
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         broker = self._broker
         body = a_body(arguments)
@@ -278,6 +229,7 @@ class Admin:
             await self._settled(broker.publish(head, [queue], [body]))
         return {"published": 1}
 
+    @changing("redrive", "Move dead letters back to where they came from.", answers=("moved", "left"))
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         letters = self._broker.dead_letters
         if dry_run:
@@ -344,6 +296,19 @@ class Admin:
             "bindings": len(exchange.bindings),
         }
 
+    @changing(
+        "declare",
+        "Declare an exchange; one just like it may be there.",
+        takes={
+            "name": "up to 255 bytes",
+            "type": "direct, fanout, topic or headers",
+            "durable": "true or false",
+            "auto_delete": "true or false",
+            "internal": "true or false",
+            "alternate": "the exchange that gets what it cannot route",
+        },
+        answers=("declared",),
+    )
     async def _declare(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         name = name_in(arguments, "name")
         alternate = a_text(arguments, "alternate").encode() if arguments.get("alternate") else None
@@ -359,6 +324,7 @@ class Admin:
             await self._settled(self._broker.topology.declare_exchange(name, kind))
         return {"declared": int(new)}
 
+    @changing("delete", "Delete it, with its bindings.", answers=("deleted", "bindings"))
     async def _delete_exchange(
         self, exchange: Exchange, _: Mapping[str, Any], dry_run: bool
     ) -> dict[str, Any]:
@@ -392,6 +358,17 @@ class Admin:
             },
         }
 
+    @changing(
+        "bind",
+        "Bind a queue to an exchange.",
+        takes={
+            "exchange": "its source",
+            "queue": "where it leads",
+            "key": "the routing key; empty unless said",
+            "arguments": "a table beside it, as a headers exchange has them",
+        },
+        answers=("bound",),
+    )
     async def _bind(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         source = _exchange_name(a_text(arguments, "exchange"))
         name = a_text(arguments, "queue")
@@ -408,6 +385,7 @@ class Admin:
             await self._settled(self._broker.topology.bind(*asked))
         return {"bound": int(new is not None)}
 
+    @changing("delete", "Unbind.", answers=("unbound",))
     async def _unbind(self, binding: Binding, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         broker = self._broker
         destination = broker.topology.places(binding.to_exchange).get(binding.destination)

@@ -15,11 +15,11 @@ from dms.engine import Engine, Queue
 from dms.errors import QueueNotFound
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, malformed
+from shared.actions import action, changing, verb
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.objects import (
     MESSAGES,
     QUEUES,
-    Action,
     BadArgument,
     MessageRows,
     Objects,
@@ -54,86 +54,20 @@ class Admin:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.verbs: Sequence[Verb] = (
-            Verb("queues", "every queue and what is known of it", self.queues, ("queue",)),
-            Verb("peek", "the first messages of a queue; takes nothing", self.peek, ("queue", "limit")),
-            Verb(
-                "purge",
-                "drop a queue's messages, but those that are held",
-                self.purge,
-                ("queue",),
-                changes="queue",
-            ),
-            Verb(
-                "redrive",
-                "move dead letters back to where they came from",
-                self.redrive,
-                ("queue",),
-                changes="queue",
-            ),
-            Verb(
-                "export",
-                "write a queue's messages to a .dmsq file",
-                self.export,
-                ("queue", "target"),
-                changes="target",
-                paths=("target",),
-            ),
-            Verb(
-                "import",
-                "put a .dmsq file's messages into a queue",
-                self.import_,
-                ("source", "queue"),
-                changes="source",
-                paths=("source",),
-            ),
+            *(self.queues, self.peek, self.purge, self.redrive),
+            *(self.export, self.import_),
         )
-
-    @property
-    def objects(self) -> Sequence[Objects]:
-        """What the API shows, and the actions on it."""
-        name = {"limit": f"at most {PEEK_MAX} messages; 10"}
-        message = {
-            "text": "the message",
-            "base64": "the same, where it is not UTF-8",
-            "properties": "an empty table: messages of DMS have none",
-        }
-        actions = (
-            Action(
-                "peek", "The first messages; takes nothing.", self._peek, name, looks=True, answers=MESSAGES
-            ),
-            Action(
-                "purge",
-                "Drop its messages, but those that are held.",
-                self._purge,
-                {},
-                dry_runs=True,
-                answers=("purged", "held"),
-            ),
-            Action(
-                "redrive",
-                "Move dead letters back to where they came from.",
-                self._redrive,
-                dry_runs=True,
-                answers=("moved", "left"),
-            ),
-            Action("messages", "Put one in.", self._put, message, dry_runs=True, answers=("published",)),
-            Action(
-                "delete",
-                "Delete it, with its messages; those who wait for one are told.",
-                self._delete,
-                dry_runs=True,
-                answers=("deleted", "messages"),
-            ),
-            *pausing.actions(self._set_paused, lambda queue: queue.text, self._engine.log),
-        )
-        return (
+        self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
-                lambda: list(self._engine.queues.values()),
+                lambda: list(engine.queues.values()),
                 lambda queue: key_of(queue.text),
                 self._find,
                 self._row,
-                actions,
+                (
+                    *(self._peek, self._purge, self._redrive, self._put, self._delete),
+                    *pausing.actions(self._set_paused, lambda queue: queue.text, engine.log),
+                ),
                 begin="brokers dms create jobs",
                 totals=_totals,
                 values={**_VALUES, "oldest_seconds": self._recovered_age},
@@ -163,6 +97,13 @@ class Admin:
         came = RecordTimes(cold.log, start, start + 1).at(start)
         return None if came is None else max(self._engine.times.unix_ms() - came, 0) / 1000
 
+    @action(
+        "peek",
+        "The first messages; takes nothing.",
+        takes={"limit": f"at most {PEEK_MAX} messages; 10"},
+        looks=True,
+        answers=MESSAGES,
+    )
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         limit = a_count(arguments, "limit", 10, 1, PEEK_MAX)
         rows = MessageRows(limit)
@@ -174,72 +115,10 @@ class Admin:
                 rows.add(seq, body, time_ms, properties={"deliveries": deliveries, **more})
         return {"items": rows.items}
 
+    @changing("purge", "Drop its messages, but those that are held.", answers=("purged", "held"))
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
             return {"purged": queue.depth - queue.held, "held": queue.held}
-        found = await self.purge({"queue": queue.text})
-        return {"purged": found["purged"], "held": found["held"]}
-
-    async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        if dry_run:
-            looked = moved = 0
-            async with aclosing(self._messages(queue)) as messages:
-                async for seq, body, _deliveries, _time in messages:
-                    looked += 1
-                    if looked % LOOKED_AT_ONCE == 0:
-                        await self._pause()
-                    if isinstance(body, DeadLetter) and (seq in queue.back or seq >= queue.head):
-                        origin = self._engine.find(body.origin)
-                        moved += origin is not None and origin is not queue
-            return {"moved": moved, "left": queue.depth - queue.held - moved}
-        found = await self.redrive({"queue": queue.text})
-        return {"moved": found["moved"], "left": found["left"]}
-
-    async def _delete(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        messages = queue.depth
-        ticket = None if dry_run else self._engine.delete(queue)
-        if ticket is not None:
-            await self._engine.store.wait(ticket)
-        return {"deleted": 1, "messages": messages}
-
-    async def _set_paused(self, queue: Queue, paused: bool) -> None:
-        ticket = self._engine.set_paused(queue, paused)
-        if ticket is not None:
-            await self._engine.store.wait(ticket)
-
-    async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        body = a_body(arguments)
-        if arguments.get("properties", {}) != {}:
-            raise BadArgument("properties: messages of DMS have none")
-        if len(body) > PAYLOAD_BYTES_MAX - len(queue.name) - 1:
-            raise BadArgument(f"a message, with its queue's name, has at most {PAYLOAD_BYTES_MAX} bytes")
-        if queue.room < 1:
-            raise Refusal(Status.QUEUE_FULL, f"{queue.text} is full")
-        ticket = None if dry_run else queue.produce([body], len(body))
-        if ticket is not None:
-            await self._engine.store.wait(ticket)
-        return {"published": 1}
-
-    async def queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`queue`: only that."""
-        only = arguments.get("queue")
-        those = [queue for _, queue in sorted(self._engine.queues.items()) if only in (None, queue.text)]
-        if only is not None and not those:
-            raise _missing(str(only))
-        return [self._describe(queue) for queue in those]
-
-    async def peek(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`queue`, `limit` (10): messages that no consumer holds, in the order of delivery."""
-        queue = self._queue(arguments)
-        limit = arguments.get("limit", 10)
-        if type(limit) is not int or not 0 <= limit <= PEEK_MAX:
-            raise malformed(f"limit is a number from 0 to {PEEK_MAX}")
-        async with aclosing(self._first(queue, limit)) as messages:
-            return [_row(seq, body, deliveries) async for seq, body, deliveries, _ in messages]
-
-    async def purge(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`queue`."""
-        queue = self._queue(arguments)
         await self._confirm(queue)
         before = queue.depth
         ticket = None
@@ -252,13 +131,22 @@ class Admin:
         self._engine.counts.purged += before - queue.depth
         if ticket is not None:
             await self._engine.store.wait(ticket)
-        return {"queue": queue.text, "purged": before - queue.depth, "held": queue.held}
+        return {"purged": before - queue.depth, "held": queue.held}
 
-    async def redrive(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`queue`: returns dead letters to their queues. Others stay, and so do those whose queue is missing
-        or full.
-        """
-        queue = self._queue(arguments)
+    @changing("redrive", "Move dead letters back to where they came from.", answers=("moved", "left"))
+    async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        """Move dead letters back. Others stay, and so do those whose queue is missing or full."""
+        if dry_run:
+            looked = moved = 0
+            async with aclosing(self._messages(queue)) as messages:
+                async for seq, body, _deliveries, _time in messages:
+                    looked += 1
+                    if looked % LOOKED_AT_ONCE == 0:
+                        await self._pause()
+                    if isinstance(body, DeadLetter) and (seq in queue.back or seq >= queue.head):
+                        origin = self._engine.find(body.origin)
+                        moved += origin is not None and origin is not queue
+            return {"moved": moved, "left": queue.depth - queue.held - moved}
         await self._confirm(queue)
         end = queue.end
         moved = 0
@@ -279,8 +167,86 @@ class Admin:
             stay = [seq for seq in stay if seq in queue.back]
             queue.stops += 1
             self._engine.sliced_work.add(_let_out(queue, stay))
-        return {"queue": queue.text, "moved": moved, "left": len(stay)}
+        return {"moved": moved, "left": len(stay)}
 
+    @changing(
+        "delete",
+        "Delete it, with its messages; those who wait for one are told.",
+        answers=("deleted", "messages"),
+    )
+    async def _delete(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        messages = queue.depth
+        ticket = None if dry_run else self._engine.delete(queue)
+        if ticket is not None:
+            await self._engine.store.wait(ticket)
+        return {"deleted": 1, "messages": messages}
+
+    async def _set_paused(self, queue: Queue, paused: bool) -> None:
+        ticket = self._engine.set_paused(queue, paused)
+        if ticket is not None:
+            await self._engine.store.wait(ticket)
+
+    @changing(
+        "messages",
+        "Put one in.",
+        takes={
+            "text": "the message",
+            "base64": "the same, where it is not UTF-8",
+            "properties": "an empty table: messages of DMS have none",
+        },
+        answers=("published",),
+    )
+    async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        body = a_body(arguments)
+        if arguments.get("properties", {}) != {}:
+            raise BadArgument("properties: messages of DMS have none")
+        if len(body) > PAYLOAD_BYTES_MAX - len(queue.name) - 1:
+            raise BadArgument(f"a message, with its queue's name, has at most {PAYLOAD_BYTES_MAX} bytes")
+        if queue.room < 1:
+            raise Refusal(Status.QUEUE_FULL, f"{queue.text} is full")
+        ticket = None if dry_run else queue.produce([body], len(body))
+        if ticket is not None:
+            await self._engine.store.wait(ticket)
+        return {"published": 1}
+
+    @verb("queues", "every queue and what is known of it", takes=("queue",))
+    async def queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """`queue`: only that."""
+        only = arguments.get("queue")
+        those = [queue for _, queue in sorted(self._engine.queues.items()) if only in (None, queue.text)]
+        if only is not None and not those:
+            raise _missing(str(only))
+        return [self._describe(queue) for queue in those]
+
+    @verb("peek", "the first messages of a queue; takes nothing", takes=("queue", "limit"))
+    async def peek(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """`queue`, `limit` (10): messages that no consumer holds, in the order of delivery."""
+        queue = self._queue(arguments)
+        limit = arguments.get("limit", 10)
+        if type(limit) is not int or not 0 <= limit <= PEEK_MAX:
+            raise malformed(f"limit is a number from 0 to {PEEK_MAX}")
+        async with aclosing(self._first(queue, limit)) as messages:
+            return [_row(seq, body, deliveries) async for seq, body, deliveries, _ in messages]
+
+    @verb("purge", "drop a queue's messages, but those that are held", takes=("queue",), changes="queue")
+    async def purge(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """`queue`."""
+        queue = self._queue(arguments)
+        return {"queue": queue.text, **await self._purge.call(queue, {}, False)}
+
+    @verb("redrive", "move dead letters back to where they came from", takes=("queue",), changes="queue")
+    async def redrive(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """`queue`."""
+        queue = self._queue(arguments)
+        return {"queue": queue.text, **await self._redrive.call(queue, {}, False)}
+
+    @verb(
+        "export",
+        "write a queue's messages to a .dmsq file",
+        takes=("queue", "target"),
+        changes="target",
+        paths=("target",),
+    )
     async def export(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """`queue`, `target`: a path on the server's machine. Held messages too; all stay in the queue."""
         queue = self._queue(arguments)
@@ -309,6 +275,13 @@ class Admin:
             raise
         return {"queue": queue.text, "messages": writer.count, "target": str(target)}
 
+    @verb(
+        "import",
+        "put a .dmsq file's messages into a queue",
+        takes=("source", "queue"),
+        changes="source",
+        paths=("source",),
+    )
     async def import_(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """`source`: a path on the server's machine; `queue`, or it is named as the file."""
         source = Path(_text(arguments, "source"))

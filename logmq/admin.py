@@ -9,11 +9,11 @@ from typing import Any
 from logmq.broker import Broker
 from logmq.groups import Committed, group_of
 from logmq.record_counts import RecordCounts
+from shared.actions import action, changing
 from shared.objects import (
     GROUPS,
     MESSAGES,
     TOPICS,
-    Action,
     BadArgument,
     MessageRows,
     ObjectMissing,
@@ -30,6 +30,8 @@ from shared.storage.store import Log
 OFFSET_MAX = (1 << 63) - 1
 RECORDS_MAX = 1000
 READ_BYTES = 256 << 10
+TIME_HELP = "RFC 3339: before the first record from then on, by up to 64 KiB"
+BACK_HELP = "so many records before the end"
 
 
 class Admin:
@@ -38,42 +40,6 @@ class Admin:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._counts = RecordCounts(broker.topics)
-        time_help = "RFC 3339: before the first record from then on, by up to 64 KiB"
-        back_help = "so many records before the end"
-        page = {
-            "from": "the offset of the first; else the first that is kept",
-            "limit": "so many; 100",
-            "time": f"in place of from, {time_help}",
-            "records_back": f"the same, {back_help}",
-        }
-        records = Action("records", "Records, by offset.", self._records, page, looks=True, answers=MESSAGES)
-        trim = Action(
-            "trim",
-            "Drop what is below an offset, which is a record's start or the end.",
-            self._trim,
-            {"offset": "the first that is kept"},
-            dry_runs=True,
-            answers=("dropped", "first"),
-        )
-        reset = Action(
-            "reset",
-            "Set where the group goes on.",
-            self._reset,
-            {
-                "offset": "a record's start or the end",
-                "time": time_help,
-                "records_back": back_help,
-            },
-            dry_runs=True,
-            answers=("reset", "before", "offset"),
-        )
-        delete = Action(
-            "delete",
-            "Forget what the group has committed.",
-            self._delete,
-            dry_runs=True,
-            answers=("deleted",),
-        )
         self.objects: Sequence[Objects] = (
             Objects(
                 TOPICS,
@@ -81,7 +47,7 @@ class Admin:
                 lambda log: key_of(log.name),
                 lambda parts: broker.topics.find(parts[0]),
                 self._topic,
-                (records, trim),
+                (self._records, self._trim),
                 begin="brokers logmq produce orders hello",
                 totals=lambda log: (log.end, log.first, None),
                 look=self._look_at_topic,
@@ -93,7 +59,7 @@ class Admin:
                 lambda found: key_of(group_of(found[1]), found[0].name),
                 self._find_group,
                 self._group,
-                (reset, delete),
+                (self._reset, self._delete),
                 begin="brokers logmq consume orders --group billing --commit",
                 look=self._look_at_group,
                 values={
@@ -123,6 +89,18 @@ class Admin:
             "last_time": ended and time_text(ended),
         }
 
+    @action(
+        "records",
+        "Records, by offset.",
+        takes={
+            "from": "the offset of the first; else the first that is kept",
+            "limit": "so many; 100",
+            "time": f"in place of from, {TIME_HELP}",
+            "records_back": f"the same, {BACK_HELP}",
+        },
+        looks=True,
+        answers=MESSAGES,
+    )
     async def _records(self, log: Log, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         offset = None if "from" in arguments else await self._place(log, arguments)
         if offset is None:
@@ -143,6 +121,12 @@ class Admin:
             offset += at
         return {"items": rows.items, "next": offset if offset < log.visible else None}
 
+    @changing(
+        "trim",
+        "Drop what is below an offset, which is a record's start or the end.",
+        takes={"offset": "the first that is kept"},
+        answers=("dropped", "first"),
+    )
     async def _trim(self, log: Log, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         offset = await self._boundary(log, arguments)
         dropped = max(offset - log.first, 0)
@@ -159,8 +143,7 @@ class Admin:
         return None if log is None or key is None else (log, key)
 
     def _group(self, found: tuple[Log, bytes]) -> dict[str, Any] | None:
-        log, key = found
-        row = None if log.deleted else self._broker.groups.read(log, key)
+        row = self._committed(found)
         if row is None:
             return None
         return {
@@ -172,8 +155,7 @@ class Admin:
         }
 
     async def _look_at_group(self, found: tuple[Log, bytes], seconds: float) -> dict[str, Any]:
-        log, key = found
-        row = None if log.deleted else self._broker.groups.read(log, key)
+        log, row = found[0], self._committed(found)
         if row is None:
             return {}
         came = None
@@ -187,6 +169,12 @@ class Admin:
             else came and round(max(time.time() - came / 1000, 0.0), 3),
         }
 
+    @changing(
+        "reset",
+        "Set where the group goes on.",
+        takes={"offset": "a record's start or the end", "time": TIME_HELP, "records_back": BACK_HELP},
+        answers=("reset", "before", "offset"),
+    )
     async def _reset(
         self, found: tuple[Log, bytes], arguments: Mapping[str, Any], dry_run: bool
     ) -> dict[str, Any]:
@@ -202,17 +190,22 @@ class Admin:
             await self._broker.store.wait(self._broker.groups.commit(row.group, log, offset))
         return {"reset": 1, "before": row.offset, "offset": offset}
 
+    @changing("delete", "Forget what the group has committed.", answers=("deleted",))
     async def _delete(self, found: tuple[Log, bytes], _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         log, key = found
-        there = not log.deleted and self._broker.groups.read(log, key) is not None
+        there = self._committed(found) is not None
         if there and not dry_run:
             await self._broker.store.wait(self._broker.groups.delete(group_of(key), log))
         return {"deleted": int(there)}
 
+    def _committed(self, found: tuple[Log, bytes]) -> Committed | None:
+        log, key = found
+        return None if log.deleted else self._broker.groups.read(log, key)
+
     def _there(self, found: tuple[Log, bytes]) -> Committed:
         """The commit. Raises ObjectMissing."""
         log, key = found
-        row = None if log.deleted else self._broker.groups.read(log, key)
+        row = self._committed(found)
         if row is None:
             raise ObjectMissing(f"{group_of(key)} has committed nothing in {log.name}, or that was deleted")
         return row

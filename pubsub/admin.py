@@ -5,8 +5,9 @@ from itertools import chain
 from typing import Any
 
 from pubsub.sessions import WILDCARDS, ClientSession, Sessions
+from shared.actions import changing
 from shared.errors import BrokerError
-from shared.objects import SESSIONS, SUBSCRIPTIONS, Action, Objects, key_of
+from shared.objects import SESSIONS, SUBSCRIPTIONS, Objects, key_of
 from shared.routing.index import RoutingIndex
 
 Subscription = tuple[ClientSession, bytes]
@@ -21,13 +22,6 @@ class Admin:
 
     def __init__(self, sessions: Sessions) -> None:
         self._all = sessions
-        delete = Action(
-            "delete",
-            "End the session of a client that is away.",
-            self._delete,
-            dry_runs=True,
-            answers=("deleted", "subscriptions"),
-        )
         self.objects: Sequence[Objects] = (
             Objects(
                 SESSIONS,
@@ -35,7 +29,7 @@ class Admin:
                 lambda client: key_of(client.name),
                 lambda parts: sessions.clients.get(parts[0].encode()),
                 self._session,
-                (delete,),
+                (self._delete,),
                 begin="brokers pubsub subscriber A 127.0.0.1 7070",
             ),
             Objects(
@@ -64,6 +58,7 @@ class Admin:
             "kept_bytes": size,
         }
 
+    @changing("delete", "End the session of a client that is away.", answers=("deleted", "subscriptions"))
     async def _delete(self, client: ClientSession, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if client.connection is not None:
             raise SessionInUse(f"{client.name} is connected: close its connection first")

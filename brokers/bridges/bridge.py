@@ -15,6 +15,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import attrs
@@ -207,8 +208,8 @@ class Bridge:
         self._wake = wake
         self.inbox = Inbox(account, wake, self._lost)
         self._source_protocol, self._source_place = split(settings.source)
-        self._target_protocol, self._target_place = split(settings.target)
-        self._dead_protocol, self._dead_place = split(settings.dead)
+        self._target_protocol, _ = split(settings.target)
+        self._dead_protocol, _ = split(settings.dead)
         self._template = self._template_of(settings.target)
         self._dead_template = self._template_of(settings.dead)
         self._wanted = settings.filter.by_name()
@@ -284,13 +285,10 @@ class Bridge:
         """What the bridge would do with a message; nothing is sent."""
         origin = MessageOrigin(self._source_protocol, name or key, key, time=self._around.wall_ms() / 1000)
         run = MessageRun(origin, [body])
-        if not self._wanted(origin.name) or not self._fits(body):
-            return {"result": "filtered", "to": None, "body": None}
-        if self.name in forms.passed(body):
-            return {"result": "circled", "to": None, "body": None}
-        (shaped,) = forms.shaped(
-            self.settings.form, run, (*forms.passed(body), self.name), self._around.wall_ms()
-        )
+        ((_, fate, trail),) = self._parts(run) if self._wanted(origin.name) else [(1, "filtered", ())]
+        if fate:
+            return {"result": fate, "to": None, "body": None}
+        (shaped,) = forms.shaped(self.settings.form, run, (*trail, self.name), self._around.wall_ms())
         to = self._template.name_for(origin)
         told: dict[str, Any] = {"result": "carried", "to": f"{self._target_protocol}:{shown(to)}"}
         refused = self._refusal(to, shaped)
@@ -307,12 +305,7 @@ class Bridge:
         target = self._target
         try:
             if target is None:
-                service = self._around.service(self._target_protocol)
-                if service is None:
-                    raise BridgeRefusal("missing", f"{self._target_protocol} is not served just now")
-                target = self._end(self._target_protocol).open_target(
-                    service, self._target_place, self._context(self._target_protocol)
-                )
+                target = self._open_target(self.settings.target)
             target.check(name, body)
         except BridgeRefusal as refused:
             return refused
@@ -406,17 +399,12 @@ class Bridge:
             return True
         if self._source is not None:
             self.close()  # the protocol crashed, and has a new engine now
-        if None in services:
-            which = self._source_protocol if services[0] is None else self._target_protocol
-            self._wait(BridgeRefusal("missing", f"{which} is not served just now"), now, OPEN_SECONDS_MAX)
-            return False
         self._services = services
         try:
-            self._target = self._end(self._target_protocol).open_target(
-                services[1], self._target_place, self._context(self._target_protocol)
-            )
+            source = self._served(self._source_protocol)
+            self._target = self._open_target(self.settings.target)
             self._source = self._end(self._source_protocol).open_source(
-                services[0], self._source_place, self._context(self._source_protocol)
+                source, self._source_place, self._context(self._source_protocol)
             )
         except (BridgeRefusal, StoreError) as error:
             self._wait(error, now, OPEN_SECONDS_MAX)
@@ -522,13 +510,13 @@ class Bridge:
             self._settle(run, entry, carried=False)
             return True
         at = 0
-        for stop, verdict, trail in self._parts(run):
+        for stop, fate, trail in self._parts(run):
             part = run.part(at, stop)
-            if verdict == "":
+            if fate == "":
                 if not self._write(part, (*trail, self.name), entry, now):
                     return False
             else:
-                if verdict == "filtered":
+                if fate == "filtered":
                     self.counts.filtered += len(part)
                 else:
                     self.counts.circled += len(part)
@@ -580,7 +568,7 @@ class Bridge:
                 if self.state == "waiting":
                     self.state = "running"
             except (BridgeRefusal, StoreError) as error:
-                refused = error if isinstance(error, BridgeRefusal) else BridgeRefusal("store", str(error))
+                refused = _as_refusal(error)
                 if not self._settle_refused(run, at, trail, refused, now):
                     return False
                 count, carried = 1, False
@@ -632,12 +620,7 @@ class Bridge:
     def _bury(self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal) -> None:
         """Write a message to the address for dead messages. Raises BridgeRefusal, StoreError."""
         if self._dead is None:
-            service = self._around.service(self._dead_protocol)
-            if service is None:
-                raise BridgeRefusal("missing", f"{self._dead_protocol} is not served, where dead messages go")
-            self._dead = self._end(self._dead_protocol).open_target(
-                service, self._dead_place, self._context(self._dead_protocol)
-            )
+            self._dead = self._open_target(self.settings.dead, ", where dead messages go")
         name = self._dead_template.name_for(run.origin)
         wall_ms = self._around.wall_ms()
         for cut in (False, True):
@@ -650,42 +633,54 @@ class Bridge:
                     raise
 
     def _wait(self, error: BridgeRefusal | StoreError, now: float, most: float) -> None:
-        reason = error.reason if isinstance(error, BridgeRefusal) else "store"
-        self.counts.waited[reason] += 1
+        refused = _as_refusal(error)
+        self.counts.waited[refused.reason] += 1
         self._delay = min(max(2 * self._delay, RETRY_SECONDS_MIN), most)
         self._retry_at = now + self._delay
-        if reason != "busy":
+        if refused.reason != "busy":
             self.state = "waiting"
-            self._note(
-                error if isinstance(error, BridgeRefusal) else BridgeRefusal(reason, str(error)), waits=True
-            )
+            self._note(refused, waits=True)
 
     def _note(self, refused: BridgeRefusal, *, waits: bool = False) -> None:
         """Remember the reason, and log it from time to time."""
-        now = self._around.now()
         self.last_error, self.last_error_ms = str(refused), self._around.wall_ms()
-        if now - self._told.get(refused.reason, -math.inf) >= TOLD_SECONDS:
-            self._told[refused.reason] = now
-            text = (
-                "a bridge waits, and goes on by itself once that is over"
-                if waits
-                else "a bridge's target refuses messages, which are dropped or set apart as on_refused says"
-            )
-            self._around.log.warning(text, bridge=self.name, reason=refused.reason, error=str(refused))
+        text = (
+            "a bridge waits, and goes on by itself once that is over"
+            if waits
+            else "a bridge's target refuses messages, which are dropped or set apart as on_refused says"
+        )
+        self._tell(refused.reason, text, reason=refused.reason, error=str(refused))
 
     def _lost(self, reason: str, count: int) -> None:
         self.counts.lost[reason] += count
+        text = (
+            "a bridge loses messages: its source cannot wait, and its target is slower; brokers bridge list "
+            "tells how many"
+        )
+        self._tell(f"lost {reason}", text, reason=reason)
+
+    def _tell(self, matter: str, text: str, **more: str) -> None:
+        """Log a warning, unless there was one of this matter shortly before."""
         now = self._around.now()
-        if now - self._told.get(f"lost {reason}", -math.inf) >= TOLD_SECONDS:
-            self._told[f"lost {reason}"] = now
-            self._around.log.warning(
-                "a bridge loses messages: its source cannot wait, and its target is slower; brokers bridge "
-                "list tells how many",
-                bridge=self.name,
-                reason=reason,
-            )
+        if now - self._told.get(matter, -math.inf) >= TOLD_SECONDS:
+            self._told[matter] = now
+            self._around.log.warning(text, bridge=self.name, **more)
 
     # -- the ends
+
+    def _served(self, protocol: str, why: str = " just now") -> Any:
+        """The running service of a protocol. Raises BridgeRefusal, whose text ends with `why`."""
+        service = self._around.service(protocol)
+        if service is None:
+            raise BridgeRefusal("missing", f"{protocol} is not served{why}")
+        return service
+
+    def _open_target(self, address: str, why: str = " just now") -> BridgeTarget:
+        """Raises BridgeRefusal, StoreError."""
+        protocol, place = split(address)
+        service = self._served(protocol, why)
+        target: BridgeTarget = self._end(protocol).open_target(service, place, self._context(protocol))
+        return target
 
     def _end(self, protocol: str) -> Any:
         found = self._ends(protocol)
@@ -700,11 +695,6 @@ class Bridge:
         return found.target_name(place)
 
     def _context(self, protocol: str) -> BridgeContext:
-        log = self._around.log
-
-        def warn(text: str, **more: Any) -> None:
-            log.warning(text, bridge=self.name, **more)
-
         return BridgeContext(
             self.name,
             self._around.store,
@@ -713,8 +703,12 @@ class Bridge:
             self._positions.start or self.settings.start,
             self._wake,
             lambda action, name: self._around.may(self.name, protocol, action, name),
-            warn,
+            partial(self._around.log.warning, bridge=self.name),
         )
+
+
+def _as_refusal(error: BridgeRefusal | StoreError) -> BridgeRefusal:
+    return error if isinstance(error, BridgeRefusal) else BridgeRefusal("store", str(error))
 
 
 def shown(text: bytes) -> str:

@@ -17,10 +17,11 @@ from brokers.bridges.bridge import Bridge, KeptPositions
 from brokers.bridges.settings import BridgeSettings, Ends, start_of
 from brokers.config import Config
 from shared.access import Access, User
+from shared.actions import action, changing
 from shared.budget import Account
 from shared.errors import StoreError
 from shared.metrics import Gauge, Sample, samples
-from shared.objects import BRIDGES, Action, BadArgument, Objects, a_text, key_of, time_text
+from shared.objects import BRIDGES, BadArgument, Objects, a_text, key_of, time_text
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.storage.table import Table
@@ -82,36 +83,7 @@ class Bridges:
             lambda bridge: key_of(bridge.name),
             lambda parts: self._running[parts[0]].bridge if parts[0] in self._running else None,
             row,
-            (
-                Action(
-                    "pause",
-                    "Carry nothing until it is resumed. A restart keeps the pause.",
-                    self._pause,
-                    dry_runs=True,
-                    answers=("paused",),
-                ),
-                Action("resume", "Carry again.", self._resume, dry_runs=True, answers=("resumed",)),
-                Action(
-                    "reset",
-                    "Begin again at another position of the source.",
-                    self._reset,
-                    {"to": "first, end, an offset, or a time (RFC 3339)"},
-                    dry_runs=True,
-                    answers=("reset",),
-                ),
-                Action(
-                    "test",
-                    "What the bridge would do with a message; nothing is sent.",
-                    self._test,
-                    {
-                        "body": "its text",
-                        "base64": "or its bytes",
-                        "name": "of its topic or queue",
-                        "key": "its routing key",
-                    },
-                    looks=True,
-                ),
-            ),
+            (self._pause, self._resume, self._reset, self._test),
             begin='[[bridge]]\nname = "sensors"\nfrom = "pubsub:home/+/temperature"\nto = "dms:readings"',
         )
 
@@ -267,9 +239,11 @@ class Bridges:
 
     # -- objects and actions of the API
 
+    @changing("pause", "Carry nothing until it is resumed. A restart keeps the pause.", answers=("paused",))
     async def _pause(self, bridge: Bridge, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         return {"paused": self._set_paused(bridge, True, dry_run)}
 
+    @changing("resume", "Carry again.", answers=("resumed",))
     async def _resume(self, bridge: Bridge, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         return {"resumed": self._set_paused(bridge, False, dry_run)}
 
@@ -280,6 +254,12 @@ class Bridges:
             self.store.commit_pending()
         return int(changes)
 
+    @changing(
+        "reset",
+        "Begin again at another position of the source.",
+        takes={"to": "first, end, an offset, or a time (RFC 3339)"},
+        answers=("reset",),
+    )
     async def _reset(self, bridge: Bridge, arguments: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         try:
             start = start_of(a_text(arguments, "to"))
@@ -292,6 +272,17 @@ class Bridges:
             self.store.commit_pending()
         return {"reset": 1}
 
+    @action(
+        "test",
+        "What the bridge would do with a message; nothing is sent.",
+        takes={
+            "body": "its text",
+            "base64": "or its bytes",
+            "name": "of its topic or queue",
+            "key": "its routing key",
+        },
+        looks=True,
+    )
     async def _test(self, bridge: Bridge, arguments: Mapping[str, Any], _: bool) -> Mapping[str, Any]:
         try:
             body = b64decode(a_text(arguments, "base64", ""), validate=True)

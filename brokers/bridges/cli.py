@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from brokers.api_client import ApiClient
 from brokers.asking import AdminPlace
 from brokers.flags import with_admin_flags, with_table_flags
 from brokers.render import Listing
@@ -35,7 +34,7 @@ Name = Annotated[str, Parameter(help="The bridge's name.")]
 @with_table_flags
 def list_(*, at: AdminPlace, json: Json = False) -> Listing:
     """List the bridges: state, guarantee, counts, lag, and the last error of each."""
-    rows = ApiClient(at.client()).rows(BRIDGES.name)
+    rows = at.client().rows(BRIDGES.name)
     return Listing(rows, {column.name: column.unit for column in BRIDGES.columns})
 
 
@@ -84,5 +83,5 @@ def try_out(
 
 
 def _ask(at: AdminPlace, bridge: str, action: str, **arguments: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = ApiClient(at.client()).post(BRIDGES.name, bridge, action, **arguments)
+    found: Mapping[str, Any] = at.client().post(BRIDGES.name, bridge, action, **arguments)
     return found

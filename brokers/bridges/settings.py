@@ -9,13 +9,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import translate
+from pkgutil import resolve_name
 from typing import Any, Literal, cast
 
 import attrs
 
-from brokers.errors import Problem, nearest
+from brokers.errors import Problem, did_you_mean
 from shared.addresses import NameTemplate, split
 from shared.bridging import BridgeEnds
+from shared.plugin import Plugin
 
 Form = Literal["raw", "text", "json"]
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -28,6 +30,17 @@ _HEADER = re.compile(r"\s*\[\[\s*bridge\s*\]\]")
 
 Ends = Callable[[str], BridgeEnds | None]
 """The ends of a protocol; None if it has none or is not installed."""
+
+
+def ends_of(plugins: Sequence[Plugin]) -> Ends:
+    """The ends that plugins name, each imported when a bridge first needs it."""
+    named = {plugin.name: plugin.bridges for plugin in plugins}
+
+    def ends(protocol: str) -> BridgeEnds | None:
+        where = named.get(protocol)
+        return None if where is None else cast(BridgeEnds, resolve_name(where))
+
+    return ends
 
 
 @attrs.frozen
@@ -101,8 +114,7 @@ def parse_bridges(
     for number, table in enumerate(tables):
         for key in table:
             if key not in _KEYS:
-                meant = nearest(key, _KEYS)
-                wrong(number, key, "unknown key" + (f"; did you mean {meant}?" if meant else ""))
+                wrong(number, key, f"unknown key{did_you_mean(key, _KEYS)}")
         try:
             bridge = _bridge(table, ends)
         except _WrongError as error:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -141,6 +141,9 @@ def routes(
     def of(kind: ObjectKind) -> ObjectsByProtocol:
         return [(protocol, each) for protocol, each in everything() if each.kind is kind]
 
+    def page(make: Callable[..., Awaitable[Mapping[str, Any]]], kind: ObjectKind) -> Endpoint:
+        return _as_page(partial(make, kind, of))
+
     @_as_page
     async def front(_: Request) -> Mapping[str, Any]:
         found = overview()
@@ -158,27 +161,13 @@ def routes(
     async def trace(request: Request) -> Mapping[str, Any]:
         return {"template": "trace.html", "title": "Trace", "name": request.query_params.get("name", "")}
 
-    def list_of(kind: ObjectKind) -> Endpoint:
-        @_as_page
-        async def page(request: Request) -> Mapping[str, Any]:
-            return await _list(kind, of(kind), request)
-
-        return page
-
-    def one_of(kind: ObjectKind) -> Endpoint:
-        @_as_page
-        async def page(request: Request) -> Mapping[str, Any]:
-            return await _one(kind, of, request)
-
-        return page
-
     return [
         Route("/", front),
         Route("/store", store),
         Route("/logs", logs),
         Route("/trace", trace),
-        *(Route(f"/{kind.name}", list_of(kind)) for kind in KINDS.values()),
-        *(Route(f"/{kind.name}/{{rest:path}}", one_of(kind)) for kind in KINDS.values()),
+        *(Route(f"/{kind.name}", page(_list, kind)) for kind in KINDS.values()),
+        *(Route(f"/{kind.name}/{{rest:path}}", page(_one, kind)) for kind in KINDS.values()),
         *files.routes(),
     ]
 
@@ -186,11 +175,11 @@ def routes(
 def _as_page(make: Callable[[Request], Awaitable[Mapping[str, Any]]]) -> Endpoint:
     """An endpoint that answers with the template and the values that `make` returns."""
 
-    @wraps(make)
     async def endpoint(request: Request) -> Response:
         began = time.thread_time()
         values = await make(request)
-        return _answer(request, 200, {"poll": _poll_seconds(time.thread_time() - began), **values})
+        poll = min(max(POLL_SECONDS, SHARE * (time.thread_time() - began)), POLL_SECONDS_MAX)
+        return _answer(request, 200, {"poll": round(poll, 1), **values})
 
     return endpoint
 
@@ -217,10 +206,6 @@ def _answer(request: Request, status: int, values: Mapping[str, Any]) -> Respons
     return HTMLResponse(shown.render(**common, **values), status)
 
 
-def _poll_seconds(took: float) -> float:
-    return round(min(max(POLL_SECONDS, SHARE * took), POLL_SECONDS_MAX), 1)
-
-
 def _places() -> list[MenuEntry]:
     kinds = [name for name in ORDER if name in KINDS]
     kinds += [name for name in KINDS if name not in ORDER]
@@ -238,17 +223,18 @@ def _places() -> list[MenuEntry]:
 
 def _state(found: Mapping[str, Any]) -> Mapping[str, Any]:
     flows = found.get("flows", {})
-    totals = found.get("totals", {})
-    begun = any(value for _, value in flows.get("messages_in", {}).items())
+    produced = (
+        value
+        for totals in found.get("totals", {}).values()
+        for name, value in totals.items()
+        if name.endswith(("_produced", "_published"))
+    )
+    begun = any(flows.get("messages_in", {}).values())
     return {
         "alarms": list(_alarms(found)),
         "flows": flows,
-        "quiet": not begun and not any(map(_messages_of, totals.values())),
+        "quiet": not begun and not any(produced),
     }
-
-
-def _messages_of(totals: Mapping[str, float]) -> bool:
-    return any(value for name, value in totals.items() if name.endswith(("_produced", "_published")))
 
 
 def _alarms(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -277,7 +263,10 @@ def _alarms(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 # Lists.
 
 
-async def _list(kind: ObjectKind, those: ObjectsByProtocol, request: Request) -> Mapping[str, Any]:
+async def _list(
+    kind: ObjectKind, of: Callable[[ObjectKind], ObjectsByProtocol], request: Request
+) -> Mapping[str, Any]:
+    those = of(kind)
     query = {name: value for name, value in request.query_params.items() if value}
     wanted = ListQuery.parse(kind, those, query, ("page",))
     text = query.get("page", "1")

@@ -12,16 +12,15 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import attrs
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from brokers.asking import AdminPlace, data_folder, existing
 from brokers.errors import ExitCode, Refusal
-from brokers.flags import with_admin_flags
+from brokers.flags import admin_command
 from brokers.render import CommandResult
 from brokers.replaying import engine, sources
 from brokers.replaying.sources import Chosen
 from shared.addresses import MessageOrigin, split
-from shared.cli.app import examples
 from shared.cli.options import Json, flag, login_of_flags
 from shared.cli.progress import counting
 from shared.client.dial import How, tls_context
@@ -29,24 +28,18 @@ from shared.errors import UsageError
 from shared.replaying import Place, Replays, Target
 from shared.units import moment_ms
 
-app = App(
-    name="replay",
-    help_format="plaintext",
-    help_epilogue=examples(
-        "brokers replay",
-        "recorded:pubsub --since 12h --rate 10x --wire",
-        "logmq:jobs --to dms:jobs --rate max --resume jobs-again",
-        "recorded:dmp --to 'logmq:audit-{key.1}' --rate 500/s",
-        "archive:/srv/archive --map 's/^/again-/' --context test",
-    ),
-)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(x|/s)")
 _RESUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-@app.default
-@with_admin_flags
+@admin_command(
+    "replay",
+    "replay recorded:pubsub --since 12h --rate 10x --wire",
+    "replay logmq:jobs --to dms:jobs --rate max --resume jobs-again",
+    "replay recorded:dmp --to 'logmq:audit-{key.1}' --rate 500/s",
+    "replay archive:/srv/archive --map 's/^/again-/' --context test",
+)
 def replay(
     source: Annotated[
         str, Parameter(name="FROM", help="recorded:PROTOCOL[/NAMES], logmq:TOPICS, or archive:FOLDER; globs.")

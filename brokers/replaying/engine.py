@@ -11,7 +11,6 @@ What there is to replay is fixed when a replay begins: a log may grow meanwhile,
 
 import json
 import math
-import os
 import secrets
 import zlib
 from collections import Counter
@@ -25,7 +24,7 @@ import attrs
 import trio
 
 from shared.errors import BrokerError, UsageError
-from shared.local_path import sync_folder
+from shared.local_path import replace_file, sync_folder
 from shared.replaying import PastMessage, Place, Target
 from shared.storage.format import LENGTH_BYTES
 
@@ -158,12 +157,7 @@ class Progress:
         """Replace the file. It is durable when this returns. Raises OSError."""
         if self._file is None:
             return
-        new = self._file.with_name(self._file.name + ".new")
-        with new.open("w") as file:
-            json.dump(attrs.asdict(place), file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._file)
+        replace_file(self._file, json.dumps(attrs.asdict(place)).encode())
         sync_folder(self._file.absolute().parent)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from brokers import api_client, control, object_cli
+from brokers import control, object_cli
 from brokers.commands import OBJECT_KINDS
 from brokers.errors import ExitCode
 from shared.objects import KINDS
@@ -51,7 +51,7 @@ def test_a_list_is_that_of_the_api(rows: Rows, shared_server: Server, topics: li
 def test_a_list_has_all_pages_or_as_many_rows_as_are_asked_for(
     rows: Rows, topics: list[str], monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    monkeypatch.setattr(api_client, "PAGE", page)
+    monkeypatch.setattr(control, "PAGE", page)
     monkeypatch.setattr(object_cli, "PAGE", page)
 
     def names(*words: str) -> list[str]:
