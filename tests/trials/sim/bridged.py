@@ -19,9 +19,9 @@ from dmp.declarations import QueueKind
 from shared.bridging import BridgeEnds
 from shared.errors import StoreError
 from shared.storage.store import Store
-from tests.trials.sim import dms_dialog as dms
+from tests.support import dms_spec as dms
 from tests.trials.sim.dialog import Dialog, Refused
-from tests.trials.sim.dms_dialog import DmsDialog, named, pack
+from tests.trials.sim.dms_dialog import DmsDialog
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.world import BrokenPromise, World
 
@@ -122,7 +122,7 @@ class BridgeVerifier:
         dialog = DmsDialog(self._world, wire, "bridge verifier")
         await dialog.shake_hands()
         for number, topic in enumerate(self._topics, 2):
-            await dialog.send(pack(dms.CREATE, number, named(f"by-{topic}")), f"CREATE by-{topic}")
+            await dialog.send(dms.frame(dms.CREATE, number, dms.name(f"by-{topic}")), f"CREATE by-{topic}")
             status, payload = await dialog.answer(dms.CREATE, number)
             if status not in (0, dms.EXISTS) and not wire.excused():
                 # With cause, a queue whose log cannot be read is left alone, and its bridges wait.

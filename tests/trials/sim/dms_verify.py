@@ -3,11 +3,11 @@
 Where time or a delivery changes what is in a queue, it is looked into by `peek` instead, which takes nothing.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from tests.trials.sim import dms_dialog as dms
-from tests.trials.sim.dms_dialog import DmsDialog, named, pack
+from tests.support import dms_spec as dms
+from tests.trials.sim.dms_dialog import DmsDialog
 from tests.trials.sim.dms_model import DEAD, FATES, Consumer, DmsModel, Message
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.world import BrokenPromise, World
@@ -33,9 +33,9 @@ class DmsVerifier:
         wire = self._network.wire_to(accept, "dms", faulty=False)
         dialog = DmsDialog(self._world, wire, "verifier")
         await dialog.shake_hands()
-        await dialog.send(pack(dms.LIST, 2), "LIST_QUEUES")
+        await dialog.send(dms.frame(dms.LIST, 2), "LIST_QUEUES")
         _, payload = await dialog.answer(dms.LIST, 2)
-        depths = dict(_listed(payload))
+        depths = dict(dms.listed(payload)[1])
         await self._look_at_mortals(call, depths, wire)
         for queue in self._queues:
             if queue == DEAD or queue in FATES:
@@ -60,7 +60,7 @@ class DmsVerifier:
         self, dialog: DmsDialog, queue: str, depth: int, consumer: Consumer
     ) -> dict[int, Message]:
         begun = self._model.asks(queue, depth)
-        requests = [pack(dms.CONSUME, number, named(queue)) for number in range(1, depth + 1)]
+        requests = [dms.frame(dms.CONSUME, number, dms.name(queue)) for number in range(1, depth + 1)]
         await dialog.send(b"".join(requests), f"CONSUME {queue} x {depth}")
         held: dict[int, Message] = {}
         for _ in range(depth):
@@ -129,18 +129,9 @@ class DmsVerifier:
         shuffled = self._chance.sample(list(held), len(held))
         for each in shuffled:
             self._model.gives_back(held[each], consumer, each)
-        await dialog.send(b"".join(pack(dms.NACK, each) for each in shuffled), f"NACK {queue}")
+        await dialog.send(b"".join(dms.frame(dms.NACK, each) for each in shuffled), f"NACK {queue}")
         for each in shuffled:
             status, payload = await dialog.answer(dms.NACK, each)
             if status:
                 raise BrokenPromise(f"{queue}: NACK was refused: {payload!r}")
             self._model.gave_back(held[each], consumer, each)
-
-
-def _listed(payload: bytes) -> Iterator[tuple[str, int]]:
-    """The entries of LIST_QUEUES_OK."""
-    at = 2
-    while at < len(payload):
-        end = at + 2 + int.from_bytes(payload[at : at + 2], "big")
-        yield payload[at + 2 : end].decode(), int.from_bytes(payload[end : end + 4], "big")
-        at = end + 4
