@@ -9,10 +9,9 @@ import trio
 from tests.support import dms_spec as dms
 from tests.trials.sim.dms_dialog import DmsDialog
 from tests.trials.sim.dms_model import ASKED, DEAD, FATES, Consumer, DmsModel, Message, Request
-from tests.trials.sim.fault_profiles import FaultProfile
-from tests.trials.sim.network import Network, Wire
+from tests.trials.sim.network import Wire
 from tests.trials.sim.probe_client import ProbeClient
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import BrokenPromise
 
 Answered = Callable[[int, bytes], None]
 """Called with the status and the payload of a reply."""
@@ -31,29 +30,19 @@ class Line:
     held: dict[int, Message] = attrs.Factory(dict)
 
 
+@attrs.define(eq=False)
 class DmsClient(ProbeClient):
     """One client of DMS."""
 
     port = "dms"
+    _model: DmsModel
+    _number: int
+    _queues: Sequence[str]
+    _made: int = attrs.field(default=0, init=False)
+    _ids: int = attrs.field(default=1, init=False)
 
-    def __init__(
-        self,
-        world: World,
-        network: Network,
-        model: DmsModel,
-        number: int,
-        profile: FaultProfile,
-        queues: Sequence[str],
-        over: trio.Event,
-    ) -> None:
-        super().__init__(world, network, f"worker {number}", over, profile.dms_episodes)
-        self._model = model
-        self._number = number
-        self._queues = queues
-        self._targets = [name for name in queues if name != DEAD]
-        self._mortal = [name for name in queues if name == DEAD or name in FATES]
-        self._made = 0
-        self._ids = 1
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         self.episodes = {
             "produce": self._produce,
             "consume": self._consume,
@@ -97,7 +86,7 @@ class DmsClient(ProbeClient):
     async def _delete(self, dialog: DmsDialog) -> None:
         """DELETE, and making it again."""
         queue = self._chance.choice(self._queues)
-        if queue in self._mortal:
+        if queue == DEAD or queue in FATES:
             await self._create(dialog, queue)
             return
         begun = self._world.tick()
@@ -126,14 +115,15 @@ class DmsClient(ProbeClient):
 
     async def _produce(self, dialog: DmsDialog) -> None:
         """Pipelined PRODUCEs, to one or several queues; a queue that is missing is made."""
-        queue = self._chance.choice(self._targets)
+        targets = [name for name in self._queues if name != DEAD]
+        queue = self._chance.choice(targets)
         for _ in range(self._chance.randint(1, 3)):
             messages: list[Message] = []
             requests: list[bytes] = []
             first = self._ids + 1
             for _ in range(self._chance.choice((1, 1, 2, 5, 12))):
                 if self._chance.random() < 0.1:
-                    queue = self._chance.choice(self._targets)
+                    queue = self._chance.choice(targets)
                 body = self._body()
                 requests.append(dms.frame(dms.PRODUCE, self._id(), dms.name(queue, body)))
                 messages.append(self._model.sends(queue, body, dialog.wire))

@@ -2,19 +2,19 @@
 
 from collections import deque
 
+import attrs
+
 from tests.support import dms_spec as dms
-from tests.trials.sim.network import Wire
 from tests.trials.sim.probe_client import Gone, Talk
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import BrokenPromise
 
 
+@attrs.define(eq=False)
 class DmsDialog(Talk):
     """Frames over a wire. Raises Gone when the connection ends, BrokenPromise on nonsense."""
 
-    def __init__(self, world: World, wire: Wire, who: str) -> None:
-        super().__init__(world, wire, who)
-        self._frames: deque[dms.Reply] = deque()
-        """What came whole, and nobody has taken yet."""
+    _frames: deque[dms.Reply] = attrs.field(factory=deque, init=False)
+    """What came whole, and nobody has taken yet."""
 
     async def frame(self) -> dms.Reply:
         """The next one. Who is cancelled while waiting for it has taken nothing of it."""
