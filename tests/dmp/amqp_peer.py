@@ -9,57 +9,24 @@ from dmp.properties import NO_PROPERTIES
 from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
-from shared.errors import RemoteProtocolError
 from tests.dmp.world import World
 from tests.support.connections import MemoryConnection
+from tests.support.hand_peer import HandPeer
 
 Frames = list[tuple[int, Any]]
 
 
-class Peer:
-    """One connection of a world; `send` is one read of the server."""
+class Peer(HandPeer):
+    """One connection of a world."""
 
     def __init__(self, world: World, **options: Any) -> None:
+        connection = MemoryConnection(now=world.clock.now, **options)
+        super().__init__(connection, ProtocolHeader(connection, world.broker))
         self.world = world
-        self.connection = MemoryConnection(now=world.clock.now, **options)
-        self.connection.hand_over(ProtocolHeader(self.connection, world.broker))
-        self.garbage: str | None = None
-        self._unread = b""
-
-    @property
-    def session(self) -> Any:
-        """Who reads what this peer says: its header's, then its protocol's."""
-        return self.connection.session
-
-    def send(self, data: bytes) -> None:
-        self._unread += data
-        self.pump()
 
     def pump(self) -> None:
-        """What a server that has paused does not read waits, as in a socket."""
-        moved = True
-        while moved:
-            moved = False
-            if (
-                self._unread
-                and self.connection.reading
-                and not (self.connection.finished or self.connection.closed)
-            ):
-                data, self._unread = self._unread, b""
-                try:
-                    self.session.receive(data)
-                except RemoteProtocolError as error:
-                    self.garbage = error.text
-                    self.connection.write(error.reply)
-                    self.connection.finish()
-                moved = True
-            if self.connection.deadline <= self.connection.now:
-                self.wake()
-                moved = True
-
-    def wake(self) -> None:
-        self.connection.wake_at(float("inf"))
-        self.session.on_deadline(self.connection.now)
+        while self.read_on() or self.wake_if_due():
+            pass
 
     def method(self, method: base.Frame, channel: int = 1) -> None:
         self.send(encode(method, channel))
@@ -117,18 +84,8 @@ class Peer:
         ]
         return self
 
-    def advance(self, seconds: float) -> None:
-        """Let time pass, deadline by deadline."""
-        end = self.connection.now + seconds
-        while self.connection.deadline <= end:
-            self.connection.now = max(self.connection.now, self.connection.deadline)
-            self.world.clock.now = self.connection.now
-            self.wake()
-        self.connection.now = self.world.clock.now = end
-
-    def lose(self) -> None:
-        self.connection.closed = True
-        self.session.connection_lost()
+    def now_is(self, now: float) -> None:
+        self.connection.now = self.world.clock.now = now
 
 
 def start_ok(

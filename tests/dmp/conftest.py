@@ -8,6 +8,9 @@ from tests.dmp.amqp_peer import Peer
 from tests.dmp.peers import Application
 from tests.dmp.served import Served, served
 from tests.dmp.world import World
+from tests.support.crashing import crashed
+
+__all__ = ["crashed"]  # a fixture
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """DMP connections to a `World`'s broker without sockets, as their clients see them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from dmp import wire
 from dmp.data_types import short, take_short
@@ -12,55 +11,36 @@ from dmp.refusals import Code
 from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
-from shared.errors import RemoteProtocolError
 from tests.dmp.world import World
 from tests.support.connections import MemoryConnection
+from tests.support.hand_peer import HandPeer
 
 GREETING = wire.reply(wire.Reply.OK, wire.GREETING)
 
 
-class Peer:
+class Peer(HandPeer):
     """One DMP connection, served as by a driver."""
 
     def __init__(self, world: World, *, bound: int = 1 << 20) -> None:
+        connection = MemoryConnection(now=world.clock.now, bound=bound)
+        super().__init__(connection, ProtocolHeader(connection, world.broker))
         self.world = world
-        self.connection = MemoryConnection(now=world.clock.now, bound=bound)
-        self.connection.hand_over(ProtocolHeader(self.connection, world.broker))
-        self.error: RemoteProtocolError | None = None
         self.over = False
         self.read = b""
         """What came behind the answer to the lease, at once."""
 
-    @property
-    def session(self) -> Any:
-        """Who reads what this peer says: its header's, then its protocol's."""
-        return self.connection.session
-
     def say(self, data: bytes) -> bytes:
-        """Send; what the server has written since."""
-        if self.connection.finished or self.over:
+        """Send, also where the server has paused; what it has written since."""
+        if self.closed:
             return b""
-        try:
-            self.session.receive(data)
-        except RemoteProtocolError as error:
-            self.fail(error)
+        self._call(lambda: self.session.receive(data))
         return self.connection.taken()
-
-    def fail(self, error: RemoteProtocolError) -> None:
-        self.error = error
-        self.connection.write(error.reply)
-        self.connection.finish()
 
     def wait(self, seconds: float) -> bytes:
         """Time passes, for this connection and the broker."""
         self.world.advance(seconds)
         self.connection.now = self.world.clock.now
-        if self.connection.deadline <= self.connection.now:
-            self.connection.deadline = float("inf")
-            try:
-                self.session.on_deadline(self.connection.now)
-            except RemoteProtocolError as error:
-                self.fail(error)
+        self.wake_if_due()
         return self.connection.taken()
 
     def close(self) -> None:
@@ -68,7 +48,7 @@ class Peer:
         if not self.over:
             self.over = True
             self.connection.abort("test")
-            self.session.connection_lost()
+            self.lose()
 
 
 class Application:

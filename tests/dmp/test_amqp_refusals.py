@@ -159,7 +159,7 @@ async def test_what_cannot_be_framed_is_answered_with_nothing_counted_and_logged
     world: World, peer: Peer, data: bytes
 ) -> None:
     peer.send(data)
-    assert "0xcd" in str(peer.garbage) or "of type" in str(peer.garbage)
+    assert "0xcd" in str(peer.fault) or "of type" in str(peer.fault)
     assert world.broker.counts.refusals == {"FRAME_ERROR": 1}
     assert peer.connection.finished
     assert peer.connection.taken() == b""

@@ -135,7 +135,7 @@ async def test_acknowledgements_one_behind_the_other(world: World, peer: Peer) -
     peer.send(encode(C.Basic.Ack(2), 1) + encode(C.Basic.Ack(5, True), 1) + encode(C.Basic.Ack(7), 1)[:-3])
     assert queue.unacked == 5
     peer.send(encode(C.Basic.Ack(7), 1)[-3:] + encode(C.Basic.Ack(9), 1)[:-1] + b"\xcd")
-    assert peer.garbage is not None
+    assert peer.fault is not None
     peer.lose()
     assert world.broker.counts.acknowledged == 6  # what came before the garbage stands
     assert (queue.unacked, len(queue.ready)) == (0, 4)

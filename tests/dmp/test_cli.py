@@ -1,14 +1,17 @@
-"""`brokers dmp declare, delete, bind, unbind, purge` against the real process, over AMQP."""
+"""`brokers dmp` against the real process: what each command says, and how it ends."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from brokers.errors import ExitCode
-from tests.support.server import Server, run_here
-
-Dmp = Callable[..., tuple[int, str, str]]
+from dmp.data_types import short
+from dmp.principal import open_principal
+from dmp.wire import DMP_HEADER
+from shared.client.dial import Address
+from tests.support.server import Command, Server, begun, run, run_here, speak, until
 
 
 @pytest.fixture(scope="module")
@@ -18,48 +21,191 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def dmp(server: Server, monkeypatch: pytest.MonkeyPatch) -> Dmp:
-    """`dmp("purge", "jobs")`: exit code, standard output, standard error."""
-    monkeypatch.setenv("BROKERS_DMP_PORT", str(server.address("dmp")[1]))
-    monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", str(server.data))
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        ended = run_here("dmp", *arguments)
-        return ended.returncode, ended.stdout, ended.stderr
-
-    return command
+def here(server: Server, commands: Callable[[Server, str], Command]) -> Command:
+    return commands(server, "dmp")
 
 
-def depth(dmp: Dmp, queue: str) -> int | None:
-    rows = map(json.loads, dmp("queues", "--json")[1].splitlines())
+class Getting:
+    """`brokers dmp get`, its feed open."""
+
+    def __init__(self, server: Server, here: Command, feed: str, *arguments: str) -> None:
+        port = str(server.address("dmp")[1])
+        self.process = begun("dmp", "get", feed, *arguments, "--port", port)
+        until(lambda: _fed(here, server, feed) or self.process.poll() is not None)
+
+    def end(self) -> bytes:
+        """What it has said, once it has ended by itself."""
+        out, err = self.process.communicate(timeout=60)
+        assert (self.process.returncode, err) == (0, b"")
+        return out
+
+
+def _fed(here: Command, server: Server, feed: str) -> bool:
+    _, said, _ = here("queues", "--json", "--data-dir", str(server.data))
+    return any(row["queue"] == feed and row["feed"] for row in map(json.loads, said.splitlines()))
+
+
+def depth(here: Command, queue: str) -> int | None:
+    rows = map(json.loads, here("queues", "--json")[1].splitlines())
     return next((row["ready"] for row in rows if row["queue"] == queue), None)
 
 
-def test_queues_and_exchanges_are_made_bound_emptied_and_ended(dmp: Dmp) -> None:
-    assert dmp("declare", "queue", "jobs", "-a", "x-message-ttl=60000")[0] == 0
-    assert dmp("declare", "exchange", "logs", "--type", "topic")[0] == 0
-    assert dmp("bind", "jobs", "logs", "-k", "web.#")[0] == 0
-    dmp("put", "logs", "one", "two", "-k", "web.get")
-    assert depth(dmp, "jobs") == 2
-    code, _, err = dmp("delete", "queue", "jobs", "--if-empty")
+def test_messages_go_from_put_to_get(server: Server, here: Command) -> None:
+    getting = Getting(server, here, "mine", "--bind", "amq.topic:a.#", "amq.fanout:", "--max", "4")
+    assert here("put", "amq.topic", "-k", "a.b", "-m", "hello", "-m", "a second one") == (
+        0,
+        "sink      amq.topic\nmessages  2\n",
+        "",
+    )
+    assert here("put", "amq.topic", "-k", "b", "-m", "not mine", "--json")[1] == (
+        '{"sink": "amq.topic", "messages": 1}\n'
+    )
+    port = str(server.address("dmp")[1])
+    assert run("dmp", "put", "amq.fanout", "--port", port, stdin=b"line 1\r\nno end").returncode == 0
+    assert getting.end() == b"hello\na second one\nline 1\nno end\n"
+
+
+def test_json_shows_where_a_message_came_from_and_raw_its_bytes_alone(server: Server, here: Command) -> None:
+    getting = Getting(server, here, "shown", "--bind", "amq.topic:k", "--max", "1", "--json")
+    raw = Getting(server, here, "raw", "--bind", "amq.topic:k", "--raw", "--max", "1")
+    port = str(server.address("dmp")[1])
+    done = run("dmp", "put", "amq.topic", "-k", "k", "--whole", "--port", port, stdin=b"x\ny\n")
+    assert done.returncode == 0
+    assert json.loads(getting.end()) == {"exchange": "", "key": "k", "message": "x\ny\n"}
+    assert raw.end() == b"x\ny\n"
+
+
+def test_refusals_are_one_line_and_a_code(here: Command) -> None:
+    code, out, err = here("put", "not there", "-m", "x")
+    assert (code, out) == (66, "")
+    assert "no exchange 'not there'" in err
+    code, out, err = here("put", "amq.topic", "-m", "x", "--user", "guest", "--password-file", __file__)
+    assert (code, out) == (1, "")
+    assert "ACCESS_REFUSED" in err
+    code, out, err = here("get", "x", "--bind", "nokey")
+    assert (code, out) == (2, "")
+    assert "EXCHANGE:KEY" in err
+    code, out, err = here("get", "x", "--bind")
+    assert (code, out) == (2, "")
+    assert "EXCHANGE:KEY" in err
+    for words in (["put", "x" * 256], ["put", "x", "-k", "x" * 256], ["get", "x" * 256]):
+        code, out, err = here(*words)
+        assert (code, out) == (2, "")
+        assert "a name of 256 bytes: 255 at most" in err
+    code, out, err = here("get", os.fsdecode(b"\xff"))
+    assert (code, out, err) == (2, "", "brokers: \\xff is not UTF-8\n")
+    code, out, err = here("get", "x", "--bind", "nowhere:k")
+    assert (code, out) == (66, "")
+    assert "no exchange 'nowhere'" in err
+
+
+async def test_leases_are_listed_by_target_and_age_alone(server: Server) -> None:
+    host, port = server.address("dmp")
+
+    def listed() -> str:
+        return str(run_here("dmp", "leases", "--json", "--data-dir", str(server.data)).stdout)
+
+    async with open_principal(Address(host, port, kind="DMP")) as principal:
+        word = await principal.sink_lease("amq.topic")
+        said = listed()
+        (row,) = map(json.loads, said.splitlines())
+        assert (row["kind"], row["target"], sorted(row)) == (
+            "sink",
+            "amq.topic",
+            ["age_seconds", "kind", "target"],
+        )
+        assert word.decode() not in said
+        assert speak((host, port), DMP_HEADER + short(word)).endswith(b'Ready to write to "amq.topic"')
+        assert listed() == ""
+
+
+def test_exchanges_and_bindings_are_made_and_ended_over_the_api_with_the_words_of_amqp(
+    server: Server, here: Command
+) -> None:
+    """What each says over AMQP and, with the data folder, over the API."""
+    api = ("--data-dir", str(server.data))
+    lines = (
+        "declare queue jobs -a x-max-length=5",
+        "declare exchange logs --type topic",
+        "declare exchange logs --type topic",
+        "bind jobs logs -k a.#",
+        "purge jobs",
+        "unbind jobs logs -k a.#",
+        "bind jobs amq.headers -a x-match=all -a kind=order",
+        "unbind jobs amq.headers -a x-match=all -a kind=order",
+        "delete exchange logs",
+        "delete exchange logs",
+        "purge nix",
+    )
+    said = []
+    for way in ((), api):
+        assert here("declare", "queue", "jobs", "-a", "x-max-length=5")[0] == 0
+        answers = [here(*line.split(), "--json", *way)[:2] for line in lines]
+        said.append([*answers, here("delete", "queue", "jobs", "--json", *way)[:2]])
+    assert said[0] == said[1]
+
+
+def test_bindings_are_listed_and_a_queue_is_paused(server: Server, here: Command) -> None:
+    api = ("--data-dir", str(server.data))
+    here("declare", "queue", "held")
+    here("bind", "held", "amq.topic", "-k", "a.#")
+    _, out, _ = here("bindings", "--queue", "held", "--json", *api)
+    row = {"exchange": "amq.topic", "key": "a.#", "queue": "held", "to_exchange": None, "arguments": {}}
+    assert [json.loads(line) for line in out.splitlines()] == [row]
+    assert here("pause", "held", "--json", *api)[1] == '{"queue": "held", "paused": 1}\n'
+    assert here("resume", "held", "--json", *api)[1] == '{"queue": "held", "resumed": 1}\n'
+    assert here("delete", "queue", "held", "--if-empty", *api)[0] == ExitCode.USAGE
+    assert here("purge", "held", "--host", "127.0.0.1", *api)[0] == ExitCode.USAGE
+    assert here("delete", "queue", "held", *api)[0] == 0
+
+
+def test_a_queue_is_peeked_and_its_dead_letters_go_back(server: Server, here: Command) -> None:
+    api = ("--json", "--data-dir", str(server.data))
+    here("declare", "queue", "dead")
+    here("declare", "queue", "work", "-a", "x-dead-letter-exchange=", "-a", "x-dead-letter-routing-key=dead")
+    here("put", "", "-k", "work", "-m", "one")
+    (row,) = [json.loads(line) for line in here("peek", "work", *api)[1].splitlines()]
+    assert (row["text"], row["key"], row["bytes"]) == ("one", "work", 3)
+    assert here("redrive", "work", *api)[1] == '{"queue": "work", "moved": 0, "left": 1}\n'
+    for queue in ("work", "dead"):
+        assert here("delete", "queue", queue)[0] == 0
+
+
+def test_what_the_api_cannot_declare_is_told(server: Server, here: Command) -> None:
+    api = ("--data-dir", str(server.data))
+    here("declare", "queue", "same")
+    assert here("declare", "queue", "same", "-a", "x-max-length=5", *api)[0] == ExitCode.FAILED
+    assert here("declare", "queue", "x", "--transient", *api)[0] == ExitCode.USAGE
+    assert here("declare", "exchange", "x", "-a", "x=1", *api)[0] == ExitCode.USAGE
+    assert here("bind", "nix", "amq.headers", "-a", "x-match=all", *api)[0] == ExitCode.FAILED
+    assert here("delete", "queue", "same", *api)[0] == 0
+
+
+def test_queues_and_exchanges_are_made_bound_emptied_and_ended(here: Command) -> None:
+    assert here("declare", "queue", "jobs", "-a", "x-message-ttl=60000")[0] == 0
+    assert here("declare", "exchange", "logs", "--type", "topic")[0] == 0
+    assert here("bind", "jobs", "logs", "-k", "web.#")[0] == 0
+    here("put", "logs", "one", "two", "-k", "web.get")
+    assert depth(here, "jobs") == 2
+    code, _, err = here("delete", "queue", "jobs", "--if-empty")
     assert (code, "not empty" in err) == (1, True)
-    assert json.loads(dmp("purge", "jobs", "--json")[1]) == {"queue": "jobs", "purged": 2}
-    assert dmp("unbind", "jobs", "logs", "-k", "web.#")[0] == 0
-    dmp("put", "logs", "three", "-k", "web.get")
-    assert depth(dmp, "jobs") == 0
-    assert json.loads(dmp("delete", "queue", "jobs", "--json")[1])["messages"] == 0
-    assert depth(dmp, "jobs") is None
-    assert dmp("delete", "exchange", "logs")[0] == 0
+    assert json.loads(here("purge", "jobs", "--json")[1]) == {"queue": "jobs", "purged": 2}
+    assert here("unbind", "jobs", "logs", "-k", "web.#")[0] == 0
+    here("put", "logs", "three", "-k", "web.get")
+    assert depth(here, "jobs") == 0
+    assert json.loads(here("delete", "queue", "jobs", "--json")[1])["messages"] == 0
+    assert depth(here, "jobs") is None
+    assert here("delete", "exchange", "logs")[0] == 0
 
 
-def test_a_headers_exchange_is_bound_by_arguments(dmp: Dmp) -> None:
-    assert dmp("declare", "queue", "both", "--transient", "--auto-delete")[0] == 0
+def test_a_headers_exchange_is_bound_by_arguments(here: Command) -> None:
+    assert here("declare", "queue", "both", "--transient", "--auto-delete")[0] == 0
     binding = ("both", "amq.headers", "-a", "x-match=all", "-a", "kind=order")
-    assert dmp("bind", *binding)[0] == 0
-    exchanges = map(json.loads, dmp("exchanges", "--json")[1].splitlines())
+    assert here("bind", *binding)[0] == 0
+    exchanges = map(json.loads, here("exchanges", "--json")[1].splitlines())
     assert {row["exchange"]: row["bindings"] for row in exchanges}["amq.headers"] == 1
-    assert dmp("unbind", *binding)[0] == 0
-    assert dmp("delete", "queue", "both")[0] == 0
+    assert here("unbind", *binding)[0] == 0
+    assert here("delete", "queue", "both")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -81,8 +227,8 @@ def test_a_headers_exchange_is_bound_by_arguments(dmp: Dmp) -> None:
     ],
 )
 def test_a_command_that_fails_says_why_in_one_line(
-    dmp: Dmp, arguments: tuple[str, ...], code: ExitCode, says: str
+    here: Command, arguments: tuple[str, ...], code: ExitCode, says: str
 ) -> None:
-    got, out, err = dmp(*arguments)
+    got, out, err = here(*arguments)
     assert (got, out, err.count("\n")) == (code, "", 1), err
     assert says in err

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any
 
 import pytest
 from pamqp import commands
@@ -21,37 +20,7 @@ from tests.dmp.peers import Application, packed
 from tests.dmp.peers import bodies as feed_bodies
 from tests.dmp.world import PERSISTENT, World
 from tests.support.connections import MemoryConnection
-
-
-class BugError(Exception):
-    pass
-
-
-@pytest.fixture
-def crashed(monkeypatch: pytest.MonkeyPatch) -> list[MemoryConnection]:
-    """The connections that a bug has closed: as a driver does it, who tells the session a little later."""
-    found: list[MemoryConnection] = []
-
-    def crash(connection: MemoryConnection, error: Exception) -> None:
-        assert isinstance(error, BugError), error
-        connection.abort("crash")
-        found.append(connection)
-
-    monkeypatch.setattr(MemoryConnection, "fail", crash)
-    return found
-
-
-def failing_once(function: Any) -> Any:
-    """The function, but its first call raises."""
-    calls: list[None] = []
-
-    def fail(*arguments: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 1:
-            raise BugError
-        return function(*arguments)
-
-    return fail
+from tests.support.crashing import BugError, failing, failing_once
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -191,17 +160,6 @@ class Unfillable(deque[Message]):
         raise BugError
 
 
-def failing_for(name: bytes, function: Any) -> Any:
-    """The method, but for that queue it raises."""
-
-    def fail(queue: Any, *arguments: Any, **named: Any) -> Any:
-        if queue.name == name:
-            raise BugError
-        return function(queue, *arguments, **named)
-
-    return fail
-
-
 @pytest.mark.parametrize("properties", [b"\0\0", PERSISTENT], ids=["memory", "disk"])
 async def test_a_queue_that_fails_leaves_the_other_queues_their_messages(
     world: World, properties: bytes
@@ -231,7 +189,7 @@ async def test_a_queue_that_fails_as_time_passes_leaves_the_others_theirs(
     for name in ("bad", "good"):
         peer.ask(commands.Queue.Declare(queue=name, arguments={"x-message-ttl": 1000}))
         peer.publish("", name, b"x")
-    monkeypatch.setattr(Queue, "expire", failing_for(b"bad", Queue.expire))
+    monkeypatch.setattr(Queue, "expire", failing(Queue.expire, lambda queue, *_: queue.name == b"bad"))
     world.advance(2)
     assert world.broker.counts.crashes == 1
     assert world.broker.counts.expired == 1

@@ -1,7 +1,6 @@
 """PROTOCOL.md says what the server does."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -26,9 +25,9 @@ from tests.dmp.amqp_peer import Peer, content_header
 from tests.dmp.peers import Application, texts
 from tests.dmp.peers import Peer as DmpPeer
 from tests.dmp.world import World
-from tests.support.diagrams import diagram
+from tests.support.documents import block, check_diagram, protocol_document
 
-DOCUMENT = (Path(__file__).parent.parent.parent / "dmp" / "PROTOCOL.md").read_text()
+DOCUMENT = protocol_document("dmp")
 BY_NAME = {method.name: method for method in wire.METHODS.values()}
 UNSHOWN = ("server_properties", "client_properties", "arguments")
 
@@ -85,9 +84,8 @@ async def test_the_session_in_the_document_goes_as_it_says() -> None:
     world = await World.open()
     peer = Peer(world)
     peer.send(AMQP_HEADER)
-    session = DOCUMENT.partition("```session\n")[2].partition("```")[0].splitlines()
     said: list[str] = []
-    for line in session:
+    for line in block(DOCUMENT, "session"):
         if line.startswith("> "):
             assert said == [], "the document leaves out an answer"
             peer.send(spoken(line[2:]))
@@ -125,12 +123,9 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
 
 
 def test_the_diagrams_are_the_tables() -> None:
-    for lines in (
-        diagram(TRANSITIONS, State.STARTING, State.ENDED),
-        diagram(CHANNEL_TRANSITIONS, ChannelState.OPEN, ChannelState.CLOSED),
-        diagram(DMP_TRANSITIONS, DmpState.LEASE, DmpState.ENDED),
-    ):
-        assert "```mermaid\n" + "\n".join(lines) + "\n```" in DOCUMENT
+    check_diagram(DOCUMENT, TRANSITIONS, State.STARTING, State.ENDED)
+    check_diagram(DOCUMENT, CHANNEL_TRANSITIONS, ChannelState.OPEN, ChannelState.CLOSED)
+    check_diagram(DOCUMENT, DMP_TRANSITIONS, DmpState.LEASE, DmpState.ENDED)
 
 
 async def test_the_dmp_session_in_the_document_goes_as_it_says() -> None:
@@ -140,7 +135,7 @@ async def test_the_dmp_session_in_the_document_goes_as_it_says() -> None:
     queue = app.queue(b"all", b"orders")
     peer = DmpPeer(world)
     said: list[str] = []
-    for line in DOCUMENT.partition("```dmp-session\n")[2].partition("```")[0].splitlines():
+    for line in block(DOCUMENT, "dmp-session"):
         if line.startswith("> "):
             assert not said, "the document leaves out an answer"
             said = list(texts(peer.say(_bytes(line[2:], app))))

@@ -154,7 +154,7 @@ async def test_a_feed_that_is_gone_is_not_found_nor_is_its_successor_taken_for_i
     other.close()
     for lease in (deleted, abandoned):
         assert answers(world, lease)[1][1] == "404 NOT-FOUND the queue is gone"
-    assert app.feed(b"mine").error is None
+    assert app.feed(b"mine").fault is None
 
 
 async def test_a_feed_whose_application_has_ended_is_not_found_before_its_queues_have_gone(
@@ -166,7 +166,7 @@ async def test_a_feed_whose_application_has_ended_is_not_found_before_its_queues
     app.close()
     assert b"0" in world.broker.queues
     peer, said = answers(world, lease)
-    assert peer.error is not None
+    assert peer.fault is not None
     assert said[1] == "404 NOT-FOUND the queue is gone"
     world.advance(0)
     assert not world.broker.queues

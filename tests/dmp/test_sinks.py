@@ -381,7 +381,7 @@ async def test_a_sink_that_outlives_its_application_speaks_for_no_user(app: Appl
     app.close()
     sink = app.open(lease)
     sink.say(packed(b"x", key=b"nobody"))
-    assert sink.error is None
+    assert sink.fault is None
     properties = commands.Basic.Properties(user_id="guest").marshal()
     (said,) = texts(sink.say(packed(b"x", key=b"nobody", properties=properties)))
     assert said.startswith("403 NO-ACCESS")

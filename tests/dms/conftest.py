@@ -2,6 +2,9 @@ import pytest
 
 from dms.settings import DmsSettings
 from tests.dms.world import MEMORY, World
+from tests.support.crashing import crashed
+
+__all__ = ["crashed"]  # a fixture
 
 
 @pytest.fixture(params=[MEMORY, DmsSettings()], ids=["memory", "always"])

@@ -4,7 +4,6 @@ It knows nothing that is marked **ext**, and serves each connection's requests o
 CONSUME. `Peer.scripts` replaces it, connection by connection, by something that behaves otherwise.
 """
 
-import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -13,26 +12,27 @@ import trio
 import trio.testing
 
 from shared.client.dial import Address
+from tests.support import dms_spec as spec
 
-HEADER = struct.Struct(">IIBBHI")
 Script = Callable[[trio.StapledStream], Awaitable[None]]
 
 
-def frame(type_: int, message_id: int, payload: bytes = b"", status: int = 0) -> bytes:
-    return HEADER.pack(0xDEADBEEF, len(payload), type_, 1, status, message_id) + payload
+def error(message_id: int, status: int, text: bytes) -> bytes:
+    return spec.frame(spec.ERROR, message_id, text, status=status)
 
 
 async def read_frame(stream: trio.StapledStream) -> tuple[int, int, bytes] | None:
     """Type, id and payload of the next frame; None at the end."""
-    data = b""
-    while len(data) < 16 or len(data) < 16 + int.from_bytes(data[4:8], "big"):
-        missing = 16 - len(data) if len(data) < 16 else 16 + int.from_bytes(data[4:8], "big") - len(data)
+    data = bytearray()
+    missing = spec.HEADER.size
+    while missing:
         received = await stream.receive_some(missing)
         if not received:
             return None
         data += received
-    _, _, type_, _, _, message_id = HEADER.unpack_from(data)
-    return type_, message_id, data[16:]
+        missing = max(spec.HEADER.size, 16 + int.from_bytes(data[4:8], "big")) - len(data)
+    ((type_, _, message_id, payload),) = spec.parse(data)
+    return type_, message_id, payload
 
 
 class Peer:
@@ -79,8 +79,8 @@ class Peer:
     async def greet(self, stream: trio.StapledStream) -> None:
         first = await read_frame(stream)
         assert first is not None
-        assert first[0] == 0x01
-        await stream.send_all(frame(0x02, first[1], b"peer"))
+        assert first[0] == spec.HANDSHAKE
+        await stream.send_all(spec.frame(spec.HANDSHAKE_ACK, first[1], b"peer"))
 
     async def serve(self, stream: trio.StapledStream) -> None:
         await self.greet(stream)
@@ -115,29 +115,28 @@ class Peer:
         self._news = trio.Event()
 
     def answer(self, type_: int, message_id: int, payload: bytes) -> bytes:
-        if type_ == 0x15:
+        done = spec.frame(type_ + 1, message_id)
+        if type_ == spec.LIST:
             entries = b"".join(
-                len(name.encode()).to_bytes(2, "big") + name.encode() + len(queue).to_bytes(4, "big")
-                for name, queue in sorted(self.queues.items())
+                spec.name(name, len(queue).to_bytes(4, "big")) for name, queue in sorted(self.queues.items())
             )
-            return frame(0x16, message_id, len(self.queues).to_bytes(2, "big") + entries)
-        name, rest = _split(payload)
-        if type_ == 0x11:
+            return spec.frame(spec.LIST + 1, message_id, len(self.queues).to_bytes(2, "big") + entries)
+        name, rest = spec.split(payload)
+        if type_ == spec.CREATE:
             if name in self.queues:
-                return frame(0xFE, message_id, b"there already", 3)
+                return error(message_id, spec.EXISTS, b"there already")
             self.queues[name] = deque()
-            return frame(0x12, message_id)
+            return done
         if name not in self.queues:
-            return frame(0xFE, message_id, b"no such queue", 2)
-        if type_ == 0x13:
+            return error(message_id, spec.NOT_FOUND, b"no such queue")
+        if type_ == spec.DELETE:
             del self.queues[name]
-            self._tell()
-            return frame(0x14, message_id)
-        if len(self.queues[name]) >= self.depth:
-            return frame(0xFE, message_id, b"full", 1)
-        self.queues[name].append((self.new_id(), rest))
+        elif len(self.queues[name]) >= self.depth:
+            return error(message_id, spec.FULL, b"full")
+        else:
+            self.queues[name].append((self.new_id(), rest))
         self._tell()
-        return frame(0x22, message_id)
+        return done
 
 
 class _Served:
@@ -161,27 +160,27 @@ class _Served:
             if taken is not None:
                 delivery_id = 0x80000000 | self._peer.new_id()
                 self.held[delivery_id] = (name, *taken)
-                await self._send(frame(0x34, delivery_id, taken[1]))
+                await self._send(spec.frame(spec.DELIVER, delivery_id, taken[1]))
             elif name in self._peer.queues:
-                await self._send(frame(0xFE, message_id, b"nothing came", 4))
+                await self._send(error(message_id, spec.TIMEOUT, b"nothing came"))
             else:
-                await self._send(frame(0xFE, message_id, b"no such queue", 2))
+                await self._send(error(message_id, spec.NOT_FOUND, b"no such queue"))
 
     async def answer(self) -> None:
         while (request := await read_frame(self._stream)) is not None:
             type_, message_id, payload = request
             self._peer.requests.append(type_)
-            if type_ == 0x31:
-                self._consumes.append((message_id, _split(payload)[0]))
+            if type_ == spec.CONSUME:
+                self._consumes.append((message_id, spec.split(payload)[0]))
                 self._asked.set()
                 self._asked = trio.Event()
-            elif type_ in (0x41, 0x43):
+            elif type_ in (spec.ACK, spec.NACK):
                 held = self.held.pop(message_id)
-                if type_ == 0x43:
+                if type_ == spec.NACK:
                     self._peer.put_back(*held)
-                await self._send(frame(type_ + 1, message_id))
-            elif type_ == 0x51:
-                await self._send(frame(0x52, message_id))
+                await self._send(spec.frame(type_ + 1, message_id))
+            elif type_ == spec.DISCONNECT:
+                await self._send(spec.frame(spec.DISCONNECT + 1, message_id))
                 return
             else:
                 await self._send(self._peer.answer(type_, message_id, payload))
@@ -189,11 +188,6 @@ class _Served:
     async def _send(self, data: bytes) -> None:
         async with self._sending:
             await self._stream.send_all(data)
-
-
-def _split(payload: bytes) -> tuple[str, bytes]:
-    end = 2 + int.from_bytes(payload[:2], "big")
-    return payload[2:end].decode(), payload[end:]
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def test_bytes_that_are_no_text_survive_json(dms: Command, server: Server) -> No
     assert row["message"] == {"base64": "/wA="}
 
 
-def test_stress_accounts_for_every_message(dms: Command, server: Server) -> None:
+def test_stress_accounts_for_every_message(dms: Command) -> None:
     code, out, _ = dms("stress", "-q", "bench", "-n", "3000", "--size", "64", "--json")
     (row,) = rows(out)
     assert code == 0

@@ -1,6 +1,7 @@
 """The client against a peer that knows the specification alone: no socket, no clock."""
 
 from collections import deque
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
@@ -8,19 +9,22 @@ import trio.lowlevel
 import trio.testing
 
 from dms import client as dms
-from dms.client import (
-    Disconnected,
-    DmsError,
-    Queue,
-    QueueOptions,
-    Unreachable,
-    connect,
-)
+from dms.client import Client, Disconnected, DmsError, Queue, QueueOptions, Unreachable, connect
 from dms.wire import Status
 from shared.errors import BrokerError
-from tests.dms.peer import Peer, frame, peer, read_frame
+from tests.dms.peer import Peer, error, peer, read_frame
+from tests.support import dms_spec as spec
 
 __all__ = ["peer"]  # a fixture
+FULL = error(0, spec.INTERNAL, b"256 clients are here")
+
+
+@pytest.fixture
+async def client(peer: Peer) -> AsyncIterator[Client]:
+    """It has made the queue `jobs`."""
+    async with connect() as client:
+        await client.create("jobs")
+        yield client
 
 
 async def test_every_request_has_its_method(peer: Peer) -> None:
@@ -42,10 +46,10 @@ async def test_every_request_has_its_method(peer: Peer) -> None:
                 await message.ack()
         await client.delete("jobs")
         assert await client.queues() == [Queue("Über", 0)]
-    assert peer.requests[-1] == 0x51, "it says goodbye"
+    assert peer.requests[-1] == spec.DISCONNECT, "it says goodbye"
 
 
-async def test_every_status_is_an_exception_of_its_name(peer: Peer) -> None:
+async def test_every_status_is_an_exception_of_its_name() -> None:
     for status in Status:
         if status is Status.OK:
             continue
@@ -59,46 +63,40 @@ async def test_every_status_is_an_exception_of_its_name(peer: Peer) -> None:
     assert (type(unknown), str(unknown)) == (DmsError, "status 77")
 
 
-async def test_refusals_are_raised_where_they_belong(peer: Peer) -> None:
-    async with connect() as client:
+async def test_refusals_are_raised_where_they_belong(peer: Peer, client: Client) -> None:
+    with pytest.raises(dms.QueueExists):
         await client.create("jobs")
-        with pytest.raises(dms.QueueExists):
-            await client.create("jobs")
+    with pytest.raises(dms.QueueNotFound):
+        await client.produce("elsewhere", b"x")
+    with pytest.raises(dms.QueueNotFound):
+        await client.delete("elsewhere")
+    async with client.consume("elsewhere") as messages:
         with pytest.raises(dms.QueueNotFound):
-            await client.produce("elsewhere", b"x")
-        with pytest.raises(dms.QueueNotFound):
-            await client.delete("elsewhere")
-        async with client.consume("elsewhere") as messages:
-            with pytest.raises(dms.QueueNotFound):
-                await anext(messages)
-        for name in ("", "x" * 65, "a\nb"):
-            with pytest.raises(dms.ProtocolError):
-                await client.create(name)
-        with pytest.raises(TypeError, match="text, not by bytes"):
-            await client.produce(b"jobs", b"x")  # type: ignore[arg-type]
-        with pytest.raises(dms.PayloadTooLarge, match="at most 4090 in a queue"):
-            await client.produce("jobs", b"x" * 4091)
-        assert 0x21 not in peer.requests[-1:], "what no server would take is not sent"
+            await anext(messages)
+    for name in ("", "x" * 65, "a\nb"):
+        with pytest.raises(dms.ProtocolError):
+            await client.create(name)
+    with pytest.raises(TypeError, match="text, not by bytes"):
+        await client.produce(b"jobs", b"x")  # type: ignore[arg-type]
+    with pytest.raises(dms.PayloadTooLarge, match="at most 4090 in a queue"):
+        await client.produce("jobs", b"x" * 4091)
+    assert spec.PRODUCE not in peer.requests[-1:], "what no server would take is not sent"
 
 
-async def test_of_many_messages_those_that_were_refused_are_named(peer: Peer) -> None:
+async def test_of_many_messages_those_that_were_refused_are_named(peer: Peer, client: Client) -> None:
     peer.depth = 100
-    async with connect() as client:
-        await client.create("jobs")
-        with pytest.raises(dms.QueueFull) as caught:
-            await client.produce_many("jobs", [b"x" * 4000] * 200)
-        assert caught.value.refused == tuple(range(100, 200))
-        assert len(peer.queues["jobs"]) == 100
-        await client.queues()  # the connection is as good as before
+    with pytest.raises(dms.QueueFull) as caught:
+        await client.produce_many("jobs", [b"x" * 4000] * 200)
+    assert caught.value.refused == tuple(range(100, 200))
+    assert len(peer.queues["jobs"]) == 100
+    await client.queues()  # the connection is as good as before
 
 
-async def test_of_many_messages_one_that_is_too_large_is_refused_alone(peer: Peer) -> None:
-    async with connect() as client:
-        await client.create("jobs")
-        with pytest.raises(dms.PayloadTooLarge) as caught:
-            await client.produce_many("jobs", [b"one", b"x" * 4091, b"two", b"x" * 5000, b"three"])
-        assert caught.value.refused == (1, 3)
-        assert [body for _, body in peer.queues["jobs"]] == [b"one", b"two", b"three"]
+async def test_of_many_messages_one_that_is_too_large_is_refused_alone(peer: Peer, client: Client) -> None:
+    with pytest.raises(dms.PayloadTooLarge) as caught:
+        await client.produce_many("jobs", [b"one", b"x" * 4091, b"two", b"x" * 5000, b"three"])
+    assert caught.value.refused == (1, 3)
+    assert [body for _, body in peer.queues["jobs"]] == [b"one", b"two", b"three"]
 
 
 async def test_options_go_as_json_and_only_where_there_are_any() -> None:
@@ -107,130 +105,112 @@ async def test_options_go_as_json_and_only_where_there_are_any() -> None:
     assert options.encoded() == '{"ttl_ms":60000,"dead_letter":"tot-é"}'.encode()
 
 
-async def test_many_tasks_share_one_connection(peer: Peer) -> None:
-    async with connect() as client:
-        await client.create("jobs")
-        async with trio.open_nursery() as nursery:
-            for number in range(500):
-                nursery.start_soon(client.produce, "jobs", b"%03d" % number)
-        assert sorted(body for _, body in peer.queues["jobs"]) == [b"%03d" % number for number in range(500)]
-        assert peer.connections == 1
+async def test_many_tasks_share_one_connection(peer: Peer, client: Client) -> None:
+    async with trio.open_nursery() as nursery:
+        for number in range(500):
+            nursery.start_soon(client.produce, "jobs", b"%03d" % number)
+    assert sorted(body for _, body in peer.queues["jobs"]) == [b"%03d" % number for number in range(500)]
+    assert peer.connections == 1
 
 
-async def test_a_task_that_stops_waiting_leaves_the_connection_good(peer: Peer) -> None:
-    async with connect() as client:
-        await client.create("jobs")
-        with trio.move_on_after(0) as scope:
-            await client.produce("jobs", b"unheard")
-        assert scope.cancelled_caught
-        await client.produce("jobs", b"heard")
-        assert peer.queues["jobs"][-1][1] == b"heard"
+async def test_a_task_that_stops_waiting_leaves_the_connection_good(peer: Peer, client: Client) -> None:
+    with trio.move_on_after(0) as scope:
+        await client.produce("jobs", b"unheard")
+    assert scope.cancelled_caught
+    await client.produce("jobs", b"heard")
+    assert peer.queues["jobs"][-1][1] == b"heard"
 
 
-async def test_messages_are_asked_for_ahead_and_never_more_than_said(peer: Peer) -> None:
-    async with connect() as client:
-        await client.create("jobs")
-        await client.produce_many("jobs", [b"%d" % number for number in range(20)])
-        async with client.consume("jobs", prefetch=8) as messages:
-            first = await anext(messages)
-            await trio.testing.wait_all_tasks_blocked()
-            assert len(peer.queues["jobs"]) == 20 - 8
-            got = [first.body] + [(await anext(messages)).body for _ in range(19)]
-            assert got == [b"%d" % number for number in range(20)]
+async def test_messages_are_asked_for_ahead_and_never_more_than_said(peer: Peer, client: Client) -> None:
+    await client.produce_many("jobs", [b"%d" % number for number in range(20)])
+    async with client.consume("jobs", prefetch=8) as messages:
+        first = await anext(messages)
         await trio.testing.wait_all_tasks_blocked()
-        assert len(peer.queues["jobs"]) == 20, "the end of the block gives back what is not acknowledged"
+        assert len(peer.queues["jobs"]) == 20 - 8
+        got = [first.body] + [(await anext(messages)).body for _ in range(19)]
+        assert got == [b"%d" % number for number in range(20)]
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(peer.queues["jobs"]) == 20, "the end of the block gives back what is not acknowledged"
 
 
-async def test_no_more_is_asked_for_than_is_wanted_in_all(peer: Peer) -> None:
-    async with connect() as client:
-        await client.create("jobs")
-        await client.produce_many("jobs", [b"%d" % number for number in range(20)])
-        async with client.consume("jobs", prefetch=4, at_most=10) as messages:
-            got = []
-            async for message in messages:
-                got.append(message.body)
-                await message.ack()
-                await trio.testing.wait_all_tasks_blocked()
-            assert got == [b"%d" % number for number in range(10)]
-            assert len(peer.queues["jobs"]) == 10
-        assert peer.requests.count(0x31) == 10
+async def test_no_more_is_asked_for_than_is_wanted_in_all(peer: Peer, client: Client) -> None:
+    await client.produce_many("jobs", [b"%d" % number for number in range(20)])
+    async with client.consume("jobs", prefetch=4, at_most=10) as messages:
+        got = []
+        async for message in messages:
+            got.append(message.body)
+            await message.ack()
+            await trio.testing.wait_all_tasks_blocked()
+        assert got == [b"%d" % number for number in range(10)]
+        assert len(peer.queues["jobs"]) == 10
+    assert peer.requests.count(spec.CONSUME) == 10
 
 
 async def test_tasks_that_wait_beside_the_one_that_gets_the_last_end_too(
-    peer: Peer, autojump_clock: trio.testing.MockClock
+    client: Client, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with connect() as client:
-        await client.create("jobs")
-        async with client.consume("jobs", prefetch=4, at_most=2) as messages:
-            got = []
+    async with client.consume("jobs", prefetch=4, at_most=2) as messages:
+        got = []
 
-            async def take() -> None:
-                async for message in messages:
-                    got.append(message.body)
-                    await message.ack()
+        async def take() -> None:
+            async for message in messages:
+                got.append(message.body)
+                await message.ack()
 
-            with trio.fail_after(5):
-                async with trio.open_nursery() as nursery:
-                    for _ in range(4):
-                        nursery.start_soon(take)
-                    await trio.testing.wait_all_tasks_blocked()
-                    await client.produce_many("jobs", [b"one", b"two", b"three"])
-            assert sorted(got) == [b"one", b"two"]
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(take)
+                await trio.testing.wait_all_tasks_blocked()
+                await client.produce_many("jobs", [b"one", b"two", b"three"])
+        assert sorted(got) == [b"one", b"two"]
 
 
-async def test_one_at_a_time_asks_only_when_one_is_wanted(peer: Peer) -> None:
-    async with connect() as client:
-        await client.create("jobs")
-        await client.produce_many("jobs", [b"one", b"two"])
-        async with client.consume("jobs") as messages:
-            await anext(messages)
-            await trio.testing.wait_all_tasks_blocked()
-            assert [body for _, body in peer.queues["jobs"]] == [b"two"]
-
-
-async def test_several_at_once_are_acknowledged_in_one_go(peer: Peer) -> None:
-    async with connect() as client:
-        await client.create("jobs")
-        await client.produce_many("jobs", [b"%d" % number for number in range(9)])
-        async with client.consume("jobs", prefetch=9) as messages:
-            got = [await anext(messages) for _ in range(9)]
-            await messages.ack(*got[:5])
-            await messages.nack(*got[5:])
+async def test_one_at_a_time_asks_only_when_one_is_wanted(peer: Peer, client: Client) -> None:
+    await client.produce_many("jobs", [b"one", b"two"])
+    async with client.consume("jobs") as messages:
+        await anext(messages)
         await trio.testing.wait_all_tasks_blocked()
-        assert [body for _, body in peer.queues["jobs"]] == [b"5", b"6", b"7", b"8"]
+        assert [body for _, body in peer.queues["jobs"]] == [b"two"]
+
+
+async def test_several_at_once_are_acknowledged_in_one_go(peer: Peer, client: Client) -> None:
+    await client.produce_many("jobs", [b"%d" % number for number in range(9)])
+    async with client.consume("jobs", prefetch=9) as messages:
+        got = [await anext(messages) for _ in range(9)]
+        await messages.ack(*got[:5])
+        await messages.nack(*got[5:])
+    await trio.testing.wait_all_tasks_blocked()
+    assert [body for _, body in peer.queues["jobs"]] == [b"5", b"6", b"7", b"8"]
 
 
 async def test_the_iterator_outlasts_timeouts_and_receive_tells_them(
-    peer: Peer, autojump_clock: trio.testing.MockClock
+    client: Client, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with connect() as client:
-        await client.create("jobs")
-        async with client.consume("jobs", prefetch=3) as messages, trio.open_nursery() as nursery:
-            with pytest.raises(dms.Timeout):
-                await messages.receive()
-            assert 30 <= trio.current_time() < 31
+    async with client.consume("jobs", prefetch=3) as messages, trio.open_nursery() as nursery:
+        with pytest.raises(dms.Timeout):
+            await messages.receive()
+        assert 30 <= trio.current_time() < 31
 
-            async def later() -> None:
-                await trio.sleep(500)
-                await client.produce("jobs", b"late")
+        async def later() -> None:
+            await trio.sleep(500)
+            await client.produce("jobs", b"late")
 
-            nursery.start_soon(later)
-            assert (await anext(messages)).body == b"late"
-            assert 500 < trio.current_time() < 540
+        nursery.start_soon(later)
+        assert (await anext(messages)).body == b"late"
+        assert 500 < trio.current_time() < 540
 
 
-async def test_a_queue_that_is_deleted_ends_the_wait(peer: Peer) -> None:
-    async with connect() as client:
-        await client.create("jobs")
-        async with client.consume("jobs") as messages, trio.open_nursery() as nursery:
+async def test_a_queue_that_is_deleted_ends_the_wait(client: Client) -> None:
+    async with client.consume("jobs") as messages, trio.open_nursery() as nursery:
 
-            async def delete() -> None:
-                await trio.testing.wait_all_tasks_blocked()
-                await client.delete("jobs")
+        async def delete() -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            await client.delete("jobs")
 
-            nursery.start_soon(delete)
-            with pytest.raises(dms.QueueNotFound):
-                await anext(messages)
+        nursery.start_soon(delete)
+        with pytest.raises(dms.QueueNotFound):
+            await anext(messages)
 
 
 async def test_an_answer_that_is_lost_is_told_and_the_next_request_finds_a_connection(peer: Peer) -> None:
@@ -273,7 +253,7 @@ async def test_refusals_keep_their_places_when_the_rest_is_sent_again(
 ) -> None:
     async def refuses_one(stream: trio.StapledStream) -> None:
         await peer.greet(stream)
-        for answer in (frame(0x22, 2), frame(0xFE, 3, b"full", 1)):
+        for answer in (spec.frame(spec.PRODUCE + 1, 2), error(3, spec.FULL, b"full")):
             await read_frame(stream)
             await stream.send_all(answer)
 
@@ -287,21 +267,19 @@ async def test_refusals_keep_their_places_when_the_rest_is_sent_again(
 
 
 async def test_a_consumer_goes_on_over_a_new_connection(
-    peer: Peer, autojump_clock: trio.testing.MockClock
+    peer: Peer, client: Client, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with connect() as client:
-        await client.create("jobs")
-        await client.produce_many("jobs", [b"one", b"two", b"three"])
-        async with client.consume("jobs", prefetch=2) as messages:
-            held = await anext(messages)
-            peer.cut()
-            await trio.testing.wait_all_tasks_blocked()
-            peer.refusing = 3
-            with pytest.raises(Disconnected, match="delivered again"):
-                await held.ack()
-            again = [await anext(messages) for _ in range(3)]
-            assert [message.body for message in again] == [b"one", b"two", b"three"]
-            await messages.ack(*again)
+    await client.produce_many("jobs", [b"one", b"two", b"three"])
+    async with client.consume("jobs", prefetch=2) as messages:
+        held = await anext(messages)
+        peer.cut()
+        await trio.testing.wait_all_tasks_blocked()
+        peer.refusing = 3
+        with pytest.raises(Disconnected, match="delivered again"):
+            await held.ack()
+        again = [await anext(messages) for _ in range(3)]
+        assert [message.body for message in again] == [b"one", b"two", b"three"]
+        await messages.ack(*again)
 
 
 async def test_a_server_that_stays_away_is_unreachable_after_a_while(
@@ -331,7 +309,9 @@ async def test_a_server_that_answers_nothing_is_not_asked_in_a_hot_loop(
     assert 1 < peer.connections < 40
 
 
-@pytest.mark.parametrize("refusal", [frame(0xFE, 0, b"256 clients are here", 10), frame(0xFE, 1, b"", 10)])
+@pytest.mark.parametrize(
+    "refusal", [error(0, spec.INTERNAL, b"256 clients are here"), error(1, spec.INTERNAL, b"")]
+)
 async def test_a_server_with_clients_enough_says_so(peer: Peer, refusal: bytes) -> None:
     async def full(stream: trio.StapledStream) -> None:
         await stream.send_all(refusal)
@@ -346,7 +326,7 @@ async def test_while_a_server_has_clients_enough_coming_back_is_tried_again(
     peer: Peer, autojump_clock: trio.testing.MockClock
 ) -> None:
     async def full(stream: trio.StapledStream) -> None:
-        await stream.send_all(frame(0xFE, 0, b"256 clients are here", 10))
+        await stream.send_all(FULL)
 
     peer.scripts = [peer.serve, full, full]
     async with connect() as client:
@@ -359,7 +339,9 @@ async def test_while_a_server_has_clients_enough_coming_back_is_tried_again(
 
 async def test_another_version_is_told(peer: Peer) -> None:
     async def other(stream: trio.StapledStream) -> None:
-        await stream.send_all(frame(0x04, 1, b"version 2 is spoken here", 7))
+        await stream.send_all(
+            spec.frame(spec.HANDSHAKE_NACK, 1, b"version 2 is spoken here", status=spec.VERSION)
+        )
 
     peer.scripts = [other]
     with pytest.raises(dms.VersionMismatch, match="spoken here"):
@@ -393,9 +375,9 @@ async def test_one_who_does_not_greet_as_dms_does_is_no_server_and_was_asked_not
     "said",
     [
         b"ERR SYNTAX\n",
-        frame(0x22, 99),
-        frame(0x12, 2),
-        frame(0x34, 0x80000001, b"unasked"),
+        spec.frame(spec.PRODUCE + 1, 99),
+        spec.frame(spec.CREATE + 1, 2),
+        spec.frame(spec.DELIVER, 0x80000001, b"unasked"),
         bytes.fromhex("deadbeef00100001") + bytes(8),
     ],
 )
@@ -416,7 +398,7 @@ async def test_a_server_that_stops_says_goodbye_first(peer: Peer) -> None:
     async def stops(stream: trio.StapledStream) -> None:
         await peer.greet(stream)
         await read_frame(stream)
-        await stream.send_all(frame(0x51, 0))
+        await stream.send_all(spec.frame(spec.DISCONNECT, 0))
 
     peer.scripts = [stops]
     async with connect() as client:

@@ -1,7 +1,6 @@
 """PROTOCOL.md and STORAGE.md say what the server does."""
 
 import re
-from pathlib import Path
 
 import attrs
 
@@ -12,30 +11,21 @@ from dms.settings import DmsSettings
 from dms.states import TRANSITIONS, Event, State
 from dms.wire import REPLIES, Frame, Status, Type
 from tests.dms.world import World
-from tests.support.diagrams import diagram
+from tests.support.documents import (
+    ROOT,
+    block,
+    check_diagram,
+    check_limits,
+    check_states,
+    protocol_document,
+)
 
-FOLDER = Path(__file__).parent.parent.parent / "dms"
-DOCUMENT = (FOLDER / "PROTOCOL.md").read_text()
-
-
-def test_every_state_is_in_the_table_and_can_be_reached() -> None:
-    assert set(TRANSITIONS) == set(State)
-    reached = {State.NEW}
-    while more := {after for state in reached for after in TRANSITIONS[state].values()} - reached:
-        reached |= more
-    assert reached == set(State)
-    assert {event for moves in TRANSITIONS.values() for event in moves} == set(Event)
+DOCUMENT = protocol_document("dms")
 
 
-def test_every_state_but_the_last_can_end() -> None:
-    for state, moves in TRANSITIONS.items():
-        assert (moves == {}) == (state is State.CLOSING)
-        assert state is State.CLOSING or moves[Event.DRAIN] is State.CLOSING
-
-
-def test_the_diagram_in_the_document_is_the_table() -> None:
-    drawn = DOCUMENT.partition("```mermaid\n")[2].partition("```")[0]
-    assert drawn.splitlines() == list(diagram(TRANSITIONS, State.NEW, State.CLOSING))
+def test_the_states_are_whole_and_in_the_document() -> None:
+    check_states(TRANSITIONS, State.NEW, State.CLOSING, ends_by=Event.DRAIN)
+    check_diagram(DOCUMENT, TRANSITIONS, State.NEW, State.CLOSING)
 
 
 def sent(line: str) -> bytes:
@@ -61,10 +51,9 @@ def shown(frame: Frame) -> str:
 
 
 def test_the_session_in_the_document_goes_as_it_says() -> None:
-    session = DOCUMENT.partition("```session\n")[2].partition("```")[0]
     peer = World().connect(handshake=False)
     said: list[str] = []
-    for line in session.splitlines():
+    for line in block(DOCUMENT, "session"):
         if line.startswith(">"):
             assert said == [], "the document leaves out an answer"
             peer.send(sent(line))
@@ -88,21 +77,20 @@ def test_every_type_status_and_option_is_in_the_document() -> None:
 
 def test_the_limits_in_the_document_are_the_settings() -> None:
     settings = DmsSettings()
-    for name, value, text in (
-        ("depth", 10_000, "10,000"),
-        ("depth_max", 10_000_000, "10,000,000"),
-        ("queues_max", 128, "128"),
-        ("clients_max", 256, "256"),
-        ("credits_max", 4096, "4096"),
-        ("consume_seconds", 30.0, "30 s"),
-        ("frame_seconds", 30.0, "30 s"),
-    ):
-        assert getattr(settings, name) == value
-        assert f"| {text} | `{name}` |" in DOCUMENT
+    limits = {
+        "depth": (10_000, "10,000"),
+        "depth_max": (10_000_000, "10,000,000"),
+        "queues_max": (128, "128"),
+        "clients_max": (256, "256"),
+        "credits_max": (4096, "4096"),
+        "consume_seconds": (30.0, "30 s"),
+        "frame_seconds": (30.0, "30 s"),
+    }
+    check_limits(DOCUMENT, settings, limits)
 
 
 def test_every_kind_of_record_and_every_reason_is_in_the_storage_document() -> None:
-    document = (FOLDER / "STORAGE.md").read_text()
+    document = (ROOT / "dms" / "STORAGE.md").read_text()
     for kind in RecordKind:
         assert f"| {kind.value} | {kind.name} |" in document
     for reason in Reason:

@@ -70,6 +70,9 @@ def test_the_dead_go_to_their_queue_and_know_why(world: World) -> None:
     assert bodies(peer, "orders", 1) == [b"good"]
     (row,) = world.call("peek", queue="dead")
     assert row["dead_letter"] == {"origin": "orders", "reason": "max_deliveries", "deliveries": 2}
+    if world.engine.persistent:
+        world.kill()
+        peer = world.connect()
     assert world.call("redrive", queue="dead") == {"queue": "dead", "moved": 1, "left": 0}
     world.settle()
     assert bodies(peer, "orders", 1) == [b"poison"]

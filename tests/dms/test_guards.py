@@ -1,8 +1,5 @@
 """A bug in one session, on the store's time or another session's, costs that session and nobody else."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from dms import wire
@@ -11,43 +8,19 @@ from dms.settings import DmsSettings
 from dms.wire import Type
 from tests.dms.world import Peer, World, deliveries
 from tests.support.connections import MemoryConnection
+from tests.support.crashing import failing
 
 NAME = wire.pack_name("q")
 
 
-class Crashed(Exception):
-    """What the test has a session raise."""
-
-
-@pytest.fixture
-def crashes(monkeypatch: pytest.MonkeyPatch) -> list[MemoryConnection]:
-    """The connections that were told of a crash; the driver closes such a one, and counts it."""
-    told: list[MemoryConnection] = []
-
-    def crashed(self: MemoryConnection, error: Exception) -> None:
-        assert isinstance(error, Crashed)
-        told.append(self)
-        self.closed = self._mute = True
-
-    monkeypatch.setattr(MemoryConnection, "fail", crashed)
-    return told
-
-
-def breaks(monkeypatch: pytest.MonkeyPatch, peer: Peer, *names: str) -> None:
-    for name in names:
-        sound: Callable[..., Any] = getattr(Session, name)
-
-        def broken(self: Session, *arguments: Any, sound: Callable[..., Any] = sound) -> Any:
-            if self is peer.session:
-                raise Crashed
-            return sound(self, *arguments)
-
-        monkeypatch.setattr(Session, name, broken)
+def breaks(monkeypatch: pytest.MonkeyPatch, peer: Peer, name: str) -> None:
+    sound = getattr(Session, name)
+    monkeypatch.setattr(Session, name, failing(sound, lambda session, *_: session is peer.session))
 
 
 @pytest.mark.parametrize("persist", [False, True], ids=["memory", "disk"])
 def test_a_delivery_that_crashes_costs_its_receiver_and_the_next_in_line_is_served(
-    monkeypatch: pytest.MonkeyPatch, crashes: list[MemoryConnection], persist: bool
+    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection], persist: bool
 ) -> None:
     world = World(DmsSettings(persist=persist))
     bad, good, producer = (world.connect() for _ in range(3))
@@ -57,14 +30,14 @@ def test_a_delivery_that_crashes_costs_its_receiver_and_the_next_in_line_is_serv
     breaks(monkeypatch, bad, "deliver")
     frames = producer.produce("q", b"a", b"b")
     assert [frame[0] for frame in frames] == [Type.PRODUCE_OK] * 2
-    assert crashes == [bad.connection]
+    assert crashed == [bad.connection]
     assert [body for _, body in deliveries(good.take())] == [b"a"]
     bad.lose()
     assert [body for _, body in good.consume("q", 2)] == [b"b"]
 
 
 def test_the_end_of_a_wait_that_crashes_leaves_the_others_to_be_told(
-    monkeypatch: pytest.MonkeyPatch, crashes: list[MemoryConnection]
+    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
 ) -> None:
     world = World()
     bad, good, other = (world.connect() for _ in range(3))
@@ -73,12 +46,12 @@ def test_the_end_of_a_wait_that_crashes_leaves_the_others_to_be_told(
         peer.consume("q")
     breaks(monkeypatch, bad, "end_credits")
     other.ask(Type.DELETE_QUEUE, NAME)
-    assert crashes == [bad.connection]
+    assert crashed == [bad.connection]
     assert [frame[0] for frame in good.take()] == [Type.ERROR]
 
 
 def test_taking_up_what_waited_for_the_disk_crashes_alone(
-    monkeypatch: pytest.MonkeyPatch, crashes: list[MemoryConnection]
+    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
 ) -> None:
     world = World()
     bad, good = world.connect(), world.connect()
@@ -94,5 +67,5 @@ def test_taking_up_what_waited_for_the_disk_crashes_alone(
         assert peer.session.consumer.waiting == 1
     breaks(monkeypatch, bad, "_is_behind")
     world.settle()
-    assert crashes == [bad.connection]
+    assert crashed == [bad.connection]
     assert len(deliveries(good.take())) == 5

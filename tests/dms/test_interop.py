@@ -12,7 +12,6 @@ from tests.support import dms_spec as spec
 from tests.support.dms_spec import SpecClient
 from tests.support.server import Server, speak
 
-FULL, NOT_FOUND, EXISTS, TIMEOUT, PROTOCOL, MAGIC, VERSION, TOO_LARGE, TYPE, INTERNAL = range(1, 11)
 Address = tuple[str, int]
 _names = count()
 
@@ -110,7 +109,7 @@ def test_who_has_said_all_and_half_closed_still_gets_every_answer(address: Addre
     named = spec.name(queue)
     sent = spec.frame(spec.HANDSHAKE, 1) + spec.frame(spec.CONSUME, 2, named) + b"\xde\xad"
     replies = spec.parse(bytearray(speak(address, sent)))
-    assert [reply[:3] for reply in replies] == [(spec.HANDSHAKE_ACK, 0, 1), (spec.ERROR, TIMEOUT, 2)]
+    assert [reply[:3] for reply in replies] == [(spec.HANDSHAKE_ACK, 0, 1), (spec.ERROR, spec.TIMEOUT, 2)]
 
 
 def test_refusals_have_the_specifications_numbers_and_the_connection_goes_on(
@@ -118,28 +117,28 @@ def test_refusals_have_the_specifications_numbers_and_the_connection_goes_on(
 ) -> None:
     named = spec.name(queue)
     for type_, payload, status in (
-        (spec.CREATE, named, EXISTS),
-        (spec.PRODUCE, spec.name("nowhere"), NOT_FOUND),
-        (spec.CONSUME, named, TIMEOUT),
-        (spec.ACK, b"", PROTOCOL),
-        (spec.PRODUCE, named.ljust(4097, b"x"), TOO_LARGE),
-        (0x77, b"", TYPE),
+        (spec.CREATE, named, spec.EXISTS),
+        (spec.PRODUCE, spec.name("nowhere"), spec.NOT_FOUND),
+        (spec.CONSUME, named, spec.TIMEOUT),
+        (spec.ACK, b"", spec.PROTOCOL),
+        (spec.PRODUCE, named.ljust(4097, b"x"), spec.TOO_LARGE),
+        (0x77, b"", spec.TYPE),
     ):
         found, said, message_id, text = client.ask(type_, payload, 0xABCDEF)
         assert (found, said, message_id) == (spec.ERROR, status, 0xABCDEF)
         assert text.decode().isprintable()
     for _ in range(5):
         client.produce(queue, b"x")
-    assert client.ask(spec.PRODUCE, named, 1)[:3] == (spec.ERROR, FULL, 1)
+    assert client.ask(spec.PRODUCE, named, 1)[:3] == (spec.ERROR, spec.FULL, 1)
     assert client.consume(queue)[1] == b"x"
 
 
 @pytest.mark.parametrize(
     ("sent", "type_", "status"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", spec.ERROR, MAGIC),
-        (spec.frame(spec.LIST, 7, version=2), spec.ERROR, VERSION),
-        (spec.frame(spec.HANDSHAKE, 7, version=2), spec.HANDSHAKE_NACK, VERSION),
+        (b"GET / HTTP/1.1\r\n\r\n", spec.ERROR, spec.BAD_MAGIC),
+        (spec.frame(spec.LIST, 7, version=2), spec.ERROR, spec.VERSION),
+        (spec.frame(spec.HANDSHAKE, 7, version=2), spec.HANDSHAKE_NACK, spec.VERSION),
     ],
 )
 def test_what_cannot_be_gone_on_from_is_told_and_closed(

@@ -23,6 +23,7 @@ from shared.storage.store import Store
 from tests.support.commits import leave_free
 from tests.support.connections import MemoryConnection
 from tests.support.fake_disk import FakeDisk
+from tests.support.hand_peer import HandPeer
 from tests.support.stores import SMALL, HandClock, open_store
 
 LOG: structlog.stdlib.BoundLogger = structlog.wrap_logger(
@@ -144,36 +145,24 @@ class World:
         return trio.run(run)
 
 
-class Peer:
+class Peer(HandPeer):
     """A client's end, driven by hand."""
 
     def __init__(self, world: World, connection: MemoryConnection) -> None:
+        super().__init__(connection, Session(connection, world.engine, world.refusals))
         self.world = world
-        self.connection = connection
-        self._unread = b""
         self._said = b""
         self._ids = 100
-        self.session = Session(connection, world.engine, world.refusals)
 
-    def send(self, data: bytes) -> None:
-        """One read of the server, and what the disk makes of it."""
+    def send(self, *reads: bytes) -> None:
+        """And what the disk makes of it."""
         self.connection.now = self.world.now
-        self._unread += data
-        self.pump()
+        super().send(*reads)
         self.world.settle()
 
     def pump(self) -> None:
-        """What a paused server does not read waits, as in a socket."""
-        while True:
-            if self.connection.deadline <= self.connection.now:
-                self.connection.deadline = float("inf")
-                self.session.on_deadline(self.connection.now)
-            elif self._unread and self.connection.reading and not self.connection.finished:
-                data, self._unread = self._unread, b""
-                self.session.receive(data)
-                self.world.store.commit_pending()
-            else:
-                break
+        while self.wake_if_due() or self.read_on():
+            self.world.store.commit_pending()
 
     def take(self) -> list[Frame]:
         """Everything that was said since."""
@@ -220,14 +209,13 @@ class Peer:
         return self.take()
 
     def close_input(self) -> None:
-        self.session.receive_eof()
+        super().close_input()
         self.world.settle()
 
     def lose(self) -> None:
         if not self.connection.closed:
-            self.connection.closed = True
             self.world.peers.remove(self)
-            self.session.connection_lost()
+            super().lose()
             self.world.settle()
 
 

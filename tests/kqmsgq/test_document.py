@@ -1,7 +1,6 @@
 """PROTOCOL.md says what the server does, and the golden bytes are what goes over the wire."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,18 @@ from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import TRANSITIONS, Event, State
 from kqmsgq.wire import Fault, message, subscribe, unsubscribe
 from tests.kqmsgq.world import World
-from tests.support.diagrams import diagram
+from tests.support.documents import (
+    block,
+    check_diagram,
+    check_limits,
+    check_states,
+    golden,
+    golden_lines,
+    protocol_document,
+)
 
-ROOT = Path(__file__).parent.parent.parent
-DOCUMENT = (ROOT / "kqmsgq" / "PROTOCOL.md").read_text()
-GOLDEN = sorted((ROOT / "tests" / "golden" / "kqmsgq").glob("*.hex"))
-SESSION = DOCUMENT.partition("```session\n")[2].partition("```")[0].splitlines()
+DOCUMENT = protocol_document("kqmsgq")
+SESSION = block(DOCUMENT, "session")
 
 
 def spelled(text: str) -> bytes:
@@ -55,19 +60,12 @@ def test_the_bytes_in_the_document_are_the_sessions() -> None:
     ]
 
 
-def golden(path: Path) -> Iterator[tuple[str, bytes]]:
-    for line in path.read_text().splitlines():
-        bare = line.partition("#")[0].strip()
-        if bare:
-            yield bare[0], bytes.fromhex(bare[1:])
-
-
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", golden("kqmsgq"), ids=lambda path: path.stem)
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_golden_sessions_byte_for_byte(world: World, path: Path, one_by_one: bool) -> None:
     peers = {"P": world.connect(), "C": world.connect()}
     got = b""
-    for who, data in golden(path):
+    for who, data in golden_lines(path):
         if who == "D":
             assert peers["C"].taken() == data
             continue
@@ -76,33 +74,23 @@ def test_golden_sessions_byte_for_byte(world: World, path: Path, one_by_one: boo
     assert got + peers["C"].taken() == b""
 
 
-def test_the_diagram_in_the_document_is_the_table() -> None:
-    drawn = DOCUMENT.partition("```mermaid\n")[2].partition("```")[0]
-    assert drawn.splitlines() == list(diagram(TRANSITIONS, State.ROLE, State.ENDING))
-
-
-def test_every_state_is_in_the_table_can_be_reached_and_can_end() -> None:
-    assert set(TRANSITIONS) == set(State)
-    assert {after for moves in TRANSITIONS.values() for after in moves.values()} | {State.ROLE} == set(State)
-    assert {event for moves in TRANSITIONS.values() for event in moves} == set(Event)
-    for state, moves in TRANSITIONS.items():
-        assert (moves == {}) == (state is State.ENDING)
-        assert state is State.ENDING or moves[Event.INPUT_ENDS] is State.ENDING
+def test_the_states_are_whole_and_in_the_document() -> None:
+    check_states(TRANSITIONS, State.ROLE, State.ENDING, ends_by=Event.INPUT_ENDS)
+    check_diagram(DOCUMENT, TRANSITIONS, State.ROLE, State.ENDING)
 
 
 def test_every_fault_and_every_limit_is_in_the_document() -> None:
     for fault in Fault:
         assert f"| {fault} |" in DOCUMENT
     settings = KqmsgqSettings()
-    for name, value, text in (
-        ("name_bytes_max", 4096, "4096"),
-        ("message_bytes_max", 16 << 20, "16 MiB"),
-        ("consumer_bytes_max", 8 << 20, "8 MiB"),
-        ("subscriptions_max", 10_000, "10,000"),
-        ("subscriptions_bytes_max", 4 << 20, "4 MiB"),
-        ("subscriptions_total_max", 1_000_000, "1,000,000"),
-        ("subscriptions_bytes_total_max", 256 << 20, "256 MiB"),
-        ("event_seconds", 30.0, "30 s"),
-    ):
-        assert getattr(settings, name) == value
-        assert f"| {text} | `{name}` |" in DOCUMENT
+    limits = {
+        "name_bytes_max": (4096, "4096"),
+        "message_bytes_max": (16 << 20, "16 MiB"),
+        "consumer_bytes_max": (8 << 20, "8 MiB"),
+        "subscriptions_max": (10_000, "10,000"),
+        "subscriptions_bytes_max": (4 << 20, "4 MiB"),
+        "subscriptions_total_max": (1_000_000, "1,000,000"),
+        "subscriptions_bytes_total_max": (256 << 20, "256 MiB"),
+        "event_seconds": (30.0, "30 s"),
+    }
+    check_limits(DOCUMENT, settings, limits)

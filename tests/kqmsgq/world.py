@@ -38,8 +38,6 @@ class World:
 class Peer(HandPeer):
     """A client's end, driven by hand."""
 
-    session: Session
-
     def __init__(self, world: World, connection: MemoryConnection) -> None:
         super().__init__(connection, Session(connection, world.queues))
 

@@ -1,25 +1,12 @@
 """A bug in what one session does on the store's time costs its connection, and no other's."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from logmq import readers
 from tests.logmq.served import Socket, served
-
-
-def failing_once(function: Any) -> Any:
-    """The function, but its first call raises."""
-    calls: list[None] = []
-
-    def fail(*arguments: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 1:
-            raise ZeroDivisionError("a bug")
-        return function(*arguments)
-
-    return fail
+from tests.support.crashing import failing_once
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from shared.storage.settings import StorageSettings
 from shared.storage.store import Log, Store
 from tests.support.connections import MemoryConnection
 from tests.support.fake_disk import FakeDisk, Operation
+from tests.support.hand_peer import HandPeer
 from tests.support.stores import ALWAYS, SMALL, HandClock, open_store, payloads, records
 
 LOG = structlog.stdlib.get_logger("test")
@@ -165,19 +166,12 @@ def slow_reads(*cold: str) -> Iterator[SlowReads]:
         yield slow
 
 
-class Peer:
+class Peer(HandPeer):
     """A client's end, driven by hand."""
 
     def __init__(self, world: World, connection: MemoryConnection) -> None:
+        super().__init__(connection, Session(connection, world.broker))
         self.world = world
-        self.connection = connection
-        self.session = Session(connection, world.broker)
-        self._unread = b""
-
-    def send(self, data: bytes) -> None:
-        """One read of the server. What a paused server does not read waits, as in a socket."""
-        self._unread += data
-        self._pump()
 
     def ask(self, data: bytes) -> bytes:
         """Send, let the disk catch up, and take the answers."""
@@ -190,39 +184,9 @@ class Peer:
         moved = True
         while moved:
             commits = self.world.commit()
-            moved = self._pump() or commits > 0
-            if self.connection.deadline <= self.connection.now:
-                self._wake()
-                moved = True
+            moved = any((self.read_on(), commits, self.wake_if_due()))
 
     def take(self) -> bytes:
         taken = self.connection.taken()
-        self._pump()
+        self.pump()
         return taken + self.connection.taken()
-
-    def close_input(self) -> None:
-        self.session.receive_eof()
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass, deadline by deadline."""
-        end = self.connection.now + seconds
-        while self.connection.deadline <= end:
-            self.connection.now = max(self.connection.now, self.connection.deadline)
-            self._wake()
-            self._pump()
-        self.connection.now = end
-
-    def lose(self) -> None:
-        self.connection.closed = True
-        self.session.connection_lost()
-
-    def _wake(self) -> None:
-        self.connection.wake_at(float("inf"))
-        self.session.on_deadline(self.connection.now)
-
-    def _pump(self) -> bool:
-        if not self._unread or not self.connection.reading or self.connection.finished:
-            return False
-        data, self._unread = self._unread, b""
-        self.session.receive(data)
-        return True

@@ -74,8 +74,6 @@ def framed(data: bytes, sender: bytes) -> bytes:
 class Peer(HandPeer):
     """A subscriber's end, driven by hand."""
 
-    session: Session
-
     def __init__(self, world: World, connection: MemoryConnection) -> None:
         super().__init__(connection, Session(connection, world.sessions))
 

@@ -14,6 +14,8 @@ HANDSHAKE, HANDSHAKE_ACK, HANDSHAKE_NACK = 0x01, 0x02, 0x04
 CREATE, DELETE, LIST = 0x11, 0x13, 0x15
 PRODUCE, CONSUME, DELIVER = 0x21, 0x31, 0x34
 ACK, NACK, DISCONNECT, ERROR = 0x41, 0x43, 0x51, 0xFE
+FULL, NOT_FOUND, EXISTS, TIMEOUT, PROTOCOL, BAD_MAGIC, VERSION, TOO_LARGE, TYPE, INTERNAL = range(1, 11)
+"""Of an ERROR."""
 SECONDS = 60.0
 
 Reply = tuple[int, int, int, bytes]
@@ -24,9 +26,16 @@ def frame(type_: int, message_id: int, payload: bytes = b"", *, version: int = 1
     return HEADER.pack(MAGIC, len(payload), type_, version, status, message_id) + payload
 
 
-def name(queue: str) -> bytes:
+def name(queue: str, rest: bytes = b"") -> bytes:
+    """A payload that begins with a queue's name."""
     encoded = queue.encode()
-    return len(encoded).to_bytes(2, "big") + encoded
+    return len(encoded).to_bytes(2, "big") + encoded + rest
+
+
+def split(payload: bytes) -> tuple[str, bytes]:
+    """The name that a payload begins with, and the rest."""
+    end = 2 + int.from_bytes(payload[:2], "big")
+    return payload[2:end].decode(), payload[end:]
 
 
 def parse(data: bytearray) -> list[Reply]:

@@ -4,22 +4,20 @@ Nothing of it listens beyond loopback, and all ports are picked by the system. `
 needs to use it.
 """
 
-import os
+import contextlib
 import re
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
+from tests.support.process_group import QUICK_JVM, ProcessGroup
+
 START_SECONDS = 300.0
 """More than a JVM takes to start on a busy machine."""
 
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For those that live for seconds: compiling well would cost more than it saves."""
 WORKER = ("pipeline", "worker", "{url}", "--cores", "1", "--memory", "{memory}", "--work-dir", "{work}")
 
 
@@ -82,7 +80,7 @@ class SparkCluster:
 
     def __exit__(self, *_: object) -> None:
         for daemon in self._daemons[::-1]:
-            daemon.end()
+            daemon.stop()
 
     def kill_executors(self, number: int) -> int:
         """SIGKILL those of one worker; how many there were."""
@@ -98,71 +96,28 @@ class SparkCluster:
             worker.wait_for(r"(Successfully registered with master)")
 
     def _daemon(self, *words: str) -> "_Daemon":
-        command = [sys.executable, "-m", "brokers", *words]
-        self._daemons.append(_Daemon(command, os.environ | self.environ))
+        self._daemons.append(_Daemon(words, self.environ))
         return self._daemons[-1]
 
 
-class _Daemon:
-    """One JVM and what it starts, in a process group of its own."""
-
-    def __init__(self, command: Sequence[str], environ: dict[str, str]) -> None:
-        self._said: list[str] = []
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environ,
-            start_new_session=True,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+class _Daemon(ProcessGroup):
+    """One JVM and what it starts."""
 
     def wait_for(self, pattern: str) -> str:
         give_up = time.monotonic() + START_SECONDS
         while time.monotonic() < give_up:
-            for line in tuple(self._said):
+            for line in tuple(self.lines):
                 if found := re.search(pattern, line):
                     return found[1]
-            if self._process.poll() is not None:
+            if self.process.poll() is not None:
                 break
             time.sleep(0.05)
-        raise AssertionError(f"{pattern!r} did not come:\n" + "".join(self._said[-40:]))
+        raise AssertionError(f"{pattern!r} did not come:\n{self.said}")
 
-    def kill_below(self, name: str) -> int:
-        killed = 0
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == self._process.pid:
-                continue
-            try:
-                ours = os.getpgid(int(entry.name)) == self._process.pid
-                if ours and name.encode() in (entry / "cmdline").read_bytes():
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    killed += 1
-            except OSError:
-                continue
-        return killed
-
-    def end(self) -> None:
-        try:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            self._process.wait(20)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            pass
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.wait()
-        self._reader.join()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout:
-            for line in self._process.stdout:
-                self._said.append(line)
+    def stop(self) -> None:
+        self.signal_all(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.end(20)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -5,12 +5,9 @@ that the archive names and by the bare glob; in the end the Parquet files must e
 once. The judge itself is tested with planted faults in `test_archive_judge.py`.
 """
 
-import os
 import random
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +15,7 @@ from pathlib import Path
 
 from brokers.errors import Refusal
 from brokers.pipeline import archive
-from tests.support.spark_cluster import QUICK_JVM
+from tests.support.process_group import ProcessGroup
 from tests.trials import outcomes
 from tests.trials.archive_judge import Row, judge, rows, visible
 from tests.trials.archive_load import ArchiveLoad
@@ -35,28 +32,16 @@ class ArchiverError(Exception):
     """It did not do what it should; the text is what it said."""
 
 
-class ArchiverProcess:
-    """`brokers pipeline archive`, in a process group of its own."""
+class ArchiverProcess(ProcessGroup):
+    """`brokers pipeline archive`."""
 
-    def __init__(self, folder: Path, data: Path, *arguments: str, master: str = "local[2]") -> None:
-        self.commits = 0
-        self._lines: list[str] = []
-        command = [sys.executable, "-m", "brokers", "pipeline", "archive", str(folder), "--path", str(data)]
-        self.process = subprocess.Popen(
-            [*command, "--master", master, "--json", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            text=True,
-            env=os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JVM},
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+    def __init__(self, folder: Path, data: Path, *arguments: str) -> None:
+        words = ("pipeline", "archive", str(folder), "--path", str(data), "--master", "local[2]", "--json")
+        super().__init__([*words, *arguments])
 
     @property
-    def said(self) -> str:
-        return "".join(self._lines[-60:])
+    def commits(self) -> int:
+        return sum(line.startswith('{"version"') for line in self.lines)
 
     def wait_commits(self, count: int) -> None:
         """Until it has made so many. Raises ArchiverError where it ends before."""
@@ -66,56 +51,14 @@ class ArchiverProcess:
                 raise ArchiverError(f"{self.commits} commits, exit {self.process.poll()}\n{self.said}")
             time.sleep(0.005)
 
-    def below(self, name: str) -> list[int]:
-        """The processes of its group whose command line has `name`."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    if os.getpgid(int(entry.name)) == self.process.pid and name in command:
-                        found.append(int(entry.name))
-                except OSError:
-                    continue
-        return [pid for pid in found if pid != self.process.pid]
-
     def kill(self, kind: str) -> str:
         """SIGKILL. Where what was meant is not there yet, all of it; returns what was killed."""
         if kind == "driver":
             self.process.kill()
-            return kind
-        meant = [] if kind == "both" else self.below("java" if kind == "jvm" else "pyspark.daemon")
-        if not meant:
-            os.killpg(self.process.pid, signal.SIGKILL)
+        elif kind == "both" or not self.kill_below("java" if kind == "jvm" else "pyspark.daemon"):
+            self.signal_all(signal.SIGKILL)
             return "both"
-        for pid in meant:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         return kind
-
-    def end(self) -> int:
-        """However it goes on after that, it ends, and nothing of it stays. Its exit code."""
-        try:
-            code = self.process.wait(PATIENCE_SECONDS)
-            give_up = time.monotonic() + 20
-            while self.below("") and time.monotonic() < give_up:
-                time.sleep(0.05)
-        finally:
-            try:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        self._reader.join()
-        return code
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout:
-            for line in self.process.stdout:
-                self._lines.append(line)
-                self.commits += line.startswith('{"version"')
 
 
 class Trial:
@@ -177,7 +120,7 @@ class Trial:
                 archiver.kill("both")
             self.kills[kind] += 1
         finally:
-            code = archiver.end()
+            code = archiver.end(PATIENCE_SECONDS)
             self.commits += archiver.commits
         if kind == "jvm" and code == 0:
             self.faults.append(f"its JVM was killed, and it ended with 0\n{archiver.said}")
@@ -196,7 +139,7 @@ class Trial:
 
     def _finish(self, load: ArchiveLoad) -> None:
         archiver = ArchiverProcess(self.folder, self.data, "--once")
-        code = archiver.end()
+        code = archiver.end(PATIENCE_SECONDS)
         if code:
             self.faults.append(f"--once ended with {code}\n{archiver.said}")
         self.compare(load, complete=True)

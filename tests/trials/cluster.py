@@ -18,8 +18,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from tests.support.process_group import QUICK_JVM
 from tests.support.server import speak
-from tests.support.spark_cluster import QUICK_JVM, START_SECONDS, SparkCluster
+from tests.support.spark_cluster import START_SECONDS, SparkCluster
 from tests.trials import outcomes
 from tests.trials.archive_judge import judge, rows, visible
 from tests.trials.archive_load import ArchiveLoad

@@ -20,9 +20,9 @@ from dmp.amqp.wire import encode
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import decoded, publish, start_ok
 from tests.dmp.world import PERSISTENT
-from tests.trials.dmp_ledger import EXCHANGE, FANOUT, Copy, DmpBook, digest, key_of
+from tests.trials.dmp_ledger import EXCHANGE, FANOUT, Copy, DmpBook, QueueBook, digest, key_of
 from tests.trials.payloads import Payloads
-from tests.trials.peers import Asked, PeersLoad, RawPeer, burst
+from tests.trials.peers import Asked, PeersLoad, RawPeer, burst, sampled
 
 _HELD_MAX = 200
 _PART_BYTES = 60_000
@@ -51,17 +51,20 @@ _EXPECTED = (
 )
 
 
+@attrs.define(eq=False)
 class AmqpPeer(RawPeer):
     """A connection with one channel, in confirm mode."""
 
-    def __init__(self, address: tuple[str, int], name: str, book: DmpBook, payloads: Payloads) -> None:
-        super().__init__(address, name)
+    _book: DmpBook
+    _payloads: Payloads
+    _source: random.Random
+    _tag: int = attrs.field(default=0, init=False)
+    _unconfirmed: deque[tuple[int, list[Copy], Sequence[Copy]]] = attrs.field(factory=deque, init=False)
+    """Delivery tag, the copies that were published, what had been acknowledged before."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         self._out += LOGIN
-        self._book = book
-        self._payloads = payloads
-        self._tag = 0
-        self._unconfirmed: deque[tuple[int, list[Copy], Sequence[Copy]]] = deque()
-        """Delivery tag, the copies that were published, what had been acknowledged before."""
 
     def publish(self, queues: Sequence[str], now: float, acked: Sequence[Copy] = ()) -> None:
         content = self._payloads.raw(self.name)
@@ -120,21 +123,11 @@ class AmqpPeer(RawPeer):
         self._unconfirmed = others
 
 
+@attrs.define(eq=False)
 class Publisher(AmqpPeer):
     """`window`: publishes in flight at most."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        name: str,
-        book: DmpBook,
-        payloads: Payloads,
-        window: int,
-        source: random.Random,
-    ) -> None:
-        super().__init__(address, name, book, payloads)
-        self._window = window
-        self._source = source
+    _window: int
 
     def fill(self, now: float) -> None:
         for _ in range(burst(self._window, len(self._unconfirmed))):
@@ -156,29 +149,21 @@ class RequestMix:
 REQUEST_MIXES = (RequestMix(1), RequestMix(16, nack=5), RequestMix(100, ack_all=5), RequestMix(64, hold=10))
 
 
+@attrs.define(eq=False)
 class Consumer(AmqpPeer):
     """Takes from one queue."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        name: str,
-        book: DmpBook,
-        payloads: Payloads,
-        queue: str,
-        mix: RequestMix,
-        source: random.Random,
-    ) -> None:
-        super().__init__(address, name, book, payloads)
-        self._queue = book.queues[queue]
-        self._mix = mix
-        self._source = source
-        self._out += encode(commands.Basic.Qos(0, mix.prefetch, False), 1)
-        self._out += encode(commands.Basic.Consume(queue=queue), 1)
-        self._held: dict[int, Copy] = {}
-        self._acked: list[Copy] = []
-        self._coming: tuple[int, int, list[bytes]] = 0, 0, []
-        """Delivery tag, bytes that are missing, and parts, of the message whose frames come."""
+    _queue: QueueBook
+    _mix: RequestMix
+    _held: dict[int, Copy] = attrs.field(factory=dict, init=False)
+    _acked: list[Copy] = attrs.field(factory=list, init=False)
+    _coming: tuple[int, int, list[bytes]] = attrs.field(factory=lambda: (0, 0, []), init=False)
+    """Delivery tag, bytes that are missing, and parts, of the message whose frames come."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self._out += encode(commands.Basic.Qos(0, self._mix.prefetch, False), 1)
+        self._out += encode(commands.Basic.Consume(queue=self._queue.name), 1)
 
     def fill(self, now: float) -> None:
         if len(self._held) >= min(self._mix.prefetch, _HELD_MAX):
@@ -247,11 +232,11 @@ class DmpLoad(PeersLoad):
         if book.mode != "always" or any(queue.made is None for queue in book.queues.values()):
             _declare(address, book)
         peers: list[RawPeer] = []
-        for number, window in source.sample(list(enumerate((1, 16, 64, 128))), source.randint(1, 3)):
-            peers.append(Publisher(address, f"writer-{number}", book, payloads, window, source))
-        for number, mix in source.sample(list(enumerate(REQUEST_MIXES)), source.randint(1, 3)):
-            queue, name = source.choice(_CONSUMED), f"reader-{number}"
-            peers.append(Consumer(address, name, book, payloads, queue, mix, source))
+        for number, window in sampled(source, (1, 16, 64, 128)):
+            peers.append(Publisher(address, f"writer-{number}", book, payloads, source, window))
+        for number, mix in sampled(source, REQUEST_MIXES):
+            queue = book.queues[source.choice(_CONSUMED)]
+            peers.append(Consumer(address, f"reader-{number}", book, payloads, source, queue, mix))
         super().__init__(peers)
 
 

@@ -15,21 +15,23 @@ import attrs
 from tests.support import dms_spec as spec
 from tests.trials.dms_ledger import DmsBook, Message, QueueBook, Step
 from tests.trials.payloads import Payloads
-from tests.trials.peers import Asked, PeersLoad, RawPeer, burst
+from tests.trials.peers import Asked, PeersLoad, RawPeer, burst, sampled
 
 _BODY_BYTES_MAX = 4000
 _HELD_MAX = 400
 
 
+@attrs.define(eq=False)
 class DmsPeer(RawPeer):
     """A connection, its requests in order, and its faults."""
 
-    def __init__(self, address: tuple[str, int], name: str) -> None:
-        super().__init__(address, name)
-        self._out += spec.frame(spec.HANDSHAKE, 0, name.encode())
-        self._waiting: deque[tuple[int, int, Asked, str]] = deque()
-        self._greeted = False
-        self._next_id = 0
+    _waiting: deque[tuple[int, int, Asked, str]] = attrs.field(factory=deque, init=False)
+    _greeted: bool = attrs.field(default=False, init=False)
+    _next_id: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self._out += spec.frame(spec.HANDSHAKE, 0, self.name.encode())
 
     def account(self, now: float) -> None:
         try:
@@ -107,26 +109,16 @@ PRODUCERS = (
 CONSUMERS = (ConsumerMix(1), ConsumerMix(16, nack=5), ConsumerMix(64), ConsumerMix(8, hold=30))
 
 
+@attrs.define(eq=False)
 class Producer(DmsPeer):
     """Writes to queues that it shares, and to one of its own that it ends and makes again."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        name: str,
-        mix: ProducerMix,
-        own: Sequence[QueueBook],
-        shared: Sequence[QueueBook],
-        payloads: Payloads,
-        source: random.Random,
-    ) -> None:
-        super().__init__(address, name)
-        self._mix = mix
-        self._own = own
-        self._shared = shared
-        self._payloads = payloads
-        self._source = source
-        self._queues: dict[bytes, QueueBook] = {}
+    _mix: ProducerMix
+    _own: Sequence[QueueBook]
+    _shared: Sequence[QueueBook]
+    _payloads: Payloads
+    _source: random.Random
+    _queues: dict[bytes, QueueBook] = attrs.field(factory=dict, init=False)
 
     def stored(self, message: Message) -> None:
         kept = self._queues.pop(message.key).kept
@@ -156,27 +148,18 @@ def step(peer: DmsPeer, queue: QueueBook, now: float) -> None:
     )
 
 
+@attrs.define(eq=False)
 class Consumer(DmsPeer):
     """Takes from one queue; acknowledges, gives back, or keeps."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        name: str,
-        mix: ConsumerMix,
-        book: DmsBook,
-        queue: QueueBook,
-        source: random.Random,
-    ) -> None:
-        super().__init__(address, name)
-        self._book = book
-        self._mix = mix
-        self._queue = queue
-        self._source = source
-        self._consuming: dict[int, float] = {}
-        """Ids of CONSUMEs without an answer, and when they were sent."""
-        self._held: deque[tuple[int, Message]] = deque()
-        self._last_first: dict[str, int] = {}
+    _mix: ConsumerMix
+    _book: DmsBook
+    _queue: QueueBook
+    _source: random.Random
+    _consuming: dict[int, float] = attrs.field(factory=dict, init=False)
+    """Ids of CONSUMEs without an answer, and when they were sent."""
+    _held: deque[tuple[int, Message]] = attrs.field(factory=deque, init=False)
+    _last_first: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def fill(self, now: float) -> None:
         mix = self._mix
@@ -251,12 +234,12 @@ class DmsLoad(PeersLoad):
             graves.append(dead)
         _make(address, [queue for queue in (*graves, *mortals, *lasting) if queue.asked_position == 0])
         peers: list[RawPeer] = []
-        for number, mix in source.sample(list(enumerate(PRODUCERS)), source.randint(1, len(PRODUCERS))):
+        for number, mix in sampled(source, PRODUCERS):
             own = [book.open(f"{mode}-own-{number}", mode) for mode in modes]
             writer = f"writer-{number}"
             shared = [*lasting, *lasting, *mortals]
             peers.append(Producer(address, writer, mix, own, shared, payloads, source))
-        for number, habit in source.sample(list(enumerate(CONSUMERS)), source.randint(1, len(CONSUMERS))):
+        for number, habit in sampled(source, CONSUMERS):
             queue = source.choice(lasting)
             peers.append(Consumer(address, f"reader-{number}", habit, book, queue, source))
         habit, queue = source.choice(CONSUMERS), source.choice([*mortals, *mortals, *graves])

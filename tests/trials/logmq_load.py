@@ -12,7 +12,7 @@ import attrs
 
 from tests.trials.logmq_ledger import Book, Commit, Delete, Ledger, Repeat, Write, record
 from tests.trials.payloads import Payloads
-from tests.trials.peers import Asked, PeersLoad, RawPeer, burst
+from tests.trials.peers import Asked, PeersLoad, RawPeer, burst, sampled
 
 _BATCH_RECORDS_MAX = 20
 RETENTION_BYTES = 500_000
@@ -45,28 +45,19 @@ REQUEST_MIXES = (
 )
 
 
+@attrs.define(eq=False)
 class Peer(RawPeer):
     """A connection of the load. `name` is the writer's name in every ledger."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        name: str,
-        mix: RequestMix,
-        own: Sequence[Ledger],
-        shared: Sequence[Ledger],
-        payloads: Payloads,
-        source: random.Random,
-    ) -> None:
-        super().__init__(address, name)
-        self._mix = mix
-        self._own = own
-        self._shared = shared
-        self._payloads = payloads
-        self._source = source
-        self._waiting: deque[tuple[Ledger, Asked, int]] = deque()
-        self._known: dict[str, list[int]] = {}  # offsets that may be committed, of each topic's present life
-        self._lives: dict[str, int] = {}
+    _mix: RequestMix
+    _own: Sequence[Ledger]
+    _shared: Sequence[Ledger]
+    _payloads: Payloads
+    _source: random.Random
+    _waiting: deque[tuple[Ledger, Asked, int]] = attrs.field(factory=deque, init=False)
+    _known: dict[str, list[int]] = attrs.field(factory=dict, init=False)
+    """Offsets that may be committed, of each topic's present life."""
+    _lives: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def fill(self, now: float) -> None:
         """Think of requests until the window is full."""
@@ -175,14 +166,13 @@ class Peer(RawPeer):
             self._ask(ledger, Delete(now), b"DELETE %s\n" % ledger.name.encode())
 
 
+@attrs.define(eq=False)
 class Watcher(RawPeer):
     """A connection that reads a topic as it grows, and keeps what it was shown."""
 
-    def __init__(self, address: tuple[str, int], ledger: Ledger) -> None:
-        super().__init__(address, "watcher")
-        self._ledger = ledger
-        self._next = ledger.end
-        self._asked = False
+    _ledger: Ledger
+    _next: int
+    _asked: bool = attrs.field(default=False, init=False)
 
     def fill(self, now: float) -> None:
         if not self._asked:
@@ -233,10 +223,9 @@ class LogmqLoad(PeersLoad):
         lasting = [book.open(f"{mode}-shared-{number}", mode) for mode in modes for number in range(2)]
         kept = [book.open(f"{mode}-{KEPT}", mode, RETENTION_BYTES - RETENTION_UNIT_BYTES) for mode in modes]
         peers: list[RawPeer] = []
-        for number, mix in source.sample(
-            list(enumerate(REQUEST_MIXES)), source.randint(2, len(REQUEST_MIXES))
-        ):
+        for number, mix in sampled(source, REQUEST_MIXES, 2):
             own = [book.open(f"{mode}-own-{number}", mode) for mode in modes]
             peers.append(Peer(address, f"writer-{number}", mix, own, lasting + kept, payloads, source))
-        peers.append(Watcher(address, source.choice(lasting)))
+        watched = source.choice(lasting)
+        peers.append(Watcher(address, "watcher", watched, watched.end))
         super().__init__(peers)

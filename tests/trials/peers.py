@@ -3,14 +3,18 @@
 One thread speaks on raw sockets, so it always knows what it has read when the cut comes: all of it counts.
 """
 
+import random
 import selectors
 import socket
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
 import attrs
 
 _RECEIVE_BYTES = 1 << 18
+
+Mix = TypeVar("Mix")
 
 
 @attrs.define(eq=False)
@@ -37,19 +41,23 @@ def burst(window: int, waiting: int) -> int:
     return room if room >= window // 2 else 0
 
 
+@attrs.define(eq=False)
 class RawPeer:
     """A connection. `faults`: what may not be; `refusals`: what may, with the time of each."""
 
-    def __init__(self, address: tuple[str, int], name: str) -> None:
-        self.name = name
-        self.faults: list[str] = []
-        self.refusals: list[tuple[float, str]] = []
-        self.gone = False
-        self.received_bytes = 0
-        self._out = bytearray()
-        self._in = bytearray()
-        self.socket = socket.create_connection(address)
-        self.socket.setblocking(False)
+    address: tuple[str, int]
+    name: str
+    faults: list[str] = attrs.field(factory=list, init=False)
+    refusals: list[tuple[float, str]] = attrs.field(factory=list, init=False)
+    gone: bool = attrs.field(default=False, init=False)
+    received_bytes: int = attrs.field(default=0, init=False)
+    sock: socket.socket = attrs.field(init=False)
+    _out: bytearray = attrs.field(factory=bytearray, init=False)
+    _in: bytearray = attrs.field(factory=bytearray, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.sock = socket.create_connection(self.address)
+        self.sock.setblocking(False)
 
     @property
     def unsent(self) -> bool:
@@ -67,7 +75,7 @@ class RawPeer:
         """Send what the socket takes."""
         while self._out and not self.gone:
             try:
-                sent = self.socket.send(self._out)
+                sent = self.sock.send(self._out)
             except OSError:
                 return  # full; or reset, and what came before that is still to be read
             del self._out[:sent]
@@ -76,7 +84,7 @@ class RawPeer:
         """Read and account for what there is."""
         while not self.gone:
             try:
-                data = self.socket.recv(_RECEIVE_BYTES)
+                data = self.sock.recv(_RECEIVE_BYTES)
             except BlockingIOError:
                 return
             except OSError:
@@ -87,6 +95,11 @@ class RawPeer:
             self._in += data
             self.received_bytes += len(data)
             self.account(time.monotonic())
+
+
+def sampled(source: random.Random, mixes: Sequence[Mix], least: int = 1) -> list[tuple[int, Mix]]:
+    """Some of them, with their numbers."""
+    return source.sample(list(enumerate(mixes)), source.randint(least, len(mixes)))
 
 
 class PeersLoad:
@@ -111,7 +124,7 @@ class PeersLoad:
         self._run(time.monotonic() + seconds, fill=False)
         faults = []
         for peer in self._peers:
-            peer.socket.close()
+            peer.sock.close()
             faults += peer.faults
             faults += [text for at, text in peer.refusals if at < cut]
         return faults
@@ -120,14 +133,14 @@ class PeersLoad:
         with selectors.DefaultSelector() as selector:
             for peer in self._peers:
                 if not peer.gone:
-                    selector.register(peer.socket, selectors.EVENT_READ, peer)
+                    selector.register(peer.sock, selectors.EVENT_READ, peer)
             while selector.get_map() and (now := time.monotonic()) < until:
                 for peer in self._peers:
                     if fill and not peer.gone:
                         peer.fill(now)
                         peer.flush()
                         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
-                        selector.modify(peer.socket, events, peer)
+                        selector.modify(peer.sock, events, peer)
                 for key, _ in selector.select(min(until - now, 0.02)):
                     key.data.receive()
                     if key.data.gone:

@@ -5,18 +5,16 @@ there must have each record of its source once, in order.
 """
 
 import json
-import os
+import math
 import random
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.process_group import ProcessGroup
 from tests.support.server import speak
-from tests.support.spark_cluster import QUICK_JVM
 from tests.trials import outcomes
 from tests.trials.archive import PATIENCE_SECONDS, ArchiverProcess
 from tests.trials.plain_reader import log_bytes
@@ -37,37 +35,28 @@ class Replaying:
     def __init__(self, progress: Path, arguments: Sequence[str]) -> None:
         self.kills = 0
         self._progress = progress
-        self._command = [sys.executable, "-m", "brokers", "pipeline", "replay", *arguments]
-        self._command += ["--progress", str(progress), "--rate", str(RATE), "--master", "local[2]"]
+        self._words = ["pipeline", "replay", *arguments]
+        self._words += ["--progress", str(progress), "--rate", str(RATE), "--master", "local[2]"]
 
     def run(self, batches: int | None) -> bool:
         """Once: killed after so many more batches (None: left alone); returns whether it came to its end."""
-        with tempfile.TemporaryFile("w+") as said:
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JVM},
-            )
-            try:
-                goal = None if batches is None else self._seq() + batches
-                give_up = time.monotonic() + PATIENCE_SECONDS
-                while process.poll() is None and (goal is None or self._seq() < goal):
-                    if time.monotonic() > give_up:
-                        raise ReplayError(f"nothing happens at batch {self._seq()}")
-                    time.sleep(0.002)
-            finally:
-                ended = process.poll()
-                if ended is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-                    self.kills += 1
-            said.seek(0)
-            if ended:
-                raise ReplayError(f"exit {ended}\n{said.read()}")
-            return ended == 0
+        replay = ProcessGroup(self._words)
+        try:
+            goal = math.inf if batches is None else self._seq() + batches
+            give_up = time.monotonic() + PATIENCE_SECONDS
+            while replay.process.poll() is None and self._seq() < goal:
+                if time.monotonic() > give_up:
+                    raise ReplayError(f"nothing happens at batch {self._seq()}")
+                time.sleep(0.002)
+        finally:
+            ended = replay.process.poll()
+            if ended is None:
+                self.kills += 1
+            replay.signal_all(signal.SIGKILL)
+            replay.end(PATIENCE_SECONDS)
+        if ended:
+            raise ReplayError(f"exit {ended}\n{replay.said}")
+        return ended == 0
 
     def _seq(self) -> int:
         try:
@@ -98,7 +87,7 @@ def trial(place: Path, kills: int, chance: random.Random) -> list[str]:
         fill(source, chance)
         address = ":".join(map(str, source.address("logmq")))
         archiver = ArchiverProcess(place / "archive", place / "source", "--once")
-        if archiver.end():
+        if archiver.end(PATIENCE_SECONDS):
             raise ReplayError(archiver.said)
         host, port = target.address("logmq")
         ways = {

@@ -9,6 +9,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+import attrs
 import structlog
 import trio
 
@@ -19,10 +20,11 @@ from dmp.declarations import QueueKind
 from shared.bridging import BridgeEnds
 from shared.errors import StoreError
 from shared.storage.store import Store
-from tests.trials.sim import dms_dialog as dms
-from tests.trials.sim.dialog import Dialog, Refused
-from tests.trials.sim.dms_dialog import DmsDialog, named, pack
+from tests.support import dms_spec as dms
+from tests.trials.sim.dialog import Dialog
+from tests.trials.sim.dms_dialog import DmsDialog
 from tests.trials.sim.network import Network, Wire
+from tests.trials.sim.probe_client import verifying
 from tests.trials.sim.world import BrokenPromise, World
 
 CARRIED_SECONDS = 30.0
@@ -63,39 +65,37 @@ def declare_queues(broker: Broker, topics: Sequence[str]) -> None:
     broker.store.commit_pending()
 
 
+@attrs.define(eq=False)
 class BridgeVerifier:
     """Compares logs with the topics that they come from, over connections with no fault on the way."""
 
-    def __init__(self, world: World, network: Network, topics: Sequence[str], by: str) -> None:
-        self._by = by
-        self._world = world
-        self._network = network
-        self._topics = topics
-        self.carried = 0
-        self.records_checked = 0
+    _world: World
+    _network: Network
+    _topics: Sequence[str]
+    _by: str
+    carried: int = attrs.field(default=0, init=False)
+    records_checked: int = attrs.field(default=0, init=False)
 
     async def verify(self, accept: Callable[[Wire], None], *, over: bool) -> None:
         """`over`: nobody writes any more, and all has to arrive."""
+        at = self._world, self._network, accept
         if self._by == "dms":
-            await self._make_queues(accept)
-        wire = self._network.wire_to(accept, "logmq", faulty=False)
-        dialog = Dialog(self._world, wire, "bridge verifier")
-        for topic in self._topics:
-            give_up = self._world.now() + CARRIED_SECONDS
-            while (  # noqa: ASYNC110  a client sees it by looking
-                missing := await self._missing(dialog, topic)
-            ) and (over and self._world.now() < give_up):
-                await trio.sleep(0.05)
-            if over and missing:
-                raise BrokenPromise(f"bridges of {topic} stand still: {missing} records have not arrived")
-        await dialog.half_close()
-        await dialog.at_end()
-        wire.client.close()
-        await wire.server_done.wait()
+            async with verifying(DmsDialog, *at, "dms", "bridge verifier") as making:
+                await self._make_queues(making)
+        async with verifying(Dialog, *at, "logmq", "bridge verifier") as dialog:
+            for topic in self._topics:
+                give_up = self._world.now() + CARRIED_SECONDS
+                while (  # noqa: ASYNC110  a client sees it by looking
+                    missing := await self._missing(dialog, topic)
+                ) and (over and self._world.now() < give_up):
+                    await trio.sleep(0.05)
+                if over and missing:
+                    raise BrokenPromise(f"bridges of {topic} stand still: {missing} records have not arrived")
+            await dialog.finish()
 
     async def _missing(self, dialog: Dialog, topic: str) -> int:
-        copy = await self._payloads(dialog, f"copy-{topic}")
-        sent = await self._payloads(dialog, topic)
+        copy = [payload for _, payload in await dialog.whole(f"copy-{topic}")]
+        sent = [payload for _, payload in await dialog.whole(topic)]
         self.records_checked += len(copy)
         for at, payload in enumerate(copy):
             if at >= len(sent) or payload != sent[at]:
@@ -104,28 +104,11 @@ class BridgeVerifier:
         self.carried = max(self.carried, len(copy))
         return len(sent) - len(copy)
 
-    async def _payloads(self, dialog: Dialog, topic: str) -> list[bytes]:
-        found: list[bytes] = []
-        offset = 0
-        while True:
-            await dialog.send(b"FETCH %s %d 65536\n" % (topic.encode(), offset))
-            answer = await dialog.chunk()
-            if answer is None:
-                return found
-            if isinstance(answer, Refused):
-                raise BrokenPromise(f"{topic} cannot be read at {offset} after a start: {answer}")
-            found += [payload for _, payload in answer]
-            offset = answer[-1][0] + 4 + len(answer[-1][1])
-
-    async def _make_queues(self, accept: Callable[[Wire], None]) -> None:
-        wire = self._network.wire_to(accept, "dms", faulty=False)
-        dialog = DmsDialog(self._world, wire, "bridge verifier")
+    async def _make_queues(self, dialog: DmsDialog) -> None:
         await dialog.shake_hands()
         for number, topic in enumerate(self._topics, 2):
-            await dialog.send(pack(dms.CREATE, number, named(f"by-{topic}")), f"CREATE by-{topic}")
+            await dialog.send(dms.frame(dms.CREATE, number, dms.name(f"by-{topic}")), f"CREATE by-{topic}")
             status, payload = await dialog.answer(dms.CREATE, number)
-            if status not in (0, dms.EXISTS) and not wire.excused():
+            if status not in (0, dms.EXISTS) and not dialog.wire.excused():
                 # With cause, a queue whose log cannot be read is left alone, and its bridges wait.
                 raise BrokenPromise(f"by-{topic} cannot be made after a start: {status} {payload!r}")
-        wire.client.close()
-        await wire.server_done.wait()

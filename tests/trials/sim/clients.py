@@ -7,11 +7,10 @@ import attrs
 import trio
 
 from tests.trials.sim.dialog import Dialog, Refused, joined
-from tests.trials.sim.fault_profiles import FaultProfile
 from tests.trials.sim.model import LENGTH_BYTES, Commitment, Deletion, Message, Model
-from tests.trials.sim.network import Network, Wire
+from tests.trials.sim.network import Wire
 from tests.trials.sim.probe_client import ProbeClient
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import BrokenPromise
 
 Request = Message | Deletion | Commitment
 
@@ -31,29 +30,21 @@ class Batch:
     payloads: list[bytes]
 
 
+@attrs.define(eq=False)
 class Client(ProbeClient):
     """A client of LogMQ."""
 
     port = "logmq"
+    _model: Model
+    _number: int
+    _topics: Sequence[str]
+    _made: int = attrs.field(default=0, init=False)
+    _seqs: dict[str, int] = attrs.field(factory=dict, init=False)
+    _batch: Batch | None = attrs.field(default=None, init=False)
+    _open: list[Request] = attrs.field(factory=list, init=False)
 
-    def __init__(
-        self,
-        world: World,
-        network: Network,
-        model: Model,
-        number: int,
-        profile: FaultProfile,
-        topics: Sequence[str],
-        over: trio.Event,
-    ) -> None:
-        super().__init__(world, network, f"client {number}", over, profile.episodes)
-        self._model = model
-        self._number = number
-        self._topics = topics
-        self._made = 0
-        self._seqs: dict[str, int] = {}
-        self._batch: Batch | None = None
-        self._open: list[Request] = []
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         self.episodes = {
             "produce": self._produce,
             "batches": self._send_batches,

@@ -37,6 +37,11 @@ class Dialog(Talk):
         del self._buffer[:size]
         return data
 
+    async def finish(self) -> None:
+        """We say nothing more, and nothing more may come but the end."""
+        await self.half_close()
+        await self.at_end()
+
     async def at_end(self) -> None:
         """Nothing more may come but the end."""
         try:
@@ -127,6 +132,21 @@ class Dialog(Talk):
         if not self._buffer.startswith((b"EOF\n", b"ERR ", b"OK ")):
             raise BrokenPromise(f"{self._who} expected MESSAGE: {bytes(self._buffer[:80])!r}")
         return end
+
+    async def whole(self, topic: str) -> list[Record]:
+        """All records, by FETCH, after a start. Raises BrokenPromise where they cannot be read."""
+        records: list[Record] = []
+        offset = 0
+        while True:
+            await self.send(b"FETCH %s %d 65536\n" % (topic.encode(), offset))
+            answer = await self.chunk()
+            if answer is None:
+                return records
+            if isinstance(answer, Refused):
+                raise BrokenPromise(f"{topic} cannot be read at {offset} after a start: {answer}")
+            records += answer
+            last, payload = answer[-1]
+            offset = last + LENGTH_BYTES + len(payload)
 
     async def chunk(self) -> list[Record] | Refused | None:
         """CHUNK as records, EOF as None, or a refusal."""

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 import attrs
 import trio
 
-from tests.trials.sim import dms_dialog as dms
-from tests.trials.sim.dms_dialog import DmsDialog, named, pack
+from tests.support import dms_spec as dms
+from tests.trials.sim.dms_dialog import DmsDialog
 from tests.trials.sim.dms_model import ASKED, DEAD, FATES, Consumer, DmsModel, Message, Request
-from tests.trials.sim.fault_profiles import FaultProfile
-from tests.trials.sim.network import Network, Wire
+from tests.trials.sim.network import Wire
 from tests.trials.sim.probe_client import ProbeClient
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import BrokenPromise
 
 Answered = Callable[[int, bytes], None]
 """Called with the status and the payload of a reply."""
@@ -31,29 +30,19 @@ class Line:
     held: dict[int, Message] = attrs.Factory(dict)
 
 
+@attrs.define(eq=False)
 class DmsClient(ProbeClient):
     """One client of DMS."""
 
     port = "dms"
+    _model: DmsModel
+    _number: int
+    _queues: Sequence[str]
+    _made: int = attrs.field(default=0, init=False)
+    _ids: int = attrs.field(default=1, init=False)
 
-    def __init__(
-        self,
-        world: World,
-        network: Network,
-        model: DmsModel,
-        number: int,
-        profile: FaultProfile,
-        queues: Sequence[str],
-        over: trio.Event,
-    ) -> None:
-        super().__init__(world, network, f"worker {number}", over, profile.dms_episodes)
-        self._model = model
-        self._number = number
-        self._queues = queues
-        self._targets = [name for name in queues if name != DEAD]
-        self._mortal = [name for name in queues if name == DEAD or name in FATES]
-        self._made = 0
-        self._ids = 1
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         self.episodes = {
             "produce": self._produce,
             "consume": self._consume,
@@ -82,7 +71,9 @@ class DmsClient(ProbeClient):
         request = self._model.creates(queue, dialog.wire)
         message_id = self._id()
         options = ASKED[queue].json if queue in ASKED else b""
-        await dialog.send(pack(dms.CREATE, message_id, named(queue, options)), f"CREATE {queue} {options!r}")
+        await dialog.send(
+            dms.frame(dms.CREATE, message_id, dms.name(queue, options)), f"CREATE {queue} {options!r}"
+        )
         status, payload = await dialog.answer(dms.CREATE, message_id)
         if not status:
             self._model.done(request)
@@ -95,17 +86,17 @@ class DmsClient(ProbeClient):
     async def _delete(self, dialog: DmsDialog) -> None:
         """DELETE, and making it again."""
         queue = self._chance.choice(self._queues)
-        if queue in self._mortal:
+        if queue == DEAD or queue in FATES:
             await self._create(dialog, queue)
             return
         begun = self._world.tick()
         request = self._model.deletes(queue, dialog.wire)
         message_id = self._id()
-        await dialog.send(pack(dms.DELETE, message_id, named(queue)), f"DELETE {queue}")
+        await dialog.send(dms.frame(dms.DELETE, message_id, dms.name(queue)), f"DELETE {queue}")
         status, payload = await dialog.answer(dms.DELETE, message_id)
         if not status:
             self._model.done(request)
-        elif status == dms.MISSING:
+        elif status == dms.NOT_FOUND:
             self._model.refused(request)
             self._model.is_missing(queue, begun, dialog.wire)
         else:
@@ -124,23 +115,24 @@ class DmsClient(ProbeClient):
 
     async def _produce(self, dialog: DmsDialog) -> None:
         """Pipelined PRODUCEs, to one or several queues; a queue that is missing is made."""
-        queue = self._chance.choice(self._targets)
+        targets = [name for name in self._queues if name != DEAD]
+        queue = self._chance.choice(targets)
         for _ in range(self._chance.randint(1, 3)):
             messages: list[Message] = []
             requests: list[bytes] = []
             first = self._ids + 1
             for _ in range(self._chance.choice((1, 1, 2, 5, 12))):
                 if self._chance.random() < 0.1:
-                    queue = self._chance.choice(self._targets)
+                    queue = self._chance.choice(targets)
                 body = self._body()
-                requests.append(pack(dms.PRODUCE, self._id(), named(queue, body)))
+                requests.append(dms.frame(dms.PRODUCE, self._id(), dms.name(queue, body)))
                 messages.append(self._model.sends(queue, body, dialog.wire))
             what = f"PRODUCE {queue} {messages[0].body[:12]!r}..."
             await dialog.send_all(requests, self._chance, what)
             missing = ""
             for message_id, message in enumerate(messages, first):
                 status, payload = await dialog.answer(dms.PRODUCE, message_id)
-                if status == dms.MISSING:
+                if status == dms.NOT_FOUND:
                     missing = message.queue
                 self._produced(message, status, payload)
             if missing:
@@ -150,7 +142,7 @@ class DmsClient(ProbeClient):
         match status:
             case 0:
                 self._model.done(message)
-            case dms.MISSING:
+            case dms.NOT_FOUND:
                 self._model.refused(message)
                 self._model.is_missing(message.queue, message.begun, message.wire)
             case dms.FULL:
@@ -172,7 +164,7 @@ class DmsClient(ProbeClient):
             while len(line.consumes) < min(credits_, left):
                 message_id = self._id()
                 line.consumes[message_id] = self._model.asks(queue)
-                asked += pack(dms.CONSUME, message_id, named(queue))
+                asked += dms.frame(dms.CONSUME, message_id, dms.name(queue))
             if asked:
                 await dialog.send(asked, f"CONSUME {queue}")
             frame = None
@@ -199,12 +191,12 @@ class DmsClient(ProbeClient):
         if manner == "half-close":
             await dialog.half_close()
         else:
-            await dialog.send(pack(dms.DISCONNECT, self._id()), "DISCONNECT")
+            await dialog.send(dms.frame(dms.DISCONNECT, self._id()), "DISCONNECT")
             line.replies.append((dms.DISCONNECT, self._ids, lambda status, payload: None))
         while line.replies or line.consumes:
             self._heard(line, await dialog.frame(), ends=True)
 
-    def _heard(self, line: Line, frame: dms.Frame, *, ends: bool) -> bytes:
+    def _heard(self, line: Line, frame: dms.Reply, *, ends: bool) -> bytes:
         """Take in one frame; returns what to send then. `ends`: nothing more is sent."""
         type_, status, message_id, payload = frame
         if type_ == dms.DELIVER:
@@ -228,7 +220,7 @@ class DmsClient(ProbeClient):
     def _not_delivered(self, line: Line, status: int, payload: bytes, begun: int) -> None:
         self._model.was_not_delivered(line.queue)
         match status:
-            case dms.MISSING:
+            case dms.NOT_FOUND:
                 self._model.is_missing(line.queue, begun, line.consumer.wire)
             case dms.TIMEOUT:
                 pass  # what is ready may have to be read from the disk first, and the disk be slow
@@ -253,13 +245,13 @@ class DmsClient(ProbeClient):
         def answered(status: int, payload: bytes) -> None:
             if not status:
                 self._model.done(request)
-            elif status == dms.MISSING:
+            elif status == dms.NOT_FOUND:
                 self._model.was_deleted(message)
             else:
                 self._check_internal(status, payload)
 
         line.replies.append((dms.ACK, delivery_id, answered))
-        return pack(dms.ACK, delivery_id, named(line.queue) if self._chance.random() < 0.2 else b"")
+        return dms.frame(dms.ACK, delivery_id, dms.name(line.queue) if self._chance.random() < 0.2 else b"")
 
     def _nack(self, line: Line, delivery_id: int) -> bytes:
         message = line.held.pop(delivery_id)
@@ -267,13 +259,13 @@ class DmsClient(ProbeClient):
 
         def answered(status: int, payload: bytes) -> None:
             self._model.gave_back(message, line.consumer, delivery_id)
-            if status == dms.MISSING:
+            if status == dms.NOT_FOUND:
                 self._model.was_deleted(message)
             elif status:
                 raise BrokenPromise(f"{self.name}: NACK was refused: {status} {payload!r}")
 
         line.replies.append((dms.NACK, delivery_id, answered))
-        return pack(dms.NACK, delivery_id)
+        return dms.frame(dms.NACK, delivery_id)
 
     # -- the rest
 
@@ -282,16 +274,16 @@ class DmsClient(ProbeClient):
         queue = self._chance.choice(self._queues)
         wrong = (
             (dms.ACK, b"", dms.PROTOCOL),
-            (dms.NACK, named(queue), dms.PROTOCOL),
-            (dms.CREATE, named(""), dms.PROTOCOL),
-            (dms.CREATE, named(queue, b'{"unknown": 1}'), dms.PROTOCOL),
-            (dms.PRODUCE, named("no such queue", b"x"), dms.MISSING),
-            (dms.CONSUME, named("no such queue"), dms.MISSING),
+            (dms.NACK, dms.name(queue), dms.PROTOCOL),
+            (dms.CREATE, dms.name(""), dms.PROTOCOL),
+            (dms.CREATE, dms.name(queue, b'{"unknown": 1}'), dms.PROTOCOL),
+            (dms.PRODUCE, dms.name("no such queue", b"x"), dms.NOT_FOUND),
+            (dms.CONSUME, dms.name("no such queue"), dms.NOT_FOUND),
             (0x61, b"", dms.TYPE),
             (dms.LIST, b"", 0),
         )
         first = self._ids + 1
-        requests = [pack(type_, self._id(), payload) for type_, payload, _ in wrong]
+        requests = [dms.frame(type_, self._id(), payload) for type_, payload, _ in wrong]
         await dialog.send_all(requests, self._chance, "what is no good")
         for message_id, (type_, payload, expected) in enumerate(wrong, first):
             status, _ = await dialog.answer(type_, message_id)

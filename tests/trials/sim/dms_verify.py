@@ -3,13 +3,17 @@
 Where time or a delivery changes what is in a queue, it is looked into by `peek` instead, which takes nothing.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from tests.trials.sim import dms_dialog as dms
-from tests.trials.sim.dms_dialog import DmsDialog, named, pack
+import attrs
+
+from tests.support import dms_spec as dms
+from tests.trials.sim.dms_dialog import DmsDialog
 from tests.trials.sim.dms_model import DEAD, FATES, Consumer, DmsModel, Message
 from tests.trials.sim.network import Network, Wire
+from tests.trials.sim.probe_client import verifying
 from tests.trials.sim.world import BrokenPromise, World
 
 PEEKED_MAX = 1000
@@ -18,49 +22,47 @@ Call = Callable[..., Awaitable[Any]]
 """Has an administrative verb of DMS called."""
 
 
+@attrs.define(eq=False)
 class DmsVerifier:
     """Takes all messages of all queues over a connection of its own, with no fault on the way."""
 
-    def __init__(self, world: World, network: Network, model: DmsModel, queues: Sequence[str]) -> None:
-        self._world = world
-        self._network = network
-        self._model = model
-        self._queues = queues
-        self._chance = world.source("dms verifier")
+    _world: World
+    _network: Network
+    _model: DmsModel
+    _queues: Sequence[str]
+    _chance: random.Random
 
     async def verify(self, accept: Callable[[Wire], None], call: Call) -> None:
         self._model.ages.serves(self._world.now())
-        wire = self._network.wire_to(accept, "dms", faulty=False)
-        dialog = DmsDialog(self._world, wire, "verifier")
-        await dialog.shake_hands()
-        await dialog.send(pack(dms.LIST, 2), "LIST_QUEUES")
-        _, payload = await dialog.answer(dms.LIST, 2)
-        depths = dict(_listed(payload))
-        await self._look_at_mortals(call, depths, wire)
-        for queue in self._queues:
-            if queue == DEAD or queue in FATES:
-                continue
-            begun = self._world.tick()
-            if queue not in depths:
-                self._model.saw_all(queue, None, begun, wire)
-                continue
-            consumer = self._model.consumer(queue, wire)
-            held = await self._take(dialog, queue, depths[queue], consumer)
-            found = list(held.values())
-            self._model.saw_all(queue, found, begun, wire)
-            # Given back in any order they keep their places; the end of the connection gives them back again.
-            await self._give_back(dialog, queue, held, consumer)
-            again = await self._take(dialog, queue, depths[queue], consumer)
-            if list(again.values()) != found:
-                raise BrokenPromise(f"{queue}: what was given back has not kept its place")
-        wire.client.close()
-        await wire.server_done.wait()
+        who = "verifier"
+        async with verifying(DmsDialog, self._world, self._network, accept, "dms", who) as dialog:
+            await dialog.shake_hands()
+            await dialog.send(dms.frame(dms.LIST, 2), "LIST_QUEUES")
+            _, payload = await dialog.answer(dms.LIST, 2)
+            depths = dict(dms.listed(payload)[1])
+            await self._look_at_mortals(call, depths, dialog.wire)
+            for queue in self._queues:
+                if queue == DEAD or queue in FATES:
+                    continue
+                begun = self._world.tick()
+                if queue not in depths:
+                    self._model.saw_all(queue, None, begun, dialog.wire)
+                    continue
+                consumer = self._model.consumer(queue, dialog.wire)
+                held = await self._take(dialog, queue, depths[queue], consumer)
+                found = list(held.values())
+                self._model.saw_all(queue, found, begun, dialog.wire)
+                # Given back in any order they keep their places; so they do where the connection ends.
+                await self._give_back(dialog, queue, held, consumer)
+                again = await self._take(dialog, queue, depths[queue], consumer)
+                if list(again.values()) != found:
+                    raise BrokenPromise(f"{queue}: what was given back has not kept its place")
 
     async def _take(
         self, dialog: DmsDialog, queue: str, depth: int, consumer: Consumer
     ) -> dict[int, Message]:
         begun = self._model.asks(queue, depth)
-        requests = [pack(dms.CONSUME, number, named(queue)) for number in range(1, depth + 1)]
+        requests = [dms.frame(dms.CONSUME, number, dms.name(queue)) for number in range(1, depth + 1)]
         await dialog.send(b"".join(requests), f"CONSUME {queue} x {depth}")
         held: dict[int, Message] = {}
         for _ in range(depth):
@@ -129,18 +131,9 @@ class DmsVerifier:
         shuffled = self._chance.sample(list(held), len(held))
         for each in shuffled:
             self._model.gives_back(held[each], consumer, each)
-        await dialog.send(b"".join(pack(dms.NACK, each) for each in shuffled), f"NACK {queue}")
+        await dialog.send(b"".join(dms.frame(dms.NACK, each) for each in shuffled), f"NACK {queue}")
         for each in shuffled:
             status, payload = await dialog.answer(dms.NACK, each)
             if status:
                 raise BrokenPromise(f"{queue}: NACK was refused: {payload!r}")
             self._model.gave_back(held[each], consumer, each)
-
-
-def _listed(payload: bytes) -> Iterator[tuple[str, int]]:
-    """The entries of LIST_QUEUES_OK."""
-    at = 2
-    while at < len(payload):
-        end = at + 2 + int.from_bytes(payload[at : at + 2], "big")
-        yield payload[at + 2 : end].decode(), int.from_bytes(payload[end : end + 4], "big")
-        at = end + 4

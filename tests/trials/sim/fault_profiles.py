@@ -261,6 +261,7 @@ FAULT_PROFILES = MappingProxyType(
         "queues that need no sync": FaultProfile(
             protocols=("dms",),
             dms_modes=("interval:50ms", "none"),
+            queues=("a", "ab", "abc", "temdrx"),
             endings=(0, 3, 1),
             ends=("answer", "sight", "operation", "time"),
             faults=("", "", "full"),

@@ -2,9 +2,11 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, TypeVar
 
+import attrs
 import trio
 
 from tests.trials.sim.network import Network, Wire
@@ -18,15 +20,15 @@ class Gone(Exception):
     """The connection is over; what was not answered may or may not have been done."""
 
 
+@attrs.define(eq=False)
 class Talk:
     """What all dialogs rest on. Raises Gone when the connection ends."""
 
-    def __init__(self, world: World, wire: Wire, who: str) -> None:
-        self._world = world
-        self.wire = wire
-        self._who = who
-        self._buffer = bytearray()
-        """What came, and nobody has taken yet."""
+    _world: World
+    wire: Wire
+    _who: str
+    _buffer: bytearray = attrs.field(factory=bytearray, init=False)
+    """What came, and nobody has taken yet."""
 
     async def send(self, data: bytes, what: str = "") -> None:
         """`what` is for the trace, where the bytes say little."""
@@ -62,23 +64,37 @@ class Talk:
         self._buffer += data
 
 
+AnyTalk = TypeVar("AnyTalk", bound=Talk)
+
+
+@asynccontextmanager
+async def verifying(
+    kind: type[AnyTalk], world: World, network: Network, accept: Callable[[Wire], None], port: str, who: str
+) -> AsyncIterator[AnyTalk]:
+    """A dialog with no fault on the way. At its end the server is through with the connection."""
+    wire = network.wire_to(accept, port, faulty=False)
+    yield kind(world, wire, who)
+    wire.client.close()
+    await wire.server_done.wait()
+
+
+@attrs.define(eq=False)
 class ProbeClient(ABC):
     """One client: it connects to `port`, has an episode, and comes again, until `over` is set."""
 
-    port: str
-    episodes: Mapping[str, Callable[[Any], Awaitable[None]]]
+    port: ClassVar[str]
+    _world: World
+    _network: Network
+    name: str
+    _over: trio.Event
+    _weights: Mapping[str, int]
+    episodes: Mapping[str, Callable[[Any], Awaitable[None]]] = attrs.field(init=False)
     """Each is given a dialog on a connection of its own."""
+    _chance: random.Random = attrs.field(init=False)
+    _wire: Wire = attrs.field(init=False)
 
-    def __init__(
-        self, world: World, network: Network, name: str, over: trio.Event, weights: Mapping[str, int]
-    ) -> None:
-        self.name = name
-        self._world = world
-        self._network = network
-        self._over = over
-        self._weights = weights
-        self._chance: random.Random = world.source(name)
-        self._wire: Wire
+    def __attrs_post_init__(self) -> None:
+        self._chance = self._world.source(self.name)
 
     async def run(self) -> None:
         await trio.sleep(self._chance.random() * 0.05)

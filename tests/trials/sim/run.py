@@ -71,7 +71,9 @@ class Simulation:
             world, self._network, carried, "dms" if "dms" in self._protocols else "dmp"
         )
         self._verifier = Verifier(world, self._network, self._model, self._topics)
-        self._dms_verifier = DmsVerifier(world, self._network, self._dms_model, self._queues)
+        self._dms_verifier = DmsVerifier(
+            world, self._network, self._dms_model, self._queues, world.source("dms verifier")
+        )
         self._lived = 0
         self._over = trio.Event()
 
@@ -119,9 +121,11 @@ class Simulation:
     def _visitors(self, number: int, over: trio.Event) -> Iterator[ProbeClient]:
         world, network = self.world, self._network
         if "logmq" in self._protocols:
-            yield Client(world, network, self._model, number, self._temper, self._topics, over)
+            name, weights = f"client {number}", self._temper.episodes
+            yield Client(world, network, name, over, weights, self._model, number, self._topics)
         if "dms" in self._protocols:
-            yield DmsClient(world, network, self._dms_model, number, self._temper, self._queues, over)
+            name, weights = f"worker {number}", self._temper.dms_episodes
+            yield DmsClient(world, network, name, over, weights, self._dms_model, number, self._queues)
 
     async def _verify(self, accept: Callable[[Wire], None]) -> None:
         if "logmq" in self._protocols:

@@ -2,52 +2,43 @@
 
 from collections.abc import Callable, Sequence
 
+import attrs
+
 from tests.trials.sim.dialog import Dialog, Refused
 from tests.trials.sim.model import LENGTH_BYTES, Model, Record
 from tests.trials.sim.network import Network, Wire
+from tests.trials.sim.probe_client import verifying
 from tests.trials.sim.world import BrokenPromise, World
 
 GROUPS = ("g", "h")
 
 
+@attrs.define(eq=False)
 class Verifier:
     """Reads all topics and all groups' offsets over a connection of its own, with no fault on the way."""
 
-    def __init__(self, world: World, network: Network, model: Model, topics: Sequence[str]) -> None:
-        self._world = world
-        self._network = network
-        self._model = model
-        self._topics = topics
+    _world: World
+    _network: Network
+    _model: Model
+    _topics: Sequence[str]
 
     async def verify(self, accept: Callable[[Wire], None]) -> None:
-        wire = self._network.wire_to(accept, "logmq", faulty=False)
-        dialog = Dialog(self._world, wire, "verifier")
-        for topic in self._topics:
-            begun = self._model.read()
-            self._model.saw_all(topic, await self._records(dialog, topic), begun)
-            for group in GROUPS:
+        who = "verifier"
+        async with verifying(Dialog, self._world, self._network, accept, "logmq", who) as dialog:
+            for topic in self._topics:
                 begun = self._model.read()
-                await dialog.send(b"COMMITTED %s %s\n" % (group.encode(), topic.encode()))
-                self._committed(group, topic, await dialog.ok(), begun)
-        self._model.restarted()
-        await dialog.half_close()
-        await dialog.at_end()
-        wire.client.close()
-        await wire.server_done.wait()
+                self._model.saw_all(topic, await self._records(dialog, topic), begun)
+                for group in GROUPS:
+                    begun = self._model.read()
+                    await dialog.send(b"COMMITTED %s %s\n" % (group.encode(), topic.encode()))
+                    self._committed(group, topic, await dialog.ok(), begun)
+            self._model.restarted()
+            await dialog.finish()
 
     async def _records(self, dialog: Dialog, topic: str) -> list[Record]:
-        records: list[Record] = []
-        offset = 0
-        while True:
-            await dialog.send(b"FETCH %s %d 65536\n" % (topic.encode(), offset))
-            answer = await dialog.chunk()
-            if answer is None:
-                break
-            if isinstance(answer, Refused):
-                raise BrokenPromise(f"{topic} cannot be read at {offset} after a start: {answer}")
-            records += answer
-            last, payload = answer[-1]
-            offset = last + LENGTH_BYTES + len(payload)
+        records = await dialog.whole(topic)
+        last, payload = records[-1] if records else (-LENGTH_BYTES, b"")
+        offset = last + LENGTH_BYTES + len(payload)
         await dialog.send(b"OFFSETS %s\n" % topic.encode())
         ends = await dialog.numbers(b"OFFSETS", 2)
         if isinstance(ends, Refused):

@@ -1,0 +1,73 @@
+"""What each PROTOCOL.md shows, held against the code: its states, its limits, and a session."""
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+ROOT = Path(__file__).parent.parent.parent
+
+S = TypeVar("S", bound=Enum)
+E = TypeVar("E", bound=Enum)
+
+
+def protocol_document(protocol: str) -> str:
+    return (ROOT / protocol / "PROTOCOL.md").read_text()
+
+
+def block(document: str, kind: str) -> list[str]:
+    """The lines of its first block of this kind."""
+    return document.partition(f"```{kind}\n")[2].partition("```")[0].splitlines()
+
+
+def diagram(table: Mapping[S, Mapping[E, S]], first: S, last: S) -> Iterator[str]:
+    """The lines of a Mermaid diagram; a state's value says what it means, an event's what happens."""
+    yield "stateDiagram-v2"
+    for state in table:
+        yield f"    {state.name} : {state.name}<br/>{state.value}"
+    yield f"    [*] --> {first.name}"
+    for state, moves in table.items():
+        for event, after in moves.items():
+            yield f"    {state.name} --> {after.name} : {event.value}"
+    yield f"    {last.name} --> [*]"
+
+
+def check_states(table: Mapping[S, Mapping[E, S]], first: S, last: S, *, ends_by: E) -> None:
+    """Every state is in the table and can be reached, every event is good for something, and one state is
+    the end, to which `ends_by` leads from every other."""
+    assert set(table) == set(type(first))
+    reached = {first}
+    while more := {after for state in reached for after in table[state].values()} - reached:
+        reached |= more
+    assert reached == set(type(first))
+    assert {event for moves in table.values() for event in moves} == set(type(ends_by))
+    for state, moves in table.items():
+        assert (moves == {}) == (state is last)
+        assert state is last or moves[ends_by] is last
+
+
+def check_diagram(document: str, table: Mapping[S, Mapping[E, S]], first: S, last: S) -> None:
+    """One of its diagrams is the table."""
+    assert "```mermaid\n" + "\n".join(diagram(table, first, last)) + "\n```" in document
+
+
+def check_limits(document: str, settings: object, limits: Mapping[str, tuple[object, str]]) -> None:
+    """By setting: the value that it has, and how the document writes that."""
+    for name, (value, text) in limits.items():
+        assert getattr(settings, name) == value
+        assert f"| {text} | `{name}` |" in document
+
+
+def golden(protocol: str) -> list[Path]:
+    """The sessions whose bytes are kept."""
+    return sorted((ROOT / "tests" / "golden" / protocol).glob("*.hex"))
+
+
+def golden_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Who says what: a letter, and the bytes; `NUL 5` stands for as many of them."""
+    for line in path.read_text().splitlines():
+        bare = line.partition("#")[0].strip()
+        if bare:
+            digits = re.sub(r"NUL (\d+)", lambda match: "00" * int(match[1]), bare[1:])
+            yield bare[0], bytes.fromhex(digits)
