@@ -80,6 +80,13 @@ class World:
         self.store.commit_pending()
         return self.store.statistics().commits - before
 
+    def serve_readers(self) -> bool:
+        """A slice of the readers that are left; whether there were any."""
+        feeds = self.broker.topics.feeds
+        behind = feeds.behind
+        feeds.take_turn()
+        return behind
+
     def fail_disk(self, number: int = errno.EIO, times: float = inf) -> None:
         """So many writes fail from now on."""
         left = times
@@ -190,7 +197,8 @@ class Peer:
         moved = True
         while moved:
             commits = self.world.commit()
-            moved = self._pump() or commits > 0
+            behind = self.world.serve_readers()
+            moved = self._pump() or commits > 0 or behind
             if self.connection.deadline <= self.connection.now:
                 self._wake()
                 moved = True
