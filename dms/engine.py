@@ -1037,13 +1037,13 @@ class Engine:
         if self._names is not None:
             insort(self._names, name)
 
-    def page(self, after: bytes | None) -> Sequence[tuple[bytes, int]]:
-        """The next names and depths behind `after`, sorted; enough to fill a frame."""
+    def names(self, after: bytes | None, most: int) -> Sequence[bytes]:
+        """The next `most` names behind `after`, sorted; fewer if those are the last."""
         names = self._names
         if names is None:
             names = self._names = sorted(self.queues)
         start = 0 if after is None else bisect_right(names, after)
-        return [(name, self.queues[name].depth) for name in names[start : start + 600]]
+        return names[start : start + most]
 
     def row(self, queue: Queue, *, snapshot: int) -> bytes:
         """A queue's row in the table."""
