@@ -24,6 +24,7 @@ from dms.options import options_untrusted
 from dms.refusals import Refusals
 from dms.runs import ACK, ACK_OK, CONSUME, PRODUCE_OK, WORDS, word
 from dms.states import TRANSITIONS, Event, State
+from dms.unacked import DeliveredRun
 from dms.wire import (
     HEADER,
     HEADER_BYTES,
@@ -858,17 +859,17 @@ class Session(SessionBase):
         if guard is None:
             return
         consumer = self.consumer
-        for credit in tuple(consumer.credits):
-            if credit.left and not guard.may(self.user, READ, credit.queue.name):
-                consumer.end(credit, Refusal(Status.DENIED, "not allowed"))
-        held = {delivery[0] for piece in consumer.unacked.pieces() for delivery in piece}
+        if consumer.credits and not guard.may(self.user, READ, consumer.credits[0].queue.name):
+            consumer.end_all(Refusal(Status.DENIED, "not allowed"))  # all are of one queue
+        held: set[Queue] = set()
+        for piece in consumer.unacked.pieces():
+            if isinstance(piece, DeliveredRun):
+                held.add(piece.queue)
+            else:
+                held.update(delivery[0] for delivery in piece)
         lost = {queue for queue in held if not guard.may(self.user, READ, queue.name)}
         if lost:
-            for delivery_id in tuple(consumer.unacked):
-                delivery = consumer.unacked.get(delivery_id)
-                if delivery is not None and delivery[0] in lost:
-                    consumer.unacked.pop(delivery_id)
-                    delivery[0].requeue((delivery,), nacked=False)
+            self._engine.take_back(consumer, lost)
         if self.queue is not None and not guard.may(self.user, READ, self.queue.name):
             self.queue, self.queue_name = None, _NOBODY
 

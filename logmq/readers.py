@@ -41,6 +41,12 @@ FETCH_MICROSECONDS = 32
 connection is sent that alone."""
 TAIL_MICROSECONDS = 4
 """Of lines for a tail: 2, and more to send them."""
+READ_MICROSECONDS = 8
+"""Of a read for tails."""
+HEADS_BYTES_A_MICROSECOND = 50
+"""What lines for tails are longer than their records tells what making them cost: 11 ms for 256 KiB of empty
+records, 22 where some have a byte, 0.4 to 0.8 where they have 100.
+"""
 STALE_OFFSETS = 64
 """So many offsets that no FETCH waits at any more are kept, beside as many as FETCHes wait at."""
 
@@ -239,7 +245,11 @@ class LogWatch:
     def _push(self) -> None:
         if not self._reading and self._tails and self._position < self.log.visible:
             self._reading = True
-            self.log.read(self._position, READ_BYTES, self._pushed)
+            self._serve(self._read())
+
+    def _read(self) -> Iterator[int]:
+        self.log.read(self._position, READ_BYTES, self._pushed)
+        yield READ_MICROSECONDS
 
     def _push_soon(self) -> None:
         for tail in self._tails:
@@ -256,6 +266,7 @@ class LogWatch:
             start = self._position
             self._position = end = start + len(records)
             lines = message_lines(records, start) if self._tails else b""
+            yield max(len(lines) - len(records), 0) // HEADS_BYTES_A_MICROSECOND
             for tail in tuple(self._tails):
                 if not tail.waits:
                     continue
