@@ -185,6 +185,15 @@ class Consumer:
         self.credits.remove(credit)
         self._tell(self.receiver.end_credits, left, refusal)
 
+    def end_all(self, refusal: Refusal) -> None:
+        """End all credits at once."""
+        left = [each for credit in self.credits for each in credit.ids[credit.at :]]
+        for credit in self.credits:
+            credit.at = len(credit.ids)
+        self.credits.clear()
+        self.waiting = 0
+        self._tell(self.receiver.end_credits, left, refusal)
+
     def forget_credits(self) -> None:
         for credit in self.credits:
             credit.at = len(credit.ids)
@@ -1038,13 +1047,13 @@ class Engine:
         if self._names is not None:
             insort(self._names, name)
 
-    def page(self, after: bytes | None) -> Sequence[tuple[bytes, int]]:
-        """The next names and depths behind `after`, sorted; enough to fill a frame."""
+    def names(self, after: bytes | None, most: int) -> Sequence[bytes]:
+        """The next `most` names behind `after`, sorted; fewer if those are the last."""
         names = self._names
         if names is None:
             names = self._names = sorted(self.queues)
         start = 0 if after is None else bisect_right(names, after)
-        return [(name, self.queues[name].depth) for name in names[start : start + 600]]
+        return names[start : start + most]
 
     def row(self, queue: Queue, *, snapshot: int) -> bytes:
         """A queue's row in the table."""
@@ -1201,11 +1210,37 @@ class Engine:
                     yield
         finally:
             del self.returning[number]
-            self.tell_budget()
-            for queue in () if self.draining else queues:  # a consumer would lose them at once
-                queue.stops -= 1
-                if queue.line:
-                    queue.dispatch()
+            self._deliver_again(queues)
+
+    def take_back(self, consumer: Consumer, queues: Collection[Queue]) -> None:
+        """Return what a consumer holds of these queues, in slices. Until then they deliver nothing."""
+        for queue in queues:
+            queue.stops += 1
+        self.sliced_work.add(self._take_back_in_slices(consumer, queues))
+
+    def _take_back_in_slices(self, consumer: Consumer, queues: Collection[Queue]) -> Iterator[None]:
+        try:
+            ids = tuple(consumer.unacked)
+            for at in range(0, len(ids), RETURNED_AT_ONCE):
+                by_queue: dict[Queue, list[Delivery[Queue]]] = {}
+                for delivery_id in ids[at : at + RETURNED_AT_ONCE]:
+                    delivery = consumer.unacked.get(delivery_id)  # None: it has been acknowledged meanwhile
+                    if delivery is not None and delivery[0] in queues:
+                        consumer.unacked.pop(delivery_id)
+                        by_queue.setdefault(delivery[0], []).append(delivery)
+                for queue, deliveries in by_queue.items():
+                    queue.requeue(deliveries, nacked=False)
+                yield
+        finally:
+            self._deliver_again(queues)
+
+    def _deliver_again(self, queues: Collection[Queue]) -> None:
+        """Messages have returned to these queues, which delivered nothing meanwhile."""
+        self.tell_budget()
+        for queue in () if self.draining else queues:  # a consumer would lose them at once
+            queue.stops -= 1
+            if queue.line:
+                queue.dispatch()
 
     def take_ids(self, count: int) -> int:
         """The first of `count` consecutive unused delivery ids."""

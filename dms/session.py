@@ -24,6 +24,7 @@ from dms.options import options_untrusted
 from dms.refusals import Refusals
 from dms.runs import ACK, ACK_OK, CONSUME, PRODUCE_OK, WORDS, word
 from dms.states import TRANSITIONS, Event, State
+from dms.unacked import DeliveredRun
 from dms.wire import (
     HEADER,
     HEADER_BYTES,
@@ -49,7 +50,8 @@ from dms.wire import (
 from shared.access import MANAGE, READ, WRITE, Guard
 from shared.errors import StoreError
 from shared.net.connection import Connection
-from shared.net.session import SessionBase
+from shared.net.session import SessionBase, Stop
+from shared.replies import ReplySlot
 
 if TYPE_CHECKING:
     from shared.storage.store import Ticket
@@ -59,11 +61,19 @@ FRAMES_PER_TURN = 1024
 """Frames handled one by one before other connections are served: some hundred microseconds."""
 REQUESTS_PER_TURN = 64
 """The same for requests that cost much: listing, creating."""
+LISTED_AT_ONCE = 500
+"""Names looked up in a user's rules before others are served: half a millisecond, with three rules."""
+LISTED_MAX = 600
+"""As many queues as fit the answer to LIST_QUEUES, and more."""
 ACKS_BEYOND_CREDITS = 2
 """One for the commit under way and one for the next, so that a consumer with one credit never waits for the
 disk."""
 
-_CREDITS = 1  # the deadline of the oldest credit
+# A reason to hold input back, besides those of `Stop`.
+_LISTING = Stop.FIRST_OWN  # a listing is under way
+
+# Deadlines.
+_CREDITS, _NAMES = range(2)  # of the oldest credit; of the next names of a listing
 _NOBODY = b"\xff\xff\xff"  # begins no valid payload
 _TOO_LARGE = Refusal(Status.PAYLOAD_TOO_LARGE, f"a payload is at most {PAYLOAD_BYTES_MAX} bytes")
 _TOO_MUCH_HELD = Refusal(
@@ -101,6 +111,7 @@ class Session(SessionBase):
         "_credit_due",
         "_deferred",
         "_engine",
+        "_listings",
         "_most_credits",
         "_out",
         "_queues",
@@ -135,6 +146,7 @@ class Session(SessionBase):
         self._unanswered = 0
         self._most_credits = 0
         self._deferred: deque[Credit] | tuple[()] = ()  # made when first needed
+        self._listings: deque[tuple[ReplySlot, int, Iterator[bytes | None]]] | tuple[()] = ()  # this, too
         engine.log.debug("client connected", peer=connection.peer)
         self.admit(gate)
         self._set_queues()
@@ -716,13 +728,55 @@ class Session(SessionBase):
 
     def _list_queues(self, message_id: int, payload: bytes) -> None:
         after = _only_name(payload) if payload else None
-        total, found = len(self._engine.queues), self._engine.page(after)
-        guard = self.guard
-        if guard is not None:
-            total = sum(guard.may_see(self.user, name) for name in self._engine.queues)
-            found = [row for row in found if guard.may_see(self.user, row[0])]
-        page = pack_list(total, found)
-        self.reply(pack(Type.LIST_QUEUES_OK, message_id, page))
+        if self.guard is None:
+            queues = self._engine.queues
+            found = [(name, queues[name].depth) for name in self._engine.names(after, LISTED_MAX)]
+            self.reply(pack(Type.LIST_QUEUES_OK, message_id, pack_list(len(queues), found)))
+            return
+        pages = self._visible(self.guard, after)
+        page = next(pages)
+        if page is not None:
+            self.reply(pack(Type.LIST_QUEUES_OK, message_id, page))
+            self.let_others()
+            return
+        if isinstance(self._listings, tuple):
+            self._listings = deque()
+        self._listings.append((self.replies.slot(), message_id, pages))
+        self.stop(_LISTING)
+        self.deadline(_NAMES, self.connection.now)
+
+    def _visible(self, guard: Guard, after: bytes | None) -> Iterator[bytes | None]:
+        """The payload of LIST_QUEUES_OK for a user with rules; None each time that others are to be served.
+
+        Each name is looked up in the rules, also for the total: 50,000 in one go took 160 ms.
+        """
+        queues, user = self._engine.queues, self.user
+        total, shown = 0, list[bytes]()
+        name: bytes | None = None
+        while names := self._engine.names(name, LISTED_AT_ONCE):
+            for name in names:
+                if guard.may_see(user, name):
+                    total += 1
+                    if len(shown) < LISTED_MAX and (after is None or name > after):
+                        shown.append(name)
+            if len(names) < LISTED_AT_ONCE:
+                break
+            yield None
+        yield pack_list(total, [(name, queues[name].depth) for name in shown if name in queues])
+
+    def _list_more(self) -> None:
+        """Take the next step of the oldest listing."""
+        if not self._listings:
+            return
+        slot, message_id, pages = self._listings[0]
+        page = next(pages)
+        if page is not None:
+            self._listings.popleft()
+            slot.resolve(pack(Type.LIST_QUEUES_OK, message_id, page))
+        if self._listings:
+            self.deadline(_NAMES, self.connection.now)
+        else:
+            self.go(_LISTING)
 
     def _consume_named(self, message_id: int, payload: bytes) -> None:
         """A CONSUME that needs a closer look: of another queue than the last, or one too many."""
@@ -806,17 +860,17 @@ class Session(SessionBase):
         if guard is None:
             return
         consumer = self.consumer
-        for credit in tuple(consumer.credits):
-            if credit.left and not guard.may(self.user, READ, credit.queue.name):
-                consumer.end(credit, Refusal(Status.DENIED, "not allowed"))
-        held = {delivery[0] for piece in consumer.unacked.pieces() for delivery in piece}
+        if consumer.credits and not guard.may(self.user, READ, consumer.credits[0].queue.name):
+            consumer.end_all(Refusal(Status.DENIED, "not allowed"))  # all are of one queue
+        held: set[Queue] = set()
+        for piece in consumer.unacked.pieces():
+            if isinstance(piece, DeliveredRun):
+                held.add(piece.queue)
+            else:
+                held.update(delivery[0] for delivery in piece)
         lost = {queue for queue in held if not guard.may(self.user, READ, queue.name)}
         if lost:
-            for delivery_id in tuple(consumer.unacked):
-                delivery = consumer.unacked.get(delivery_id)
-                if delivery is not None and delivery[0] in lost:
-                    consumer.unacked.pop(delivery_id)
-                    delivery[0].requeue((delivery,), nacked=False)
+            self._engine.take_back(consumer, lost)
         if self.queue is not None and not guard.may(self.user, READ, self.queue.name):
             self.queue, self.queue_name = None, _NOBODY
 
@@ -940,6 +994,9 @@ class Session(SessionBase):
     # -- deadlines and the end
 
     def due(self, what: int, now: float) -> None:
+        if what == _NAMES:
+            self._list_more()
+            return
         self._expire_credits(now)
         if not self.ended:
             self._await_credits()
@@ -978,6 +1035,8 @@ class Session(SessionBase):
         """Take no more input; pending answers are sent, then the connection ends."""
         self.state = TRANSITIONS[self.state][event]
         self.end()
+        if self._listings:  # `end` has cancelled all deadlines
+            self.deadline(_NAMES, self.connection.now)
         self._flush()
         self.finish_when_answered()
 

@@ -103,7 +103,25 @@ class LogmqService:
         await self.broker.take_settings(settings)
 
     async def run(self) -> None:
-        """Check regularly which groups are far behind."""
+        """Serve readers in slices, and check groups."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve_readers)
+            nursery.start_soon(self._check_groups)
+
+    async def _serve_readers(self) -> None:
+        broker, feeds = self.broker, self.broker.topics.feeds
+        while True:
+            if feeds.behind:
+                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            else:
+                behind = trio.Event()
+                feeds.on_behind = behind.set
+                await behind.wait()
+            feeds.take_turn()
+            broker.store.commit_pending()  # requests behind what was answered may have written
+
+    async def _check_groups(self) -> None:
+        """Note regularly which groups are far behind."""
         while True:
             worst: list[Committed] = []
             for part in self.broker.groups.in_parts(self.broker.topics.by_id().get):

@@ -663,7 +663,7 @@ class Session(SessionBase):
             self.reader_ended(tail)
         for fetch in tuple(self._fetches or ()):
             if not guard.may(self.user, READ, fetch.topic):
-                fetch.expire()
+                fetch.end()
 
     def _require(self, action: str, name: bytes) -> None:
         """Raise Refusal if the user may not."""

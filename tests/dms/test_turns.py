@@ -2,9 +2,10 @@
 
 import pytest
 
-from dms import admin, engine, queue_log, wire
+from dms import admin, engine, queue_log, session, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
+from shared.access import ANONYMOUS, Access, Rule, User
 from shared.queues import sliced_work
 from tests.dms.world import MEMORY, Peer, World, deliveries, statuses
 
@@ -237,3 +238,108 @@ def test_a_connection_says_what_passed_on_it_what_it_holds_and_what_it_waits_for
     peer.produce("orders", b"x")
     assert peer.session.traffic == {"messages_in": COUNT + 1, "messages_out": COUNT + 1, "held": COUNT + 1}
     assert peer.session.waits_for == ["2 messages of orders"]
+
+
+def under_rules(peer: Peer, *rules: str) -> None:
+    """The connection's user may do this, and no more."""
+    access = Access({"ann": User("ann", tuple(map(Rule.parse, rules)))})
+    peer.session.guard, peer.session.user = access.guard("dms"), "ann"
+
+
+def many_queues(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Peer]:
+    """40 queues, and a peer that may see four of them."""
+    monkeypatch.setattr(session, "LISTED_AT_ONCE", 3)
+    world = World(MEMORY)
+    peer = world.connect()
+    for number in range(COUNT):
+        peer.create(f"q{number:02}")
+    under_rules(peer, "dms:write:q?5", "dms:manage:q05")
+    return world, peer
+
+
+def test_a_listing_under_rules_goes_in_turns_and_is_answered_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, peer = many_queues(monkeypatch)
+    lists = [wire.pack(Type.LIST_QUEUES, number) for number in (1, 2)]
+    after = wire.pack(Type.LIST_QUEUES, 4, wire.pack_name("q15"))
+    peer.session.receive(b"".join((*lists, wire.pack(Type.DELETE_QUEUE, 3, wire.pack_name("q05")), after)))
+    assert peer.connection.taken() == b""
+    assert not peer.connection.reading
+    assert len(world.engine.queues) == COUNT, "what comes behind a listing waits"
+    other = world.connect()
+    assert statuses(other.produce("q00", b"x")) == [Status.OK]
+    peer.pump()
+    frames = peer.take()
+    assert [frame[3] for frame in frames] == [1, 2, 3, 4]
+    names = ["q05", "q15", "q25", "q35"]
+    for frame in frames[:2]:
+        assert wire.unpack_list(frame[4]) == (4, [(name, 0) for name in names])
+    assert wire.unpack_list(frames[3][4]) == (3, [("q25", 0), ("q35", 0)])
+    assert peer.connection.reading
+
+
+def test_what_a_user_may_see_is_listed_wherever_it_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "LISTED_MAX", 2)
+    _, peer = many_queues(monkeypatch)
+    under_rules(peer, "dms:read:q3[8-9]", "dms:read:q38", "dms:read:q39")
+    total, entries = wire.unpack_list(peer.ask(Type.LIST_QUEUES)[0][4])
+    assert (total, [name for name, _ in entries]) == (2, ["q38", "q39"])
+
+
+@pytest.mark.parametrize("ends", ["drain", "lost"])
+def test_a_listing_under_way_when_the_connection_ends(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    world, peer = many_queues(monkeypatch)
+    peer.session.receive(wire.pack(Type.LIST_QUEUES, 1) + wire.pack(Type.DISCONNECT, 2))
+    if ends == "lost":
+        peer.lose()
+        assert peer.connection.taken() == b""
+        return
+    world.drain()
+    peer.pump()
+    frames = peer.take()
+    assert [frame[0] for frame in frames] == [Type.LIST_QUEUES_OK, Type.DISCONNECT_OK]
+    assert wire.unpack_list(frames[0][4])[0] == 4
+    assert peer.connection.finished
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["runs", "single"])
+def test_what_may_not_be_read_any_more_comes_back_in_turns_and_in_order(runs: bool) -> None:
+    world = World()
+    access = Access()
+    peer, bodies = holding(world)
+    peer.session.admit(access.guard("dms"))
+    if not runs:
+        (first, *_) = peer.session.consumer.unacked
+        assert statuses(peer.nack(int.from_bytes(first))) == [Status.OK]
+        assert [body for _, body in peer.consume("orders")] == bodies[:1]
+    peer.produce("other", b"mine")
+    ((mine, _),) = peer.consume("other")
+    assert peer.consume("orders", 3) == []
+    waiting = world.connect()
+    assert waiting.consume("orders", COUNT) == []
+    access.replace({ANONYMOUS: User(ANONYMOUS, (Rule.parse("dms:*:other"),))})
+    assert statuses(peer.take()) == [Status.DENIED] * 3
+    queue = world.engine.queues[b"orders"]
+    assert 0 < queue.held < COUNT, "the first turn is over, and there is more to do"
+    is_served(world)
+    assert waiting.take() == []
+    world.advance(1)
+    assert [body for _, body in deliveries(waiting.take())] == bodies
+    assert statuses(peer.ack(mine)) == [Status.OK], "what may still be read is still held"
+
+
+def test_a_connection_that_is_lost_while_it_may_not_read_any_more_loses_nothing() -> None:
+    world = World()
+    access = Access()
+    peer, bodies = holding(world)
+    peer.session.admit(access.guard("dms"))
+    access.replace({ANONYMOUS: User(ANONYMOUS, (Rule.parse("dms:*:other"),))})
+    acked = next(iter(peer.session.consumer.unacked))
+    assert statuses(peer.ack(int.from_bytes(acked))) == [Status.OK]
+    peer.lose()
+    world.advance(1)
+    queue = world.engine.queues[b"orders"]
+    assert (queue.held, queue.stops, queue.depth) == (0, 0, COUNT - 1)
+    assert len(world.connect().consume("orders", COUNT)) == COUNT - 1
+    assert len(bodies) == COUNT

@@ -2,6 +2,8 @@
 
 import pytest
 
+from logmq import readers
+from shared.access import ANONYMOUS, Access, Rule, User
 from tests.logmq.world import TIGHT, Peer, World, slow_reads
 
 
@@ -113,3 +115,142 @@ def test_a_cold_read_is_waited_for_and_serves_what_follows(peer: Peer) -> None:
         disk.thaw()
         assert peer.take() == b"".join(b"MESSAGE %d 3 %03d\n" % (7 * number, number) for number in range(100))
         assert disk.reads == 1
+
+
+WAITING, EACH = 10, 5
+CHUNK = b"CHUNK 5 5 10\n\0\0\0\1y"
+
+
+def fetching(world: World, *, wait_ms: int = 60_000) -> list[Peer]:
+    """Connections with FETCHes that wait for the second record of `t`, and a PING behind them."""
+    peers = [world.connect() for _ in range(WAITING)]
+    peers[0].ask(b"PRODUCE t x\n")
+    for peer in peers:
+        peer.send(b"FETCH t 5 100 %d\n" % wait_ms * EACH + b"PING\n")
+        assert peer.take() == b""
+    return peers
+
+
+def come(world: World, request: bytes = b"PRODUCE t y\n") -> None:
+    """A request of somebody else, as far as that goes in the turn of its commit."""
+    peer = world.connect()
+    peer.send(request)
+    world.commit()
+    assert peer.take().startswith(b"OK")
+
+
+@pytest.fixture
+def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "TURN_MICROSECONDS", 3 * readers.FETCH_MICROSECONDS)
+
+
+@pytest.fixture
+def crowd(small_turns: None) -> World:
+    return World()
+
+
+def test_a_record_for_many_fetches_is_sent_in_turns_and_answers_are_in_order(crowd: World) -> None:
+    peers = fetching(crowd)
+    come(crowd)
+    answers = [peer.connection.taken() for peer in peers]
+    assert b"".join(answers) == CHUNK * 3, "the first turn is over, and there is more to do"
+    come(crowd)
+    for peer, answer in zip(peers, answers, strict=True):
+        whole = answer + peer.ask(b"")
+        assert whole.startswith(b"CHUNK 5 "), "records that have come since may be in it"
+        assert whole.endswith(b"PONG\n")
+        assert whole.count(b"CHUNK") == EACH
+    assert len(crowd.broker.topics.feeds) == 0
+    assert not crowd.broker.topics.feeds.behind
+
+
+def between_two_turns(crowd: World) -> Peer:
+    """A connection whose FETCHes have been woken, and not served."""
+    peer = fetching(crowd)[-1]
+    come(crowd)
+    assert peer.connection.taken() == b""
+    return peer
+
+
+def test_a_fetch_whose_time_ends_before_its_turn_gets_what_came_in_time(crowd: World) -> None:
+    peer = between_two_turns(crowd)
+    peer.advance(61)
+    assert peer.take() == CHUNK * EACH + b"PONG\n"
+    assert peer.ask(b"PING\n") == b"PONG\n"
+
+
+def test_a_fetch_that_may_not_read_any_more_before_its_turn_gets_nothing(crowd: World) -> None:
+    access = Access()
+    crowd.broker.access = access.guard("logmq")
+    peer = between_two_turns(crowd)
+    access.replace({ANONYMOUS: User(ANONYMOUS, (Rule.parse("logmq:read:other"),))})
+    assert peer.take() == b"EOF\n" * EACH + b"PONG\n"
+    peer.settle()
+    assert peer.take() == b""
+
+
+def test_a_topic_that_is_deleted_before_a_fetch_has_its_turn(crowd: World) -> None:
+    peer = between_two_turns(crowd)
+    come(crowd, b"DELETE t\n")
+    come(crowd, b"PRODUCE t new\n")
+    peer.settle()
+    answers = peer.take()
+    assert answers.count(b"ERR NO_TOPIC") == EACH
+    assert answers.endswith(b"PONG\n")
+
+
+def test_connections_that_are_lost_before_their_turn(crowd: World) -> None:
+    peers = fetching(crowd)
+    come(crowd)
+    for peer in peers[1:-1]:
+        peer.lose()
+    assert peers[-1].ask(b"") == CHUNK * EACH + b"PONG\n"
+    assert crowd.broker.counts.fetches_waiting == 0
+
+
+@pytest.mark.parametrize("begin", [b"TAIL t 0\n", b"FETCH t 0 100 60000\n"])
+def test_a_topic_that_many_wait_for_is_deleted_and_made_in_turns(crowd: World, begin: bytes) -> None:
+    peers = [crowd.connect() for _ in range(WAITING)]
+    for peer in peers:
+        peer.send(begin)
+    come(crowd, b"PRODUCE t x\n")
+    assert sum(peer.connection.outbox.size > 0 for peer in peers) < WAITING
+    for peer in peers:
+        assert peer.ask(b"").startswith((b"MESSAGE 0 1 x\n", b"CHUNK 0 5 5\n"))
+    for peer in peers:
+        peer.send(b"FETCH t 5 100 60000\n" if begin.startswith(b"FETCH") else b"")
+    come(crowd, b"DELETE t\n")
+    assert 0 < sum(peer.connection.outbox.size > 0 for peer in peers) < WAITING
+    for peer in peers:
+        assert peer.ask(b"").startswith(b"ERR NO_TOPIC")
+
+
+def test_a_record_for_many_tails_is_sent_in_turns_and_none_is_lost_or_sent_twice(crowd: World) -> None:
+    peers = [crowd.connect() for _ in range(100)]
+    peers[0].ask(b"PRODUCE t x\n")
+    for peer in peers:
+        assert peer.ask(b"TAIL t 5\n") == b""
+    come(crowd)
+    served = sum(peer.connection.outbox.size > 0 for peer in peers)
+    assert 0 < served < 50
+    come(crowd)
+    late = crowd.connect()
+    late.send(b"TAIL t 0\n")
+    peers[-1].lose()
+    ended = peers[-2].ask(b"STOP\n")
+    assert ended == b"MESSAGE 5 1 y\nMESSAGE 10 1 y\nOK 15\n" or ended.endswith(b"OK 5\n")
+    for peer in peers[:-2]:
+        assert peer.ask(b"") == b"MESSAGE 5 1 y\nMESSAGE 10 1 y\n"
+    assert late.ask(b"") == b"MESSAGE 0 1 x\nMESSAGE 5 1 y\nMESSAGE 10 1 y\n"
+
+
+def test_offsets_that_no_fetch_waits_at_any_more_are_forgotten(world: World) -> None:
+    peer = world.connect()
+    peer.ask(b"PRODUCE t x\n")
+    for number in range(1000):
+        assert peer.ask(b"FETCH t %d 100 1\n" % (10_000 + number)) == b""
+        peer.advance(1)
+        assert peer.take() == b"EOF\n"
+    peer.send(b"FETCH t 20000 100 60000\n")
+    watch = world.broker.topics.feeds.of(world.log("t"))
+    assert len(watch.offsets) < 100

@@ -81,6 +81,13 @@ class World:
         self.store.commit_pending()
         return self.store.statistics().commits - before
 
+    def serve_readers(self) -> bool:
+        """A slice of the readers that are left; whether there were any."""
+        feeds = self.broker.topics.feeds
+        behind = feeds.behind
+        feeds.take_turn()
+        return behind
+
     def fail_disk(self, number: int = errno.EIO, times: float = inf) -> None:
         """So many writes fail from now on."""
         left = times
@@ -184,7 +191,8 @@ class Peer(HandPeer):
         moved = True
         while moved:
             commits = self.world.commit()
-            moved = any((self.read_on(), commits, self.wake_if_due()))
+            behind = self.world.serve_readers()
+            moved = any((self.read_on(), commits, behind, self.wake_if_due()))
 
     def take(self) -> bytes:
         taken = self.connection.taken()

@@ -1119,6 +1119,205 @@ def amqp_a_transaction_of_4096_messages(served: Served) -> None:
         peer.call(commands.Tx.Commit())
 
 
+# Crowds: readers that wait, listings under rules, many of one kind.
+
+CONNECTIONS = 19_000
+"""Nearly `net.connections_max`, and what a process with 20,000 files can have."""
+WAITS_OF_ONE = 500
+"""FETCHes that one connection sends. 257 wait, and the rest is read when some are answered."""
+EMPTY = b"\0\0\0\0"
+
+
+def _rules(served: Served, *rules: str) -> None:
+    """Clients that have not logged in may do this from now on, and no more."""
+    file = served.folder / "data" / "users.toml"
+    file.write_text(f"[users.anonymous]\nallow = [{', '.join(map(repr, rules))}]\n")
+    file.chmod(0o600)
+    control.request(served.folder / "data", "POST", "/reload", {})
+
+
+@contextmanager
+def _fetching(
+    served: Served, connections: int, count: int, wait_ms: int = 60_000
+) -> Iterator[Sequence[Peer]]:
+    """So many connections, each with `count` FETCHes that wait behind the first record of topic-0."""
+    line = b"FETCH topic-0 5 1000 %d\n" % wait_ms
+    with ExitStack() as stack:
+        peers = [stack.enter_context(Peer(served.address("logmq"))) for _ in range(connections)]
+        with served.paused():
+            for peer in peers:
+                peer.socket.sendall(line * count)
+        time.sleep(2)
+        _ping(served)
+        served.begin()
+        yield peers
+
+
+def _answered(peers: Sequence[Peer], answer: bytes, count: int = 1) -> None:
+    for peer in peers:
+        peer.until(lambda data: data.count(answer) >= count)
+
+
+def logmq_51400_fetches_of_200_connections_wait_for_one_record(served: Served) -> None:
+    with _topics(served, 1) as peer, _fetching(served, 200, WAITS_OF_ONE) as readers:
+        _asked(peer, [b"PRODUCE topic-0 yyy\n"])
+        _answered(readers, b"CHUNK", WAITS_OF_ONE)
+
+
+def logmq_19000_fetches_of_as_many_connections_wait_for_one_record(served: Served) -> None:
+    with _topics(served, 1) as peer, _fetching(served, CONNECTIONS, 1) as readers:
+        _asked(peer, [b"PRODUCE topic-0 yyy\n"])
+        _answered(readers, b"CHUNK")
+
+
+def logmq_19000_fetches_of_as_many_connections_time_out_at_once(served: Served) -> None:
+    with _topics(served, 1), _fetching(served, CONNECTIONS, 1, 5000) as readers:
+        _answered(readers, b"EOF")
+
+
+def logmq_a_topic_that_51400_fetches_wait_for_is_deleted(served: Served) -> None:
+    with _topics(served, 1) as peer, _fetching(served, 200, WAITS_OF_ONE) as readers:
+        _asked(peer, [b"DELETE topic-0\n"])
+        _answered(readers, b"NO_TOPIC", 257)
+        _ping(served)
+
+
+def logmq_a_topic_that_51400_fetches_wait_for_is_made(served: Served) -> None:
+    with Peer(served.address("logmq")) as peer, _fetching(served, 200, WAITS_OF_ONE) as readers:
+        _asked(peer, [b"PRODUCE topic-0 y\n", b"PRODUCE topic-0 yyy\n"])
+        _answered(readers, b"CHUNK", WAITS_OF_ONE)
+
+
+def logmq_51400_fetches_far_beyond_the_end_and_1000_records(served: Served) -> None:
+    with _topics(served, 1) as peer, ExitStack() as stack:
+        for _ in range(200):
+            reader = stack.enter_context(Peer(served.address("logmq")))
+            reader.socket.sendall(b"".join(b"FETCH topic-0 9%06d 9 60000\n" % n for n in range(WAITS_OF_ONE)))
+        time.sleep(2)
+        served.begin()
+        for _ in range(100):
+            _asked(peer, [b"PRODUCE topic-0 yyy\n"] * 10)
+
+
+def logmq_one_record_for_19000_tails(served: Served) -> None:
+    with _topics(served, 1) as peer, ExitStack() as stack:
+        address = served.address("logmq")
+        tails = [stack.enter_context(Peer(address, b"TAIL topic-0 0\n")) for _ in range(CONNECTIONS)]
+        _answered(tails, b"MESSAGE")
+        served.begin()
+        for count in range(2, 7):
+            _asked(peer, [b"PRODUCE topic-0 x\n"])
+            _answered(tails, b"MESSAGE", count)
+
+
+def logmq_a_topic_with_19000_tails_is_deleted(served: Served) -> None:
+    with _topics(served, 1) as peer, ExitStack() as stack:
+        address = served.address("logmq")
+        tails = [stack.enter_context(Peer(address, b"TAIL topic-0 0\n")) for _ in range(CONNECTIONS)]
+        _answered(tails, b"MESSAGE")
+        served.begin()
+        _asked(peer, [b"DELETE topic-0\n"])
+        _answered(tails, b"NO_TOPIC")
+
+
+def logmq_20000_topics_are_listed_under_rules(served: Served) -> None:
+    with _topics(served, 20_000):
+        _rules(served, *(f"logmq:read:topic-*{number}" for number in range(20)))
+        with Peer(served.address("logmq")) as peer:
+            served.begin()
+            peer.socket.sendall(b"TOPICS\n" * 3)
+            peer.until(lambda data: data.count(b"END\n") == 3)
+
+
+def logmq_a_topic_with_100000_groups_is_deleted(served: Served) -> None:
+    with _topics(served, 1) as peer:
+        _asked(peer, [b"COMMIT group-%d topic-0 0\n" % number for number in range(100_000)])
+        served.begin()
+        _asked(peer, [b"DELETE topic-0\n"])
+        _ping(served)
+        time.sleep(1)
+
+
+def logmq_a_batch_of_260000_empty_records_is_written_and_read(served: Served) -> None:
+    count = 260_000
+    served.begin()
+    address = served.address("logmq")
+    with Peer(address) as peer, Peer(address, b"TAIL topic-0 0\n") as tail:
+        body = EMPTY * count
+        peer.socket.sendall(b"BATCH topic-0 w 1 %d\n" % len(body) + body)
+        peer.until(lambda data: b"\n" in data)
+        tail.until(lambda data: data.count(b"\n") >= count)
+        peer.data.clear()
+        peer.socket.sendall(b"".join(b"CONSUME topic-0 %d\n" % (4 * n) for n in range(50_000)))
+        peer.until(lambda data: data.count(b"\n") >= 50_000)
+
+
+def dms_50000_queues_are_listed_64_times_under_rules(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.ask([dms.frame(dms.CREATE, 1, dms.name(f"queue-{n:05}")) for n in range(50_000)])
+    _rules(served, "dms:read:orders-*", "dms:write:*-7?9?", "dms:*:*-123")
+    with Dms(served.address("dms")) as client:
+        served.begin()
+        client.ask([dms.frame(dms.LIST, 1)] * 64)
+
+
+def dms_a_queue_that_9000_connections_wait_for_is_deleted(served: Served) -> None:
+    _dms_filled(served, 0)
+    with ExitStack() as stack:
+        others = [stack.enter_context(Dms(served.address("dms"))) for _ in range(9000)]
+        for other in others:
+            other.socket.sendall(dms.frame(dms.CONSUME, 1, dms.name("q")))
+        _ping(served)
+        served.begin()
+        with Dms(served.address("dms")) as one:
+            one.ask([dms.frame(dms.DELETE, 1, dms.name("q"))])
+        for other in others:
+            other.until(lambda data: b"was deleted" in data)
+
+
+def _waiting_one_by_one(served: Served, count: int) -> Dms:
+    """A connection with so many CONSUMEs, each from a read of its own."""
+    client = Dms(served.address("dms"))
+    for number in range(1, count + 1):
+        client.socket.sendall(dms.frame(dms.CONSUME, number, dms.name("q")))
+    _ping(served)
+    return client
+
+
+def dms_4096_consumes_end_with_a_disconnect(served: Served) -> None:
+    _dms_filled(served, 0)
+    with _waiting_one_by_one(served, 4096) as client:
+        served.begin()
+        client.socket.sendall(dms.frame(dms.DISCONNECT, 1))
+        client.until(lambda data: data.count(b"no message in time") == 4096)
+
+
+def dms_100000_messages_for_10000_who_wait(served: Served) -> None:
+    _dms_filled(served, 0)
+    with ExitStack() as stack:
+        others = [stack.enter_context(Dms(served.address("dms"))) for _ in range(9000)]
+        for other in others:
+            other.socket.sendall(dms.frame(dms.CONSUME, 1, dms.name("q")))
+        _ping(served)
+        served.begin()
+        with Dms(served.address("dms")) as client:
+            client.ask([dms.frame(dms.PRODUCE, n, dms.name("q") + b"x") for n in range(1, 20_001)])
+        for other in others:
+            other.replies(1)
+
+
+def dms_100000_deliveries_are_held_when_rules_change(served: Served) -> None:
+    _dms_filled(served, 100_000)
+    with Dms(served.address("dms")) as client:
+        client.ask([dms.frame(dms.CONSUME, n, dms.name("q")) for n in range(1, 100_001)])
+        served.begin()
+        _rules(served, "dms:*:other")
+        _ping(served)
+        _rules(served, "dms:*:*")
+        with Dms(served.address("dms")) as other:
+            _until(lambda: other.ask([dms.frame(dms.CONSUME, 1, dms.name("q"))]) != [])
+
+
 OPERATIONS: Mapping[str, Callable[[Served], None]] = {
     name: operation
     for name, operation in globals().items()
