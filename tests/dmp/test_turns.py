@@ -575,3 +575,62 @@ async def test_a_crash_while_bindings_go_leaves_none_of_what_was_deleted(
     peer.method(C.Queue.Declare(0, "q", durable=True))
     peer.method(C.Exchange.Declare(0, "x", durable=True))
     assert after.broker.exchanges[b"x"].bindings == {}
+
+
+class Counted(Taker):
+    """Counts how often one is looked for."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        Counted.hashed += 1
+        return id(self)
+
+
+def crowd(queue: Queue, count: int, priorities: int = 1) -> list[Counted]:
+    takers = [Counted(room=1, priority=number % priorities) for number in range(count)]
+    for taker in takers:
+        queue.add_consumer(taker)
+    return takers
+
+
+@pytest.mark.parametrize("priorities", [1, 3])
+async def test_a_consumer_among_many_goes_without_a_look_at_the_others(world: World, priorities: int) -> None:
+    queue = world.queue()
+    takers = crowd(queue, 2000, priorities)
+    before = Counted.hashed
+    for taker in takers[300:600]:
+        queue.remove_consumers(taker)
+    assert Counted.hashed - before < 300 * 10
+    world.publish(b"", b"q", *numbered(1700))
+    assert not any(taker.bodies for taker in takers[300:600])
+    assert all(len(taker.bodies) == 1 for taker in [*takers[:300], *takers[600:]])
+
+
+async def test_a_queue_with_many_consumers_is_deleted_in_turns_and_the_answer_waits(world: World) -> None:
+    queue = world.queue()
+    takers = crowd(queue, 3000)
+    count, ticket = world.topology.delete_queue(queue)
+    assert count == 0
+    assert ticket is not None
+    assert not ticket.done
+    assert 0 < sum(taker.ended for taker in takers) < 3000
+    world.advance(0)
+    assert all(taker.ended for taker in takers)
+    assert ticket.done
+
+
+@pytest.mark.parametrize("ends", ["purge", "delete"])
+@pytest.mark.parametrize("priority_max", [0, 3])
+async def test_many_messages_are_gone_at_once_and_freed_in_turns(
+    world: World, ends: str, priority_max: int
+) -> None:
+    queue = world.queue(priority_max=priority_max)
+    world.publish(b"", b"q", *numbered(20_000))
+    waiting = queue.ready
+    count, _ = world.topology.purge_queue(queue) if ends == "purge" else world.topology.delete_queue(queue)
+    assert (count, queue.depth, world.broker.memory.held_bytes) == (20_000, 0, 0)
+    assert 0 < len(waiting) < 20_000
+    assert world.broker.sliced_work.busy
+    world.advance(0)
+    assert not waiting
