@@ -32,6 +32,7 @@ from shared.storage.log import Log
 from shared.storage.lost import Lost
 from shared.storage.store import Ticket
 
+QUEUES_PER_STEP = 128  # that get a message: half a millisecond
 QUEUES_AT_ONCE = 64  # exclusive queues that go with their owner: half a millisecond
 _NAME_BYTES = 16  # random ones, of a name that nobody can guess
 
@@ -165,6 +166,53 @@ class Broker:
             except Exception as error:
                 self.report_crash(error)
         return ticket
+
+    def publish_in_slices(
+        self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]
+    ) -> tuple[Ticket, Iterator[None]]:
+        """To very many queues: what is left to do, in steps, and a ticket that is done when all have it.
+
+        Of persistent messages the durable queues get theirs at once, in one entry of the journal, which a
+        crash keeps or loses as a whole. Raises StoreError where that cannot be written; then no queue has got
+        anything. The ticket's error says that some queue rejects what it has no room for.
+        """
+        ticket, failed = None, None
+        if head.persistent:
+            durable = [queue for queue in queues if queue.durable]
+            queues = [queue for queue in queues if not queue.durable]
+            failed = _full(head, durable, len(bodies))
+            ticket = self.publish(head, durable, bodies)
+        if head.large:
+            for body in bodies:
+                self.bodies.refer(body)
+        whole = Ticket()
+        return whole, self._publish_steps(head, queues, bodies, whole, ticket, failed)
+
+    def _publish_steps(
+        self,
+        head: Head,
+        queues: Sequence[Queue],
+        bodies: Sequence[bytes],
+        whole: Ticket,
+        ticket: Ticket | None,
+        failed: StoreError | None,
+    ) -> Iterator[None]:
+        for at in range(0, len(queues), QUEUES_PER_STEP):
+            if at:
+                yield
+            some = queues[at : at + QUEUES_PER_STEP]
+            failed = failed or _full(head, some, len(bodies))
+            try:
+                ticket = self.publish(head, some, bodies) or ticket
+            except StoreError as error:
+                failed = error
+        if head.large:
+            for body in bodies:
+                self.bodies.let_go(body)
+        if ticket is None:
+            whole.resolve(failed)
+        else:
+            ticket.when_done(lambda done: whole.resolve(failed or done.error))
 
     def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
         """To one queue, without a record."""
@@ -304,3 +352,11 @@ class Broker:
             del queues[-QUEUES_AT_ONCE:]  # to be freed in turns, too
             if queues:
                 yield
+
+
+def _full(head: Head, queues: Sequence[Queue], count: int) -> StoreError | None:
+    """Why a publisher is to hear that not all of them have it: some reject what they have no room for."""
+    for queue in queues:
+        if queue.capped and queue.kind.arguments.rejects and queue.room_for(head, count) < count:
+            return StoreError("a queue is full")
+    return None

@@ -25,7 +25,7 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
@@ -118,7 +118,7 @@ class QueueLog:
         """Whether its record is not the one that it came with."""
         return message.number in self._copied
 
-    def take(self, messages: Sequence[Message]) -> None:
+    def take(self, messages: Iterable[Message]) -> None:
         """They leave the queue; `flush` writes that down. Those that have no record are passed over."""
         live, copied, taken = self._live, self._copied, self._taken
         if not live and not copied:

@@ -5,8 +5,10 @@ take turns, message by message. Where a queue wants a single active consumer, th
 it goes; then the one with the highest priority that has been there longest.
 """
 
-from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -56,28 +58,65 @@ Share: TypeAlias = tuple[Taker, list[Message], int, int]
 """What a taker gets: messages, at most so many, and bytes until there are no more left."""
 
 
+class _Row(OrderedDict[Taker, None]):
+    """The consumers of one priority, the one first whose turn it is. One may go from anywhere at no cost."""
+
+    __slots__ = ("priority",)
+
+    def __init__(self, priority: int) -> None:
+        super().__init__()
+        self.priority = priority
+
+    def turn(self, count: int) -> None:
+        """So many go to the end."""
+        for _ in range(count % len(self)):
+            self.move_to_end(next(iter(self)))
+
+
 @attrs.define(eq=False)
 class Consumers:
-    """The consumers of one queue, the highest priority first. `single`: only one is active."""
+    """The consumers of one queue. `single`: only one is active.
+
+    To come and to go costs the same, however many there are. `active`: the first to come, and after it the
+    first of those with the highest priority.
+    """
 
     single: bool
-    members: list[Taker] = attrs.Factory(list)
-    _level: int = 0  # where the priority begins whose turn it is: nobody before that has room
-    _start: int = 0  # whose turn it is among these
-    _refused: int = 0  # so many of these in a row had no room
+    count: int = 0
+    active: tuple[Taker, ...] = ()  # none, or one
+    _rows: list[_Row] = attrs.Factory(list)  # the highest priority first, none of them empty
+    _level: int = 0  # the row whose turn it is: nobody before that has room
+    _refused: int = 0  # so many of this row in turn had no room
 
     def __len__(self) -> int:
-        return len(self.members)
+        return self.count
 
     def add(self, consumer: Taker) -> None:
-        first = 1 if self.single and self.members else 0  # the active one stays active
-        insort(self.members, consumer, first, key=_rank)
-        self._level = 0
+        rank = _rank(consumer)
+        at = bisect_left(self._rows, rank, key=_rank)
+        if at == len(self._rows) or _rank(self._rows[at]) != rank:
+            self._rows.insert(at, _Row(consumer.priority))
+        self._rows[at][consumer] = None
+        self.count += 1
+        self.active = self.active or (consumer,)
+        self.start_over()
 
     def remove(self, consumers: Iterable[Taker]) -> None:
-        gone = set(consumers)
-        self.members = [consumer for consumer in self.members if consumer not in gone]
-        self._level = 0
+        """Remove those, which must be there."""
+        for consumer in consumers:
+            at = bisect_left(self._rows, _rank(consumer), key=_rank)
+            row = self._rows[at]
+            del row[consumer]
+            self.count -= 1
+            if not row:
+                del self._rows[at]
+            if consumer in self.active:
+                self.active = tuple(islice(self, 1))
+        self.start_over()
+
+    def __iter__(self) -> Iterator[Taker]:
+        """The highest priority first."""
+        return chain.from_iterable(self._rows)
 
     def start_over(self) -> None:
         """Those that had no room may have some now."""
@@ -85,54 +124,40 @@ class Consumers:
 
     def in_turn(self) -> Sequence[Taker]:
         """Whose turn it is, in order; some of them, where they are very many."""
-        members = self.members
-        if len(members) <= 1:
-            return members
-        if self.single:
-            return members[:1]
-        first, last = self._level, self._level_end()
-        start = first + self._start % (last - first)
-        end = start + LOOKED_AT_ONCE
-        if end <= last:
-            return members[start:end]
-        return members[start:last] + members[first : min(first + end - last, start)]
+        if self.single or self.count < 2:
+            return self.active
+        return [*islice(self._rows[self._level], LOOKED_AT_ONCE)]
 
     def given(self, count: int) -> None:
         """Those whose turn it was took so many messages."""
-        self._start += count
         self._refused = 0
+        if not self.single and self.count > 1:
+            self._rows[self._level].turn(count)
 
     def pass_on(self, count: int) -> bool:
-        """So many whose turn it was have no room. Returns whether it is somebody else's turn now."""
+        """So many whose turn it is have no room. Returns whether it is somebody else's turn now."""
+        if self.single or self.count < 2:
+            return False
+        row = self._rows[self._level]
         self._refused += count
-        end = self._level_end()
-        if not self.single and self._refused < end - self._level:
-            self._start += count
+        if self._refused < len(row):
+            row.turn(count)
             return True
         self._refused = 0
-        if not self.single and end < len(self.members):
-            self._level = end
+        if self._level + 1 < len(self._rows):
+            self._level += 1
             return True
         return False
 
     def have_room(self) -> bool:
         """Whether somebody does, among those that are asked first."""
-        takers = self.in_turn()
-        if not self.single and self._level_end() - self._level < len(self.members):
-            takers = self.members[:LOOKED_AT_ONCE]
+        takers = self.active if self.single else islice(self, LOOKED_AT_ONCE)
         return any(room_of(taker)[0] > 0 for taker in takers)
 
-    def _level_end(self) -> int:
-        """Where the consumers end that have the priority whose turn it is."""
-        members, first = self.members, self._level
-        if not members or members[first].priority == members[-1].priority:
-            return len(members)
-        return bisect_right(members, _rank(members[first]), first, key=_rank)
 
-
-def _rank(consumer: Taker) -> int:
+def _rank(of: Taker | _Row) -> int:
     """The highest priority stands first."""
-    return -consumer.priority
+    return -of.priority
 
 
 def room_of(taker: Taker) -> tuple[int, int]:

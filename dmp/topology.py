@@ -196,7 +196,7 @@ class Topology:
         broker.generation += 1
         exchange.deleted = True
         exchange.forget_routes()
-        return self._without_bindings(exchange, ticket)
+        return self._without_bindings(exchange, ticket, iter(()))
 
     def _same_exchange(self, name: bytes, kind: ExchangeKind, now: ExchangeKind) -> None:
         _same("exchange", name, kind, now, ("type",))
@@ -317,8 +317,7 @@ class Topology:
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)
         count = queue.depth
-        queue.delete()
-        return count, self._without_bindings(queue, ticket)
+        return count, self._without_bindings(queue, ticket, queue.delete())
 
     def consumer_left(self, queue: Queue) -> None:
         """An auto-delete queue goes with the last of its consumers, a feed counting as one."""
@@ -443,19 +442,21 @@ class Topology:
                 ticket = self.delete_exchange(exchange.name) or ticket
         return ticket
 
-    def _without_bindings(self, gone: Destination, ticket: Ticket | None) -> Ticket | None:
-        """Remove all bindings of what is deleted, in slices. Returns what the answer waits for: `ticket`, of
-        the deletion, and the bindings.
+    def _without_bindings(
+        self, gone: Destination, ticket: Ticket | None, before: Iterator[None]
+    ) -> Ticket | None:
+        """Take the steps `before`, and remove all bindings of what is deleted, in slices. Returns what the
+        answer waits for: `ticket`, of the deletion, and all of these.
         """
         if isinstance(gone, Exchange):
             # One of it to itself is among both.
             source, left = gone, [*gone.bindings, *(gone.bound - gone.bindings.keys())]
         else:
             source, left = None, [*gone.bound]
-        if not left:
+        if next(before, before) is before and not left:  # there was one step at most, which is done
             return ticket
         whole = Ticket()
-        self._broker.sliced_work.add(self._bindings_go(gone, source, left, ticket, whole))
+        self._broker.sliced_work.add(self._bindings_go(gone, source, left, ticket, before, whole))
         return None if whole.done and whole.error is None else whole
 
     def _bindings_go(
@@ -464,10 +465,11 @@ class Topology:
         source: Exchange | None,
         left: list[Binding],
         ticket: Ticket | None,
+        before: Iterator[None],
         whole: Ticket,
     ) -> Iterator[None]:
         failed: list[StoreError] = []
-        recorded = True
+        recorded = bool(left)  # else no row says that bindings are still to go
 
         def written(done: Ticket) -> None:
             if done.error is not None:
@@ -475,6 +477,7 @@ class Topology:
 
         if ticket is not None:
             ticket.when_done(written)
+        yield from before
         while left:
             some = left[-UNBOUND_AT_ONCE:]
             del left[-UNBOUND_AT_ONCE:]  # to be freed in turns, too

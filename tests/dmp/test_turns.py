@@ -8,16 +8,18 @@ import pytest
 from pamqp import base, commands
 
 from dmp import queues
+from dmp.amqp import publishing
 from dmp.amqp.wire import encode
 from dmp.data_types import short
 from dmp.exchanges import HeaderMatch
 from dmp.message import Message
 from dmp.queues import Queue
 from dmp.ready import ReadyRow
+from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
-from tests.support.commits import fail, journal_write
+from tests.support.commits import fail, journal_write, watch
 
 C = commands
 EXPIRES_SOON = struct.pack(">H", 0x0100) + short(b"1")
@@ -575,3 +577,149 @@ async def test_a_crash_while_bindings_go_leaves_none_of_what_was_deleted(
     peer.method(C.Queue.Declare(0, "q", durable=True))
     peer.method(C.Exchange.Declare(0, "x", durable=True))
     assert after.broker.exchanges[b"x"].bindings == {}
+
+
+class Counted(Taker):
+    """Counts how often one is looked for."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        Counted.hashed += 1
+        return id(self)
+
+
+def crowd(queue: Queue, count: int, priorities: int = 1) -> list[Counted]:
+    takers = [Counted(room=1, priority=number % priorities) for number in range(count)]
+    for taker in takers:
+        queue.add_consumer(taker)
+    return takers
+
+
+@pytest.mark.parametrize("priorities", [1, 3])
+async def test_a_consumer_among_many_goes_without_a_look_at_the_others(world: World, priorities: int) -> None:
+    queue = world.queue()
+    takers = crowd(queue, 2000, priorities)
+    before = Counted.hashed
+    for taker in takers[300:600]:
+        queue.remove_consumers(taker)
+    assert Counted.hashed - before < 300 * 10
+    world.publish(b"", b"q", *numbered(1700))
+    assert not any(taker.bodies for taker in takers[300:600])
+    assert all(len(taker.bodies) == 1 for taker in [*takers[:300], *takers[600:]])
+
+
+async def test_a_queue_with_many_consumers_is_deleted_in_turns_and_the_answer_waits(world: World) -> None:
+    queue = world.queue()
+    takers = crowd(queue, 3000)
+    count, ticket = world.topology.delete_queue(queue)
+    assert count == 0
+    assert ticket is not None
+    assert not ticket.done
+    assert 0 < sum(taker.ended for taker in takers) < 3000
+    world.advance(0)
+    assert all(taker.ended for taker in takers)
+    assert ticket.done
+
+
+@pytest.mark.parametrize("ends", ["purge", "delete"])
+@pytest.mark.parametrize("priority_max", [0, 3])
+async def test_many_messages_are_gone_at_once_and_freed_in_turns(
+    world: World, ends: str, priority_max: int
+) -> None:
+    queue = world.queue(priority_max=priority_max)
+    world.publish(b"", b"q", *numbered(20_000))
+    waiting = queue.ready
+    count, _ = world.topology.purge_queue(queue) if ends == "purge" else world.topology.delete_queue(queue)
+    assert (count, queue.depth, world.broker.memory.held_bytes) == (20_000, 0, 0)
+    assert 0 < len(waiting) < 20_000
+    assert world.broker.sliced_work.busy
+    world.advance(0)
+    assert not waiting
+
+
+def fan(world: World, count: int, *, durable: bool = False) -> list[Queue]:
+    queues = [world.queue(b"q%d" % number, durable=durable) for number in range(count)]
+    for queue in queues:
+        world.topology.bind(b"amq.fanout", queue, b"", b"", {})
+    world.settle()
+    return queues
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "QUEUES_AT_ONCE", 500)
+
+
+async def confirming(world: World) -> Peer:
+    peer = Peer(world).login()
+    peer.ask(C.Confirm.Select())
+    return peer
+
+
+@pytest.mark.usefixtures("wide")
+async def test_a_message_for_very_many_queues_comes_in_turns_in_order_and_is_confirmed_last(
+    world: World,
+) -> None:
+    queues = fan(world, 2000)
+    peer, other = await confirming(world), await confirming(world)
+    peer.publish("amq.fanout", "", b"first", b"second")
+    assert 0 < sum(queue.depth for queue in queues) < 2000
+    other.publish("", "q1999", b"between")
+    assert other.names() == ["Basic.Ack"]
+    assert peer.frames_now() == []
+    world.advance(0)
+    assert peer.names() == ["Basic.Ack"]
+    world.advance(0)
+    assert peer.names() == ["Basic.Ack"]
+    assert all(ready(queue) == [b"first", b"second"] for queue in queues[:-1])
+    assert ready(queues[-1]) == [b"between", b"first", b"second"]
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("durable", [False, True])
+async def test_one_full_queue_of_very_many_refuses_and_the_others_have_the_message(
+    world: World, durable: bool
+) -> None:
+    queues = fan(world, 1000)
+    full = world.queue(b"full", durable=durable, rejects=True, messages_max=0)
+    world.topology.bind(b"amq.fanout", full, b"", b"", {})
+    peer = await confirming(world)
+    peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
+    world.advance(0)
+    world.settle()
+    assert peer.names() == ["Basic.Nack"]
+    assert (full.depth, [queue.depth for queue in queues]) == (0, [1] * 1000)
+
+
+@pytest.mark.usefixtures("wide")
+async def test_of_very_many_queues_the_durable_ones_have_a_message_all_or_none(world: World) -> None:
+    fan(world, 600)
+    durable = [world.queue(b"durable%d" % number, durable=True) for number in range(300)]
+    for queue in durable:
+        world.topology.bind(b"amq.fanout", queue, b"", b"", {})
+    world.settle()
+    peer = await confirming(world)
+    (written,) = watch(world.disk, "write")
+    peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
+    world.advance(0)
+    assert peer.names() == [], "it waits for the disk"
+    world.settle()
+    assert peer.names() == ["Basic.Ack"]
+    assert len([path for path in written if "journal" in path]) == 1
+    again = await world.again()
+    assert [again.broker.queues[queue.name].depth for queue in durable] == [1] * 300
+
+
+@pytest.mark.usefixtures("wide")
+async def test_a_large_body_for_very_many_queues_is_theirs_until_all_have_it() -> None:
+    world = await World.open(DmpSettings(message_bytes_max=10))
+    queues = fan(world, 1000)
+    peer = await confirming(world)
+    peer.publish("amq.fanout", "", b"0123456789abcdef")
+    for _ in range(20):
+        world.advance(0)
+        world.settle()
+    assert peer.names() == ["Basic.Ack"]
+    assert {world.body(message) for queue in queues for message in queue.ready} == {b"0123456789abcdef"}
+    assert [queue.depth for queue in queues] == [1] * 1000

@@ -884,6 +884,19 @@ def amqp_a_purge_of_100000(served: Served) -> None:
         peer.call(commands.Queue.Purge(queue="q"))
 
 
+def amqp_a_million_are_purged_and_a_million_go_with_their_queue(served: Served) -> None:
+    with _amqp_queue(served) as peer:
+        peer.call(commands.Queue.Declare(queue="other"), commands.Queue.DeclareOk)
+        peer.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        for number in range(1, 41):
+            peer.socket.sendall(_message("", "q" if number % 2 else "other", b"x") * 50_000)
+            peer.confirmed(number * 50_000)
+        served.begin()
+        peer.call(commands.Queue.Purge(queue="q"), commands.Queue.PurgeOk)
+        peer.call(commands.Queue.Delete(queue="other"), commands.Queue.DeleteOk)
+        _ping(served)
+
+
 def amqp_a_purge_of_100000_that_are_durable(served: Served) -> None:
     durable = _message("", "q", b"x" * 100, commands.Basic.Properties(delivery_mode=2))
     with _amqp_queue(served) as peer:
@@ -988,6 +1001,24 @@ def amqp_a_message_under_10000_headers_bindings(served: Served) -> None:
         peer.confirmed(20)
 
 
+def amqp_a_message_under_200000_headers_bindings(served: Served) -> None:
+    with _amqp_queue(served) as peer:
+        for at in range(0, 200_000, 5000):
+            peer.say(
+                1,
+                *(
+                    commands.Queue.Bind(0, "q", "amq.headers", "", True, {f"k{n}": n})
+                    for n in range(at, at + 5000)
+                ),
+            )
+        _depth(peer)
+        peer.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        served.begin()
+        properties = commands.Basic.Properties(headers={"k5": 5})
+        peer.socket.sendall(_message("amq.headers", "", b"x", properties) * 4)
+        peer.confirmed(4)
+
+
 def amqp_a_message_under_10000_topic_bindings_and_their_queues_end(served: Served) -> None:
     with _bound(served, "topic", lambda n: {"routing_key": f"*.*.*.{n}"}) as peer:
         peer.call(commands.Confirm.Select())
@@ -1012,6 +1043,58 @@ def amqp_a_large_message_pushes_40000_small_ones_out(served: Served) -> None:
         peer.socket.sendall(_message("", "q", b"x" * 119_000))
         peer.wait("Basic.Ack")
         _until(lambda: _depth(peer, "dead") >= 39_600)
+
+
+def _consumed(served: Served, stack: ExitStack) -> list[Amqp]:
+    """Ten connections with 4,000 consumers of one queue each."""
+    peers = [stack.enter_context(_amqp_queue(served)) for _ in range(10)]
+    for peer in peers:
+        peer.say(1, *(commands.Basic.Consume(0, "q", f"c{n}", no_ack=True, nowait=True) for n in range(4000)))
+        _depth(peer)
+    return peers
+
+
+def amqp_4000_of_40000_consumers_of_a_queue_are_cancelled(served: Served) -> None:
+    with ExitStack() as stack:
+        peer = _consumed(served, stack)[0]
+        served.begin()
+        peer.say(1, *(commands.Basic.Cancel(f"c{n}", nowait=True) for n in range(4000)))
+        _depth(peer)
+
+
+def amqp_a_queue_with_40000_consumers_is_deleted(served: Served) -> None:
+    with ExitStack() as stack:
+        peer = _consumed(served, stack)[0]
+        served.begin()
+        peer.call(commands.Queue.Delete(queue="q"), commands.Queue.DeleteOk)
+        _ping(served)
+
+
+def _all_queues(peer: Amqp, count: int, *, durable: bool = False) -> None:
+    """As many as the limit has, bound to `amq.fanout`."""
+    for at in range(0, count, 1000):
+        for number in range(at, at + 1000):
+            name = f"q{number}"
+            peer.say(1, commands.Queue.Declare(queue=name, durable=durable, nowait=True))
+            peer.say(1, commands.Queue.Bind(queue=name, exchange="amq.fanout", nowait=True))
+        _depth(peer, "q0")
+
+
+def amqp_a_message_for_50000_queues(served: Served) -> None:
+    with Amqp(served.address("dmp")) as peer:
+        _all_queues(peer, 50_000)
+        served.begin()
+        peer.publish("amq.fanout", "", 4)
+
+
+def amqp_a_persistent_message_for_10000_durable_queues(served: Served) -> None:
+    properties = commands.Basic.Properties(delivery_mode=2)
+    with Amqp(served.address("dmp")) as peer:
+        _all_queues(peer, 10_000, durable=True)
+        peer.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        served.begin()
+        peer.socket.sendall(_message("amq.fanout", "", b"x" * 100, properties) * 4)
+        peer.confirmed(4)
 
 
 def amqp_a_message_for_2000_queues(served: Served) -> None:
