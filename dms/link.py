@@ -128,7 +128,7 @@ class Link(PipelinedConnection[Answer]):
         try:
             frames, at = wire.decode(data)
             self._hand_out(frames)
-        except (wire.Refusal, RemoteProtocolError) as error:
+        except RemoteProtocolError as error:
             raise RemoteProtocolError(f"the server's answer is not DMS's: {error}") from None
         return at
 
@@ -209,7 +209,7 @@ async def shake_hands(stream: trio.abc.Stream, login: Login = NOBODY) -> bytes:
         raise Disconnected(f"it says nothing to a handshake in {HANDSHAKE_SECONDS:g} s") from None
     except trio.BrokenResourceError as error:
         raise broken(error) from None
-    except wire.Refusal as error:
+    except RemoteProtocolError as error:
         raise Disconnected(f"the server's answer is not DMS's: {error}") from None
     type_, _, status, _, payload = frames[0]
     if type_ in (Type.ERROR, Type.HANDSHAKE_NACK):

@@ -4,6 +4,7 @@ import structlog
 
 from dms.metrics import Counts
 from dms.wire import Refusal, Status
+from shared.errors import RemoteProtocolError
 from shared.net.connection import Connection
 
 LOG_SECONDS = 1.0
@@ -46,12 +47,12 @@ class Refusals:
                 count=count,
             )
 
-    def note_last(self, connection: Connection, refusal: Refusal) -> None:
-        """The connection ends with this refusal."""
-        self._counts.refusals[refusal.status] += 1
+    def note_last(self, connection: Connection, error: RemoteProtocolError) -> None:
+        """The connection ends with this answer."""
+        self._counts.refusals[Status[error.fault]] += 1
         self._log.info(
             "protocol error: the connection is closed; fix the client",
             peer=connection.peer,
-            status=refusal.status.name,
-            error=refusal.text,
+            status=error.fault,
+            error=error.text,
         )

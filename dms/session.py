@@ -34,7 +34,6 @@ from dms.wire import (
     REPLIES,
     TYPE_AT,
     VERSION,
-    Broken,
     Refusal,
     Status,
     Type,
@@ -48,7 +47,7 @@ from dms.wire import (
     unpack_header,
 )
 from shared.access import MANAGE, READ, WRITE, Guard
-from shared.errors import StoreError
+from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase, Stop
 from shared.replies import ReplySlot
@@ -253,8 +252,8 @@ class Session(SessionBase):
         self._out = []
         try:
             at = self._frames(data, at)
-        except Broken as broken:
-            self._close_with(broken, Event.BROKEN, broken.message_id)
+        except RemoteProtocolError as error:
+            self._close_with(error, Event.BROKEN)
         finally:
             self._flush()
         self.amid = self._skip > 0
@@ -380,10 +379,11 @@ class Session(SessionBase):
         if version != VERSION:
             refusal = Refusal(Status.VERSION_MISMATCH, f"this server speaks version {VERSION}, not {version}")
             nack = type_ == Type.HANDSHAKE
-            self._close_with(refusal, Event.BROKEN, message_id, Type.HANDSHAKE_NACK if nack else Type.ERROR)
+            error = refusal.wire_error(message_id, Type.HANDSHAKE_NACK if nack else Type.ERROR)
+            self._close_with(error, Event.BROKEN)
             return at
         if self.state is State.NEW and type_ != Type.HANDSHAKE:
-            self._close_with(malformed("the handshake comes first"), Event.TOO_EARLY, message_id)
+            self._close_with(malformed("the handshake comes first").wire_error(message_id), Event.TOO_EARLY)
             return at
         stop = at + HEADER_BYTES + length
         if stop > len(data):
@@ -689,14 +689,12 @@ class Session(SessionBase):
         if fits:
             self._welcome(message_id)
         else:
-            refusal = Refusal(Status.DENIED, "wrong name or password")
-            self._close_with(refusal, Event.LOGIN_REFUSED, message_id, Type.HANDSHAKE_NACK)
+            self._refuse_login(message_id, "wrong name or password")
 
     def _welcome(self, message_id: int) -> None:
         if not self.user:
             text = 'log in first: a HANDSHAKE of {"user": "...", "password": "..."}'
-            refusal = Refusal(Status.DENIED, text)
-            self._close_with(refusal, Event.LOGIN_REFUSED, message_id, Type.HANDSHAKE_NACK)
+            self._refuse_login(message_id, text)
             return
         if not self._engine.admit(self.consumer):
             limit = self._engine.settings.clients_max
@@ -707,6 +705,10 @@ class Session(SessionBase):
             return
         self.state = TRANSITIONS[self.state][Event.HANDSHAKE]
         self.reply(pack(Type.HANDSHAKE_ACK, message_id, SERVER_NAME))
+
+    def _refuse_login(self, message_id: int, text: str) -> None:
+        error = Refusal(Status.DENIED, text).wire_error(message_id, Type.HANDSHAKE_NACK)
+        self._close_with(error, Event.LOGIN_REFUSED)
 
     def _create_queue(self, message_id: int, payload: bytes) -> None:
         name_bytes, end = split_name(payload)
@@ -1003,7 +1005,7 @@ class Session(SessionBase):
 
     def too_late(self) -> None:
         self._engine.counts.too_late += 1
-        self._close_with(malformed("a frame took too long to come; closing"), Event.TOO_LATE)
+        self._close_with(malformed("a frame took too long to come; closing").wire_error(), Event.TOO_LATE)
 
     def input_ended(self) -> None:
         self.state = TRANSITIONS[self.state][Event.INPUT_ENDS]
@@ -1023,12 +1025,12 @@ class Session(SessionBase):
             self.state = TRANSITIONS[self.state][Event.NOTHING_WAITS]
             self.finish_when_answered()
 
-    def _close_with(
-        self, refusal: Refusal, event: Event, message_id: int = 0, type_: Type = Type.ERROR
-    ) -> None:
-        """The last answer: nothing behind it can be parsed."""
-        self._refusals.note_last(self.connection, refusal)
-        self.reply(refusal.frame(message_id, type_))
+    def _close_with(self, error: RemoteProtocolError, event: Event) -> None:
+        """The last answer: nothing behind it can be parsed. It is not the driver that sends it, because
+        answers that wait for the disk come first.
+        """
+        self._refusals.note_last(self.connection, error)
+        self.reply(error.reply)
         self._end(event)
 
     def _end(self, event: Event) -> None:

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import attrs
 
-from shared.errors import BrokerError, LogDeleted, StoreError
+from shared.errors import BrokerError, LogDeleted, RemoteProtocolError, StoreError
 
 MAGIC = 0xDEADBEEF
 VERSION = 1
@@ -106,12 +106,9 @@ class Refusal(BrokerError):
         before, behind = frame[:ID_AT], frame[HEADER_BYTES:]
         return before + (behind + before).join(ids) + behind if ids else b""
 
-
-@attrs.define(eq=False)
-class Broken(Refusal):
-    """A broken header: nothing behind it can be read. `message_id`: the id that it states."""
-
-    message_id: int = 0
+    def wire_error(self, message_id: int = 0, type_: Type = Type.ERROR) -> RemoteProtocolError:
+        """The same answer as the last one: the connection ends with it."""
+        return RemoteProtocolError(self.text, self.frame(message_id, type_), self.status.name)
 
 
 Frame = tuple[int, int, int, int, bytes]
@@ -124,16 +121,17 @@ def pack(type_: int, message_id: int, payload: bytes = b"", status: int = 0, ver
 
 
 def unpack_header(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[int, int, int, int, int] | None:
-    """Length, type, version, status, message id; None until 16 bytes are there. Raises Broken."""
+    """Length, type, version, status, message id; None until 16 bytes are there.
+
+    Raises RemoteProtocolError.
+    """
     if len(data) - at < HEADER_BYTES:
         return None
     magic, length, type_, version, status, message_id = HEADER.unpack_from(data, at)
     if magic != MAGIC:
-        raise Broken(Status.BAD_MAGIC, f"a frame begins with deadbeef, not {magic:08x}", message_id)
+        raise _bad_magic(f"{magic:08x}", message_id)
     if length > SKIPPED_BYTES_MAX:
-        raise Broken(
-            Status.PAYLOAD_TOO_LARGE, f"a payload of {length} bytes; at most {PAYLOAD_BYTES_MAX}", message_id
-        )
+        raise _too_large(length, message_id)
     return length, type_, version, status, message_id
 
 
@@ -154,17 +152,13 @@ def login_of(payload: bytes) -> tuple[str, bytes] | None:
 def decode(data: bytes | bytearray, at: int = 0) -> tuple[list[Frame], int]:
     """All whole frames from `at` on, and the position behind them. For a client.
 
-    Raises Broken at the first wrong byte of the magic, and for a payload above 4096 bytes.
+    Raises RemoteProtocolError at the first wrong byte of the magic, and for a payload above 4096 bytes.
     """
     frames: list[Frame] = []
     while (header := unpack_header(data, at)) is not None:
         length, type_, version, status, message_id = header
         if length > PAYLOAD_BYTES_MAX:
-            raise Broken(
-                Status.PAYLOAD_TOO_LARGE,
-                f"a payload of {length} bytes; at most {PAYLOAD_BYTES_MAX}",
-                message_id,
-            )
+            raise _too_large(length, message_id)
         start = at + HEADER_BYTES
         at_end = start + length
         if at_end > len(data):
@@ -173,8 +167,17 @@ def decode(data: bytes | bytearray, at: int = 0) -> tuple[list[Frame], int]:
         at = at_end
     begun = bytes(data[at : at + 4])
     if not MAGIC.to_bytes(4, "big").startswith(begun):
-        raise Broken(Status.BAD_MAGIC, f"a frame begins with deadbeef, not {begun.hex()}")
+        raise _bad_magic(begun.hex())
     return frames, at
+
+
+def _bad_magic(begun: str, message_id: int = 0) -> RemoteProtocolError:
+    return Refusal(Status.BAD_MAGIC, f"a frame begins with deadbeef, not {begun}").wire_error(message_id)
+
+
+def _too_large(length: int, message_id: int) -> RemoteProtocolError:
+    text = f"a payload of {length} bytes; at most {PAYLOAD_BYTES_MAX}"
+    return Refusal(Status.PAYLOAD_TOO_LARGE, text).wire_error(message_id)
 
 
 # -- payloads

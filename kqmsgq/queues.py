@@ -75,7 +75,7 @@ class Queues:
         budget = budget or unbounded()
         self._memory = budget.account("subscriptions")
         self.caches = Caches(budget.account("caches", budget.limit_bytes // 4))
-        """The memory of what producers remember about their messages."""
+        """The memory of what producers remember about their messages, and of counts of dropped writes."""
         self.settings = settings
         self.recorder = recorder
         self.counts = counts
@@ -91,7 +91,7 @@ class Queues:
         self._counting: Repeats[None] = repeats_for_counting()
         # Chunk's id to (the chunk, its count), oldest first. A dict would be slow to find its first key.
         self._counted: OrderedDict[int, tuple[bytes | memoryview, int]] = OrderedDict()
-        self._counted_bytes = 0
+        self._counted_memory = CacheBytes(self.caches, math.inf)
 
     # Subscriptions.
 
@@ -220,10 +220,11 @@ class Queues:
             return found[1]
         messages = count_messages(bytes(chunk), self._counting)
         counted[id(chunk)] = chunk, messages
-        self._counted_bytes += COUNTED_ENTRY_BYTES + len(chunk)
-        while self._counted_bytes > COUNTED_BYTES_MAX:
+        memory = self._counted_memory
+        memory.add(COUNTED_ENTRY_BYTES + len(chunk))
+        while memory.held_bytes > COUNTED_BYTES_MAX or (memory.held_bytes and self.caches.full):
             _, (oldest, _) = counted.popitem(last=False)
-            self._counted_bytes -= COUNTED_ENTRY_BYTES + len(oldest)
+            memory.add(-COUNTED_ENTRY_BYTES - len(oldest))
         return messages
 
     # Messages.

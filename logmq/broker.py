@@ -28,8 +28,8 @@ class Broker:
     topics: Topics
     groups: Groups
     writers: Writers
+    windows: Windows
     counts: Counts = attrs.field(factory=Counts)
-    windows: Windows = attrs.field(factory=Windows)
     access: "Guard | None" = None
     draining: bool = False
     """The server stops: nothing waits any more."""

@@ -15,7 +15,9 @@ from logmq.metrics import GAUGES
 from logmq.session import Session
 from logmq.settings import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS, LogmqSettings
 from logmq.topics import Topics
+from logmq.windows import Windows
 from logmq.writers import Writers
+from shared.budget import Caches
 from shared.errors import StoreError
 from shared.metrics import Sample, ack_sample, samples
 from shared.net.connection import Connection
@@ -57,6 +59,7 @@ async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
             writers_max=settings.writers_max,
             memory=budget.account("writers"),
         ),
+        windows=Windows(Caches(budget.account("caches", budget.limit_bytes // 4))),
         access=context.access,
     )
     if store.read_only is None:

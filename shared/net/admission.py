@@ -33,9 +33,9 @@ class Admission:
         self.connections_max = min(settings.connections_max, connections_within(raise_file_limit()))
         self.per_address_max = settings.connections_per_address_max
 
-    def admit(self, host: str) -> str | None:
+    def admit(self, host: str, *, encrypted: bool = False) -> str | None:
         """Count a connection from `host` (numeric, or "" in memory); returns the cap that refuses it, or
-        None.
+        None. `encrypted`: it needs memory for TLS, too.
         """
         if self.connections >= self.connections_max:
             return "connections_max"
@@ -44,7 +44,7 @@ class Admission:
             if open_now >= self.per_address_max:
                 return "connections_per_address_max"
         try:
-            self.memory.take(CONNECTION_BYTES)
+            self.memory.take(CONNECTION_BYTES + TLS_BYTES * encrypted)
         except OverBudget:
             return "memory"
         if key:
@@ -57,9 +57,9 @@ class Admission:
         if self.on_connections is not None and self.connections % _TELL_EVERY == 0:
             self.on_connections(self.connections)
 
-    def leave(self, host: str) -> None:
-        """A connection that was admitted has closed."""
-        self.memory.give(CONNECTION_BYTES)
+    def leave(self, host: str, *, encrypted: bool = False) -> None:
+        """A connection that was admitted, as `encrypted` or not, has closed."""
+        self.memory.give(CONNECTION_BYTES + TLS_BYTES * encrypted)
         self.connections -= 1
         self._tell()
         if key := _address_key(host):

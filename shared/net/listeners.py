@@ -181,8 +181,10 @@ class Acceptor:
         is_behind: Callable[[], bool] | None = None,
         strangers: Strangers | None = None,
         asks_login: Callable[[], bool] = lambda: False,
+        encrypts: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._strangers, self._asks_login = strangers, asks_login
+        """`encrypts`: whether a connection accepted now will have TLS."""
+        self._strangers, self._asks_login, self._encrypts = strangers, asks_login, encrypts
         self.listening = listening
         self._admitted = admitted
         self._is_behind = is_behind
@@ -231,6 +233,7 @@ class Acceptor:
         """Accept for one turn, or one slice of `strangers`. False: none are waiting."""
         behind = self._is_behind is not None and self._is_behind()
         ends = perf_counter() + ACCEPT_SECONDS
+        encrypted = self._encrypts()
         for _ in range(ACCEPTS_BEHIND if behind else ACCEPTS_MAX):
             try:
                 sock, address = self.listening.accept()
@@ -248,7 +251,7 @@ class Acceptor:
                 if strangers.is_over():
                     return True
                 continue
-            if (cap := self._admission.admit(host)) is not None:
+            if (cap := self._admission.admit(host, encrypted=encrypted)) is not None:
                 sock.close()
                 self._refuse(cap, host)
                 continue
@@ -259,7 +262,7 @@ class Acceptor:
                 if self._probes and is_loopback(host):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
             except OSError:  # macOS: the peer has closed already
-                self._admission.leave(host)
+                self._admission.leave(host, encrypted=encrypted)
                 sock.close()
                 continue
             self._admitted(sock, format_address(host, port), host)

@@ -457,7 +457,7 @@ class LoopTurn:
         if connection.stranger:
             self.strangers.remove(connection.host)
             self.strangers.count_failure()
-        self.admission.leave(connection.host)
+        self.admission.leave(connection.host, encrypted=connection.is_encrypted)
         self._lost.append(connection)
         if not self.in_turn:
             self.request()

@@ -284,6 +284,7 @@ class Group:
                 is_behind=None if self._poll is None else self._poll.is_behind,
                 strangers=self.loop.strangers,
                 asks_login=self.loop.asks_login,
+                encrypts=lambda: self.tls is not None,
             )
         )
 

@@ -10,7 +10,6 @@ import socket
 import trio
 
 from shared.net import liveness
-from shared.net.admission import TLS_BYTES
 from shared.net.listeners import acknowledge_now
 from shared.net.loop_turn import RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
 from shared.net.settings import CertificateUser
@@ -219,9 +218,6 @@ class StreamDriver:
     ) -> None:
         """Serve one admitted stream to its end, and close it."""
         connection = None
-        memory = self.loop.admission.memory
-        tls_bytes = TLS_BYTES if isinstance(stream, TlsStream) else 0
-        memory.charge(tls_bytes)
         try:
             if not isinstance(stream, TlsStream) or await self._shake_hands(stream, peer):
                 connection = StreamConnection(self.loop, stream, peer, host)
@@ -229,9 +225,8 @@ class StreamDriver:
                     connection.certificate_user = stream.certificate_name(self.certificate_user)
                 await connection.serve(open_session, pushes=pushes)
         finally:
-            memory.give(tls_bytes)
             if connection is None:
-                self.loop.admission.leave(host)
+                self.loop.admission.leave(host, encrypted=isinstance(stream, TlsStream))
             await trio.aclose_forcefully(stream)
 
     async def _shake_hands(self, stream: TlsStream, peer: str) -> bool:

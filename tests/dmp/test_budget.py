@@ -11,6 +11,7 @@ from pamqp import base, commands
 
 from dmp import bodies as dmp_bodies
 from dmp.amqp.wire import Direct, encode
+from dmp.dead_letters import LETTERS_PER_TURN
 from dmp.memory import LEAST_BYTES, LOOK_AGAIN_SECONDS, STEP_BYTES
 from dmp.settings import DmpSettings
 from shared.budget import Account
@@ -174,6 +175,31 @@ async def test_what_waits_is_full_where_the_budget_is_and_publishers_wait_until_
         peer.pump()
     assert peer.connection.reading
     assert "Connection.Unblocked" in peer.names()
+
+
+async def test_dead_letters_that_wait_for_their_slice_hold_publishers_back_until_they_have_left() -> None:
+    budget = Account("process", 3 * LEAST_BYTES)
+    world = await World.open(budget=budget)
+    world.queue(b"served", dead_letter_exchange=b"amq.fanout")
+    peer, consumer = Peer(world).login(), Peer(world).login()
+    while peer.connection.reading:
+        peer.publish("", "served", bytes(6000))
+    count = world.broker.queues[b"served"].depth
+    consumer.method(C.Basic.Consume(0, "served", "tag"))
+    assert len(bodies(consumer.frames())) == count > 10 * LETTERS_PER_TURN
+    consumer.method(C.Basic.Nack(0, multiple=True, requeue=False))
+    waiting = count - world.broker.counts.dead_letters_lost
+    assert waiting >= count - LETTERS_PER_TURN
+    assert world.broker.queues[b"served"].depth == world.broker.queues[b"served"].unacked == 0
+    assert waiting * 6000 < world.broker.memory.held_bytes
+    assert budget.account("messages").used_bytes > waiting * 6000 - STEP_BYTES
+    peer.pump()
+    assert not peer.connection.reading
+    world.advance(0)
+    peer.pump()
+    assert peer.connection.reading
+    assert world.broker.counts.dead_letters_lost == count
+    assert world.broker.memory.held_bytes == budget.account("messages").used_bytes == 0
 
 
 @pytest.mark.parametrize("waits_for", ["a deletion", "messages that come back", "the disk"])

@@ -4,8 +4,10 @@ import tracemalloc
 
 import pytest
 
+from dms.engine import BUDGET_SLACK_BYTES
 from dms.settings import DmsSettings
 from dms.wire import Status, Type, pack_name
+from shared.budget import Account
 from tests.dms.world import Peer, World, statuses, with_queue
 
 MODES = {"memory": DmsSettings(persist=False), "always": DmsSettings()}
@@ -126,6 +128,44 @@ def test_what_waits_for_a_place_counts_as_memory() -> None:
     dead_in(peer, "others", 100)
     peer.ask(Type.DELETE_QUEUE, pack_name("others"))
     assert world.engine.hot_bytes == 0
+
+
+def test_dead_letters_without_a_place_end_in_a_refusal_and_what_removes_them_makes_room() -> None:
+    world = World(DmsSettings(persist=False), budget=Account("process", 300_000))
+    peer = with_queue(world, options=b'{"max_deliveries":1,"dead_letter":"dead"}')
+    neighbour = with_queue(world, "other")
+    found: list[int] = []
+    for _ in range(400):
+        found += statuses(peer.produce("orders", bytes(1000)))
+        if found[-1] is Status.OK:
+            peer.nack(*(held for held, _ in peer.consume("orders")))
+    taken = found.count(Status.OK)
+    assert 0 < taken < 350
+    assert found == [Status.OK] * taken + [Status.QUEUE_FULL] * (400 - taken)
+    queue = world.engine.queues[b"orders"]
+    assert queue.expiry is not None
+    assert queue.expiry.dead == taken, "all of them wait for `dead`"
+    assert statuses(neighbour.produce("other", b"x")) == [Status.QUEUE_FULL]
+    assert tried(world, 10) <= 10
+    world.call("purge", queue="orders")
+    assert statuses(neighbour.produce("other", b"x")) == [Status.OK]
+    assert statuses(peer.produce("orders", b"x")) == [Status.OK]
+
+
+def test_durable_dead_letters_without_a_place_wait_on_disk_where_the_budget_is_full() -> None:
+    world = World(budget=Account("process", 1_000_000))
+    peer = with_queue(world, options=b'{"ttl_ms":1000,"dead_letter":"dead"}')
+    others = world.budget.account("others")
+    others.charge(1_000_000)
+    for _ in range(40):
+        assert statuses(peer.produce("orders", *[bytes(1000)] * 20)) == [Status.OK] * 20
+    world.advance(60)
+    assert world.engine.hot_bytes < 256_000 + BUDGET_SLACK_BYTES, "what is read back comes in 256 KiB"
+    assert world.depths() == {"orders": 800}
+    others.give(1_000_000)
+    peer.create("dead")
+    world.advance(1)
+    assert world.depths() == {"orders": 0, "dead": 800}
 
 
 def test_where_memory_is_scarce_the_dead_wait_on_disk() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dms import wire
-from dms.wire import Broken, Refusal, Status, Type
+from dms.wire import Refusal, Status, Type
+from shared.errors import RemoteProtocolError
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "dms"
 
@@ -71,22 +72,28 @@ def test_frames_cut_anywhere_come_out_whole(frames: list[wire.Frame], data: st.D
     assert buffer == b""
 
 
+def answer(error: RemoteProtocolError) -> tuple[int, int, int]:
+    """Type, status and message id of what the peer is told."""
+    ((type_, _, status, message_id, _),), end = wire.decode(error.reply)
+    assert end == len(error.reply)
+    return type_, status, message_id
+
+
 @given(st.binary(min_size=16, max_size=200))
 def test_garbage_is_an_error(garbage: bytes) -> None:
     if garbage.startswith(bytes.fromhex("deadbeef")):
         return
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(RemoteProtocolError) as caught:
         wire.decode(garbage)
-    assert caught.value.status is Status.BAD_MAGIC
-    assert caught.value.message_id == int.from_bytes(garbage[12:16], "big")
+    assert caught.value.fault == "BAD_MAGIC"
+    assert answer(caught.value) == (Type.ERROR, Status.BAD_MAGIC, int.from_bytes(garbage[12:16], "big"))
 
 
 def test_a_length_above_a_mebibyte_ends_it_and_says_whose_it_was() -> None:
     header = wire.HEADER.pack(wire.MAGIC, (1 << 20) + 1, Type.PRODUCE, 1, 0, 77)
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(RemoteProtocolError) as caught:
         wire.unpack_header(header)
-    assert caught.value.status is Status.PAYLOAD_TOO_LARGE
-    assert caught.value.message_id == 77
+    assert answer(caught.value) == (Type.ERROR, Status.PAYLOAD_TOO_LARGE, 77)
     length, *_ = wire.unpack_header(wire.HEADER.pack(wire.MAGIC, 1 << 20, Type.PRODUCE, 1, 0, 77)) or (0,)
     assert length == 1 << 20
 

@@ -6,8 +6,9 @@ from logmq.groups import COMMIT_BYTES
 from logmq.readers import READER_BYTES
 from logmq.settings import LogmqSettings
 from logmq.topics import TOPIC_BYTES
+from logmq.windows import FIRST_READ_BYTES, KEPT_BYTES_MAX
 from logmq.writers import SLOT_BYTES
-from shared.budget import Account
+from shared.budget import CACHES_STEP_BYTES, Account
 from tests.logmq.test_writers import batch
 from tests.logmq.world import Peer, World
 
@@ -90,6 +91,22 @@ def test_readers_that_wait_end_in_a_refusal_and_make_room_when_they_do_not() -> 
     third.advance(61)
     assert third.take() == b"EOF\n"
     assert budget.used_bytes == TOPIC_BYTES
+
+
+def test_records_read_ahead_are_charged_until_their_readers_go_and_not_kept_without_room() -> None:
+    budget = Account("process", 4 * 3 * KEPT_BYTES_MAX)
+    world = World(budget=budget)
+    record = b"x" * FIRST_READ_BYTES
+    assert world.connect().ask(b"PRODUCE t %b\n" % record) == b"OK 0\n"
+    readers = [world.connect() for _ in range(60)]
+    for reader in readers:
+        assert reader.ask(b"CONSUME t 0\n").endswith(record + b"\n")
+    caches = budget.account("caches")
+    assert 2 * CACHES_STEP_BYTES < caches.used_bytes <= 3 * KEPT_BYTES_MAX + CACHES_STEP_BYTES
+    assert 0 < len(world.broker.windows) < len(readers), "all are answered"
+    for reader in readers:
+        reader.lose()
+    assert (len(world.broker.windows), caches.used_bytes) == (0, 0)
 
 
 def test_topics_end_in_a_refusal_and_are_all_there_after_a_restart() -> None:

@@ -15,6 +15,7 @@ from shared.net.loop_turn import AfterTurn, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs, Outbox, Policy
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamDriver
+from shared.net.tls import TlsStream
 
 
 class MemoryConnection(Connection):
@@ -165,5 +166,5 @@ class StreamServer:
         pushes: bool = False,
     ) -> None:
         """Serve one stream to its end, and close it."""
-        assert self.loop.admission.admit("") is None
+        assert self.loop.admission.admit("", encrypted=isinstance(stream, TlsStream)) is None
         await self._driver.serve(stream, peer, "", open_session, pushes)

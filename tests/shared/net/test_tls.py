@@ -9,7 +9,9 @@ import pytest
 import structlog
 import trio
 
+from shared.budget import Account
 from shared.errors import ConfigError
+from shared.net.admission import CONNECTION_BYTES, TLS_BYTES
 from shared.net.network import Group, Network
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.tls import server_context
@@ -81,6 +83,44 @@ async def test_a_server_with_a_client_authority_takes_only_its_clients(certifica
         nursery.cancel_scope.cancel()
     assert group.counters.handshakes_failed == 1
     assert group.counters.accepted == 1
+
+
+async def test_tls_that_there_is_no_memory_for_is_refused_before_the_handshake(
+    certificates: Certificates,
+) -> None:
+    process = Account("process", 2 * (CONNECTION_BYTES + TLS_BYTES) - 1)
+    connections = process.account("connections")
+    told: list[str] = []
+    process.on_refused = lambda account: told.append(account.name)
+    network = Network(NetSettings(), process)
+    log = structlog.stdlib.get_logger()
+    group = Group("test", network, after_turn=lambda: None, log=log, tls=certificates.server)
+    sessions = Sessions(echo)
+    (address,) = group.bind_tcp("test", "127.0.0.1", 0, sessions)
+
+    async def ask(client: trio.SSLStream[trio.SocketStream]) -> bytes:
+        await client.send_all(b"hello")
+        return await read_all(client, 5)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(group.serve)
+        with trio.fail_after(PATIENCE_SECONDS):
+            context = certificates.client_context()
+            first = await trio.open_ssl_over_tcp_stream(*address, ssl_context=context)
+            assert await ask(first) == b"hello"
+            assert connections.used_bytes == CONNECTION_BYTES + TLS_BYTES
+            async with await trio.open_tcp_stream(*address) as second:
+                assert await second.receive_some() == b"", "it is closed though it has sent nothing"
+            assert (group.counters.refused, told) == ({"memory": 1}, ["connections"])
+            assert group.counters.handshakes_failed == 0
+            assert await ask(first) == b"hello"
+            await trio.aclose_forcefully(first)
+            await (await sessions.next()).lost.wait()
+            assert process.used_bytes == 0
+            async with await trio.open_ssl_over_tcp_stream(*address, ssl_context=context) as third:
+                assert await ask(third) == b"hello"
+        nursery.cancel_scope.cancel()
+    assert process.used_bytes == 0
 
 
 def test_old_versions_of_tls_and_renegotiation_are_refused(certificates: Certificates) -> None:

@@ -17,7 +17,7 @@ class Gone:
     """What `LoopTurn` sees of a connection that has closed, or whose deadline has come."""
 
     host = ""
-    stranger = False
+    stranger = is_encrypted = False
     deadline = scheduled = float("inf")
 
     def __init__(self, told: list[object]) -> None:

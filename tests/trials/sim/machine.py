@@ -245,5 +245,5 @@ class _OpenDoor(Admission):
         self.connections = 0
         self.memory = unbounded()
 
-    def leave(self, host: str) -> None:
+    def leave(self, host: str, *, encrypted: bool = False) -> None:
         self.connections -= 1
