@@ -9,13 +9,12 @@ import attrs
 import structlog
 
 from shared.storage import format, index, replay
-from shared.storage.catalog import Catalog, LogLine, name_of, unpack_create
+from shared.storage.catalog import Catalog, LogLine, name_of
 from shared.storage.disk import Disk, opened, size_of
-from shared.storage.format import INDEX_ENTRY_BYTES, SECTOR, EntryKind, IndexEntry
+from shared.storage.format import INDEX_ENTRY_BYTES, SECTOR, IndexEntry
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
-from shared.storage.log_recovery import Pieces, holds
-from shared.storage.replay import Segments
+from shared.storage.replay import JournalChanges, Pieces, Segments
 
 QUARANTINE = "quarantine"
 """Where `brokers fsck --repair` puts what it replaces and what nobody owns."""
@@ -57,7 +56,7 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
             lines[line.id] = line
     next_id = max(lines, default=0) + _IDS_SKIPPED
     for namespace, file in unknown:
-        size = size_of(disk, f"{namespace}/{file}.log") or 0
+        size = size_of(disk, f"{namespace}/{file}.log")
         lines[next_id] = LogLine(next_id, namespace, name_of(file), file, "always", now_ms, 0, size)
         next_id += 1
     return Catalog(journal_id, replay_lsn, next_id, now_ms, False, [lines[n] for n in sorted(lines)])
@@ -79,15 +78,10 @@ def _batches(disk: Disk) -> Iterator[tuple[int, int]]:
 
 def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, str], int]:
     """The logs that replay will create, by namespace and file."""
-    created: dict[int, LogLine] = {}
-    for found, payload in replay.read_payloads(disk, replay.scan(disk, journal_id, replay_lsn).batches):
-        for entry in format.unpack_entries(payload, found.batch.entries) or []:
-            if entry.kind == EntryKind.CREATE:
-                body = bytes(payload[entry.body_start : entry.body_end])
-                created[entry.log_id] = unpack_create(entry.log_id, body)
-            elif entry.kind == EntryKind.DELETE:
-                created.pop(entry.log_id, None)
-    return {(line.namespace, line.file): line.id for line in created.values()}
+    changes = JournalChanges()
+    changes.take_all(disk, replay.scan(disk, journal_id, replay_lsn).batches)
+    made = (line for line in changes.created.values() if line.id not in changes.deleted)
+    return {(line.namespace, line.file): line.id for line in made}
 
 
 def files(disk: Disk) -> Iterator[tuple[str, str]]:
@@ -215,5 +209,5 @@ def _holding(
     """Files of no log, without an index, that have what the journal has."""
     for namespace, file in nameless:
         with opened(disk, f"{namespace}/{file}.log") as fd:
-            if holds(disk, fd, segments, pieces[0]):
+            if pieces[0].is_in(disk, fd, segments):
                 yield namespace, file

@@ -165,9 +165,12 @@ def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding 
             yield Finding(Severity.WARNING, FindingKind.LOG, log.log_path, text, log.end, end - log.end)
     for reference in log.references:
         data = reader.read(reference.offset, reference.length)
-        if crc32c(data) != reference.crc32c and reference.offset + reference.length > log.first:
-            text = "these are not the bytes that the journal refers to"
-            yield Finding(Severity.DAMAGE, FindingKind.LOG, log.log_path, text, *reference[:2])
+        if crc32c(data) != reference.crc32c and reference.end > log.first:
+            text, where = (
+                "these are not the bytes that the journal refers to",
+                (reference.offset, reference.length),
+            )
+            yield Finding(Severity.DAMAGE, FindingKind.LOG, log.log_path, text, *where)
     yield from _index(view, log)
     for part in ranges(view, log, reader, log.first, log.end):
         if part.state is Trust.DAMAGED:
