@@ -65,13 +65,7 @@ def recover_log(
         if made is not None:
             return made
     cut: Lost | None = None
-    journaled_end = pieces[-1].end if pieces else 0
-    # A new log's file that has more than the journal is another log's, or has lost records.
-    trusted = direct or damaged or (line.mode == "always" and size_of(disk, paths[0]) > journaled_end)
-    ours = any(piece.crc32c is not None for piece in pieces) or (
-        trusted and _has_index(disk, paths[1], line.id)
-    )
-    if new and not ours:
+    if new and not _are_ours(disk, line, pieces, trusted=direct or damaged):
         # They belong to an earlier log of that name: every start moves unowned files aside. Or to this log,
         # if the journal or the index has lost the proof.
         may_be_ours = damaged or (direct and index.owner(disk, paths[1]) is None)
@@ -135,12 +129,14 @@ def _make_files(
     return RecoveredLog(line._replace(end=end), paths, changed=True)
 
 
-def _has_index(disk: Disk, path: str, log_id: int) -> bool:
-    try:
-        with opened(disk, path) as fd:
-            return index.belongs_to(disk, fd, log_id)
-    except FileNotFoundError:
-        return False
+def _are_ours(disk: Disk, line: LogLine, pieces: Pieces, *, trusted: bool) -> bool:
+    """Whether the files under a new log's name are its own."""
+    if any(piece.crc32c is not None for piece in pieces):
+        return True
+    # A file that has more than the journal is another log's, or the journal has lost records.
+    journaled_end = pieces[-1].end if pieces else 0
+    trusted = trusted or (line.mode == "always" and size_of(disk, line.log_path) > journaled_end)
+    return trusted and index.read_index_of(disk, line.index_path, line.id, line.created_ms) is not None
 
 
 def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -> Lost | None:
@@ -223,22 +219,15 @@ class _LogRecovery:
         """Read the index as far as the catalog vouches for it, and the entries behind; returns its size."""
         disk, line = self._disk, self._line
         size = disk.size(self._index_fd)
-        header = format.unpack_index_header(disk.read(self._index_fd, INDEX_HEADER_BYTES, 0))
-        if header is None or header[0] != line.id:
-            ours = index.belongs_to(disk, self._index_fd, line.id)
-            if not ours:
-                disk.truncate(self._index_fd, 0)
-            index.write_header(disk, self._index_fd, line.id, line.created_ms)
-            if not ours:
-                self.position = min(line.first, line.end)
-                return -1
+        if not index.claim(disk, self._index_fd, line.id, line.created_ms):
+            self.position = min(line.first, line.end)
+            return -1
         known = max(line.end, line.first)  # below the first offset nothing is promised
         number = max(size - INDEX_HEADER_BYTES, 0) // INDEX_ENTRY_BYTES
         later: list[IndexEntry | None] = []
         self.position = min(line.first, line.end)
         while number:
-            data = disk.read(self._index_fd, INDEX_ENTRY_BYTES, index.entry_position(number - 1))
-            entry = format.unpack_index_entry(data, line.id)
+            entry = index.entry_at(disk, self._index_fd, line.id, number - 1)
             if entry is not None and entry.end <= known:
                 self.position, self._last_ms = entry.end, entry.last_ms
                 break

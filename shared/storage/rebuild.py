@@ -11,9 +11,8 @@ import structlog
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog, LogLine, name_of
 from shared.storage.disk import Disk, opened, size_of
-from shared.storage.format import INDEX_ENTRY_BYTES, SECTOR, IndexEntry
+from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
-from shared.storage.journal import segment_path
 from shared.storage.replay import JournalChanges, Pieces, Segments
 
 QUARANTINE = "quarantine"
@@ -25,7 +24,6 @@ NO_LOGS = frozenset({JOURNAL_FOLDER, QUARANTINE, BACKUPS})
 _IDS_SKIPPED = 1 << 20
 """Skipped because logs that nothing remembers had ids too."""
 
-_SEARCH_BYTES = 1 << 20
 _LOG_ID_AT = 40  # in an index entry
 
 
@@ -36,7 +34,7 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
     are. What only the catalog knew is lost: a log's mode becomes `always` unless the journal says otherwise,
     and its first offset is where the hole at its head ends.
     """
-    batches = sorted(_batches(disk))
+    batches = sorted((batch.lsn, batch.journal_id) for batch in replay.every_batch(disk))
     journal_id = random.getrandbits(64)
     replay_lsn = max((segment.end for segment in replay.segment_files(disk)), default=0)
     if batches:
@@ -60,20 +58,6 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
         lines[next_id] = LogLine(next_id, namespace, name_of(file), file, "always", now_ms, 0, size)
         next_id += 1
     return Catalog(journal_id, replay_lsn, next_id, now_ms, False, [lines[n] for n in sorted(lines)])
-
-
-def _batches(disk: Disk) -> Iterator[tuple[int, int]]:
-    """(LSN, journal id) of every good batch."""
-    for segment in replay.segment_files(disk):
-        with opened(disk, segment_path(segment.lsn)) as fd:
-            for start in range(0, segment.size, _SEARCH_BYTES):
-                data = disk.read(fd, _SEARCH_BYTES, start)
-                for at in range(0, len(data), SECTOR):
-                    batch = format.unpack_batch(data, at)
-                    if batch is None or batch.lsn != segment.lsn + start + at:
-                        continue
-                    if format.batch_is_good(batch, disk.read(fd, batch.size, start + at)):
-                        yield batch.lsn, batch.journal_id
 
 
 def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, str], int]:
@@ -105,22 +89,22 @@ def line_of(disk: Disk, namespace: str, file: str) -> LogLine | None:
     """What a log's index tells about it; None without a readable one."""
     try:
         with opened(disk, f"{namespace}/{file}.idx") as fd:
-            owner = format.unpack_index_header(disk.read(fd, format.INDEX_HEADER_BYTES, 0))
-            data = disk.read(fd, disk.size(fd), index.entry_position(0))
+            header = index.header_of(disk, fd)
+            log_id = header[0] if header is not None else _owner(disk, fd)
+            if log_id is None:
+                return None
+            entries = [entry for entry in index.stored_entries(disk, fd, log_id) if entry is not None]
     except FileNotFoundError:
         return None
-    log_id = owner[0] if owner is not None else _owner(data)
-    if log_id is None:
-        return None
-    entries = [entry for entry in format.unpack_index_entries(data, log_id) if entry is not None]
-    created_ms = owner[1] if owner is not None else entries[0].first_ms
+    created_ms = header[1] if header is not None else entries[0].first_ms
     first = _first(disk, f"{namespace}/{file}.log", entries)
     end = max((entry.end for entry in entries), default=first)
     return LogLine(log_id, namespace, name_of(file), file, "always", created_ms, first, end)
 
 
-def _owner(data: bytes) -> int | None:
+def _owner(disk: Disk, fd: int) -> int | None:
     """The log id that the first good entry of an index names."""
+    data = disk.read(fd, disk.size(fd), index.entry_position(0))
     for at in range(0, len(data) - INDEX_ENTRY_BYTES + 1, INDEX_ENTRY_BYTES):
         log_id = int.from_bytes(data[at + _LOG_ID_AT : at + _LOG_ID_AT + 8], "big")
         if format.unpack_index_entry(data, log_id, at) is not None:

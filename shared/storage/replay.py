@@ -91,6 +91,12 @@ def begins_behind(disk: Disk, journal_id: int, lsn: int) -> bool:
         )
 
 
+def every_batch(disk: Disk) -> Iterator[Batch]:
+    """Every good batch on disk, of whichever journal."""
+    with _Reader(disk, None) as reader:
+        yield from (found.batch for found in reader.search(0))
+
+
 def scan(disk: Disk, journal_id: int, replay_lsn: int, logs: Iterable[LogLine] = ()) -> Replay:
     """Find every good batch from `replay_lsn` on. `logs`: the catalog's.
 
@@ -342,9 +348,9 @@ class JournalChanges:
 
 
 class _Reader(Segments):
-    """Finds batches; a window of the segment being read is in memory."""
+    """Finds batches of a journal (None: of any); a window of the segment being read is in memory."""
 
-    def __init__(self, disk: Disk, journal_id: int) -> None:
+    def __init__(self, disk: Disk, journal_id: int | None) -> None:
         super().__init__(disk)
         self._journal_id = journal_id
         self.segments = segment_files(disk)
@@ -375,6 +381,7 @@ class _Reader(Segments):
 
     def begun(self, segment: SegmentFile, lsn: int) -> int:
         """How long a batch begun at `lsn` seems to be, its header perhaps damaged; 0: none was begun."""
+        assert self._journal_id is not None
         head = self._read(segment, format.BATCH_HEADER_BYTES, lsn - segment.lsn)
         signs = (
             head[:4] == format.BATCH_MAGIC,
@@ -393,7 +400,7 @@ class _Reader(Segments):
         return size
 
     def _fitting(self, batch: Batch | None, lsn: int) -> Batch | None:
-        if batch is None or batch.lsn != lsn or batch.journal_id != self._journal_id:
+        if batch is None or batch.lsn != lsn or self._journal_id not in (None, batch.journal_id):
             return None
         return batch
 
