@@ -21,8 +21,8 @@ BACKUPS = "backups"
 """Files written at a network client's request: copies of the folder, exported queues."""
 NO_LOGS = frozenset({JOURNAL_FOLDER, QUARANTINE, BACKUPS})
 """Folders of the data folder that hold no logs of the store."""
-_IDS_SKIPPED = 1 << 20
-"""Skipped because logs that nothing remembers had ids too."""
+SKIPPED_IDS = 1 << 20
+"""Log ids that are skipped, because logs that nothing remembers had ids too, and may have left files."""
 
 _LOG_ID_AT = 40  # in an index entry
 
@@ -40,7 +40,9 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
     if batches:
         journal_id = Counter(found for _, found in batches).most_common(1)[0][0]
         replay_lsn = next(lsn for lsn, found in batches if found == journal_id)
-    created = _created(disk, journal_id, replay_lsn)
+    changes = JournalChanges.of(disk, replay.scan(disk, journal_id, replay_lsn).batches)
+    made = (line for line in changes.created.values() if line.id not in changes.deleted)
+    created = {(line.namespace, line.file): line.id for line in made}
     lines: dict[int, LogLine] = {}
     unknown: list[tuple[str, str]] = []
     for namespace, file in files(disk):
@@ -52,20 +54,12 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
             unknown.append((namespace, file))
         else:
             lines[line.id] = line
-    next_id = max(lines, default=0) + _IDS_SKIPPED
+    next_id = max(lines, default=0) + SKIPPED_IDS
     for namespace, file in unknown:
         size = size_of(disk, f"{namespace}/{file}.log")
         lines[next_id] = LogLine(next_id, namespace, name_of(file), file, "always", now_ms, 0, size)
         next_id += 1
     return Catalog(journal_id, replay_lsn, next_id, now_ms, False, [lines[n] for n in sorted(lines)])
-
-
-def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, str], int]:
-    """The logs that replay will create, by namespace and file."""
-    changes = JournalChanges()
-    changes.take_all(disk, replay.scan(disk, journal_id, replay_lsn).batches)
-    made = (line for line in changes.created.values() if line.id not in changes.deleted)
-    return {(line.namespace, line.file): line.id for line in made}
 
 
 def files(disk: Disk) -> Iterator[tuple[str, str]]:

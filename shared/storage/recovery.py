@@ -22,10 +22,6 @@ from shared.storage.replay import JournalChanges, Replay, SegmentFile, Segments
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
-_SKIPPED_IDS = 1 << 20
-"""Log ids skipped after an unclean end: a log whose CREATE was lost may have left files."""
-
-
 MISSING = (
     "the journal's segment where replay begins is not there, or empty: what only it had is lost, perhaps all "
     "of the last second before the server ended; nothing is lost if it ended while it started"
@@ -75,7 +71,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
             "if you restored it, restore all of the folder",
         )
     segments = replay.segment_files(disk)
-    kept: list[tuple[SegmentFile, str]] = []
+    uncopied: dict[SegmentFile, str] = {}
     next_lsn = max([found.replay_lsn, *(segment.end for segment in segments)])
     if found.clean:
         scanned = Replay([], segments, [], found.replay_lsn, 0)
@@ -84,15 +80,16 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         _report(scanned)
         if scanned.missing:
             in_files.in_file(segment_path(found.replay_lsn), MISSING)
-        kept = _keep_damaged(disk, scanned)
+        uncopied = _keep_damaged(disk, scanned)
     # also after a clean end: a copied folder may have files newer than its catalog
     logs, seen_id = _replay(disk, found, scanned, sync_all_logs, in_files)
     next_log_id = found.next_log_id
     if not found.clean or seen_id >= next_log_id:
-        next_log_id = max(next_log_id, seen_id + 1) + _SKIPPED_IDS
+        next_log_id = max(next_log_id, seen_id + 1) + rebuild.SKIPPED_IDS
     after = Catalog(found.journal_id, next_lsn, next_log_id, clock.wall_ms(), False, logs)
     replace_file(disk, catalog.PATH, after.pack())
-    segments = _move_damaged(disk, segments, kept)
+    for segment, name in uncopied.items():
+        disk.rename(segment_path(segment.lsn), name)
     seconds = clock.monotonic() - began
     if not found.clean:
         logger.info(
@@ -107,7 +104,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         next_lsn=next_lsn,
         written_ms=found.written_ms,
         logs=logs,
-        segments=segments,
+        segments=[segment for segment in segments if segment not in uncopied],
         clean=found.clean,
         batches=len(scanned.batches),
         torn_bytes=scanned.torn_bytes,
@@ -213,10 +210,10 @@ def _report(scanned: Replay) -> None:
         )
 
 
-def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
+def _keep_damaged(disk: Disk, scanned: Replay) -> dict[SegmentFile, str]:
     """Copy damaged segments; returns those that could not be copied, with the names to rename them to."""
     names = {f"{journal.FOLDER}/{name}" for name in disk.names(journal.FOLDER)}
-    left = []
+    uncopied = {}
     for segment in scanned.damaged_segments():
         path = segment_path(segment.lsn)
         try:
@@ -227,8 +224,8 @@ def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
                 path=path,
                 reason=describe(error),
             )
-            left.append((segment, _quarantined(path, names)))
-    return left
+            uncopied[segment] = _quarantined(path, names)
+    return uncopied
 
 
 def _quarantined(path: str, names: Container[str]) -> str:
@@ -239,19 +236,8 @@ def _quarantined(path: str, names: Container[str]) -> str:
     return f"{path}.damaged-{number}"
 
 
-def _move_damaged(
-    disk: Disk, segments: list[SegmentFile], left: list[tuple[SegmentFile, str]]
-) -> list[SegmentFile]:
-    for segment, aside in left:
-        disk.rename(segment_path(segment.lsn), aside)
-    gone = {segment for segment, _ in left}
-    return [segment for segment in segments if segment not in gone]
-
-
 def _gather(disk: Disk, scanned: Replay) -> JournalChanges:
-    changes = JournalChanges(scanned.synced_lsn)
-    changes.take_all(disk, scanned.batches)
-    return changes
+    return JournalChanges.of(disk, scanned.batches, scanned.synced_lsn)
 
 
 def _replay(

@@ -112,8 +112,7 @@ def _without_torn_references(disk: Disk, found: Replay, logs: Iterable[LogLine])
     unproven = [at for at, each in enumerate(found.batches) if each.batch.lsn >= found.synced_lsn]
     if not any(found.batches[at].refers for at in unproven):
         return found
-    changes = JournalChanges()
-    changes.take_all(disk, found.batches)
+    changes = JournalChanges.of(disk, found.batches)
     known = {line.id: line for line in logs} | changes.created
     lines = {log_id: line for log_id, line in known.items() if log_id not in changes.deleted}
     for at in unproven:
@@ -128,8 +127,7 @@ def _without_torn_references(disk: Disk, found: Replay, logs: Iterable[LogLine])
 
 def _bears_out(disk: Disk, found: FoundBatch, lines: dict[int, LogLine]) -> bool:
     """Whether the logs' files have what a batch refers to."""
-    changes = JournalChanges()
-    changes.take_all(disk, [found])
+    changes = JournalChanges.of(disk, [found])
     return not changes.bad_entries and all(
         piece.end <= lines[log_id].end or _has(disk, lines[log_id], piece)
         for log_id, pieces in changes.pieces.items()
@@ -290,11 +288,14 @@ class JournalChanges:
     seen_id: int = 0
     bad_entries: int = 0
 
-    def take_all(self, disk: Disk, batches: list[FoundBatch]) -> None:
-        """Apply batches in order. Raises ValueError and TypeError as `take`, and OSError."""
+    @classmethod
+    def of(cls, disk: Disk, batches: list[FoundBatch], synced_lsn: int = 0) -> Self:
+        """What these batches say. Raises ValueError and TypeError as `take`, and OSError."""
+        changes = cls(synced_lsn)
         for found, payload in read_payloads(disk, batches):
             for entry in format.unpack_entries(payload, found.batch.entries) or []:
-                self.take(found, entry, payload)
+                changes.take(found, entry, payload)
+        return changes
 
     def take(self, found: FoundBatch, entry: Entry, payload: bytes) -> None:
         """Apply one entry of a batch with this payload. Raises ValueError and TypeError for one that no
