@@ -369,25 +369,18 @@ class Track:
         self._put(self._codec, self._fields, messages, frames)
 
 
+@attrs.define(eq=False)
 class _Round:
     """The part of a recording that waits for one ticket; it is the ticket's callback."""
 
-    __slots__ = (
-        "blocks",
-        "bytes",
-        "frames_bytes",
-        "gap_bytes",
-        "gap_messages",
-        "messages",
-        "recorder",
-        "ticket",
-    )
-
-    def __init__(self, recorder: Recorder, ticket: Ticket) -> None:
-        self.recorder = recorder
-        self.ticket = ticket
-        self.messages = self.bytes = self.blocks = self.frames_bytes = 0
-        self.gap_messages = self.gap_bytes = 0
+    recorder: Recorder
+    ticket: Ticket
+    messages: int = 0
+    bytes: int = 0
+    blocks: int = 0
+    frames_bytes: int = 0
+    gap_messages: int = 0
+    gap_bytes: int = 0
 
     def __call__(self, ticket: Ticket) -> None:
         self.recorder.written(self, ticket.error)

@@ -11,7 +11,7 @@ trust).
 import errno
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Self
@@ -168,52 +168,37 @@ class LogReader:
             position += at
 
 
-class Held:
-    """`with Held(folder) as held`: `held.disk`, for reading, locked against brokers where that can be.
+@contextmanager
+def held(folder: Path, *, live_allowed: bool) -> Iterator[tuple[OsDisk, bool]]:
+    """The folder, for reading, locked against brokers where that can be; and whether a broker has the lock.
 
-    Where a broker has the lock, `held.live` is True if that is allowed, else raises StoreInUse.
+    Raises StoreInUse for that, unless `live_allowed`.
     """
-
-    def __init__(self, folder: Path, *, live_allowed: bool) -> None:
-        self.live = False
-        self.disk = OsDisk(folder, create=False, read_only=True)
-        self._lock: FolderLock | None = None
+    with OsDisk(folder, create=False, read_only=True) as disk, ExitStack() as stack:
+        check_format(disk, folder, may_be_damaged=True)  # before a lock file is left in a stranger's folder
+        live = False
         try:
-            # Before a lock file is left in a stranger's folder.
-            check_format(self.disk, folder, may_be_damaged=True)
-            self._lock = FolderLock.take(folder)
+            stack.enter_context(FolderLock.take(folder))
         except StoreInUse:
-            self.live = True
             if not live_allowed:
-                self.disk.release()
                 raise
+            live = True
         except OSError as error:
             if error.errno != errno.EROFS:  # where nobody can write, no broker runs
-                self.disk.release()
                 raise
-        except BaseException:
-            self.disk.release()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.disk.release()
-        if self._lock is not None:
-            self._lock.release()
+        yield disk, live
 
 
 @contextmanager
 def viewing(folder: Path, *, live_allowed: bool = True) -> Iterator[FolderView]:
     """A `FolderView` of the folder, as long as the context lasts.
 
-    Raises StoreInUse as `Held` does, StoreFormat where the folder is not one of ours or newer (DamagedFile
+    Raises StoreInUse as `held` does, StoreFormat where the folder is not one of ours or newer (DamagedFile
     where its FORMAT or CATALOG is lost), and OSError.
     """
-    with Held(folder, live_allowed=live_allowed) as held:
-        check_format(held.disk, folder)
-        yield look(held.disk, live=held.live)
+    with held(folder, live_allowed=live_allowed) as (disk, live):
+        check_format(disk, folder)
+        yield look(disk, live=live)
 
 
 class DamagedFile(StoreFormat):
