@@ -37,15 +37,15 @@ READ_BYTES = 256 * 1024
 TURN_MICROSECONDS = 2000
 """Work on readers before other tasks run."""
 FETCH_MICROSECONDS = 32
-"""Of a FETCH that is answered or refused: 6 to 9 for one of many of a connection, and up to 90 for one whose
-connection is sent that alone."""
+"""Of a FETCH that is answered or refused: 6 to 9 for one of many of a connection. It is up to 90 for one
+whose connection is sent that alone."""
 TAIL_MICROSECONDS = 4
 """Of lines for a tail: 2, and more to send them."""
 READ_MICROSECONDS = 8
 """Of a read for tails."""
 HEADS_BYTES_A_MICROSECOND = 50
-"""What lines for tails are longer than their records tells what making them cost: 11 ms for 256 KiB of empty
-records, 22 where some have a byte, 0.4 to 0.8 where they have 100.
+"""What lines for tails are longer than their records tells what making them cost. 256 KiB took 11 ms where
+records are empty, 22 where some have a byte, 0.4 to 0.8 where they have 100.
 """
 STALE_OFFSETS = 64
 """So many offsets that no FETCH waits at any more are kept, beside as many as FETCHes wait at."""

@@ -411,14 +411,6 @@ CheckPassword = Callable[[str, bytes, str, Callable[[bool], None]], None]
 """Takes user, password, the client's `peer`, and a callback that gets whether they fit, at once or later."""
 
 
-def _no_logins(user: str, password: bytes, peer: str, done: Callable[[bool], None]) -> None:
-    done(False)
-
-
-def _nobody_listens(**audit: str) -> None:
-    pass
-
-
 class Access:
     """The users of a process, and the guards of its protocols. `users` is None without a users file.
 
@@ -430,14 +422,14 @@ class Access:
         self,
         users: Mapping[str, User] | None = None,
         *,
-        audit: Callable[..., None] = _nobody_listens,
-        denied: Callable[..., None] = _nobody_listens,
+        audit: Callable[..., None] = lambda **_: None,
+        denied: Callable[..., None] = lambda **_: None,
     ) -> None:
         self.users = users
         self.guards: dict[str, Guard] = {}
         self.audit = audit
         self.denied = denied
-        self.check_password: CheckPassword = _no_logins
+        self.check_password: CheckPassword = lambda user, password, peer, done: done(False)
 
     def guard(self, protocol: str, required: Required = "never", *, exposed: bool = False) -> "Guard":
         """The guard of a protocol; the same one when the protocol starts again.
@@ -592,7 +584,10 @@ class Guard:
     def may(self, user: str, action: str, name: str | bytes) -> bool:
         """Whether a rule of the user allows the action. An unknown user, and "", may do nothing."""
         found = self._decisions.get((user, action, name))
-        return self._decide(user, action, name) if found is None else found
+        if found is None:
+            match = self._matcher(user, action, lambda: self._patterns(user, action))
+            found = self._keep((user, action, name), bool(match(text_of(name))))
+        return found
 
     def may_all(self, user: str, action: str) -> bool:
         """Whether the user may do the action with every name: a rule has the pattern `*`."""
@@ -612,7 +607,7 @@ class Guard:
         found = self._decisions.get(key)
         if found is None:
             try:
-                covered = covers_subscription(self._globs(user, READ), pattern.decode())
+                covered = covers_subscription(topic_globs(self._patterns(user, READ)), pattern.decode())
             except UnicodeDecodeError:
                 covered = None
             self.in_doubt += covered is None
@@ -660,10 +655,6 @@ class Guard:
             labels=labels,
         )
 
-    def _decide(self, user: str, action: str, name: str | bytes) -> bool:
-        match = self._matcher(user, action, lambda: self._patterns(user, action))
-        return self._keep((user, action, name), bool(match(text_of(name))))
-
     def _keep(self, key: tuple[str, str, str | bytes], decision: bool) -> bool:
         if len(key[2]) <= DECIDED_NAME_MAX:
             if len(self._decisions) >= DECISIONS_MAX:
@@ -690,6 +681,3 @@ class Guard:
     def _seen(self, user: str) -> Iterable[str]:
         """The patterns of all actions, each once."""
         return dict.fromkeys(pattern for action in ACTIONS for pattern in self._patterns(user, action))
-
-    def _globs(self, user: str, action: str) -> list[str]:
-        return topic_globs(self._patterns(user, action))

@@ -37,5 +37,4 @@ class NetCounters:
 
     def samples(self, group: str) -> Iterable[Sample]:
         """Every counter as a series with the label `protocol`."""
-        for sample in samples("net", self, (), self):
-            yield attrs.evolve(sample, labels=(("protocol", group), *sample.labels))
+        return samples("net", self, (), self, (("protocol", group),))

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 
 import attrs
-import structlog
 import trio
 
 from shared.errors import BrokerError, ConfigError
-from shared.net.admission import Admission
-from shared.net.counters import NetCounters
 from shared.net.keepalive import is_loopback, keepalive
+from shared.net.loop_turn import LoopTurn
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.strangers import Strangers
 
@@ -160,6 +158,7 @@ Admitted = Callable[[socket.socket, str, str], None]
 """Takes over an accepted, nonblocking socket; the peer as shown, `host:port`; and its numeric host."""
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Acceptor:
     """Accepts from one listening socket and hands connections within the caps to `admitted`.
 
@@ -168,37 +167,22 @@ class Acceptor:
     pauses.
     """
 
-    def __init__(
-        self,
-        listening: socket.socket,
-        admitted: Admitted,
-        *,
-        settings: NetSettings,
-        admission: Admission,
-        counters: NetCounters,
-        log: structlog.stdlib.BoundLogger,
-        pushes: bool,
-        is_behind: Callable[[], bool] | None = None,
-        strangers: Strangers | None = None,
-        asks_login: Callable[[], bool] = lambda: False,
-        encrypts: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`encrypts`: whether a connection accepted now will have TLS."""
-        self._strangers, self._asks_login, self._encrypts = strangers, asks_login, encrypts
-        self.listening = listening
-        self._admitted = admitted
-        self._is_behind = is_behind
-        self._admission = admission
-        self._counters = counters
-        self._log = log
+    listening: socket.socket
+    _admitted: Admitted
+    _loop: LoopTurn
+    _pushes: bool
+    _is_behind: Callable[[], bool] = lambda: False
+    _encrypts: Callable[[], bool] = lambda: False  # a connection accepted now will have TLS
+    _refusals_unlogged: Counter[str] = attrs.Factory(Counter)  # by reason, as `_logged_at`
+    _logged_at: dict[str, float] = attrs.Factory(dict)
+
+    def __attrs_post_init__(self) -> None:
+        host = self.listening.getsockname()[0]
         self._options: tuple[tuple[int, int, int], ...] = ()
-        host = listening.getsockname()[0]
         if not INHERITS_OPTIONS:
-            self._options = tuple(connection_options(settings, host, pushes=pushes))
+            self._options = tuple(connection_options(self._loop.settings, host, pushes=self._pushes))
         self._probes = not is_loopback(host)
         self._spare_fd = _open_spare()
-        self._refusals_unlogged: Counter[str] = Counter()  # by reason, as `_logged_at`
-        self._logged_at: dict[str, float] = {}
 
     async def run(self) -> None:
         """Accept until cancelled; the listening socket is closed then."""
@@ -209,9 +193,9 @@ class Acceptor:
                     await trio.lowlevel.wait_readable(self.listening)
                 more = False
                 try:
-                    if self._strangers is not None and self._asks_login():
-                        async with self._strangers:
-                            more = self.accept_many(self._strangers)
+                    if self._loop.asks_login():
+                        async with self._loop.strangers:
+                            more = self.accept_many(self._loop.strangers)
                     else:
                         self.accept_many()
                 except OSError as error:
@@ -231,10 +215,9 @@ class Acceptor:
 
     def accept_many(self, strangers: Strangers | None = None) -> bool:
         """Accept for one turn, or one slice of `strangers`. False: none are waiting."""
-        behind = self._is_behind is not None and self._is_behind()
         ends = perf_counter() + ACCEPT_SECONDS
         encrypted = self._encrypts()
-        for _ in range(ACCEPTS_BEHIND if behind else ACCEPTS_MAX):
+        for _ in range(ACCEPTS_BEHIND if self._is_behind() else ACCEPTS_MAX):
             try:
                 sock, address = self.listening.accept()
             except BlockingIOError:
@@ -251,7 +234,7 @@ class Acceptor:
                 if strangers.is_over():
                     return True
                 continue
-            if (cap := self._admission.admit(host, encrypted=encrypted)) is not None:
+            if (cap := self._loop.admission.admit(host, encrypted=encrypted)) is not None:
                 sock.close()
                 self._refuse(cap, host)
                 continue
@@ -262,7 +245,7 @@ class Acceptor:
                 if self._probes and is_loopback(host):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
             except OSError:  # macOS: the peer has closed already
-                self._admission.leave(host, encrypted=encrypted)
+                self._loop.admission.leave(host, encrypted=encrypted)
                 sock.close()
                 continue
             self._admitted(sock, format_address(host, port), host)
@@ -271,7 +254,7 @@ class Acceptor:
         return True
 
     def _turn_away(self, error: OSError) -> None:
-        self._counters.emfile += 1
+        self._loop.counters.emfile += 1
         if self._spare_fd is None:
             self._spare_fd = _open_spare()
         turned_away = 0
@@ -287,13 +270,13 @@ class Acceptor:
         self._refuse("descriptors", error.strerror or str(error), turned_away)
 
     def _refuse(self, reason: str, detail: str, count: int = 1) -> None:
-        self._counters.refused[reason] += count
+        self._loop.counters.refused[reason] += count
         self._refusals_unlogged[reason] += count
         now = trio.current_time()
         if now >= self._logged_at.get(reason, -LOG_SECONDS) + LOG_SECONDS:
             self._logged_at[reason] = now
             count = self._refusals_unlogged.pop(reason)
-            self._log.warning(
+            self._loop.log.warning(
                 "connections refused: there are too many; raise the limit in reason, or look at who connects",
                 reason=reason,
                 detail=detail,

@@ -149,8 +149,11 @@ class Group:
         self._check_exposure(f"{name}.host", host)
         sockets = bind_tcp(host, port, self._settings, pushes=pushes)
         admitted = self._admitted(open_session, pushes=pushes)
-        for sock in sockets:
-            self._accept(sock, admitted, pushes=pushes)
+        is_behind = self._poll.is_behind if self._poll is not None else lambda: False
+        self.acceptors += [
+            Acceptor(sock, admitted, self.loop, pushes, is_behind, lambda: self.tls is not None)
+            for sock in sockets
+        ]
         return [sock.getsockname()[:2] for sock in sockets]
 
     def bind_udp(
@@ -270,23 +273,6 @@ class Group:
             async with trio.open_nursery() as nursery:
                 for acceptor in self.acceptors:
                     nursery.start_soon(acceptor.run)
-
-    def _accept(self, sock: socket.socket, admitted: Admitted, *, pushes: bool) -> None:
-        self.acceptors.append(
-            Acceptor(
-                sock,
-                admitted,
-                settings=self._settings,
-                admission=self.loop.admission,
-                counters=self.counters,
-                log=self._log,
-                pushes=pushes,
-                is_behind=None if self._poll is None else self._poll.is_behind,
-                strangers=self.loop.strangers,
-                asks_login=self.loop.asks_login,
-                encrypts=lambda: self.tls is not None,
-            )
-        )
 
     def _admitted(self, open_session: OpenSession, *, pushes: bool) -> Admitted:
         """What takes accepted sockets over: the poll driver where there is one, because it is faster."""

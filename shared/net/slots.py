@@ -15,6 +15,7 @@ from typing import Any
 
 from shared.net.datagram_sink import Layout
 from shared.net.listeners import format_address
+from shared.storage.syscalls import libc_function
 
 NAME_BYTES = 28  # sockaddr_in6, the larger of IPv4 and IPv6
 SENDERS_MAX = 4096
@@ -171,11 +172,8 @@ class _Message(ctypes.Structure):
 
 def _recvmmsg(memory: bytearray, layout: Layout, count: int) -> Receive | None:
     """None where the system has no such call, or other structures."""
-    if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
-        return None
-    try:
-        call = ctypes.CDLL(None, use_errno=True).recvmmsg
-    except (OSError, AttributeError):
+    call = libc_function("recvmmsg")
+    if call is None or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     names = bytearray(count * NAME_BYTES)

@@ -9,17 +9,14 @@ from typing import Protocol
 
 import trio
 
-from shared.net.deadlines import Deadlines
+from shared.net.deadlines import Deadlines, Timed
 
 TURN_SECONDS = 2e-3
 """How long expired items are handled before other tasks run."""
 
 
-class Expiring(Protocol):
+class Expiring(Timed, Protocol):
     """Something with a deadline. `deadline` and `scheduled` start as inf and belong to `Timers`."""
-
-    deadline: float
-    scheduled: float
 
     def expire(self, now: float) -> None:
         """Called when the deadline has passed; no deadline is set now."""

@@ -95,7 +95,7 @@ class Recording:
     def take_settings(self, settings: RecordSettings) -> None:
         """Apply new settings."""
         for recorder in self._recorders.values():
-            recorder.take_settings(settings)
+            recorder.settings = settings
         for namespace in self._namespaces:
             namespace.retention = settings.retention
 
@@ -164,7 +164,7 @@ class Recorder:
         self._wall_us = wall_us
         self._monotonic = monotonic
         self._log: Log | None = None
-        self.take_settings(settings)
+        self.settings = settings
         self._round: _Round | None = None
         self._held: list[_Held] = []
         self._held_bytes = 0
@@ -179,14 +179,6 @@ class Recorder:
         self._gap_messages = self._gap_bytes = 0
         self._warned_at: float | None = None  # monotonic
         self._unwarned = 0  # messages left out since that log line
-
-    def take_settings(self, settings: RecordSettings) -> None:
-        """Apply new settings."""
-        self._pending_max = settings.pending_bytes_max
-        # Retention works at intervals and by whole index entries. It is asked to run a little above the
-        # bound; at twice the bound messages are left out until it has run.
-        self._retain_above = settings.retention_bytes + settings.retention_bytes // 8
-        self._stop_above = 2 * settings.retention_bytes
 
     def track(self, codec: int, *, name: bytes = b"", source: bytes = b"") -> "Track":
         """The track of a new source. `codec`: the format of its frames, 1 to 255, listed in RECORDING.md."""
@@ -222,13 +214,15 @@ class Recorder:
             if log is None:
                 return
         pending = log.end - log.visible
-        if pending and (pending + len(frames) > self._pending_max or self._store.over_budget):
+        if pending and (pending + len(frames) > self.settings.pending_bytes_max or self._store.over_budget):
             self._pass_over("behind", messages, len(frames))
             return
-        kept = log.end - log.first
-        if kept > self._retain_above:
+        # Retention works at intervals and by whole index entries. It is asked to run a little above the
+        # bound; at twice the bound messages are left out until it has run.
+        kept, kept_max = log.end - log.first, self.settings.retention_bytes
+        if kept > kept_max + kept_max // 8:
             self._recording.grew()
-            if kept > self._stop_above:
+            if kept > 2 * kept_max:
                 self._pass_over("retention", messages, len(frames))
                 return
         size = len(frames)
@@ -369,25 +363,18 @@ class Track:
         self._put(self._codec, self._fields, messages, frames)
 
 
+@attrs.define(eq=False)
 class _Round:
     """The part of a recording that waits for one ticket; it is the ticket's callback."""
 
-    __slots__ = (
-        "blocks",
-        "bytes",
-        "frames_bytes",
-        "gap_bytes",
-        "gap_messages",
-        "messages",
-        "recorder",
-        "ticket",
-    )
-
-    def __init__(self, recorder: Recorder, ticket: Ticket) -> None:
-        self.recorder = recorder
-        self.ticket = ticket
-        self.messages = self.bytes = self.blocks = self.frames_bytes = 0
-        self.gap_messages = self.gap_bytes = 0
+    recorder: Recorder
+    ticket: Ticket
+    messages: int = 0
+    bytes: int = 0
+    blocks: int = 0
+    frames_bytes: int = 0
+    gap_messages: int = 0
+    gap_bytes: int = 0
 
     def __call__(self, ticket: Ticket) -> None:
         self.recorder.written(self, ticket.error)

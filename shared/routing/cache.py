@@ -1,23 +1,15 @@
 """A cache of recent matches by name, within a bound of bytes: traffic repeats its names."""
 
 from collections.abc import Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from shared.budget import CacheBytes
 
 S = TypeVar("S", bound=Hashable)
 
 ENTRY_BYTES = (
     200  # a name's and a tuple's own fields, and a place in a dict that is between half and wholly full
 )
-
-
-class Books(Protocol):
-    """Counts the bytes of a cache, for a budget."""
-
-    def fits(self, size: int) -> bool:
-        """Whether `size` more bytes may be kept; if not, the owner clears the cache first."""
-
-    def add(self, size: int) -> None:
-        """Count `size` bytes more; negative: fewer."""
 
 
 class MatchCache(Generic[S]):
@@ -30,7 +22,7 @@ class MatchCache(Generic[S]):
 
     __slots__ = ("_books", "_bytes", "_half_bytes_max", "_old", "_old_bytes", "young")
 
-    def __init__(self, bytes_max: int, books: Books | None = None) -> None:
+    def __init__(self, bytes_max: int, books: CacheBytes | None = None) -> None:
         self._books = books
         self._half_bytes_max = bytes_max // 2
         self._bytes = 0  # bytes of `young`; forgetting a name does not lower it, so it only turns over sooner

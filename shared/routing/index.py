@@ -19,7 +19,8 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from shared.routing.cache import Books, MatchCache
+from shared.budget import CacheBytes
+from shared.routing.cache import MatchCache
 from shared.routing.exact import Exact
 from shared.routing.few import Few, each, has, with_one, without
 from shared.routing.syntax import EveryName, Pattern, Wildcards
@@ -57,7 +58,7 @@ class RoutingIndex(Generic[S]):
         wildcards: Wildcards | None,
         *,
         cache_bytes_max: int = CACHE_BYTES_MAX,
-        cache_books: Books | None = None,
+        cache_books: CacheBytes | None = None,
     ) -> None:
         self._patterns: Trie[S] | Exact[S] = Exact() if wildcards is None else Trie(wildcards)
         self._every: Few[S] | None = None

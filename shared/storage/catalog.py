@@ -31,6 +31,14 @@ class LogLine(NamedTuple):
     first: int
     end: int
 
+    @property
+    def log_path(self) -> str:
+        return f"{self.namespace}/{self.file}.log"
+
+    @property
+    def index_path(self) -> str:
+        return f"{self.namespace}/{self.file}.idx"
+
 
 @attrs.frozen
 class Catalog:

@@ -120,22 +120,22 @@ _COPY_BYTES = 1 << 20
 
 
 @contextmanager
-def opened(disk: Disk, path: str, *, create: bool = False) -> Iterator[int]:
-    """A file's descriptor, closed at the end. Raises OSError."""
-    fd = disk.open(path, create=create)
+def opened(disk: Disk, path: str, *, create: bool = False, exclusive: bool = False) -> Iterator[int]:
+    """A file's descriptor, closed at the end. `exclusive`: it must be new. Raises OSError."""
+    fd = disk.open(path, create=create, exclusive=exclusive)
     try:
         yield fd
     finally:
         disk.close(fd)
 
 
-def size_of(disk: Disk, path: str) -> int | None:
-    """A file's length; None where it is not there."""
+def size_of(disk: Disk, path: str) -> int:
+    """A file's length; 0 where it is not there."""
     try:
         with opened(disk, path) as fd:
             return disk.size(fd)
     except FileNotFoundError:
-        return None
+        return 0
 
 
 def write_file(disk: Disk, path: str, data: bytes) -> None:

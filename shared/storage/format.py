@@ -307,12 +307,6 @@ def unpack_index_entry(data: bytes | bytearray, log_id: int, at: int = 0) -> Ind
     return IndexEntry(*fields) if owner == log_id else None
 
 
-def unpack_index_entries(data: bytes, log_id: int) -> list[IndexEntry | None]:
-    """All consecutive entries in `data`; None for a bad one."""
-    stop = len(data) - INDEX_ENTRY_BYTES + 1
-    return [unpack_index_entry(data, log_id, at) for at in range(0, stop, INDEX_ENTRY_BYTES)]
-
-
 def unpack_flipped_entry(data: bytes, log_id: int) -> IndexEntry | None:
     """The entry that `data` becomes by flipping one bit, if that makes a good one.
 

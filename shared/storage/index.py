@@ -63,12 +63,18 @@ class IndexFile:
         return next((entry.end for entry in reversed(self.entries) if entry is not None), None)
 
 
+def header_of(disk: Disk, fd: int) -> tuple[int, int] | None:
+    """(log id, when the log was made) as an index file says in front; None if that is bad."""
+    return format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
+
+
 def read_index(disk: Disk, fd: int) -> IndexFile | None:
     """Read a whole index; None if its header is bad."""
-    header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
-    if header is None:
-        return None
-    log_id, created_ms = header
+    header = header_of(disk, fd)
+    return None if header is None else _read_entries(disk, fd, *header)
+
+
+def _read_entries(disk: Disk, fd: int, log_id: int, created_ms: int) -> IndexFile:
     entries: list[IndexEntry | None] = []
     dropped = 0
     for block in _blocks(disk, fd, entry_position(0)):  # once: a running server may drop more meanwhile
@@ -81,21 +87,19 @@ def read_index(disk: Disk, fd: int) -> IndexFile | None:
 
 
 def read_index_of(disk: Disk, path: str, log_id: int, created_ms: int) -> IndexFile | None:
-    """A log's whole index; None if it is missing, or has no entry of this log.
+    """A log's whole index; None if it is missing, or another log's.
 
     Each entry names its log, so entries count even if the header is damaged.
     """
     try:
         with opened(disk, path) as fd:
-            found = read_index(disk, fd)
-            if found is not None:
-                return found if found.log_id == log_id else None
-            data = disk.read(fd, disk.size(fd), INDEX_HEADER_BYTES)
+            header = header_of(disk, fd)
+            if header is not None and header[0] != log_id:
+                return None
+            found = _read_entries(disk, fd, *(header or (log_id, created_ms)))
     except FileNotFoundError:
         return None
-    entries = format.unpack_index_entries(data, log_id)
-    dropped = next((number for number, entry in enumerate(entries) if entry is not None), len(entries))
-    return IndexFile(log_id, created_ms, dropped, entries[dropped:]) if dropped < len(entries) else None
+    return None if header is None and found.end is None else found
 
 
 def pack_index(log_id: int, created_ms: int, entries: Iterable[IndexEntry]) -> bytes:
@@ -108,18 +112,25 @@ def owner(disk: Disk, path: str) -> int | None:
     """The log that an index file belongs to; None if it is missing, or its header is bad."""
     try:
         with opened(disk, path) as fd:
-            header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
+            header = header_of(disk, fd)
     except FileNotFoundError:
         return None
     return None if header is None else header[0]
 
 
-def belongs_to(disk: Disk, fd: int, log_id: int) -> bool:
-    """Whether an index file is that log's: its header says so or, if damaged, an entry does."""
-    header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
-    if header is not None:
-        return header[0] == log_id
-    return any(entry is not None for entry in stored_entries(disk, fd, log_id))
+def claim(disk: Disk, fd: int, log_id: int, created_ms: int) -> bool:
+    """Make an index file that log's: empty it if it is another's, and write a header that is missing or bad.
+
+    False: nothing of the log was in it. A damaged header does not hide its entries, which name their log.
+    """
+    header = header_of(disk, fd)
+    if header is not None and header[0] == log_id:
+        return True
+    ours = header is None and any(entry is not None for entry in stored_entries(disk, fd, log_id))
+    if not ours:
+        disk.truncate(fd, 0)
+    write_header(disk, fd, log_id, created_ms)
+    return ours
 
 
 def dropped_entries(disk: Disk, fd: int) -> int:
@@ -144,6 +155,11 @@ def stored_entries(
         number += len(block) // INDEX_ENTRY_BYTES
         if number >= count:
             return
+
+
+def entry_at(disk: Disk, fd: int, log_id: int, number: int) -> IndexEntry | None:
+    """One entry; None for a bad one."""
+    return format.unpack_index_entry(disk.read(fd, INDEX_ENTRY_BYTES, entry_position(number)), log_id)
 
 
 def _blocks(disk: Disk, fd: int, position: int) -> Iterator[bytes]:
@@ -233,19 +249,11 @@ def open_for_writing(disk: Disk, files: OpenFiles, log: Log) -> int:
     """The index file's descriptor, its header written if it is new or bad. Raises FileGone and OSError."""
     fd = files.open(log.index_file, create=True)
     try:
-        if disk.size(fd) < INDEX_HEADER_BYTES or not _is_of(log, disk.read(fd, INDEX_HEADER_BYTES, 0)):
-            if not belongs_to(disk, fd, log.id):
-                disk.truncate(fd, 0)
-            write_header(disk, fd, log.id, log.created_ms)
+        claim(disk, fd, log.id, log.created_ms)
     except BaseException:
         disk.close(fd)
         raise
     return fd
-
-
-def _is_of(log: Log, header: bytes) -> bool:
-    found = format.unpack_index_header(header)
-    return found is not None and found[0] == log.id
 
 
 def load_end(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]:
@@ -257,12 +265,13 @@ def load_end(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int
     with files.repairs:
         try:
             with files.opened(log.index_file) as fd:
-                if _is_of(log, disk.read(fd, INDEX_HEADER_BYTES, 0)):
+                header = header_of(disk, fd)
+                if header is not None and header[0] == log.id:
                     number = count = max((disk.size(fd) - INDEX_HEADER_BYTES) // INDEX_ENTRY_BYTES, 0)
                     if end <= log.first_kept:
                         return count, 0
                     while number:  # a commit under way may have added some behind `end`
-                        entry = _entry_at(disk, fd, log, number - 1)
+                        entry = entry_at(disk, fd, log.id, number - 1)
                         if entry is None or entry.end < end:
                             break
                         if entry.end == end:
@@ -273,10 +282,6 @@ def load_end(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int
         return _repair(disk, files, log, end)
 
 
-def _entry_at(disk: Disk, fd: int, log: Log, number: int) -> IndexEntry | None:
-    return format.unpack_index_entry(disk.read(fd, INDEX_ENTRY_BYTES, entry_position(number)), log.id)
-
-
 def _repair(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]:
     """Keep the good part of an index, and make entries for the bytes from there to `end`."""
     fd = open_for_writing(disk, files, log)
@@ -284,7 +289,7 @@ def _repair(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]
         number = (disk.size(fd) - INDEX_HEADER_BYTES) // INDEX_ENTRY_BYTES
         start, last_ms = log.first_kept, log.created_ms
         while number:
-            entry = _entry_at(disk, fd, log, number - 1)
+            entry = entry_at(disk, fd, log.id, number - 1)
             if entry is not None and entry.end <= end:
                 start, last_ms = entry.end, entry.last_ms
                 break
@@ -343,7 +348,7 @@ def _gaps(disk: Disk, fd: int, log: Log, number: int, count: int, end: int) -> I
     before: IndexEntry | None = None
     low = number
     while low:
-        before = _entry_at(disk, fd, log, low - 1)
+        before = entry_at(disk, fd, log.id, low - 1)
         if before is not None:
             break
         low -= 1

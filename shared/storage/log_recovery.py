@@ -1,8 +1,7 @@
 """Recovery of one log after an unclean end: apply the journal's records, complete the index, cut the rest."""
 
-from typing import NamedTuple
-
 import attrs
+import structlog
 from crc32c import crc32c
 
 from shared.storage import format, index
@@ -12,7 +11,10 @@ from shared.storage.entries import ENTRY_COVERS_BYTES, extend
 from shared.storage.files import DamagedPlaces, out_of_space
 from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, EntryFlag, IndexEntry
 from shared.storage.lost import Lost
-from shared.storage.replay import SegmentFile, Segments
+from shared.storage.replay import JournalChanges, JournalPiece, Pieces, Segments
+from shared.storage.settings import Durability
+
+logger = structlog.stdlib.get_logger("brokers.storage")
 
 _WRITE_BYTES = 4 << 20
 """Adjacent pieces are joined to one write of up to this size."""
@@ -22,80 +24,48 @@ read at once."""
 _SHARED_ENTRY_BYTES = 2 * ENTRY_COVERS_BYTES  # an entry with more than one record is no longer than this
 
 
-class JournalPiece(NamedTuple):
-    """Records of a log in the journal: their place there, and in the log.
-
-    `crc32c`: the records are in the log's file instead, and the journal has their CRC. `proven`: they were
-    synced there. `ahead`: the log's file may have more behind them, none of it acknowledged.
-    """
-
-    segment: SegmentFile
-    position: int
-    length: int
-    offset: int
-    records: int
-    time_ms: int
-    crc32c: int | None = None
-    proven: bool = True
-    ahead: bool = False
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.length
-
-    def read(self, segments: Segments) -> bytes:
-        return segments.read(self.segment, self.length, self.position)
-
-
-Pieces = list[JournalPiece]
-
-
 @attrs.frozen
 class RecoveredLog:
-    """The recovered log; `paths`: its files, to be synced if `changed`.
-
-    `kept_bytes`: bytes at its end, acknowledged, that the journal no longer proves. `cut`: what index or file
-    had behind the end, and which did not agree; `quarantined`: where those bytes are now.
-    """
+    """The recovered log; `paths`: its files, to be synced if `changed`."""
 
     line: LogLine
-    paths: tuple[str, ...]
+    paths: tuple[str, str]
     changed: bool
-    kept_bytes: int
-    cut: Lost | None
-    quarantined: str | None
 
 
 def recover_log(
     disk: Disk,
     segments: Segments,
     line: LogLine,
-    pieces: Pieces,
+    changes: JournalChanges,
     in_files: DamagedPlaces,
     *,
-    new: bool,
-    direct: bool,
     damaged: bool,
-    adopted: bool = False,
-) -> RecoveredLog:
-    """Bring one log in line with the journal.
+    adopted: bool,
+) -> RecoveredLog | None:
+    """Bring one log in line with the journal; None if the catalog is right about it.
 
-    `new`: created in the replayed part. `direct`: bytes may have gone around the journal; they count as far
-    as entries match them. `damaged`: the journal has a hole, which may have held some of this log. `adopted`:
-    its CREATE was lost there; its files tell what they are.
+    `damaged`: the journal has a hole, which may have held some of this log. `adopted`: its CREATE was lost
+    there; its files tell what they are.
     """
-    path = f"{line.namespace}/{line.file}"
-    paths = f"{path}.log", f"{path}.idx"
-    if new and not (direct or damaged or adopted):
+    new = line.id in changes.created
+    # Bytes may have gone around the journal; they count as far as entries match them.
+    direct = Durability.parse(line.mode).direct or line.id in changes.direct
+    pieces = changes.pieces.get(line.id, [])
+    told = bool(pieces) or new or adopted or line.id in changes.first
+    doubted = damaged or direct or line.mode != "always"
+    if not (told or doubted or size_of(disk, line.log_path) > line.end):
+        return None
+    first = max(line.first, changes.first.get(line.id, 0))
+    line = line._replace(first=first, mode=changes.mode.get(line.id, line.mode))
+    damaged = damaged or adopted
+    paths = line.log_path, line.index_path
+    if new and not (direct or damaged):
         made = _make_files(disk, segments, line, pieces, paths)
         if made is not None:
             return made
     cut: Lost | None = None
-    trusted = direct or damaged or (line.mode == "always" and _is_longer(disk, paths[0], pieces))
-    ours = any(piece.crc32c is not None for piece in pieces) or (
-        trusted and _has_index(disk, paths[1], line.id)
-    )
-    if new and not ours:
+    if new and not _are_ours(disk, line, pieces, trusted=direct or damaged):
         # They belong to an earlier log of that name: every start moves unowned files aside. Or to this log,
         # if the journal or the index has lost the proof.
         may_be_ours = damaged or (direct and index.owner(disk, paths[1]) is None)
@@ -106,7 +76,23 @@ def recover_log(
     end = recovery.position
     line = line._replace(end=end, first=min(line.first, end))
     quarantined = recovery.quarantined or (f"{paths[0]}.stray-{line.id}" if cut is not None else None)
-    return RecoveredLog(line, paths, changed, recovery.kept_bytes, recovery.cut or cut, quarantined)
+    cut = recovery.cut or cut
+    if recovery.kept_bytes and not adopted:
+        logger.error(
+            "the journal has lost records that the log's file still has: they are kept; look at the disk",
+            path=paths[0],
+            bytes=recovery.kept_bytes,
+        )
+    if cut is not None and direct:
+        logger.warning(
+            "the end of a log in mode none or unjournaled did not match its index and was cut: "
+            "it was not synced before the crash, or is damaged; `kept` names a copy",
+            path=paths[0],
+            bytes=cut.length,
+            records=cut.records,
+            kept=quarantined,
+        )
+    return RecoveredLog(line, paths, changed)
 
 
 def _make_files(
@@ -136,27 +122,21 @@ def _make_files(
         entries.append(newest)
     for path, content in zip(paths, (data, index.pack_index(line.id, line.created_ms, entries)), strict=True):
         try:
-            fd = disk.open(path, create=True, exclusive=True)
+            with opened(disk, path, create=True, exclusive=True) as fd:
+                write_all(disk, fd, content, 0)
         except FileExistsError:
             return None
-        try:
-            write_all(disk, fd, content, 0)
-        finally:
-            disk.close(fd)
-    return RecoveredLog(line._replace(end=end), paths, True, 0, None, None)
+    return RecoveredLog(line._replace(end=end), paths, changed=True)
 
 
-def _is_longer(disk: Disk, path: str, pieces: Pieces) -> bool:
-    """Whether a new log's file has more than the journal: another log's, or lost ones."""
-    return (size_of(disk, path) or 0) > (pieces[-1].end if pieces else 0)
-
-
-def _has_index(disk: Disk, path: str, log_id: int) -> bool:
-    try:
-        with opened(disk, path) as fd:
-            return index.belongs_to(disk, fd, log_id)
-    except FileNotFoundError:
-        return False
+def _are_ours(disk: Disk, line: LogLine, pieces: Pieces, *, trusted: bool) -> bool:
+    """Whether the files under a new log's name are its own."""
+    if any(piece.crc32c is not None for piece in pieces):
+        return True
+    # A file that has more than the journal is another log's, or the journal has lost records.
+    journaled_end = pieces[-1].end if pieces else 0
+    trusted = trusted or (line.mode == "always" and size_of(disk, line.log_path) > journaled_end)
+    return trusted and index.read_index_of(disk, line.index_path, line.id, line.created_ms) is not None
 
 
 def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -> Lost | None:
@@ -175,16 +155,12 @@ def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -
     return Lost(0, size, 0) if size else None
 
 
-def holds(disk: Disk, fd: int, segments: Segments, piece: JournalPiece) -> bool:
-    """Whether a log's file has the records that the journal has or refers to, at their place."""
-    data = disk.read(fd, piece.length, piece.offset)
-    if piece.crc32c is not None:
-        return len(data) == piece.length and crc32c(data) == piece.crc32c
-    return data == piece.read(segments)
-
-
 class _LogRecovery:
-    """`position`: up to here the log is known and indexed."""
+    """`position`: up to here the log is known and indexed.
+
+    `kept_bytes`: bytes at its end, acknowledged, that the journal no longer proves. `cut`: what index or file
+    had behind the end, and which did not agree; `quarantined`: where those bytes are now.
+    """
 
     def __init__(self, disk: Disk, line: LogLine, fd: int, index_fd: int, in_files: DamagedPlaces) -> None:
         self._disk = disk
@@ -243,22 +219,15 @@ class _LogRecovery:
         """Read the index as far as the catalog vouches for it, and the entries behind; returns its size."""
         disk, line = self._disk, self._line
         size = disk.size(self._index_fd)
-        header = format.unpack_index_header(disk.read(self._index_fd, INDEX_HEADER_BYTES, 0))
-        if header is None or header[0] != line.id:
-            ours = index.belongs_to(disk, self._index_fd, line.id)
-            if not ours:
-                disk.truncate(self._index_fd, 0)
-            index.write_header(disk, self._index_fd, line.id, line.created_ms)
-            if not ours:
-                self.position = min(line.first, line.end)
-                return -1
+        if not index.claim(disk, self._index_fd, line.id, line.created_ms):
+            self.position = min(line.first, line.end)
+            return -1
         known = max(line.end, line.first)  # below the first offset nothing is promised
         number = max(size - INDEX_HEADER_BYTES, 0) // INDEX_ENTRY_BYTES
         later: list[IndexEntry | None] = []
         self.position = min(line.first, line.end)
         while number:
-            data = disk.read(self._index_fd, INDEX_ENTRY_BYTES, index.entry_position(number - 1))
-            entry = format.unpack_index_entry(data, line.id)
+            entry = index.entry_at(disk, self._index_fd, line.id, number - 1)
             if entry is not None and entry.end <= known:
                 self.position, self._last_ms = entry.end, entry.last_ms
                 break
@@ -287,8 +256,8 @@ class _LogRecovery:
 
     def _report(self, number: int, covered_bytes: int) -> None:
         """Report the index as damaged from its entry `number` on."""
-        path, place = f"{self._line.namespace}/{self._line.file}.idx", index.entry_position(number)
-        self._in_files.in_index(self._line.id, path, place, covered_bytes)
+        place = index.entry_position(number)
+        self._in_files.in_index(self._line.id, self._line.index_path, place, covered_bytes)
 
     def _pass_dropped(self, later: list[IndexEntry | None], number: int) -> int:
         """Retention may have zeroed what follows entry `number`, up to the first offset. Pass over it: remove
@@ -419,9 +388,8 @@ class _LogRecovery:
         """Index records that the journal only refers to, if the log's file has them."""
         if piece.end <= self.position:
             return
-        if not holds(self._disk, self._fd, segments, piece):  # damaged since: the journal would be cut else
-            path = f"{self._line.namespace}/{self._line.file}.log"
-            self._in_files.in_log(self._line.id, path, piece.offset, piece.length)
+        if not piece.is_in(self._disk, self._fd, segments):  # damaged since: the journal would be cut else
+            self._in_files.in_log(self._line.id, self._line.log_path, piece.offset, piece.length)
             self._bridge(piece.end, trusted=True, damaged=True)
             return
         data = self._disk.read(self._fd, piece.length, piece.offset)
@@ -457,7 +425,7 @@ class _LogRecovery:
 
     def _copy_rest(self) -> None:
         """Copy what is cut to a file of its own: it may have been acknowledged."""
-        path = f"{self._line.namespace}/{self._line.file}.log"
+        path = self._line.log_path
         self.quarantined = f"{path}.cut-{self.position}"
         try:
             copy_file(self._disk, path, self.quarantined, self.position)

@@ -9,13 +9,11 @@ import attrs
 import structlog
 
 from shared.storage import format, index, replay
-from shared.storage.catalog import Catalog, LogLine, name_of, unpack_create
+from shared.storage.catalog import Catalog, LogLine, name_of
 from shared.storage.disk import Disk, opened, size_of
-from shared.storage.format import INDEX_ENTRY_BYTES, SECTOR, EntryKind, IndexEntry
+from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
-from shared.storage.journal import segment_path
-from shared.storage.log_recovery import Pieces, holds
-from shared.storage.replay import Segments
+from shared.storage.replay import JournalChanges, Pieces, Segments
 
 QUARANTINE = "quarantine"
 """Where `brokers fsck --repair` puts what it replaces and what nobody owns."""
@@ -23,10 +21,9 @@ BACKUPS = "backups"
 """Files written at a network client's request: copies of the folder, exported queues."""
 NO_LOGS = frozenset({JOURNAL_FOLDER, QUARANTINE, BACKUPS})
 """Folders of the data folder that hold no logs of the store."""
-_IDS_SKIPPED = 1 << 20
-"""Skipped because logs that nothing remembers had ids too."""
+SKIPPED_IDS = 1 << 20
+"""Log ids that are skipped, because logs that nothing remembers had ids too, and may have left files."""
 
-_SEARCH_BYTES = 1 << 20
 _LOG_ID_AT = 40  # in an index entry
 
 
@@ -37,13 +34,15 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
     are. What only the catalog knew is lost. A log's mode becomes `always` unless the journal says otherwise,
     and its first offset is where the hole at its head ends.
     """
-    batches = sorted(_batches(disk))
+    batches = sorted((batch.lsn, batch.journal_id) for batch in replay.every_batch(disk))
     journal_id = random.getrandbits(64)
     replay_lsn = max((segment.end for segment in replay.segment_files(disk)), default=0)
     if batches:
         journal_id = Counter(found for _, found in batches).most_common(1)[0][0]
         replay_lsn = next(lsn for lsn, found in batches if found == journal_id)
-    created = _created(disk, journal_id, replay_lsn)
+    changes = JournalChanges.of(disk, replay.scan(disk, journal_id, replay_lsn).batches)
+    made = (line for line in changes.created.values() if line.id not in changes.deleted)
+    created = {(line.namespace, line.file): line.id for line in made}
     lines: dict[int, LogLine] = {}
     unknown: list[tuple[str, str]] = []
     for namespace, file in files(disk):
@@ -55,39 +54,12 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
             unknown.append((namespace, file))
         else:
             lines[line.id] = line
-    next_id = max(lines, default=0) + _IDS_SKIPPED
+    next_id = max(lines, default=0) + SKIPPED_IDS
     for namespace, file in unknown:
-        size = size_of(disk, f"{namespace}/{file}.log") or 0
+        size = size_of(disk, f"{namespace}/{file}.log")
         lines[next_id] = LogLine(next_id, namespace, name_of(file), file, "always", now_ms, 0, size)
         next_id += 1
     return Catalog(journal_id, replay_lsn, next_id, now_ms, False, [lines[n] for n in sorted(lines)])
-
-
-def _batches(disk: Disk) -> Iterator[tuple[int, int]]:
-    """(LSN, journal id) of every good batch."""
-    for segment in replay.segment_files(disk):
-        with opened(disk, segment_path(segment.lsn)) as fd:
-            for start in range(0, segment.size, _SEARCH_BYTES):
-                data = disk.read(fd, _SEARCH_BYTES, start)
-                for at in range(0, len(data), SECTOR):
-                    batch = format.unpack_batch(data, at)
-                    if batch is None or batch.lsn != segment.lsn + start + at:
-                        continue
-                    if format.batch_is_good(batch, disk.read(fd, batch.size, start + at)):
-                        yield batch.lsn, batch.journal_id
-
-
-def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, str], int]:
-    """The logs that replay will create, by namespace and file."""
-    created: dict[int, LogLine] = {}
-    for found, payload in replay.read_payloads(disk, replay.scan(disk, journal_id, replay_lsn).batches):
-        for entry in format.unpack_entries(payload, found.batch.entries) or []:
-            if entry.kind == EntryKind.CREATE:
-                body = bytes(payload[entry.body_start : entry.body_end])
-                created[entry.log_id] = unpack_create(entry.log_id, body)
-            elif entry.kind == EntryKind.DELETE:
-                created.pop(entry.log_id, None)
-    return {(line.namespace, line.file): line.id for line in created.values()}
 
 
 def files(disk: Disk) -> Iterator[tuple[str, str]]:
@@ -111,22 +83,22 @@ def line_of(disk: Disk, namespace: str, file: str) -> LogLine | None:
     """What a log's index tells about it; None without a readable one."""
     try:
         with opened(disk, f"{namespace}/{file}.idx") as fd:
-            owner = format.unpack_index_header(disk.read(fd, format.INDEX_HEADER_BYTES, 0))
-            data = disk.read(fd, disk.size(fd), index.entry_position(0))
+            header = index.header_of(disk, fd)
+            log_id = header[0] if header is not None else _owner(disk, fd)
+            if log_id is None:
+                return None
+            entries = [entry for entry in index.stored_entries(disk, fd, log_id) if entry is not None]
     except FileNotFoundError:
         return None
-    log_id = owner[0] if owner is not None else _owner(data)
-    if log_id is None:
-        return None
-    entries = [entry for entry in format.unpack_index_entries(data, log_id) if entry is not None]
-    created_ms = owner[1] if owner is not None else entries[0].first_ms
+    created_ms = header[1] if header is not None else entries[0].first_ms
     first = _first(disk, f"{namespace}/{file}.log", entries)
     end = max((entry.end for entry in entries), default=first)
     return LogLine(log_id, namespace, name_of(file), file, "always", created_ms, first, end)
 
 
-def _owner(data: bytes) -> int | None:
+def _owner(disk: Disk, fd: int) -> int | None:
     """The log id that the first good entry of an index names."""
+    data = disk.read(fd, disk.size(fd), index.entry_position(0))
     for at in range(0, len(data) - INDEX_ENTRY_BYTES + 1, INDEX_ENTRY_BYTES):
         log_id = int.from_bytes(data[at + _LOG_ID_AT : at + _LOG_ID_AT + 8], "big")
         if format.unpack_index_entry(data, log_id, at) is not None:
@@ -215,5 +187,5 @@ def _holding(
     """Files of no log, without an index, that have what the journal has."""
     for namespace, file in nameless:
         with opened(disk, f"{namespace}/{file}.log") as fd:
-            if holds(disk, fd, segments, pieces[0]):
+            if pieces[0].is_in(disk, fd, segments):
                 yield namespace, file

@@ -16,17 +16,11 @@ from shared.storage import catalog, format, index, journal, rebuild, replay
 from shared.storage.catalog import Catalog, LogLine
 from shared.storage.disk import Clock, Disk, copy_file, opened, replace_file, size_of, write_file
 from shared.storage.files import DamagedPlaces, describe
-from shared.storage.format import Entry, EntryKind
 from shared.storage.journal import segment_path
-from shared.storage.log_recovery import JournalPiece, Pieces, RecoveredLog, recover_log
-from shared.storage.replay import FoundBatch, Replay, SegmentFile, Segments
-from shared.storage.settings import Durability
+from shared.storage.log_recovery import RecoveredLog, recover_log
+from shared.storage.replay import JournalChanges, Replay, SegmentFile, Segments
 
 logger = structlog.stdlib.get_logger("brokers.storage")
-
-_SKIPPED_IDS = 1 << 20
-"""Log ids skipped after an unclean end: a log whose CREATE was lost may have left files."""
-
 
 MISSING = (
     "the journal's segment where replay begins is not there, or empty: what only it had is lost, perhaps all "
@@ -77,7 +71,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
             "if you restored it, restore all of the folder",
         )
     segments = replay.segment_files(disk)
-    kept: list[tuple[SegmentFile, str]] = []
+    uncopied: dict[SegmentFile, str] = {}
     next_lsn = max([found.replay_lsn, *(segment.end for segment in segments)])
     if found.clean:
         scanned = Replay([], segments, [], found.replay_lsn, 0)
@@ -86,15 +80,16 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         _report(scanned)
         if scanned.missing:
             in_files.in_file(segment_path(found.replay_lsn), MISSING)
-        kept = _keep_damaged(disk, scanned)
+        uncopied = _keep_damaged(disk, scanned)
     # also after a clean end: a copied folder may have files newer than its catalog
     logs, seen_id = _replay(disk, found, scanned, sync_all_logs, in_files)
     next_log_id = found.next_log_id
     if not found.clean or seen_id >= next_log_id:
-        next_log_id = max(next_log_id, seen_id + 1) + _SKIPPED_IDS
+        next_log_id = max(next_log_id, seen_id + 1) + rebuild.SKIPPED_IDS
     after = Catalog(found.journal_id, next_lsn, next_log_id, clock.wall_ms(), False, logs)
     replace_file(disk, catalog.PATH, after.pack())
-    segments = _move_damaged(disk, segments, kept)
+    for segment, name in uncopied.items():
+        disk.rename(segment_path(segment.lsn), name)
     seconds = clock.monotonic() - began
     if not found.clean:
         logger.info(
@@ -109,7 +104,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         next_lsn=next_lsn,
         written_ms=found.written_ms,
         logs=logs,
-        segments=segments,
+        segments=[segment for segment in segments if segment not in uncopied],
         clean=found.clean,
         batches=len(scanned.batches),
         torn_bytes=scanned.torn_bytes,
@@ -126,7 +121,7 @@ def has_gone_on(disk: Disk, found: Catalog) -> bool:
     A start replaces the catalog before it writes anything else, so an old one has been put back.
     """
     return replay.begins_behind(disk, found.journal_id, found.replay_lsn) or any(
-        _is_longer(disk, line) for line in found.logs
+        size_of(disk, line.log_path) > line.end for line in found.logs
     )
 
 
@@ -215,10 +210,10 @@ def _report(scanned: Replay) -> None:
         )
 
 
-def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
+def _keep_damaged(disk: Disk, scanned: Replay) -> dict[SegmentFile, str]:
     """Copy damaged segments; returns those that could not be copied, with the names to rename them to."""
     names = {f"{journal.FOLDER}/{name}" for name in disk.names(journal.FOLDER)}
-    left = []
+    uncopied = {}
     for segment in scanned.damaged_segments():
         path = segment_path(segment.lsn)
         try:
@@ -229,8 +224,8 @@ def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
                 path=path,
                 reason=describe(error),
             )
-            left.append((segment, _quarantined(path, names)))
-    return left
+            uncopied[segment] = _quarantined(path, names)
+    return uncopied
 
 
 def _quarantined(path: str, names: Container[str]) -> str:
@@ -241,78 +236,8 @@ def _quarantined(path: str, names: Container[str]) -> str:
     return f"{path}.damaged-{number}"
 
 
-def _move_damaged(
-    disk: Disk, segments: list[SegmentFile], left: list[tuple[SegmentFile, str]]
-) -> list[SegmentFile]:
-    for segment, aside in left:
-        disk.rename(segment_path(segment.lsn), aside)
-    gone = {segment for segment, _ in left}
-    return [segment for segment in segments if segment not in gone]
-
-
-@attrs.define
-class _Changes:
-    """What the replayed part of the journal says, by log id. `synced_lsn`: as in `Replay`."""
-
-    synced_lsn: int
-    created: dict[int, LogLine] = attrs.Factory(dict)
-    deleted: set[int] = attrs.Factory(set)
-    first: dict[int, int] = attrs.Factory(dict)
-    mode: dict[int, str] = attrs.Factory(dict)
-    direct: set[int] = attrs.Factory(set)
-    pieces: dict[int, Pieces] = attrs.Factory(dict)
-    adopted: Container[int] = ()
-    seen_id: int = 0
-
-    def take(self, found: FoundBatch, entry: Entry, payload: bytes) -> None:
-        """Apply one entry of a batch with this payload."""
-        log_id = entry.log_id
-        self.seen_id = max(self.seen_id, log_id)
-        if entry.kind == EntryKind.APPEND:
-            position = found.position + format.BATCH_HEADER_BYTES + entry.body_start
-            length, time_ms = entry.body_end - entry.body_start, found.batch.time_ms
-            piece = JournalPiece(found.segment, position, length, entry.offset, entry.records, time_ms)
-            ahead = bool(entry.flags & format.AHEAD)
-            self.pieces.setdefault(log_id, []).append(piece._replace(ahead=True) if ahead else piece)
-        elif entry.kind == EntryKind.REFERENCE:
-            reference = format.unpack_reference(payload, entry)
-            if reference is not None:
-                length, crc = reference
-                piece = JournalPiece(
-                    found.segment,
-                    position=0,
-                    length=length,
-                    offset=entry.offset,
-                    records=entry.records,
-                    time_ms=found.batch.time_ms,
-                    crc32c=crc,
-                    proven=found.batch.lsn < self.synced_lsn,
-                    ahead=True,
-                )
-                self.pieces.setdefault(log_id, []).append(piece)
-        elif entry.kind == EntryKind.CREATE:
-            line = catalog.unpack_create(log_id, payload[entry.body_start : entry.body_end])
-            self.created[log_id] = line
-            self._change_mode(log_id, line.mode)
-        elif entry.kind == EntryKind.DELETE:
-            self.deleted.add(log_id)
-        elif entry.kind == EntryKind.FIRST:
-            self.first[log_id] = max(self.first.get(log_id, 0), entry.offset)
-        elif entry.kind == EntryKind.MODE:
-            self._change_mode(log_id, payload[entry.body_start : entry.body_end].decode())
-
-    def _change_mode(self, log_id: int, mode: str) -> None:
-        self.mode[log_id] = mode
-        if Durability.parse(mode).direct:
-            self.direct.add(log_id)
-
-
-def _gather(disk: Disk, scanned: Replay) -> _Changes:
-    changes = _Changes(scanned.synced_lsn)
-    for found, payload in replay.read_payloads(disk, scanned.batches):
-        for entry in format.unpack_entries(payload, found.batch.entries) or []:
-            changes.take(found, entry, payload)
-    return changes
+def _gather(disk: Disk, scanned: Replay) -> JournalChanges:
+    return JournalChanges.of(disk, scanned.batches, scanned.synced_lsn)
 
 
 def _replay(
@@ -350,80 +275,27 @@ def _replay(
             disk.make_folder(line.namespace)
             folders.add(line.namespace)
             if scanned.damage:
-                in_files.in_file(f"{line.namespace}/{line.file}.log")
-        changes.adopted = found_again.found.keys()
-        changes.seen_id = max([changes.seen_id, *found_again.found])
+                in_files.in_file(line.log_path)
         for line in sorted((found_again.found if found.clean else lines).values()):
-            log = _recover_log(disk, segments, line, changes, in_files, damaged=bool(scanned.damage))
+            adopted = line.id in found_again.found
+            log = recover_log(
+                disk, segments, line, changes, in_files, damaged=bool(scanned.damage), adopted=adopted
+            )
             if log is None:
                 continue
             lines[line.id] = log.line
-            if log.changed or line.id in changes.created or line.id in changes.adopted:
+            if log.changed or line.id in changes.created or adopted:
                 touched.append(log)
     _set_strays_aside(disk, lines.values())
     if touched or not found.clean:
         _sync(disk, touched, folders, sync_all_logs)
-    return sorted(lines.values()), changes.seen_id
-
-
-def _recover_log(
-    disk: Disk,
-    segments: Segments,
-    line: LogLine,
-    changes: _Changes,
-    in_files: DamagedPlaces,
-    *,
-    damaged: bool,
-) -> RecoveredLog | None:
-    """Apply to one log what the journal says of it; None if the catalog is right about it."""
-    direct = Durability.parse(line.mode).direct or line.id in changes.direct
-    new = line.id in changes.created
-    adopted = line.id in changes.adopted
-    weak = direct or line.mode != "always"
-    journaled = line.id in changes.pieces or line.id in changes.first
-    if not (new or adopted or weak or damaged or journaled or _is_longer(disk, line)):
-        return None
-    first = max(line.first, changes.first.get(line.id, 0))
-    line = line._replace(first=first, mode=changes.mode.get(line.id, line.mode))
-    pieces = changes.pieces.get(line.id, [])
-    log = recover_log(
-        disk,
-        segments,
-        line,
-        pieces,
-        in_files,
-        new=new,
-        direct=direct,
-        damaged=damaged or adopted,
-        adopted=adopted,
-    )
-    if log.kept_bytes and not adopted:
-        logger.error(
-            "the journal has lost records that the log's file still has: they are kept; look at the disk",
-            path=log.paths[0],
-            bytes=log.kept_bytes,
-        )
-    if log.cut is not None and direct:
-        logger.warning(
-            "the end of a log in mode none or unjournaled did not match its index and was cut: "
-            "it was not synced before the crash, or is damaged; `kept` names a copy",
-            path=log.paths[0],
-            bytes=log.cut.length,
-            records=log.cut.records,
-            kept=log.quarantined,
-        )
-    return log
-
-
-def _is_longer(disk: Disk, line: LogLine) -> bool:
-    """Whether a log's file is longer than the catalog says."""
-    return (size_of(disk, f"{line.namespace}/{line.file}.log") or 0) > line.end
+    return sorted(lines.values()), max([changes.seen_id, *found_again.found])
 
 
 def _unlink(disk: Disk, line: LogLine) -> None:
-    for suffix in (".idx", ".log"):
+    for path in (line.index_path, line.log_path):
         try:
-            disk.unlink(f"{line.namespace}/{line.file}{suffix}")
+            disk.unlink(path)
         except FileNotFoundError:
             pass
 

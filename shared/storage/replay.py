@@ -14,6 +14,7 @@ from shared.storage.catalog import LogLine, unpack_create
 from shared.storage.disk import Disk, opened
 from shared.storage.format import Batch, Entry, EntryKind
 from shared.storage.journal import segment_lsns, segment_path
+from shared.storage.settings import Durability
 
 _SEARCH_BYTES = 4 << 20
 """Bytes per read while searching for good batches behind a bad one."""
@@ -90,6 +91,12 @@ def begins_behind(disk: Disk, journal_id: int, lsn: int) -> bool:
         )
 
 
+def every_batch(disk: Disk) -> Iterator[Batch]:
+    """Every good batch on disk, of whichever journal."""
+    with _Reader(disk, None) as reader:
+        yield from (found.batch for found in reader.search(0))
+
+
 def scan(disk: Disk, journal_id: int, replay_lsn: int, logs: Iterable[LogLine] = ()) -> Replay:
     """Find every good batch from `replay_lsn` on. `logs`: the catalog's.
 
@@ -105,17 +112,9 @@ def _without_torn_references(disk: Disk, found: Replay, logs: Iterable[LogLine])
     unproven = [at for at, each in enumerate(found.batches) if each.batch.lsn >= found.synced_lsn]
     if not any(found.batches[at].refers for at in unproven):
         return found
-    lines = {line.id: line for line in logs}
-    deleted: set[int] = set()
-    for each, payload in read_payloads(disk, found.batches):
-        for entry in format.unpack_entries(payload, each.batch.entries) or []:
-            if entry.kind == EntryKind.CREATE:
-                body = payload[entry.body_start : entry.body_end]
-                lines[entry.log_id] = unpack_create(entry.log_id, body)
-            elif entry.kind == EntryKind.DELETE:
-                deleted.add(entry.log_id)
-    for log_id in deleted:
-        lines.pop(log_id, None)
+    changes = JournalChanges.of(disk, found.batches)
+    known = {line.id: line for line in logs} | changes.created
+    lines = {log_id: line for log_id, line in known.items() if log_id not in changes.deleted}
     for at in unproven:
         each = found.batches[at]
         if each.refers and not _bears_out(disk, each, lines):
@@ -128,26 +127,21 @@ def _without_torn_references(disk: Disk, found: Replay, logs: Iterable[LogLine])
 
 def _bears_out(disk: Disk, found: FoundBatch, lines: dict[int, LogLine]) -> bool:
     """Whether the logs' files have what a batch refers to."""
-    for _, payload in read_payloads(disk, [found]):
-        for entry in format.unpack_entries(payload, found.batch.entries) or []:
-            line = lines.get(entry.log_id)
-            if entry.kind == EntryKind.REFERENCE and line is not None:
-                reference = format.unpack_reference(payload, entry)
-                if reference is None:
-                    return False
-                length, crc = reference
-                if entry.offset + length > line.end and not _holds(disk, line, entry, length, crc):
-                    return False
-    return True
+    changes = JournalChanges.of(disk, [found])
+    return not changes.bad_entries and all(
+        piece.end <= lines[log_id].end or _has(disk, lines[log_id], piece)
+        for log_id, pieces in changes.pieces.items()
+        for piece in pieces
+        if piece.crc32c is not None and log_id in lines
+    )
 
 
-def _holds(disk: Disk, line: LogLine, entry: Entry, length: int, crc: int) -> bool:
+def _has(disk: Disk, line: LogLine, piece: "JournalPiece") -> bool:
     try:
-        with opened(disk, f"{line.namespace}/{line.file}.log") as fd:
-            data = disk.read(fd, length, entry.offset)
+        with opened(disk, line.log_path) as fd, Segments(disk) as segments:
+            return piece.is_in(disk, fd, segments)
     except FileNotFoundError:
         return False
-    return len(data) == length and crc32c(data) == crc
 
 
 def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
@@ -241,10 +235,123 @@ class Segments:
         return self._disk.read(fd, length, position)
 
 
-class _Reader(Segments):
-    """Finds batches; a window of the segment being read is in memory."""
+class JournalPiece(NamedTuple):
+    """Records of a log in the journal: their place there, and in the log.
 
-    def __init__(self, disk: Disk, journal_id: int) -> None:
+    `crc32c`: the records are in the log's file instead, and the journal has their CRC. `proven`: they were
+    synced there. `ahead`: the log's file may have more behind them, none of it acknowledged.
+    """
+
+    segment: SegmentFile
+    position: int
+    length: int
+    offset: int
+    records: int
+    time_ms: int
+    crc32c: int | None = None
+    proven: bool = True
+    ahead: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+    def read(self, segments: Segments) -> bytes:
+        return segments.read(self.segment, self.length, self.position)
+
+    def is_in(self, disk: Disk, fd: int, segments: Segments) -> bool:
+        """Whether a log's file has these records at their place."""
+        data = disk.read(fd, self.length, self.offset)
+        if self.crc32c is not None:
+            return len(data) == self.length and crc32c(data) == self.crc32c
+        return data == self.read(segments)
+
+
+Pieces = list[JournalPiece]
+
+
+@attrs.define
+class JournalChanges:
+    """What batches of the journal say of logs, by log id. Pieces of a log are in the order of their offsets.
+
+    `synced_lsn`: as in `Replay`. `direct`: logs that were in a mode that goes around the journal.
+    `bad_entries`: how many entries cannot be read.
+    """
+
+    synced_lsn: int = 0
+    created: dict[int, LogLine] = attrs.Factory(dict)
+    deleted: set[int] = attrs.Factory(set)
+    first: dict[int, int] = attrs.Factory(dict)
+    mode: dict[int, str] = attrs.Factory(dict)
+    direct: set[int] = attrs.Factory(set)
+    pieces: dict[int, Pieces] = attrs.Factory(dict)
+    seen_id: int = 0
+    bad_entries: int = 0
+
+    @classmethod
+    def of(cls, disk: Disk, batches: list[FoundBatch], synced_lsn: int = 0) -> Self:
+        """What these batches say. Raises ValueError and TypeError as `take`, and OSError."""
+        changes = cls(synced_lsn)
+        for found, payload in read_payloads(disk, batches):
+            for entry in format.unpack_entries(payload, found.batch.entries) or []:
+                changes.take(found, entry, payload)
+        return changes
+
+    def take(self, found: FoundBatch, entry: Entry, payload: bytes) -> None:
+        """Apply one entry of a batch with this payload. Raises ValueError and TypeError for one that no
+        version writes.
+        """
+        log_id, body = entry.log_id, slice(entry.body_start, entry.body_end)
+        self.seen_id = max(self.seen_id, log_id)
+        if entry.kind == EntryKind.APPEND:
+            piece = JournalPiece(
+                found.segment,
+                position=found.position + format.BATCH_HEADER_BYTES + entry.body_start,
+                length=entry.body_end - entry.body_start,
+                offset=entry.offset,
+                records=entry.records,
+                time_ms=found.batch.time_ms,
+                ahead=bool(entry.flags & format.AHEAD),
+            )
+            self.pieces.setdefault(log_id, []).append(piece)
+        elif entry.kind == EntryKind.REFERENCE:
+            reference = format.unpack_reference(payload, entry)
+            if reference is None:
+                self.bad_entries += 1
+                return
+            length, crc = reference
+            piece = JournalPiece(
+                found.segment,
+                position=0,
+                length=length,
+                offset=entry.offset,
+                records=entry.records,
+                time_ms=found.batch.time_ms,
+                crc32c=crc,
+                proven=found.batch.lsn < self.synced_lsn,
+                ahead=True,
+            )
+            self.pieces.setdefault(log_id, []).append(piece)
+        elif entry.kind == EntryKind.CREATE:
+            line = self.created[log_id] = unpack_create(log_id, payload[body])
+            self._change_mode(log_id, line.mode)
+        elif entry.kind == EntryKind.DELETE:
+            self.deleted.add(log_id)
+        elif entry.kind == EntryKind.FIRST:
+            self.first[log_id] = max(self.first.get(log_id, 0), entry.offset)
+        elif entry.kind == EntryKind.MODE:
+            self._change_mode(log_id, payload[body].decode())
+
+    def _change_mode(self, log_id: int, mode: str) -> None:
+        self.mode[log_id] = mode
+        if Durability.parse(mode).direct:
+            self.direct.add(log_id)
+
+
+class _Reader(Segments):
+    """Finds batches of a journal (None: of any); a window of the segment being read is in memory."""
+
+    def __init__(self, disk: Disk, journal_id: int | None) -> None:
         super().__init__(disk)
         self._journal_id = journal_id
         self.segments = segment_files(disk)
@@ -275,6 +382,7 @@ class _Reader(Segments):
 
     def begun(self, segment: SegmentFile, lsn: int) -> int:
         """How long a batch begun at `lsn` seems to be, its header perhaps damaged; 0: none was begun."""
+        assert self._journal_id is not None
         head = self._read(segment, format.BATCH_HEADER_BYTES, lsn - segment.lsn)
         signs = (
             head[:4] == format.BATCH_MAGIC,
@@ -293,7 +401,7 @@ class _Reader(Segments):
         return size
 
     def _fitting(self, batch: Batch | None, lsn: int) -> Batch | None:
-        if batch is None or batch.lsn != lsn or batch.journal_id != self._journal_id:
+        if batch is None or batch.lsn != lsn or self._journal_id not in (None, batch.journal_id):
             return None
         return batch
 

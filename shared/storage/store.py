@@ -31,12 +31,11 @@ from shared.storage.log_writer import LogWriter
 from shared.storage.os_disk import OsDisk
 from shared.storage.reading import Reader
 from shared.storage.recovery import Recovered, recover
-from shared.storage.removal import RemovalWatch
 from shared.storage.retention import RetentionKeeper
 from shared.storage.scrub import Scrub
 from shared.storage.settings import Durability, Retention, StorageSettings
-from shared.storage.space import SpaceWatch
 from shared.storage.threads import ReaderThreads, Threads
+from shared.storage.watch import FolderWatch
 
 __all__ = ["Durability", "Log", "LogAppend", "Namespace", "Retention", "Store", "StoreStatistics", "Ticket"]
 
@@ -131,9 +130,7 @@ class Store:
             settings.sync_all_logs,
             in_thread,
         )
-        self._space = SpaceWatch(self._committer, disk, settings)
-        self._space.look()
-        self._removal = RemovalWatch(self._committer, disk, journal, lock)
+        self._watch = FolderWatch(self._committer, disk, settings, journal, lock)
         self._retention = RetentionKeeper(
             self._committer,
             self._inventory,
@@ -253,7 +250,7 @@ class Store:
     @property
     def scarce(self) -> bool:
         """Space is short: optional data should not be written. Publishing stops much later."""
-        return self._space.scarce
+        return self._watch.scarce
 
     @property
     def over_budget(self) -> bool:
@@ -281,8 +278,7 @@ class Store:
             nursery.start_soon(self._checkpointer.run)
             nursery.start_soon(self._committer.direct.run)
             nursery.start_soon(self._log_writer.run)
-            nursery.start_soon(self._space.run)
-            nursery.start_soon(self._removal.run)
+            nursery.start_soon(self._watch.run)
             nursery.start_soon(self._retention.run)
             nursery.start_soon(self._scrub.run)
             task_status.started()
@@ -327,7 +323,7 @@ class Store:
         if committer.closed:
             return
         try:
-            self._removal.look()
+            self._watch.look_at_files()
             committer.commit_pending()
             committer.closed = True  # recovery would not find appends after the last checkpoint
             committer.sync_journal()
@@ -374,7 +370,7 @@ class Store:
             pending_bytes=committer.pending_bytes,
             unapplied_logs=len(committer.tails.failing),
             open_files=len(self._files),
-            free_bytes=self._space.free_bytes,
+            free_bytes=self._watch.free_bytes,
             full=committer.full,
             read_only=committer.read_only is not None,
             damaged_ranges=len(self._files.damage),

@@ -24,7 +24,8 @@ _NOT_THERE = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.ENO
 _SYNCFS_TELLS_SINCE = (5, 17)
 
 
-def _libc_function(name: str) -> Callable[..., int] | None:
+def libc_function(name: str) -> Callable[..., int] | None:
+    """A function of the C library that returns an int; None where it is not there, or this is not Linux."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -36,12 +37,12 @@ def _libc_function(name: str) -> Callable[..., int] | None:
     return found
 
 
-_syncfs = _libc_function("syncfs")
+_syncfs = libc_function("syncfs")
 # musl has no fallocate64; glibc's fallocate takes a 32-bit off_t on 32-bit machines, fallocate64 never does.
-_fallocate = _libc_function("fallocate64") or _libc_function("fallocate")
+_fallocate = libc_function("fallocate64") or libc_function("fallocate")
 
 
-_sync_file_range = _libc_function("sync_file_range")
+_sync_file_range = libc_function("sync_file_range")
 _RANGE_WRITE = 2  # SYNC_FILE_RANGE_WRITE, linux/fs.h
 
 

@@ -886,14 +886,14 @@ def amqp_a_purge_of_100000(served: Served) -> None:
 
 def amqp_a_million_are_purged_and_a_million_go_with_their_queue(served: Served) -> None:
     with _amqp_queue(served) as peer:
-        peer.call(commands.Queue.Declare(queue="other"), commands.Queue.DeclareOk)
-        peer.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        peer.call(commands.Queue.Declare(queue="other"))
+        peer.call(commands.Confirm.Select())
         for number in range(1, 41):
             peer.socket.sendall(_message("", "q" if number % 2 else "other", b"x") * 50_000)
             peer.confirmed(number * 50_000)
         served.begin()
-        peer.call(commands.Queue.Purge(queue="q"), commands.Queue.PurgeOk)
-        peer.call(commands.Queue.Delete(queue="other"), commands.Queue.DeleteOk)
+        peer.call(commands.Queue.Purge(queue="q"))
+        peer.call(commands.Queue.Delete(queue="other"))
         _ping(served)
 
 
@@ -1012,7 +1012,7 @@ def amqp_a_message_under_200000_headers_bindings(served: Served) -> None:
                 ),
             )
         _depth(peer)
-        peer.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        peer.call(commands.Confirm.Select())
         served.begin()
         properties = commands.Basic.Properties(headers={"k5": 5})
         peer.socket.sendall(_message("amq.headers", "", b"x", properties) * 4)
@@ -1066,7 +1066,7 @@ def amqp_a_queue_with_40000_consumers_is_deleted(served: Served) -> None:
     with ExitStack() as stack:
         peer = _consumed(served, stack)[0]
         served.begin()
-        peer.call(commands.Queue.Delete(queue="q"), commands.Queue.DeleteOk)
+        peer.call(commands.Queue.Delete(queue="q"))
         _ping(served)
 
 
@@ -1091,7 +1091,7 @@ def amqp_a_persistent_message_for_10000_durable_queues(served: Served) -> None:
     properties = commands.Basic.Properties(delivery_mode=2)
     with Amqp(served.address("dmp")) as peer:
         _all_queues(peer, 10_000, durable=True)
-        peer.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        peer.call(commands.Confirm.Select())
         served.begin()
         peer.socket.sendall(_message("amq.fanout", "", b"x" * 100, properties) * 4)
         peer.confirmed(4)

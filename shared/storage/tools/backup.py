@@ -23,9 +23,9 @@ from crc32c import crc32c
 from shared.errors import StoreError, StoreFormat
 from shared.local_path import sync_folder
 from shared.storage import catalog as catalog_file
-from shared.storage import format, index, syscalls
+from shared.storage import format, index
 from shared.storage.catalog import Catalog, LogLine
-from shared.storage.disk import opened
+from shared.storage.disk import Disk, opened, write_all, write_file
 from shared.storage.format import FORMAT_PATH, MANIFEST_PATH, IndexEntry
 from shared.storage.index import checked_from
 from shared.storage.inventory import LogSnapshot
@@ -114,10 +114,9 @@ def backup(source: Path, target: Path, *, now_ms: int) -> BackupReport:
     while a broker runs, StoreFormat, also where `target` is not empty, and OSError.
     """
     check_target(source, target)
-    with viewing(source, live_allowed=False) as view:
-        make_target(source, target)
-        files = [copy_file(source, target, *item) for item in _files(view)]
-    return finish(target, Manifest(now_ms, False, files))
+    with viewing(source, live_allowed=False) as view, _made(source, target) as copy:
+        files = [_copy_file(view.disk, copy, *item) for item in _files(view)]
+        return _finish(target, copy, Manifest(now_ms, False, files))
 
 
 def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
@@ -160,14 +159,14 @@ def restore(source: Path, target: Path) -> BackupReport:
     FORMAT, and no broker takes it.
     """
     found = read_manifest(source)
-    make_target(source, target)
     last = [line for line in found.files if line.path == FORMAT_PATH]
-    for lines in [line for line in found.files if line.path != FORMAT_PATH], last:
-        for line in lines:
-            copied = copy_file(source, target, line.path, line.start, line.end)
-            if copied.crc32c != line.crc32c:
-                raise StoreError(f"{source / line.path} is not as it was when the backup was made")
-        _sync_folders(target, lines)
+    with OsDisk(source, create=False, read_only=True) as disk, _made(source, target) as copy:
+        for lines in [line for line in found.files if line.path != FORMAT_PATH], last:
+            for line in lines:
+                copied = _copy_file(disk, copy, line.path, line.start, line.end)
+                if copied.crc32c != line.crc32c:
+                    raise StoreError(f"{source / line.path} is not as it was when the backup was made")
+            _sync_folders(copy, lines)
     return BackupReport(str(target), len(found.files), _bytes(found.files), check(target))
 
 
@@ -180,45 +179,38 @@ def check_target(source: Path, target: Path) -> None:
         raise StoreFormat(f"{target} is not empty")
 
 
-def make_target(source: Path, target: Path) -> None:
-    """Make a folder with an empty journal. Raises StoreFormat as `check_target`."""
+def _made(source: Path, target: Path) -> OsDisk:
+    """A new folder with an empty journal. Raises StoreFormat as `check_target`."""
     check_target(source, target)
     with suppress(FileExistsError):
         os.mkdir(target, 0o700)
-    (target / JOURNAL_FOLDER).mkdir(mode=0o700)
+    disk = OsDisk(target, create=False)
+    disk.make_folder(JOURNAL_FOLDER)
     sync_folder(target.absolute().parent)
+    return disk
 
 
-def copy_file(source: Path, target: Path, path: str, start: int, end: int) -> FileLine:
+def _copy_file(source: Disk, target: Disk, path: str, start: int, end: int) -> FileLine:
     """Copy a file from `start` to `end` and sync it; below `start` the copy has a hole."""
-    out_path = target / path
-    out_path.parent.mkdir(mode=0o700, exist_ok=True)
-    fd = copying.open_source(source, path)
-    try:
-        out = copying.create_target(out_path)
-        try:
-            copying.copy_range(fd, out, start, end)
-            syscalls.sync_data(out)
-            return FileLine(path, start, end, copying.crc_of_range(out, start, end))
-        finally:
-            os.close(out)
-    finally:
-        os.close(fd)
+    target.make_folder(path.rpartition("/")[0])
+    with opened(source, path) as fd, opened(target, path, create=True, exclusive=True) as out:
+        copying.copy_range(fd, out, start, end)
+        target.sync_data(out)
+        return FileLine(path, start, end, copying.crc_of_range(out, start, end))
 
 
-def finish(target: Path, made: Manifest) -> BackupReport:
+def _finish(folder: Path, target: OsDisk, made: Manifest) -> BackupReport:
     """After copying: sync names, check the copy, write the manifest."""
     _sync_folders(target, made.files)
-    report = check(target)
-    copying.write_file(target / MANIFEST_PATH, made.pack())
-    sync_folder(target)
-    return BackupReport(str(target), len(made.files), _bytes(made.files), report)
+    report = check(folder)
+    write_file(target, MANIFEST_PATH, made.pack())
+    target.sync_folder("")
+    return BackupReport(str(folder), len(made.files), _bytes(made.files), report)
 
 
-def _sync_folders(target: Path, files: Iterable[FileLine]) -> None:
-    for folder in sorted({line.path.rpartition("/")[0] for line in files} - {""}):
-        sync_folder(target / folder)
-    sync_folder(target)
+def _sync_folders(target: OsDisk, files: Iterable[FileLine]) -> None:
+    for folder in sorted({line.path.rpartition("/")[0] for line in files} | {""}):
+        target.sync_folder(folder)
 
 
 def _bytes(files: Iterable[FileLine]) -> int:
@@ -237,87 +229,75 @@ async def backup_files(store: Store, source: Path, target: Path, *, now_ms: int)
 
 
 def _copy_all(snapshots: list[LogSnapshot], source: Path, target: Path, now_ms: int) -> BackupReport:
-    make_target(source, target)
     files: list[FileLine] = []
     lines: list[LogLine] = []
-    with OsDisk(source, create=False, read_only=True) as disk:
+    with _made(source, target) as copy, OsDisk(source, create=False, read_only=True) as disk:
         for snapshot in snapshots:
-            copied = _copy_log(disk, snapshot, target)
+            copied = _copy_log(disk, snapshot, copy)
             if copied is not None:
                 lines.append(copied[0])
                 files.extend(copied[1])
-    next_id = max((line.id for line in lines), default=0) + 1
-    whole = Catalog(secrets.randbits(64), 0, next_id, now_ms, True, lines)
-    files.append(_write(target, catalog_file.PATH, whole.pack()))
-    files.append(_write(target, format.FORMAT_PATH, format.FORMAT_TEXT % format.FORMAT_NUMBER))
-    return finish(target, Manifest(now_ms, True, files))
+        next_id = max((line.id for line in lines), default=0) + 1
+        whole = Catalog(secrets.randbits(64), 0, next_id, now_ms, True, lines)
+        files.append(_write(copy, catalog_file.PATH, whole.pack()))
+        files.append(_write(copy, FORMAT_PATH, format.FORMAT_TEXT % format.FORMAT_NUMBER))
+        return _finish(target, copy, Manifest(now_ms, True, files))
 
 
-def _copy_log(disk: OsDisk, snapshot: LogSnapshot, target: Path) -> tuple[LogLine, list[FileLine]] | None:
+def _copy_log(disk: OsDisk, snapshot: LogSnapshot, target: OsDisk) -> tuple[LogLine, list[FileLine]] | None:
     """Copy one log; None if it was deleted meanwhile."""
     line = snapshot.line
     if line.end == 0:
         return line, []  # nothing was ever written to it
-    paths = [f"{line.namespace}/{line.file}{ending}" for ending in (".log", ".idx")]
     if len(snapshot.tail) == line.end and not snapshot.log.gone:  # it may have no file yet
-        first, files = _copy_opened(disk, snapshot, None, [], target, paths)
-        return line._replace(first=first), files
+        return _copy_opened(snapshot, None, [], target)
     try:
-        with opened(disk, paths[0]) as fd:
+        with opened(disk, line.log_path) as fd:
             # In this order: if the index is still this log's, so is the file that was opened before it.
-            stored = _stored_entries(disk, paths[1], line)
+            stored = _stored_entries(disk, line)
             if stored is None or snapshot.log.gone:
                 return None
-            first, files = _copy_opened(disk, snapshot, fd, stored, target, paths)
+            return _copy_opened(snapshot, fd, stored, target)
     except FileNotFoundError:
         if snapshot.log.gone:
             return None
         raise
-    return line._replace(first=first), files
 
 
-def _stored_entries(disk: OsDisk, path: str, line: LogLine) -> list[IndexEntry] | None:
-    """The good entries of an index file; None where it is another log's."""
-    if index.owner(disk, path) not in (None, line.id):
+def _stored_entries(disk: OsDisk, line: LogLine) -> list[IndexEntry] | None:
+    """The good entries of a log's index file; None where it is another log's."""
+    if index.owner(disk, line.index_path) not in (None, line.id):
         return None
-    found = index.read_index_of(disk, path, line.id, line.created_ms)
+    found = index.read_index_of(disk, line.index_path, line.id, line.created_ms)
     return [entry for entry in found.entries if entry is not None] if found is not None else []
 
 
 def _copy_opened(
-    disk: OsDisk,
-    snapshot: LogSnapshot,
-    fd: int | None,
-    stored: list[IndexEntry],
-    target: Path,
-    paths: list[str],
-) -> tuple[int, list[FileLine]]:
-    """Returns the copy's first offset, and its files. Bad entries are made anew there."""
+    snapshot: LogSnapshot, fd: int | None, stored: list[IndexEntry], target: OsDisk
+) -> tuple[LogLine, list[FileLine]]:
+    """Returns the copy's line, and its files. Bad entries are made anew there."""
     line = snapshot.line
     behind = snapshot.entries[0].offset if snapshot.entries else line.end
     good = [entry for entry in stored if entry.offset < behind and entry.end <= line.end]
     good += snapshot.entries
-    (target / paths[0]).parent.mkdir(mode=0o700, exist_ok=True)
-    out = copying.create_target(target / paths[0])
-    try:
+    target.make_folder(line.namespace)
+    with opened(target, line.log_path, create=True, exclusive=True) as out:
         start = index.checked_from(good, line.first)
         if fd is not None and (end := min(line.end, os.fstat(fd).st_size)) > start:
             copying.copy_range(fd, out, start, end)
         if snapshot.tail:
-            copying.write_at(out, snapshot.tail, line.end - len(snapshot.tail))
-        os.ftruncate(out, line.end)
-        syscalls.sync_data(out)
+            write_all(target, out, snapshot.tail, line.end - len(snapshot.tail))
+        target.truncate(out, line.end)
+        target.sync_data(out)
         # Ask after the copy: retention makes holes only below it.
         first = min(max(line.first, snapshot.log.first_kept), line.end)
         start = index.checked_from(good, first)
-        copied = FileLine(paths[0], start, line.end, copying.crc_of_range(out, start, line.end))
-        wanted, _ = index.whole(disk, out, good, first, line.end, line.created_ms)
-    finally:
-        os.close(out)
+        copied = FileLine(line.log_path, start, line.end, copying.crc_of_range(out, start, line.end))
+        wanted, _ = index.whole(target, out, good, first, line.end, line.created_ms)
     packed = index.pack_index(line.id, line.created_ms, wanted)
-    return first, [copied, _write(target, paths[1], packed)]
+    return line._replace(first=first), [copied, _write(target, line.index_path, packed)]
 
 
-def _write(target: Path, path: str, data: bytes) -> FileLine:
-    copying.write_file(target / path, data)
+def _write(target: OsDisk, path: str, data: bytes) -> FileLine:
+    write_file(target, path, data)
     return FileLine(path, 0, len(data), crc32c(data))

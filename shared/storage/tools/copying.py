@@ -1,4 +1,5 @@
-"""Copying files: holes stay holes, blocks are shared where the file system can, every byte can be checked.
+"""Copying open files: holes stay holes, blocks are shared where the file system can, every byte can be
+checked.
 
 All calls block.
 """
@@ -6,11 +7,8 @@ All calls block.
 import errno
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from crc32c import crc32c
-
-from shared.storage import syscalls
 
 _PIECE_BYTES = 1 << 20
 _ZEROS = bytes(_PIECE_BYTES)
@@ -19,20 +17,6 @@ _ZEROS = bytes(_PIECE_BYTES)
 _CANNOT_COPY_RANGE = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
 )
-
-
-def open_source(folder: Path, path: str) -> int:
-    """Open `path` below `folder` for reading, following no link in `path`."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    *folders, name = path.split("/")
-    try:
-        for part in folders:
-            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-            os.close(fd)
-            fd = below
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
-    finally:
-        os.close(fd)
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -77,19 +61,11 @@ def copy_range(source: int, target: int, start: int, end: int) -> None:
                     continue
             else:
                 data = os.pread(source, min(stop - position, _PIECE_BYTES), position)
-                write_at(target, data, position)
-                count = len(data)
+                count = os.pwrite(target, data, position)
             if count == 0:
                 raise OSError(errno.EIO, "the file ended before its time")
             position += count
     os.ftruncate(target, end)
-
-
-def write_at(fd: int, data: bytes, position: int) -> None:
-    """Write all of `data`, however short the system's writes are. Raises OSError."""
-    taken = 0
-    while taken < len(data):
-        taken += os.pwrite(fd, data[taken:], position + taken)
 
 
 def crc_of_range(fd: int, start: int, end: int) -> int:
@@ -110,18 +86,3 @@ def crc_of_range(fd: int, start: int, end: int) -> int:
             crc = crc32c(piece, crc)
             position += len(piece)
     return crc
-
-
-def create_target(path: Path) -> int:
-    """A new file for its owner alone. Raises FileExistsError."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """A new file with `data`, synced."""
-    fd = create_target(path)
-    try:
-        write_at(fd, data, 0)
-        syscalls.sync_data(fd)
-    finally:
-        os.close(fd)

@@ -23,11 +23,11 @@ from shared.storage.settings import Durability
 from shared.storage.tools.view import (
     DamagedFile,
     FolderView,
-    Held,
     LogReader,
     LogView,
     Trust,
     check_format,
+    held,
     look,
     ranges,
 )
@@ -47,7 +47,8 @@ class Severity(Enum):
 
 
 class FindingKind(Enum):
-    """The kind of a finding, for programs; `text` is for people."""
+    """The kind of a finding, for programs; `text` is for people. The methods make one; `where`: its offset
+    and length."""
 
     FORMAT = "format"
     CATALOG = "catalog"
@@ -55,6 +56,15 @@ class FindingKind(Enum):
     LOG = "log"
     INDEX = "index"
     ORPHAN = "orphan"
+
+    def damage(self, path: str, text: str, *where: int) -> "Finding":
+        return Finding(Severity.DAMAGE, self, path, text, *where)
+
+    def warning(self, path: str, text: str, *where: int) -> "Finding":
+        return Finding(Severity.WARNING, self, path, text, *where)
+
+    def note(self, path: str, text: str, *where: int) -> "Finding":
+        return Finding(Severity.NOTE, self, path, text, *where)
 
 
 @attrs.frozen
@@ -87,8 +97,8 @@ class FsckReport:
 
 def check(folder: Path) -> FsckReport:
     """Read all of a data folder. Raises StoreInUse, StoreFormat for a newer format, and OSError."""
-    with Held(folder, live_allowed=False) as held:
-        return check_disk(held.disk)
+    with held(folder, live_allowed=False) as (disk, _):
+        return check_disk(disk)
 
 
 def check_disk(disk: Disk) -> FsckReport:
@@ -99,7 +109,7 @@ def check_disk(disk: Disk) -> FsckReport:
     except DamagedFile as error:
         kind = FindingKind.FORMAT if error.path == FORMAT_PATH else FindingKind.CATALOG
         text = f"{error}; nothing else can be checked"
-        return FsckReport((Finding(Severity.DAMAGE, kind, error.path, text),), 0, 0, 0)
+        return FsckReport((kind.damage(error.path, text),), 0, 0, 0)
     findings = list(_journal(view))
     records = bytes_read = 0
     for log in view.sorted_logs():
@@ -118,99 +128,87 @@ def _journal(view: FolderView) -> Iterator[Finding]:
     journal = view.journal
     assert journal is not None
     for damage in journal.damage:
-        yield Finding(
-            Severity.DAMAGE,
-            FindingKind.JOURNAL,
-            JOURNAL_FOLDER,
-            "bytes that were once synced no longer parse; what they held is lost",
-            damage.lsn,
-            damage.end_lsn - damage.lsn,
-        )
+        text = "bytes that were once synced no longer parse; what they held is lost"
+        yield FindingKind.JOURNAL.damage(JOURNAL_FOLDER, text, damage.lsn, damage.end_lsn - damage.lsn)
     if journal.missing and not view.catalog.clean:
-        path = segment_path(view.catalog.replay_lsn)
-        yield Finding(Severity.WARNING, FindingKind.JOURNAL, path, MISSING)
+        yield FindingKind.JOURNAL.warning(segment_path(view.catalog.replay_lsn), MISSING)
     if view.bad_entries:
-        text = f"{view.bad_entries} entries cannot be read"
-        yield Finding(Severity.DAMAGE, FindingKind.JOURNAL, JOURNAL_FOLDER, text)
+        yield FindingKind.JOURNAL.damage(JOURNAL_FOLDER, f"{view.bad_entries} entries cannot be read")
     for log_id, size in view.unmade.items():
         text = f"it has {size} bytes of log {log_id}, whose making is lost: the next start recovers them"
-        yield Finding(Severity.DAMAGE, FindingKind.JOURNAL, JOURNAL_FOLDER, text)
+        yield FindingKind.JOURNAL.damage(JOURNAL_FOLDER, text)
     if journal.torn_bytes:
         text = "a batch at the end is torn (never acknowledged in mode always): the next start cuts it off"
-        where = journal.end_lsn, journal.torn_bytes
-        yield Finding(Severity.WARNING, FindingKind.JOURNAL, JOURNAL_FOLDER, text, *where)
+        yield FindingKind.JOURNAL.warning(JOURNAL_FOLDER, text, journal.end_lsn, journal.torn_bytes)
     if journal.batches:
         text = f"{len(journal.batches)} batches wait to be applied by the next start"
-        yield Finding(Severity.NOTE, FindingKind.JOURNAL, JOURNAL_FOLDER, text)
+        yield FindingKind.JOURNAL.note(JOURNAL_FOLDER, text)
     segments = {segment_path(segment.lsn) for segment in journal.segments}
     for name in view.disk.names(JOURNAL_FOLDER):
         if f"{JOURNAL_FOLDER}/{name}" not in segments:
             text = "kept from an earlier recovery" if ".damaged-" in name else "not a segment of the journal"
-            yield Finding(Severity.WARNING, FindingKind.JOURNAL, f"{JOURNAL_FOLDER}/{name}", text)
+            yield FindingKind.JOURNAL.warning(f"{JOURNAL_FOLDER}/{name}", text)
 
 
 def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding | tuple[int, int]]:
     """Findings, and (records, bytes) for each good range."""
     size = reader.file_size
     if size is None and log.synced_end > log.first:
-        yield Finding(Severity.DAMAGE, FindingKind.LOG, log.log_path, "the file is missing")
+        yield FindingKind.LOG.damage(log.log_path, "the file is missing")
     elif size is not None and size < log.synced_end:
-        text = f"the file is {size} bytes long, and should be {log.synced_end}"
-        yield Finding(Severity.DAMAGE, FindingKind.LOG, log.log_path, text)
+        yield FindingKind.LOG.damage(
+            log.log_path, f"the file is {size} bytes long, and should be {log.synced_end}"
+        )
     if Durability.parse(log.mode).direct:
         found = view.read_index(log)
         end = max(size or 0, (found.end if found is not None else None) or 0)
         if end > log.end:
             text = "the end of the file and of its index do not agree: it was never synced, or is damaged"
-            yield Finding(Severity.WARNING, FindingKind.LOG, log.log_path, text, log.end, end - log.end)
+            yield FindingKind.LOG.warning(log.log_path, text, log.end, end - log.end)
     for reference in log.references:
         data = reader.read(reference.offset, reference.length)
-        if crc32c(data) != reference.crc32c and reference.offset + reference.length > log.first:
+        if crc32c(data) != reference.crc32c and reference.end > log.first:
             text = "these are not the bytes that the journal refers to"
-            yield Finding(Severity.DAMAGE, FindingKind.LOG, log.log_path, text, *reference[:2])
+            yield FindingKind.LOG.damage(log.log_path, text, reference.offset, reference.length)
     yield from _index(view, log)
     for part in ranges(view, log, reader, log.first, log.end):
         if part.state is Trust.DAMAGED:
-            yield Finding(Severity.DAMAGE, FindingKind.LOG, log.log_path, part.text, part.offset, part.length)
+            yield FindingKind.LOG.damage(log.log_path, part.text, part.offset, part.length)
             continue
         yield part.records, part.length
         if part.state is Trust.UNVERIFIED:
             text = "the index was rebuilt: nothing says that these are the bytes that were written"
-            yield Finding(Severity.NOTE, FindingKind.LOG, log.log_path, text, part.offset, part.length)
+            yield FindingKind.LOG.note(log.log_path, text, part.offset, part.length)
         elif part.state is Trust.UNCOVERED and part.offset < log.synced_end:
             text = "no index entry covers this; nothing says that these are the bytes that were written"
-            yield Finding(Severity.WARNING, FindingKind.INDEX, log.index_path, text, part.offset, part.length)
+            yield FindingKind.INDEX.warning(log.index_path, text, part.offset, part.length)
 
 
 def _index(view: FolderView, log: LogView) -> Iterator[Finding]:
     found = view.read_index(log)
     if found is None:
         if log.synced_end > log.first:
-            text = "the index is missing, or nothing in it is good"
-            yield Finding(Severity.DAMAGE, FindingKind.INDEX, log.index_path, text)
+            yield FindingKind.INDEX.damage(log.index_path, "the index is missing, or nothing in it is good")
         return
     if not view.header_is_good(log):
         text = "the header is damaged; the entries say whose they are"
-        yield Finding(Severity.DAMAGE, FindingKind.INDEX, log.index_path, text, 0, INDEX_HEADER_BYTES)
+        yield FindingKind.INDEX.damage(log.index_path, text, 0, INDEX_HEADER_BYTES)
     last_end = None
     last_ms = 0
     for number, entry in enumerate(found.entries):
-        place = entry_position(found.dropped + number)
+        place = entry_position(found.dropped + number), INDEX_ENTRY_BYTES
         if entry is None:
             # Behind the last good entry a torn one is what a crash leaves; before it, it was once good.
             torn = all(later is None for later in found.entries[number:]) and not view.catalog.clean
-            severity = Severity.NOTE if torn else Severity.DAMAGE
-            yield Finding(
-                severity, FindingKind.INDEX, log.index_path, "an entry is not good", place, INDEX_ENTRY_BYTES
-            )
+            tell = FindingKind.INDEX.note if torn else FindingKind.INDEX.damage
+            yield tell(log.index_path, "an entry is not good", *place)
             last_end = None
             continue
         if last_end is not None and entry.offset != last_end and entry.offset > log.first:
             text = f"an entry begins at {entry.offset}, and the one before ends at {last_end}"
-            yield Finding(Severity.DAMAGE, FindingKind.INDEX, log.index_path, text, place, INDEX_ENTRY_BYTES)
+            yield FindingKind.INDEX.damage(log.index_path, text, *place)
         if entry.first_ms < last_ms or entry.last_ms < entry.first_ms:
-            text = "times go down"
-            yield Finding(Severity.WARNING, FindingKind.INDEX, log.index_path, text, place, INDEX_ENTRY_BYTES)
+            yield FindingKind.INDEX.warning(log.index_path, "times go down", *place)
         last_end, last_ms = entry.end, entry.last_ms
 
 
@@ -226,15 +224,13 @@ def orphans(view: FolderView) -> Iterator[Finding]:
             inside = view.disk.names(name)
         except OSError:
             if name not in namespaces:
-                yield Finding(Severity.NOTE, FindingKind.ORPHAN, name, "not a file of the store")
+                yield FindingKind.ORPHAN.note(name, "not a file of the store")
             continue
         for below in inside:
             path = f"{name}/{below}"
             if path in owned:
                 continue
             if path in leaving:
-                yield Finding(
-                    Severity.NOTE, FindingKind.ORPHAN, path, "its log is deleted; the next start removes it"
-                )
+                yield FindingKind.ORPHAN.note(path, "its log is deleted; the next start removes it")
             else:
-                yield Finding(Severity.WARNING, FindingKind.ORPHAN, path, "no log owns this file")
+                yield FindingKind.ORPHAN.warning(path, "no log owns this file")

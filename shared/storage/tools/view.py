@@ -11,10 +11,10 @@ may trust.
 import errno
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import attrs
 from crc32c import crc32c
@@ -25,39 +25,24 @@ from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog
 from shared.storage.disk import Disk
 from shared.storage.entries import ENTRY_COVERS_BYTES
-from shared.storage.format import FORMAT_PATH, Entry, EntryKind, IndexEntry
+from shared.storage.format import FORMAT_PATH, IndexEntry
 from shared.storage.index import IndexFile
-from shared.storage.journal import segment_path
 from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk
 from shared.storage.recovery import format_number
-from shared.storage.replay import Replay
+from shared.storage.replay import JournalChanges, Pieces, Replay, Segments
 from shared.storage.settings import Durability
 
 _LOOKS_MAX = 10
 """At a live folder whose checkpoints keep overtaking us; then what was seen last must do."""
 
 
-class Patch(NamedTuple):
-    """Bytes of a log that stand in the journal: `length` of them at `offset` of the log."""
-
-    offset: int
-    length: int
-    segment_lsn: int
-    position: int
-
-
-class Reference(NamedTuple):
-    """Bytes of a log that stand in its file, and whose CRC stands in the journal."""
-
-    offset: int
-    length: int
-    crc32c: int
-
-
 @attrs.define(eq=False)
 class LogView:
-    """A log. `synced_end`: the catalog's end, up to which the file itself must be good."""
+    """A log. `synced_end`: the catalog's end, up to which the file itself must be good.
+
+    `patches`: bytes of it that stand in the journal. `references`: bytes of its file whose CRCs stand there.
+    """
 
     id: int
     namespace: str
@@ -68,12 +53,12 @@ class LogView:
     first: int
     end: int
     synced_end: int
-    patches: list[Patch] = attrs.Factory(list)  # in order, since offsets are given in order
-    references: list[Reference] = attrs.Factory(list)
+    patches: Pieces = attrs.Factory(list)
+    references: Pieces = attrs.Factory(list)
 
-    def patches_in(self, start: int, stop: int) -> list[Patch]:
+    def patches_in(self, start: int, stop: int) -> Pieces:
         """The patches that touch [start, stop)."""
-        low = bisect_right(self.patches, start, key=lambda patch: patch.offset + patch.length)
+        low = bisect_right(self.patches, start, key=lambda patch: patch.end)
         high = bisect_left(self.patches, stop, key=lambda patch: patch.offset)
         return self.patches[low:high]
 
@@ -126,47 +111,37 @@ class LogReader:
     def __init__(self, disk: Disk, log: LogView) -> None:
         self._disk = disk
         self._log = log
-        self._fds: dict[str, int | None] = {}
+        self._fd: int | None = None
+        self._segments = Segments(disk)
 
     def __enter__(self) -> Self:
+        with suppress(FileNotFoundError):
+            self._fd = self._disk.open(self._log.log_path)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for fd in self._fds.values():
-            if fd is not None:
-                self._disk.close(fd)
-
-    def _fd(self, path: str) -> int | None:
-        if path not in self._fds:
-            try:
-                self._fds[path] = self._disk.open(path)
-            except FileNotFoundError:
-                self._fds[path] = None
-        return self._fds[path]
+        self._segments.__exit__()
+        if self._fd is not None:
+            self._disk.close(self._fd)
 
     @property
     def file_size(self) -> int | None:
         """The log file's length; None where it is not there."""
-        fd = self._fd(self._log.log_path)
-        return None if fd is None else self._disk.size(fd)
+        return None if self._fd is None else self._disk.size(self._fd)
 
     def read(self, offset: int, length: int) -> bytes:
         """Up to `length` bytes; fewer where neither file nor journal has more."""
-        fd = self._fd(self._log.log_path)
-        data = self._disk.read(fd, length, offset) if fd is not None else b""
+        data = self._disk.read(self._fd, length, offset) if self._fd is not None else b""
         patches = self._log.patches_in(offset, offset + length)
         if not patches:
             return data
         laid = bytearray(data)
         for patch in patches:
             start = max(patch.offset, offset)
-            stop = min(patch.offset + patch.length, offset + length)
-            segment = self._fd(segment_path(patch.segment_lsn))
-            if segment is None:
-                continue
-            piece = self._disk.read(segment, stop - start, patch.position + start - patch.offset)
+            stop = min(patch.end, offset + length)
+            place = patch.position + start - patch.offset
             laid.extend(bytes(max(0, start - offset - len(laid))))
-            laid[start - offset : stop - offset] = piece
+            laid[start - offset : stop - offset] = self._segments.read(patch.segment, stop - start, place)
         return bytes(laid)
 
     def records(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
@@ -193,52 +168,37 @@ class LogReader:
             position += at
 
 
-class Held:
-    """`with Held(folder) as held`: `held.disk`, for reading, locked against brokers where that can be.
+@contextmanager
+def held(folder: Path, *, live_allowed: bool) -> Iterator[tuple[OsDisk, bool]]:
+    """The folder, for reading, locked against brokers where that can be; and whether a broker has the lock.
 
-    Where a broker has the lock, `held.live` is True if that is allowed, else raises StoreInUse.
+    Raises StoreInUse for that, unless `live_allowed`.
     """
-
-    def __init__(self, folder: Path, *, live_allowed: bool) -> None:
-        self.live = False
-        self.disk = OsDisk(folder, create=False, read_only=True)
-        self._lock: FolderLock | None = None
+    with OsDisk(folder, create=False, read_only=True) as disk, ExitStack() as stack:
+        check_format(disk, folder, may_be_damaged=True)  # before a lock file is left in a stranger's folder
+        live = False
         try:
-            # Before a lock file is left in a stranger's folder.
-            check_format(self.disk, folder, may_be_damaged=True)
-            self._lock = FolderLock.take(folder)
+            stack.enter_context(FolderLock.take(folder))
         except StoreInUse:
-            self.live = True
             if not live_allowed:
-                self.disk.release()
                 raise
+            live = True
         except OSError as error:
             if error.errno != errno.EROFS:  # where nobody can write, no broker runs
-                self.disk.release()
                 raise
-        except BaseException:
-            self.disk.release()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.disk.release()
-        if self._lock is not None:
-            self._lock.release()
+        yield disk, live
 
 
 @contextmanager
 def viewing(folder: Path, *, live_allowed: bool = True) -> Iterator[FolderView]:
     """A `FolderView` of the folder, as long as the context lasts.
 
-    Raises StoreInUse as `Held` does, and OSError. Raises StoreFormat where the folder is not one of ours or
+    Raises StoreInUse as `held` does, and OSError. Raises StoreFormat where the folder is not one of ours or
     newer (DamagedFile where its FORMAT or CATALOG is lost).
     """
-    with Held(folder, live_allowed=live_allowed) as held:
-        check_format(held.disk, folder)
-        yield look(held.disk, live=held.live)
+    with held(folder, live_allowed=live_allowed) as (disk, live):
+        check_format(disk, folder)
+        yield look(disk, live=live)
 
 
 class DamagedFile(StoreFormat):
@@ -280,16 +240,24 @@ def look(disk: Disk, *, live: bool = False) -> FolderView:
 def _apply_journal(disk: Disk, live: bool) -> FolderView:
     """What catalog and journal say. Of a live one only which logs there are: it moves on as we read."""
     found = _catalog(disk)
-    logs = {line.id: LogView(*line, synced_end=line.end) for line in found.logs}
-    view = FolderView(disk, found, None, live, logs, [])
+    view = FolderView(disk, found, None, live, {}, [])
+    changes = JournalChanges()
     try:
         journal = replay.scan(disk, found.journal_id, found.replay_lsn, found.logs)
-        _apply(view, journal)
+        for batch, payload in replay.read_payloads(disk, journal.batches):
+            entries = format.unpack_entries(payload, batch.batch.entries)
+            changes.bad_entries += entries is None  # it changed since the scan
+            for entry in entries or []:
+                try:
+                    changes.take(batch, entry, payload)
+                except (ValueError, TypeError):
+                    changes.bad_entries += 1
     except FileNotFoundError:
         if not live:
             raise
     else:
         view.journal = None if live else journal
+    _apply(view, changes)
     return view
 
 
@@ -303,64 +271,26 @@ def _catalog(disk: Disk) -> Catalog:
     return found
 
 
-def _apply(view: FolderView, journal: Replay) -> None:
-    for found, payload in replay.read_payloads(view.disk, journal.batches):
-        entries = format.unpack_entries(payload, found.batch.entries)
-        if entries is None:  # it changed since the scan
-            view.bad_entries += 1
-            continue
-        for entry in entries:
-            if entry.kind == EntryKind.CREATE:
-                _create(view, entry.log_id, bytes(payload[entry.body_start : entry.body_end]))
-                continue
-            log = view.logs.get(entry.log_id)
-            if log is None:
-                if entry.kind == EntryKind.DELETE:
-                    view.unmade.pop(entry.log_id, None)
-                elif (
-                    entry.kind in (EntryKind.APPEND, EntryKind.REFERENCE)
-                    and entry.log_id >= view.catalog.next_log_id
-                ):
-                    reference = _reference(entry, payload)
-                    size = entry.body_end - entry.body_start if reference is None else reference.length
-                    view.unmade[entry.log_id] = view.unmade.get(entry.log_id, 0) + size
-                continue
-            if entry.kind == EntryKind.APPEND:
-                if view.live:
-                    continue  # its end is its index's
-                length = entry.body_end - entry.body_start
-                position = found.position + format.BATCH_HEADER_BYTES + entry.body_start
-                log.patches.append(Patch(entry.offset, length, found.segment.lsn, position))
-                log.end = max(log.end, entry.offset + length)
-            elif entry.kind == EntryKind.REFERENCE:
-                reference = _reference(entry, payload)
-                if reference is None:
-                    view.bad_entries += 1
-                elif not view.live:
-                    log.references.append(reference)
-                    log.end = max(log.end, reference.offset + reference.length)
-            elif entry.kind == EntryKind.DELETE:
-                view.deleted.append(view.logs.pop(entry.log_id))
-            elif entry.kind == EntryKind.FIRST:
-                log.first = max(log.first, entry.offset)
-            elif entry.kind == EntryKind.MODE:
-                log.mode = payload[entry.body_start : entry.body_end].decode()
-
-
-def _reference(entry: Entry, payload: bytes) -> Reference | None:
-    if entry.kind != EntryKind.REFERENCE:
-        return None
-    found = format.unpack_reference(payload, entry)
-    return None if found is None else Reference(entry.offset, *found)
-
-
-def _create(view: FolderView, log_id: int, body: bytes) -> None:
-    try:
-        line = catalog_file.unpack_create(log_id, body)
-    except (ValueError, TypeError):
-        view.bad_entries += 1
-    else:
-        view.logs.setdefault(log_id, LogView(*line, synced_end=0))
+def _apply(view: FolderView, changes: JournalChanges) -> None:
+    view.bad_entries = changes.bad_entries
+    synced_ends = {line.id: line.end for line in view.catalog.logs}
+    lines = changes.created | {line.id: line for line in view.catalog.logs}
+    for line in lines.values():
+        log = LogView(*line, synced_end=synced_ends.get(line.id, 0))
+        log.mode = changes.mode.get(line.id, line.mode)
+        log.first = max(line.first, changes.first.get(line.id, 0))
+        if not view.live:  # else its end is its index's
+            pieces = changes.pieces.get(line.id, [])
+            log.patches = [piece for piece in pieces if piece.crc32c is None]
+            log.references = [piece for piece in pieces if piece.crc32c is not None]
+            log.end = max([line.end, *(piece.end for piece in pieces)])
+        if line.id in changes.deleted:
+            view.deleted.append(log)
+        else:
+            view.logs[line.id] = log
+    for log_id, pieces in changes.pieces.items():
+        if log_id >= view.catalog.next_log_id and not (log_id in lines or log_id in changes.deleted):
+            view.unmade[log_id] = sum(piece.length for piece in pieces)
 
 
 def _end_with_index(view: FolderView, log: LogView) -> None:
@@ -473,7 +403,7 @@ def _gap(log: LogView, reader: LogReader, position: int, stop: int, wanted: int)
             if patch.offset > position and state is Trust.UNCOVERED:
                 end = patch.offset
             elif patch.offset <= (end if state is Trust.GOOD else position):
-                end, state = patch.offset + patch.length, Trust.GOOD
+                end, state = patch.end, Trust.GOOD
                 continue
             break
         end = min(end, stop)

@@ -13,6 +13,7 @@ import pytest
 import structlog
 import trio
 
+from shared.budget import unbounded
 from shared.errors import ConfigError
 from shared.net import listeners
 from shared.net.admission import Admission
@@ -27,7 +28,9 @@ from shared.net.listeners import (
     connection_options,
     format_address,
 )
+from shared.net.loop_turn import LoopTurn
 from shared.net.network import Group, Network
+from shared.net.outbox import Backlogs
 from shared.net.settings import NetSettings, TlsSettings
 from tests.shared.net.served import Recorder, Sessions, echo, read_all, serving
 
@@ -170,15 +173,15 @@ async def test_a_peer_that_sends_the_beginning_of_something_is_acknowledged_at_o
 
 
 def acceptor_of(listening: socket.socket, admit: Callable[[socket.socket], None]) -> Acceptor:
-    return Acceptor(
-        listening,
-        lambda sock, peer, host: admit(sock),
+    loop = LoopTurn(
         settings=SETTINGS,
         admission=Admission(SETTINGS),
+        backlogs=Backlogs(unbounded()),
         counters=NetCounters(),
+        after_turn=lambda: None,
         log=structlog.stdlib.get_logger("test"),
-        pushes=False,
     )
+    return Acceptor(listening, lambda sock, peer, host: admit(sock), loop, pushes=False)
 
 
 async def test_who_comes_from_this_machine_is_not_probed_wherever_else_others_may_come_from() -> None:
@@ -228,7 +231,9 @@ async def test_above_the_cap_connections_are_closed_and_counted_and_room_is_used
 EXHAUSTION = """
 import os, resource, sys, socket
 import structlog, trio
+from shared.net.loop_turn import LoopTurn
 from shared.net.network import Group, Network
+from shared.net.outbox import Backlogs
 from shared.net.settings import NetSettings, TlsSettings
 from tests.shared.net.served import Recorder, Sessions, echo, read_all
 

@@ -1,5 +1,10 @@
-"""Free disk space: publishing stops while there is still room for acknowledgements and administration. If the
+"""What the store looks at once a second: the free space, and whether its files are still there.
+
+Short of space publishing stops while there is still room for acknowledgements and administration. If the
 file system turns read-only, the store does too.
+
+Files may be removed while the store has them open, as by `rm -rf` of the data folder. Writes and syncs go on
+without an error then, into files that have no names and end with the process.
 """
 
 import attrs
@@ -9,23 +14,31 @@ import trio
 from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import describe
-from shared.storage.journal import PoisonError
+from shared.storage.journal import Journal, PoisonError
+from shared.storage.lock import LOCK_NAME, FolderLock
 from shared.storage.log import opaque
 from shared.storage.settings import StorageSettings
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 _LOOK_SECONDS = 1.0
+"""A look at the files takes 3 us of the loop."""
 _LOOK_BYTES = 8 << 20
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
-class SpaceWatch:
-    """Looks once a second, and whenever `_LOOK_BYTES` were written."""
+class FolderWatch:
+    """Looks once a second; at the space also whenever `_LOOK_BYTES` were written, at the files also at the
+    end. The store is read-only once the journal or the lock is gone.
+
+    A folder that was moved as a whole is none of it: its files are found below the folder's handle.
+    """
 
     _committer: Committer
     _disk: Disk
     _settings: StorageSettings
+    _journal: Journal
+    _lock: FolderLock | None
     free_bytes: int = 0
     scarce: bool = False
     """Less than twice the reserve is free: optional data should not be written."""
@@ -33,9 +46,10 @@ class SpaceWatch:
     _failing: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self._committer.look_at_space = self.look
+        self._committer.look_at_space = self.look_at_space
+        self.look_at_space()
 
-    def look(self) -> None:
+    def look_at_space(self) -> None:
         """Ask the file system. If it does not answer, the last value counts, and writes show what is wrong.
         What waits to be written counts as written.
         """
@@ -73,9 +87,31 @@ class SpaceWatch:
                 logger.info("enough disk space again: publishing goes on", free_bytes=free)
             committer.set_full(full)
 
+    def look_at_files(self) -> None:
+        if self._committer.read_only is not None:
+            return
+        segment, lock = self._journal.current, self._lock
+        # The committer's thread may go on to another segment, and this one be renamed: then all is well.
+        if self._disk.is_gone(segment.path, segment.fd) and self._journal.current is segment:
+            what = (
+                "files of the data folder were removed while the server ran: what was written since then is "
+                f"in no file ({segment.path} is gone)"
+            )
+            advice = (
+                "save what is still served and is in no backup, then put a backup in its place and restart"
+            )
+            self._committer.poison(PoisonError(what, advice))
+        elif lock is not None and lock.fd is not None and self._disk.is_gone(LOCK_NAME, lock.fd):
+            what = (
+                f"the data folder's file {LOCK_NAME} was removed while the server ran: another server may be "
+                "writing to the folder"
+            )
+            self._committer.poison(PoisonError(what, "stop every server of this folder, then start one"))
+
     async def run(self) -> None:
         while True:
             await trio.sleep(_LOOK_SECONDS)
-            self.look()
+            self.look_at_space()
             if self._disk.read_only:
                 self._committer.poison(PoisonError("the file system is read-only"))
+            self.look_at_files()
