@@ -6,7 +6,6 @@ ticket says when they are on the disk. What leaves durable queues is written onc
 """
 
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from dmp.bodies import BODIES, Bodies, Body
@@ -46,8 +45,15 @@ class Broker:
     """
 
     def __init__(
-        self, context: Context, settings: DmpSettings, topology_table: TopologyTable, now: Callable[[], float]
+        self,
+        context: Context,
+        settings: DmpSettings,
+        topology_table: TopologyTable,
+        now: Callable[[], float],
+        wall_seconds: Callable[[], float],
     ) -> None:
+        self.wall_seconds = wall_seconds
+        """The wall clock, for what dead letters say."""
         self.accounts = Accounts(context.budget)
         self.recorder = context.recorder
         self.access = context.access
@@ -333,10 +339,6 @@ class Broker:
         self.log.error("a bug in the code of queues; other queues go on; report this bug", exc_info=error)
 
     # -- applications
-
-    def wall_seconds(self) -> float:
-        """The wall clock, for what dead letters say."""
-        return time.time()
 
     def new_name(self) -> bytes:
         """A name that nobody can guess."""

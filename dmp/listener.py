@@ -1,5 +1,6 @@
 """The service: AMQP's principal and DMP on a store, as the host runs it."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,12 +31,16 @@ TRACED_PROPERTIES_BYTES = 4096
 
 
 async def open_broker(
-    context: Context, settings: DmpSettings, *, now: Callable[[], float] = trio.current_time
+    context: Context,
+    settings: DmpSettings,
+    *,
+    now: Callable[[], float] = trio.current_time,
+    wall_seconds: Callable[[], float] = time.time,
 ) -> Broker:
     """Load what is durable, messages included. Raises StoreError."""
     tables = context.store.namespace(TABLES, settings.durability)
     topology_table = TopologyTable(await Table.open(tables, "definitions"))
-    broker = Broker(context, settings, topology_table, now)
+    broker = Broker(context, settings, topology_table, now, wall_seconds)
     await broker.topology.restore(topology_table.load())
     return broker
 

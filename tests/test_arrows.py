@@ -117,7 +117,10 @@ def knows_no_protocol_by_name(module: Module) -> Iterator[str]:
 
 SANS_IO = (
     *("*/wire.py", "*/session.py", "*/engine.py", "*/states.py", "*/runs.py", "*/fanout.py"),
-    *("dmp/data_types.py", "dmp/properties.py"),
+    *("dmp/data_types.py", "dmp/properties.py", "dmp/queues.py", "dmp/queue_log.py", "dmp/takers.py"),
+    *("dmp/exchanges.py", "dmp/sink.py"),
+    *("dmp/amqp/channel.py", "dmp/amqp/methods.py", "dmp/amqp/publishing.py", "dmp/amqp/transactions.py"),
+    *("pubsub/sessions.py", "pubsub/kept.py", "kqmsgq/queues.py", "dms/queue_log.py"),
     *(
         "logmq/connector.py",
         "logmq/readers.py",
