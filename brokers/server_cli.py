@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 def status(*, at: AdminPlace, json: Json = False) -> CommandResult:
     """Show what runs on a data folder, or behind a URL.
 
-    State, addresses, connections, and how the store is. The exit code is 0 where it is ready, and 69 where no
-    server runs. It is 1 where it is not ready: starting, draining, read-only, a protocol down, or no answer
-    in 30 s.
+    State, addresses, connections, and how the store is. The exit code is 0
+    where it is ready, and 69 where no server runs. It is 1 where it is not
+    ready: starting, draining, read-only, a protocol down, or no answer in 30
+    s.
     """
     found = at.client().request("GET", "/status")
     code = ExitCode.OK if found["state"] == "ready" else ExitCode.FAILED
