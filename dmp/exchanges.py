@@ -6,7 +6,7 @@ Queues and exchanges that are bound are subscribers in `shared.routing`; what it
 exchanges, whose own answers are added. Nothing comes twice, and no circle of exchanges is walked twice.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -62,7 +62,7 @@ class HeaderMatch:
     (void) asks for the header, whatever it holds.
     """
 
-    __slots__ = ("_all", "_wanted")
+    __slots__ = ("_wanted", "needs_all", "places")
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Raises Refusal (PRECONDITION_FAILED)."""
@@ -70,17 +70,19 @@ class HeaderMatch:
         if match not in _MATCHES:
             raise Refusal(Code.PRECONDITION_FAILED, f"x-match is one of {', '.join(_MATCHES)}")
         with_x = match.endswith("-with-x")
-        self._all = match.startswith("all")
+        self.needs_all = match.startswith("all")
         self._wanted = {
             name: value
             for name, value in arguments.items()
             if name != "x-match" and (with_x or not name.startswith("x-"))
         }
+        self.places: Sequence[_Place] = tuple([_place(name, value) for name, value in self._wanted.items()])
+        """Of each header that it asks for; once it stands in a `HeadersIndex`, those where it does."""
 
     def fits(self, headers: Mapping[str, Any]) -> bool:
         """The shorter of both is gone through, so a message with few headers is soon held against any."""
         wanted = self._wanted
-        if self._all:
+        if self.needs_all:
             return len(wanted) <= len(headers) and all(self._has(headers, name) for name in wanted)
         names = wanted if len(wanted) <= len(headers) else headers
         return any(name in wanted and self._has(headers, name) for name in names)
@@ -91,6 +93,87 @@ class HeaderMatch:
             return name in headers
         found = headers[name]  # a truth value is no number
         return bool(found == value) and isinstance(found, bool) == isinstance(value, bool)
+
+
+_Place: TypeAlias = tuple[object, ...]
+_ANY_VALUE, _NO_HASH = object(), object()
+_EVERYWHERE: _Place = ()
+
+
+def _place(name: str, value: object) -> _Place:
+    """Where a binding stands that asks for this; None: for the header, whatever it holds."""
+    if value is None:
+        return name, _ANY_VALUE
+    if isinstance(value, bytearray):
+        value = bytes(value)  # which it equals
+    try:
+        hash(value)
+    except TypeError:  # a list, a table
+        return name, _NO_HASH
+    return name, isinstance(value, bool), value
+
+
+@attrs.define(eq=False)
+class HeadersIndex:
+    """The bindings of a headers exchange, each under what a message must have for it to be looked at.
+
+    One that needs all its headers stands under the one where the fewest others stand; one that needs any,
+    under each. So a message looks at few, unless what is bound was made for it to look at many.
+    """
+
+    _destinations: Mapping[Binding, Destination]
+    compared: int = 0
+    """The work so far, in bindings held against a message with few headers."""
+    _matches: dict[Binding, HeaderMatch] = attrs.Factory(dict)
+    _rows: dict[_Place, Binding | dict[Binding, None]] = attrs.Factory(dict)
+    """One that stands alone has no dict: that would take more than all the rest."""
+
+    def __len__(self) -> int:
+        return len(self._matches)
+
+    def add(self, binding: Binding, match: HeaderMatch) -> None:
+        if match.needs_all:
+            match.places = (min(match.places, key=lambda place: len(self._at(place)), default=_EVERYWHERE),)
+        self._matches[binding] = match
+        rows = self._rows
+        for place in match.places:
+            row = rows.setdefault(place, binding)
+            if isinstance(row, dict):
+                row[binding] = None
+            elif row is not binding:
+                rows[place] = {row: None, binding: None}
+
+    def remove(self, binding: Binding) -> None:
+        for place in self._matches.pop(binding).places:
+            row = self._rows[place]
+            if isinstance(row, dict):
+                del row[binding]
+            if not isinstance(row, dict) or not row:
+                del self._rows[place]
+
+    def match(self, headers: Mapping[str, Any]) -> Iterable[Destination]:
+        found: dict[Destination, None] = {}
+        self._look(_EVERYWHERE, headers, found)
+        for name, value in headers.items():
+            self._look((name, _ANY_VALUE), headers, found)
+            self._look((name, _NO_HASH), headers, found)
+            if value is not None:
+                self._look(_place(name, value), headers, found)
+        self.compared += len(headers)
+        return found
+
+    def _look(self, place: _Place, headers: Mapping[str, Any], found: dict[Destination, None]) -> None:
+        row = self._at(place)
+        self.compared += len(row) * (1 + len(headers) // HEADERS_COMPARED)
+        for binding in row:
+            destination = self._destinations[binding]
+            if destination not in found and self._matches[binding].fits(headers):
+                found[destination] = None
+
+    def _at(self, place: _Place) -> Collection[Binding]:
+        """Those that stand there."""
+        row = self._rows.get(place, ())
+        return (row,) if isinstance(row, Binding) else row
 
 
 @attrs.define(eq=False, repr=False)
@@ -108,14 +191,15 @@ class Exchange:
     _index: RoutingIndex[Destination] = attrs.field(init=False)
     _uses: dict[tuple[Destination, bytes], int] = attrs.field(factory=dict, init=False)
     """So many bindings differ in their arguments only."""
-    _headers: dict[Binding, HeaderMatch] = attrs.field(factory=dict, init=False)
+    _headers: HeadersIndex | None = attrs.field(default=None, init=False)
     _everything: bool = attrs.field(init=False)
-    _compared: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         words = TOPIC_WORDS if self.kind.type == "topic" else None
         self._index = RoutingIndex(words, cache_bytes_max=_CACHE_BYTES, cache_books=self._cached)
         self._everything = self.kind.type == "fanout"
+        if self.kind.type == "headers":
+            self._headers = HeadersIndex(self.bindings)
 
     @property
     def durable(self) -> bool:
@@ -126,8 +210,8 @@ class Exchange:
 
     def add(self, binding: Binding, destination: Destination, arguments: Mapping[str, Any]) -> None:
         """Add a binding that is not there. Raises Refusal for arguments that make no sense."""
-        if self.kind.type == "headers":
-            self._headers[binding] = HeaderMatch(arguments)
+        if self._headers is not None:
+            self._headers.add(binding, HeaderMatch(arguments))
         else:
             key = b"" if self._everything else binding.key
             uses = self._uses.get((destination, key), 0)
@@ -139,7 +223,8 @@ class Exchange:
     def remove(self, binding: Binding) -> None:
         """Remove a binding, which must be there."""
         destination = self.bindings.pop(binding)
-        if self._headers.pop(binding, None) is not None:
+        if self._headers is not None:
+            self._headers.remove(binding)
             return
         key = b"" if self._everything else binding.key
         uses = self._uses.pop((destination, key)) - 1
@@ -159,17 +244,13 @@ class Exchange:
     @property
     def steps(self) -> int:
         """The work of all matches so far: places looked at in the index, bindings held against headers."""
-        return self._index.visits + self._compared
+        return self._index.visits if self._headers is None else self._headers.compared
 
     def match(self, head: Head) -> Iterable[Destination]:
         """The destinations of its own bindings. Raises Refusal where headers cannot be decoded."""
-        if self.kind.type != "headers":
+        if self._headers is None:
             return self._match_each(head) if head.more_keys else self._index.match(head.key)
-        if not self._headers:
-            return ()
-        headers = head.headers
-        self._compared += len(self._headers) * (1 + len(headers) // HEADERS_COMPARED)
-        return [self.bindings[binding] for binding, match in self._headers.items() if match.fits(headers)]
+        return self._headers.match(head.headers) if self._headers else ()
 
     def _match_each(self, head: Head) -> Iterable[Destination]:
         """By each of its keys. Raises Refusal where one after the other costs too much."""

@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pamqp import commands, encode
 
-from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import HeaderMatch
+from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
+from dmp.exchanges import Exchange, HeaderMatch, HeadersIndex
 from dmp.message import Head
 from dmp.refusals import Code, Refusal
 from dmp.settings import DmpSettings
@@ -230,3 +232,46 @@ async def test_topic_bindings_of_many_wildcards_have_a_bound_and_durable_ones_co
     assert routed(again, b"t", b"1.2.3.4") == {b"q"}
     again.topology.delete_exchange(b"t")
     assert again.broker.wild_words == 0
+
+
+async def test_a_message_is_held_against_few_of_many_headers_bindings(world: World) -> None:
+    found = exchange(world, b"h", "headers")
+    of = queue(world, b"q")
+    for number in range(500):
+        bind(world, b"h", of, n=number, m=1)
+        bind(world, b"h", of, **{"x-match": "any", "n": number, f"o{number}": 1})
+    before = found.steps
+    assert routed(world, b"h", headers={"n": 7, "m": 1}) == {b"q"}
+    assert found.steps - before < 20
+
+
+VALUES = st.sampled_from([None, True, False, 0, 1, 2, 1.0, "1", b"1", bytearray(b"1"), [1], [True], {"a": 1}])
+TABLES = st.dictionaries(st.sampled_from(["a", "b", "c", "x-d"]), VALUES, max_size=4)
+MATCHES = st.sampled_from(["all", "any", "all-with-x", "any-with-x"])
+
+
+@given(
+    tables=st.lists(st.tuples(TABLES, MATCHES), max_size=12),
+    gone=st.sets(st.integers(0, 11)),
+    headers=st.lists(TABLES, min_size=1, max_size=4),
+)
+def test_the_bindings_found_are_those_that_fit(
+    tables: list[tuple[dict[str, Any], str]], gone: set[int], headers: list[dict[str, Any]]
+) -> None:
+    bindings = [Binding(b"h", b"%d" % number, True, b"", b"") for number in range(len(tables))]
+    matches = [HeaderMatch({**table, "x-match": match}) for table, match in tables]
+    kind = ExchangeKind("fanout")
+    index = HeadersIndex({binding: Exchange(binding.destination, kind) for binding in bindings})
+    for binding, match in zip(bindings, matches, strict=True):
+        index.add(binding, match)
+    for number, binding in enumerate(bindings):
+        if number in gone:
+            index.remove(binding)
+    assert len(index) == len([number for number in range(len(bindings)) if number not in gone])
+    for each in headers:
+        fitting = {
+            binding.destination
+            for number, (binding, match) in enumerate(zip(bindings, matches, strict=True))
+            if number not in gone and match.fits(each)
+        }
+        assert {found.name for found in index.match(each) if isinstance(found, Exchange)} == fitting
