@@ -13,7 +13,7 @@ from shared.storage.journal import Journal, PoisonError
 from shared.storage.lock import LOCK_NAME, FolderLock
 from shared.storage.log import opaque
 
-_LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0
 """A look takes 3 us of the loop."""
 
 
@@ -52,5 +52,5 @@ class RemovalWatch:
 
     async def run(self) -> None:
         while True:
-            await trio.sleep(_LOOK_SECONDS)
+            await trio.sleep(LOOK_SECONDS)
             self.look()

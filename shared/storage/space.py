@@ -15,13 +15,13 @@ from shared.storage.settings import StorageSettings
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
-_LOOK_SECONDS = 1.0
-_LOOK_BYTES = 8 << 20
+LOOK_SECONDS = 1.0
+LOOK_BYTES = 8 << 20
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class SpaceWatch:
-    """Looks once a second, and whenever `_LOOK_BYTES` were written."""
+    """Looks once a second, and whenever `LOOK_BYTES` were written."""
 
     _committer: Committer
     _disk: Disk
@@ -40,7 +40,7 @@ class SpaceWatch:
         What waits to be written counts as written.
         """
         committer, settings = self._committer, self._settings
-        committer.unlooked_bytes = committer.counts.bytes + _LOOK_BYTES
+        committer.unlooked_bytes = committer.counts.bytes + LOOK_BYTES
         try:
             self.free_bytes, self._total_bytes = self._disk.free_bytes()
             self._failing = False
@@ -75,7 +75,7 @@ class SpaceWatch:
 
     async def run(self) -> None:
         while True:
-            await trio.sleep(_LOOK_SECONDS)
+            await trio.sleep(LOOK_SECONDS)
             self.look()
             if self._disk.read_only:
                 self._committer.poison(PoisonError("the file system is read-only"))
