@@ -65,8 +65,8 @@ TOPIC_BYTES, TOPIC_KEY_BYTES, WILD_WORD_BYTES = 700, 8, 80
 HEADERS_BYTES = 20
 """Each byte of the arguments of a binding to a headers exchange, which are decoded: 19 at most."""
 ANY_HEADER_BYTES = 30
-"""And so much more where any one is enough, and the binding stands under each: 57 in all measured, with the
-shortest of arguments and two bindings under each."""
+"""And so much more where any one is enough, and the binding stands under each. That is 57 in all measured,
+with the shortest of arguments and two bindings under each."""
 
 
 _End = tuple[bytes, bool]  # a name, and whether it is an exchange's

@@ -317,11 +317,12 @@ NOT_PRIVATE = frozenset(
 )
 """Named tuples', `os._exit` and `sys._current_frames`, and with `_j...` what py4j and Spark call theirs."""
 LIBRARIES_PRIVATES: Mapping[str, frozenset[str]] = {
+    "brokers/explaining.py": frozenset({"_validators"}),
     "tests/dmp/test_pika.py": frozenset({"_impl", "_transport", "_sock"}),
     "tests/shared/storage/test_os_disk.py": frozenset({"_thread_cache"}),
     "tests/trials/sim/world.py": frozenset({"_run", "_r"}),
 }
-"""pika's socket, trio's idle threads and trio's chance: no public way leads to them."""
+"""attrs' joined validators, pika's socket, trio's idle threads and its chance: no public way leads there."""
 PLANTED_BUGS = frozenset({"tests/trials/sim/bugs.py"})
 """A planted bug is a change of the inside: it names what it changes, and fails where that is gone."""
 
@@ -346,11 +347,23 @@ def private_accesses(module: Module) -> Iterator[str]:
             names = {node.attr}
         elif isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call) and node.args and not _is_self(node.args[0]):
+            names = set(_named_in_strings(node))
         else:
             continue
         for name in names - own - known:
             if name.startswith("_") and not name.startswith(("__", "_j")):
                 yield name
+
+
+def _named_in_strings(call: ast.Call) -> Iterator[str]:
+    """What `getattr(that, "_name")` and `monkeypatch.setattr("module._name", ...)` reach."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    if name in ("getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller"):
+        for each in call.args[:2]:
+            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                yield from each.value.split(".")
 
 
 def _is_self(node: ast.expr) -> bool:
@@ -374,6 +387,11 @@ def test_no_file_touches_another_files_privates() -> None:
         ("from dms.session import _apply", ["_apply"]),
         ("class A:\n    def _f(self): self._g(); other._f()", []),
         ("class A:\n    __slots__ = ('_x',)\n    def f(self, other): other._x", []),
+        ("getattr(session, '_flush', None)", ["_flush"]),
+        ("monkeypatch.setattr(session, '_flush', None)", ["_flush"]),
+        ("monkeypatch.setattr('dms.session._apply', None)", ["_apply"]),
+        ("attrgetter('connection._flush')", ["_flush"]),
+        ("class A:\n    def _f(self): getattr(self, '_g'); getattr(other, '_f'); getattr(other, 'f')", []),
         ("row._replace(x=1); os._exit(1); spark._jvm; a.__class__", []),
     ],
 )

@@ -158,13 +158,13 @@ def _bare(host: str) -> str:
 def _host(host: str) -> list[str]:
     """Return Spark's argument. Raises Refusal if nothing can listen there; Spark prints a stack trace."""
     name = _bare(host)
-    error = _fault(name)
+    error = listen_fault(name)
     if error is not None:
         raise Refusal(f"--host: cannot listen on {name}: {error.strerror}", ExitCode.CONFIGURATION)
     return ["--host", f"[{name}]" if ":" in name else name]
 
 
-def _fault(host: str) -> OSError | None:
+def listen_fault(host: str) -> OSError | None:
     """Return why nothing can listen on a host; None if one of its addresses works."""
     fault = None
     try:

@@ -188,7 +188,7 @@ def shell(environ: Mapping[str, str]) -> Finding:
     return Finding("bash", Verdict.OK, found)
 
 
-def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
+def memory(meminfo: Path = Path("/proc/meminfo"), control_group: Path = Path("/sys/fs/cgroup")) -> Finding:
     """Look at the free memory. A container's limit counts, too."""
     try:
         kib = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), re.M)
@@ -197,9 +197,9 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
     if kib is None:
         return Finding("memory", Verdict.WARNING, "unknown", "")
     free = int(kib[1]) << 10
-    limit = _number(Path("/sys/fs/cgroup/memory.max"))
+    limit = _number(control_group / "memory.max")
     if limit is not None:
-        free = min(free, limit - (_number(Path("/sys/fs/cgroup/memory.current")) or 0))
+        free = min(free, limit - (_number(control_group / "memory.current") or 0))
     text = f"{free / (1 << 30):.1f} GiB free"
     if free < MEMORY_LEAST:
         advice = f"{MEMORY_LEAST >> 30} GiB; a smaller heap is spark.driver.memory (1g unless set)"

@@ -19,7 +19,7 @@ from typing import Any
 Write = tuple[int, memoryview, int]
 """Descriptor, bytes, offset."""
 
-# glibc's struct aiocb with 64-bit long and pointers; `_works` checks that it applies here.
+# glibc's struct aiocb with 64-bit long and pointers; `works` checks that it applies here.
 _CONTROL_BYTES = 168
 _REQUEST = struct.Struct("=iiiiQQQii")  # fildes, opcode, priority, padding, buffer, length, sigevent
 _OFFSET_AT = 128
@@ -37,14 +37,14 @@ def write_many(writes: Sequence[Write]) -> list[int] | None:
 
     The bytes must be in writable buffers (bytearray), because only those tell their address.
     """
-    libc = _libc()
-    return None if libc is None or not _works() else _write_many(libc, writes)
+    libc = library()
+    return None if libc is None or not works() else _write_many(libc, writes)
 
 
 def sync_many(fds: Sequence[int]) -> bool:
     """fdatasync all, at the same time; False: unavailable here. Raises OSError if one fails."""
-    libc = _libc()
-    if libc is None or not _works():
+    libc = library()
+    if libc is None or not works():
         return False
     controls = bytearray(_CONTROL_BYTES * len(fds))
     base = ctypes.addressof(ctypes.c_char.from_buffer(controls))
@@ -96,7 +96,7 @@ def _write_many(libc: Any, writes: Sequence[Write]) -> list[int]:
 
 
 @cache
-def _libc() -> Any | None:
+def library() -> Any | None:
     if not sys.platform.startswith("linux") or sys.maxsize < 1 << 32:
         return None
     try:
@@ -111,7 +111,7 @@ def _libc() -> Any | None:
 
 
 @cache
-def _works() -> bool:
+def works() -> bool:
     """Whether the layout above is this machine's, tried on a file in memory and one that refuses writes."""
     try:
         good = os.memfd_create("probe", os.MFD_CLOEXEC)
@@ -124,7 +124,7 @@ def _works() -> bool:
             (bad, memoryview(bytearray(b"second")), 0),
             (good, memoryview(bytearray(b"third")), 20),
         ]
-        outcomes = _write_many(_libc(), writes)
+        outcomes = _write_many(library(), writes)
         expected = bytes(3) + b"first" + bytes(12) + b"third"
         return outcomes == [5, -errno.EBADF, 5] and os.pread(good, 64, 0) == expected
     finally:

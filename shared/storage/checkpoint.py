@@ -41,7 +41,7 @@ _WRITE_BACK_SECONDS = 1.0
 _PAUSE_SECONDS_MAX = 0.05
 _PINNED_AT_ONCE = 125
 """Logs pinned before other tasks run."""
-_BATCHES_MAX = 65536
+BATCHES_MAX = 65536
 """A checkpoint is due after so many batches, however small: replay takes time for each."""
 
 
@@ -82,7 +82,7 @@ class Checkpointer:
         committer = self._committer
         self._journal = committer.journal
         committer.request_checkpoint = self.request
-        committer.checkpoint_batches = _BATCHES_MAX
+        committer.checkpoint_batches = BATCHES_MAX
 
     def request(self) -> None:
         """Have a checkpoint soon."""
@@ -190,7 +190,7 @@ class Checkpointer:
         logs = [log for log in committer.dirty if not (log.deleted and log.gone)]
         committer.dirty.clear()
         committer.direct.bytes = 0
-        committer.checkpoint_batches = self._journal.batches + _BATCHES_MAX
+        committer.checkpoint_batches = self._journal.batches + BATCHES_MAX
         committer.replay_lsn = self._journal.position
         for log in committer.unindexed:
             log.close_entry()

@@ -39,7 +39,8 @@ def libc_function(name: str) -> Callable[..., int] | None:
 
 _syncfs = libc_function("syncfs")
 # musl has no fallocate64; glibc's fallocate takes a 32-bit off_t on 32-bit machines, fallocate64 never does.
-_fallocate = libc_function("fallocate64") or libc_function("fallocate")
+fallocate = libc_function("fallocate64") or libc_function("fallocate")
+"""None: the platform has none."""
 
 
 _sync_file_range = libc_function("sync_file_range")
@@ -78,9 +79,9 @@ def allocate(fd: int, size: int) -> None:
     If the file system cannot reserve, only the length is set. (posix_fallocate would instead write to every
     block, which reserves nothing on copy-on-write file systems.)
     """
-    if _fallocate is not None:
+    if fallocate is not None:
         try:
-            _call(_fallocate, fd, 0, ctypes.c_int64(0), ctypes.c_int64(size))
+            _call(fallocate, fd, 0, ctypes.c_int64(0), ctypes.c_int64(size))
             return
         except OSError as error:
             if error.errno not in _NOT_THERE:
@@ -91,10 +92,10 @@ def allocate(fd: int, size: int) -> None:
 
 def punch(fd: int, offset: int, length: int) -> bool:
     """Free the blocks of a range, which then reads as zeros. False if that is unavailable."""
-    if _fallocate is None:
+    if fallocate is None:
         return False
     try:
-        _call(_fallocate, fd, _KEEP_SIZE_AND_PUNCH, ctypes.c_int64(offset), ctypes.c_int64(length))
+        _call(fallocate, fd, _KEEP_SIZE_AND_PUNCH, ctypes.c_int64(offset), ctypes.c_int64(length))
     except OSError as error:
         if error.errno not in _NOT_THERE:
             raise

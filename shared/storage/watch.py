@@ -21,14 +21,14 @@ from shared.storage.settings import StorageSettings
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
-_LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0
 """A look at the files takes 3 us of the loop."""
-_LOOK_BYTES = 8 << 20
+LOOK_BYTES = 8 << 20
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class FolderWatch:
-    """Looks once a second; at the space also whenever `_LOOK_BYTES` were written, at the files also at the
+    """Looks once a second; at the space also whenever `LOOK_BYTES` were written, at the files also at the
     end. The store is read-only once the journal or the lock is gone.
 
     A folder that was moved as a whole is none of it: its files are found below the folder's handle.
@@ -54,7 +54,7 @@ class FolderWatch:
         What waits to be written counts as written.
         """
         committer, settings = self._committer, self._settings
-        committer.unlooked_bytes = committer.counts.bytes + _LOOK_BYTES
+        committer.unlooked_bytes = committer.counts.bytes + LOOK_BYTES
         try:
             self.free_bytes, self._total_bytes = self._disk.free_bytes()
             self._failing = False
@@ -110,7 +110,7 @@ class FolderWatch:
 
     async def run(self) -> None:
         while True:
-            await trio.sleep(_LOOK_SECONDS)
+            await trio.sleep(LOOK_SECONDS)
             self.look_at_space()
             if self._disk.read_only:
                 self._committer.poison(PoisonError("the file system is read-only"))

@@ -10,7 +10,7 @@ import pytest
 
 from brokers.cli import run
 from brokers.errors import ExitCode
-from shared.access import parse_users
+from shared.access import Secret, parse_users
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -63,10 +63,13 @@ def test_users_are_added_changed_and_removed(user: Command, tmp_path: Path) -> N
 def test_what_somebody_else_changes_meanwhile_stays(
     user: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked_for(_: bool) -> None:
-        user("add", "bob", "--certificate")
+    make = Secret.make
 
-    monkeypatch.setattr("brokers.user_cli._secret", asked_for)
+    def asked_for(password: bytes, salt: bytes) -> Secret:
+        user("add", "bob", "--certificate")
+        return make(password, salt)
+
+    monkeypatch.setattr(Secret, "make", asked_for)
     assert user("add", "ann", password="hunter2")[0] == 0
     assert list(parse_users((tmp_path / "data" / "users.toml").read_text())) == ["bob", "ann"]
 

@@ -45,7 +45,7 @@ def test_a_host_that_nothing_can_listen_on_is_a_setting_that_cannot_be_used(
 def test_a_host_is_given_as_spark_wants_it(host: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[str] = []
     monkeypatch.setattr(cluster, "become", lambda name, arguments, more: became.extend(arguments))
-    monkeypatch.setattr(cluster, "_fault", lambda host: None)  # not every machine has IPv6
+    monkeypatch.setattr(cluster, "listen_fault", lambda host: None)  # not every machine has IPv6
     cluster.master(host=host)
     assert became[:2] == ["--host", given]
 
@@ -65,7 +65,7 @@ def became(monkeypatch: pytest.MonkeyPatch) -> Became:
     """What a command would have become: its arguments, and what it adds to the environment."""
     found: Became = []
     monkeypatch.setattr(cluster, "become", lambda name, arguments, more: found.append((arguments, more)))
-    monkeypatch.setattr(cluster, "_fault", lambda host: None)  # no machine has every address
+    monkeypatch.setattr(cluster, "listen_fault", lambda host: None)  # no machine has every address
     return found
 
 

@@ -109,11 +109,11 @@ def test_a_port_that_is_taken_is_told_with_what_it_is_for() -> None:
 
 
 @pytest.mark.parametrize(("kib", "state"), [(1_000_000, Verdict.WARNING), (64_000_000, Verdict.OK)])
-def test_too_little_memory_is_told(
-    tmp_path: Path, kib: int, state: Verdict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "_number", lambda file: None)
+def test_too_little_memory_is_told(tmp_path: Path, kib: int, state: Verdict) -> None:
     (tmp_path / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable:  {kib} kB\n")
-    assert doctor.memory(tmp_path / "meminfo").state is state
-    monkeypatch.setattr(doctor, "_number", lambda file: {"memory.max": 3 << 30}.get(file.name, 2 << 30))
-    assert doctor.memory(tmp_path / "meminfo").state is Verdict.WARNING
+    assert doctor.memory(tmp_path / "meminfo", tmp_path).state is state
+    (tmp_path / "memory.max").write_text("max\n")
+    assert doctor.memory(tmp_path / "meminfo", tmp_path).state is state
+    (tmp_path / "memory.max").write_text(f"{3 << 30}\n")
+    (tmp_path / "memory.current").write_text(f"{2 << 30}\n")
+    assert doctor.memory(tmp_path / "meminfo", tmp_path).state is Verdict.WARNING

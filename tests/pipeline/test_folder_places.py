@@ -66,7 +66,7 @@ def test_the_journal_is_not_read_where_nothing_is_in_doubt(
 def test_a_log_ends_with_its_last_good_entry_however_far_back_that_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brokers.pipeline.source.folder._NEAR_MARKS", 1)
+    monkeypatch.setattr("brokers.pipeline.source.folder.NEAR_MARKS", 1)
     remake(folder, RECORDS, clean=False)
     every = marks(folder)
     for number in range(2, len(every)):

@@ -238,7 +238,7 @@ def test_a_topic_that_is_made_again_while_its_files_are_opened_is_not_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = whole(folder)
-    monkeypatch.setattr(Folder, "_id", lambda self, file, log_id: old.log_id + 1)
+    monkeypatch.setattr(Folder, "id_of", lambda self, file, log_id: old.log_id + 1)
     with pytest.raises(DataLoss, match=r"orders in .* are lost"):
         values(options(folder), old)
 

@@ -56,8 +56,8 @@ def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject, near
     gaps = data.draw(st.lists(st.sampled_from([0, 0, 0, 2]), min_size=count, max_size=count))
     marks = laid(lengths, gaps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "_NEAR_MARKS", near)
-        patch.setattr(folder, "_BLOCK_MARKS", block)
+        patch.setattr(folder, "NEAR_MARKS", near)
+        patch.setattr(folder, "BLOCK_MARKS", block)
         found = opened(marks, states, bytes(data.draw(st.integers(0, INDEX_ENTRY_BYTES - 1))))
         good = [mark for mark, state in zip(marks, states, strict=True) if state == GOOD]
         assert found.count == count

@@ -59,7 +59,7 @@ def test_text_is_written_as_utf8() -> None:
 
 def test_what_is_held_for_many_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """And given out at the same rows, however these are divided."""
-    monkeypatch.setattr("brokers.pipeline.source.writing._ROWS", 15)
+    monkeypatch.setattr("brokers.pipeline.source.writing.CHECKED_ROWS", 15)
     names, values = pa.array([f"t{number}" for number in range(20)]), pa.array([b"x"] * 20)
     packer = Packer(1000, 50)
     assert len(list(packer.add(names, values))) == 15

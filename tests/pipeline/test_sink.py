@@ -168,7 +168,8 @@ def test_pieces_of_all_partitions_have_names_and_numbers_of_their_own(
     options = parse_sink({"servers": "a", "batchBytes": "12", "writer": "w", "epoch": "7"}, streaming=False)
     writer, done = sink.BatchWriter(options), []
     for partition in (0, 1):
-        monkeypatch.setattr(sink, "_task", lambda partition=partition: Task(partition))
+        task = Task(partition)
+        monkeypatch.setattr(sink.TaskContext, "get", lambda task=task: task)
         done.append(writer.write(iter([batch])))
     assert [(each.records, dict(each.pieces)) for each in done] == [(8, {"a": 2, "b": 2})] * 2
     assert len(Written.pieces) == 8

@@ -129,7 +129,7 @@ class Archiver:
             there = _bytes(wanted)
             most = self.settings.round_bytes or self.spark.sparkContext.defaultParallelism * _LARGE_BYTES
             wanted = plan.limited(wanted, most, look.cuts)
-            written = self._written(wanted, look.cuts)
+            written = self.write(wanted, look.cuts)
         following = now.advance(plan.spans(wanted, written), _now_ms(), direct_bytes)
         self._commit(following)
         return Round(
@@ -143,7 +143,8 @@ class Archiver:
             tuple(f"{target.extent.topic}: {target.event}" for target in wanted if target.event),
         )
 
-    def _written(self, wanted: Sequence[RoundTarget], cuts: Cuts) -> dict[tuple[str, ByteRange], Written]:
+    def write(self, wanted: Sequence[RoundTarget], cuts: Cuts) -> dict[tuple[str, ByteRange], Written]:
+        """Have executors write files of these pieces; what each wrote."""
         settings, folder = self.settings, self.folder
         shares = plan.shares(
             wanted,

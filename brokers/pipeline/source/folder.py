@@ -62,7 +62,7 @@ class Folder(Origin):
             file = self._file(span.topic)
             with self._index(file, span.log_id) as index, self._log(file) as log_fd:
                 # The id is the same before and after the log file was opened, so the file is this log's.
-                if index.log_id == span.log_id and self._id(file, span.log_id) == span.log_id:
+                if index.log_id == span.log_id and self.id_of(file, span.log_id) == span.log_id:
                     read, first = partial(self.disk.read, log_fd), partial(self.first_kept, span.log_id)
                     reader = SpanReader(span, read, first, policy, bare)
                     yield from reader.chunks(index.marks(span.start, span.stop))
@@ -107,7 +107,8 @@ class Folder(Origin):
         except OSError as error:
             return error.errno == errno.ENXIO  # a hole up to the file's end
 
-    def _id(self, file: str, log_id: int) -> int:
+    def id_of(self, file: str, log_id: int) -> int:
+        """The log whose index that file has, looked for as `log_id`'s."""
         with self._index(file, log_id) as index:
             return index.log_id
 
@@ -256,8 +257,8 @@ class Folder(Origin):
         }
 
 
-_BLOCK_MARKS = 1024
-_NEAR_MARKS = 256
+BLOCK_MARKS = 1024
+NEAR_MARKS = 256
 
 
 class LogIndex:
@@ -281,7 +282,7 @@ class LogIndex:
 
     def first(self) -> IndexEntry | None:
         """Return the first good entry. Retention turns the entries before it into zeros."""
-        return next((mark for _, mark in self._good(self._bisect(lambda mark: False), _NEAR_MARKS)), None)
+        return next((mark for _, mark in self._good(self._bisect(lambda mark: False), NEAR_MARKS)), None)
 
     def begins_damaged(self) -> bool:
         """Whether the first entry that retention has left is bad."""
@@ -291,7 +292,7 @@ class LogIndex:
     def marks(self, start: int, stop: int) -> Iterator[IndexEntry]:
         """Yield the good entries that touch the offsets [start, stop), in order."""
         number = max(self._bisect(lambda mark: mark.end <= start), 0)
-        for _, mark in self._good(number, _BLOCK_MARKS):
+        for _, mark in self._good(number, BLOCK_MARKS):
             if mark.offset >= stop:
                 return
             if mark.end > start:
@@ -304,7 +305,7 @@ class LogIndex:
     def at_time(self, unix_ms: int) -> IndexEntry | None:
         """Return the first good entry whose last record is of that time or later."""
         number = self._bisect(lambda mark: mark.last_ms < unix_ms)
-        return next((mark for _, mark in self._good(number, _NEAR_MARKS)), None)
+        return next((mark for _, mark in self._good(number, NEAR_MARKS)), None)
 
     def _bisect(self, below: Callable[[IndexEntry], bool]) -> int:
         """Return the number of the first entry for which `below` does not hold.
@@ -336,12 +337,12 @@ class LogIndex:
                 if (mark := format.unpack_index_entry(block, self.log_id, at)) is not None:
                     yield number + at // INDEX_ENTRY_BYTES, mark
             number += len(block) // INDEX_ENTRY_BYTES
-            ahead = max(ahead, _NEAR_MARKS)
+            ahead = max(ahead, NEAR_MARKS)
 
     def _last_before(self, stop: int) -> IndexEntry | None:
         """Return the nearest good entry before the entry `stop`."""
         while stop > 0:
-            start = max(stop - _NEAR_MARKS, 0)
+            start = max(stop - NEAR_MARKS, 0)
             block = self._block(start, stop - start)
             for at in reversed(range(0, len(block), INDEX_ENTRY_BYTES)):
                 if (mark := format.unpack_index_entry(block, self.log_id, at)) is not None:

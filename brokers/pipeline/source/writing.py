@@ -29,7 +29,7 @@ from logmq import connector
 from logmq.connector import SKIPPED_BODY_BYTES_MAX, LogmqError, Refusal
 from shared.errors import BrokerError
 
-_ROWS = 10_000
+CHECKED_ROWS = 10_000
 """Rows between two checks of how many bytes are held."""
 
 
@@ -63,14 +63,14 @@ class Packer:
         """Yield the pieces that these rows complete. There are no nulls. `values`: binary or text."""
         at, count = 0, len(values)
         while at < count:
-            some = min(_ROWS - self._rows % _ROWS, count - at)
+            some = min(CHECKED_ROWS - self._rows % CHECKED_ROWS, count - at)
             yield from self._rows_of(
                 topics if isinstance(topics, str) else topics.slice(at, some), values.slice(at, some)
             )
             at += some
             self._rows += some
             held = sum(filling.size for filling in self._filling.values())
-            if self._rows % _ROWS == 0 and held > self._held_bytes_max:
+            if self._rows % CHECKED_ROWS == 0 and held > self._held_bytes_max:
                 yield from self.rest()
 
     def rest(self) -> Iterator[PackedRecords]:

@@ -11,7 +11,7 @@ from shared.access import Access, parse_users
 from shared.bridging import INBOX_BYTES_MAX, BridgeRefusal
 from shared.errors import StoreError
 from tests.brokers.bridges.world import World, bridge
-from tests.support.fake_disk import FakeDisk
+from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import SMALL, open_store, reopen
 
 
@@ -196,16 +196,21 @@ async def test_what_the_disk_refuses_is_carried_once_it_takes_it() -> None:
         await world.bridges.change([bridge(f"{source}:in", "logmq:out")])
         world.carry()
         world.send(source, "in", b"a", b"b")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("shared.storage.commit.Commit._write", _no_space)
-            world.only.step()
+        _refuse_next_write(disk)
+        world.only.step()
+        assert disk.before is None, "it was refused"
         world.later()
         assert await world.found("logmq", "out") == [b"a", b"b"], source
         assert (world.only.inbox.bytes, world.only.counts.carried) == (0, 2)
 
 
-def _no_space(*_: object) -> None:
-    raise OSError(28, "no space")
+def _refuse_next_write(disk: FakeDisk) -> None:
+    def no_space(operation: Operation) -> None:
+        if operation.kind == "write":
+            disk.before = None
+            raise OSError(28, "no space")
+
+    disk.before = no_space
 
 
 # -- circles

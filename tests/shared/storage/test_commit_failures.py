@@ -370,7 +370,7 @@ async def test_a_file_system_that_does_not_tell_its_free_space_is_taken_to_be_as
 async def test_after_many_bytes_the_free_space_is_looked_at_without_waiting_for_the_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shared.storage.watch._LOOK_BYTES", 10_000)
+    monkeypatch.setattr("shared.storage.watch.LOOK_BYTES", 10_000)
     disk = FakeDisk()
     store = await open_store(disk, attrs.evolve(SMALL, reserve_bytes_min=1 << 20))
     (log,) = await logs_of(store, ALWAYS)

@@ -259,7 +259,7 @@ def test_allocation_makes_the_file_long_and_a_hole_keeps_it_so(disk: OsDisk, fol
 def test_a_file_system_that_cannot_reserve_gets_the_length(
     disk: OsDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(syscalls, "_fallocate", None)
+    monkeypatch.setattr(syscalls, "fallocate", None)
     fd = disk.open("a", create=True)
     disk.allocate(fd, 8192)
     assert disk.size(fd) == 8192
@@ -556,8 +556,8 @@ def test_where_the_library_takes_no_more_syncs_they_are_made_one_by_one(
             return -1
 
     synced: list[int] = []
-    monkeypatch.setattr(aio, "_libc", NoRoom)
-    monkeypatch.setattr(aio, "_works", lambda: True)
+    monkeypatch.setattr(aio, "library", NoRoom)
+    monkeypatch.setattr(aio, "works", lambda: True)
     monkeypatch.setattr(os, "fdatasync", synced.append)
     assert aio.sync_many([3, 5, 4])
     assert synced == [3, 5, 4]

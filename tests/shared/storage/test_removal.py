@@ -72,7 +72,7 @@ async def test_a_folder_that_was_moved_is_served_on(tmp_path: Path) -> None:
 async def test_a_journal_that_rolls_and_is_freed_is_not_gone(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.storage.watch._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("shared.storage.watch.LOOK_SECONDS", 0.001)
     _, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
     async with running(store):
