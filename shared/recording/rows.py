@@ -204,10 +204,10 @@ class Rows:
         _, size = self.places["key"]
         if (size == NOWHERE).all():
             return pa.nulls(len(self), pa.string())
-        return self._spread(shown(self._gathered("key")))
+        return self.of_messages(shown(self._gathered("key")))
 
     def payload(self) -> pa.Array:
-        return self._spread(self._gathered("payload"))
+        return self.of_messages(self._gathered("payload"))
 
     def bytes(self) -> pa.Array:
         """Bytes of the payload; of a gap, all that was left out; null for other faults."""
@@ -223,10 +223,6 @@ class Rows:
         of = np.where(self.good, 0, self._order - len(self._message_record) + 1)
         return faults.take(pa.array(of))
 
-    def of_messages(self, column: pa.Array) -> pa.Array:
-        """Turn a column with an entry for each message into one with an entry for each row."""
-        return self._spread(column)
-
     # -- making columns
 
     def _field(self, field: str, of_block: Callable[[Block], Raw | None]) -> pa.Array:
@@ -237,7 +233,7 @@ class Rows:
         if not (size == NOWHERE).all():
             own = texts(self._gathered(field))
             named = pc.if_else(pa.array(size != NOWHERE), own, named)
-        return self._spread(named)
+        return self.of_messages(named)
 
     def _gathered(self, field: str) -> pa.Array:
         at, size = self.places[field]
@@ -261,7 +257,8 @@ class Rows:
         laid = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), self._buffer])
         return laid.take(pa.array(np.arange(0, len(bounds), 2)))
 
-    def _spread(self, column: pa.Array) -> pa.Array:
+    def of_messages(self, column: pa.Array) -> pa.Array:
+        """Turn a column with an entry for each message into one with an entry for each row."""
         if not self._faults:
             return column
         return column.take(pa.array(self._order, mask=~self.good))

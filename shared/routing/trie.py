@@ -1,28 +1,27 @@
-"""The trie under the index: patterns by level, each node visited once for all its readings of a name.
+"""The trie under the index: patterns by level. A match visits each node at most once.
 
 A pattern's levels up to its last wildcard are a path of nodes. The literal rest behind it is a key in the
-last node's `rests`, found by hashing what is left of the name. So a pattern without wildcards makes no node
-and is found by one lookup at the root. Nodes stand only where there is still a choice.
+last node's `rests`, found by hashing what is left of the name. So a pattern without wildcards makes no node,
+and one lookup at the root finds it.
 
-A walk reads the name level by level with the nodes that its beginning leads to, up to those behind
-`any_levels`. Such a node is reached at many places of the name: the last of `*/a/*/a` at three of `a/a/a/a`.
-Looking at each pair of node and place would cost the product of the patterns' levels and the name's. Patterns
-and names can be made for that. So from there on a node comes with the set of its places, an integer
-(places.py). It goes on with all of them in one operation. Behind `one_level` they all move by one. Behind a
-literal level there are those that it stands at, and behind `any_levels` all from the first on. A node has one
-parent, so it is visited once in a walk.
+A walk reads the name level by level, with all nodes that the levels so far lead to. A node behind
+`any_levels` is reached at several places of the name: the last of `*/a/*/a` at three of `a/a/a/a`. To visit
+each pair of node and place would cost the product of the patterns' levels and the name's. Clients can make
+both for that. So from there on a node comes with the set of its places (`Places`), an integer, and one
+operation moves all of them. Behind `one_level` they move by one. Behind a literal level those stay at which
+it stands. Behind `any_levels` there are all from the first on.
 
-So a match costs at most the nodes that there are, some 0.4 us each, and ordinary matches visit tens. Ten
-thousand patterns of 30 levels made for it take 0.1 s, and two hundred thousand 3 s. By pairs of node and
-place ten thousand took 22 s, for a name of 127 levels.
+A match costs at most the nodes that there are, some 0.4 us each; usual ones visit tens. Ten thousand patterns
+of 30 levels made for it take 0.1 s, and two hundred thousand 3 s. By pairs ten thousand took 22 s, for a name
+of 127 levels.
 
-So a walk comes in steps (`steps`), and whoever has others to think of takes a few at a time. Patterns may
-come and go between two steps. A walk goes on in the nodes that it has reached, which are the trie's as long
-as there is a pattern behind them. So it finds every subscriber whose pattern was there all the time; one that
-came or went meanwhile is found or not. To begin again instead would leave it to whoever subscribes all the
-time whether a name is ever looked up.
+So a walk comes in steps (`steps`), and a caller with other work takes a few at a time. Patterns may change
+between two steps. The walk goes on in the nodes that it has reached, which stay in the trie while a pattern
+is behind them. It finds every subscriber whose pattern was there all the time; one that came or went
+meanwhile is found or not. If it began again instead, a client that keeps subscribing could hold up a match
+for ever.
 
-Most nodes have one child, if any. So `children` and `rests` hold a single entry bare (few.py says why). The
+Most nodes have at most one child. So `children` and `rests` hold a single entry bare (few.py says why). The
 shape of the trie follows from the patterns in it, whatever came and went before.
 """
 
@@ -30,9 +29,7 @@ from collections.abc import Generator, Hashable, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
-from shared.routing.few import Few, with_one, without
-from shared.routing.keyed import Keys, lookup, removed, stored
-from shared.routing.places import Places
+from shared.routing.few import Few, Keys, lookup, removed, stored, with_one, without
 from shared.routing.syntax import Wildcards
 
 S = TypeVar("S", bound=Hashable)
@@ -74,6 +71,46 @@ class Node(Generic[S]):
             and self.one is None
             and self.many is None
         )
+
+
+class Places:
+    """Where the levels of one name stand. A *place* is how many levels are read, as the bit of that number.
+
+    `levels`: the places that each level stands behind. `last`: the place of the last level.
+
+    `every`: the set of all places, that behind the last level among them.
+    """
+
+    __slots__ = ("_name", "_rests", "_separator", "every", "last", "levels")
+
+    def __init__(self, name: bytes, separator: bytes) -> None:
+        self._name = name
+        self._separator = separator
+        self._rests: dict[bytes, int] | None = None
+        self.levels: dict[bytes, int] = {}
+        place = 1
+        for level in name.split(separator):
+            self.levels[level] = self.levels.get(level, 0) | place
+            place <<= 1
+        self.last = place >> 1
+        self.every = 2 * place - 1
+
+    @property
+    def rests(self) -> dict[bytes, int]:
+        """The place of each rest. Together they take the square of a name, which has some hundred bytes."""
+        if self._rests is None:
+            self._rests = {}
+            place = 1
+            rest = self._name
+            while place <= self.last:
+                self._rests[rest] = place
+                rest = rest.partition(self._separator)[2]
+                place <<= 1
+        return self._rests
+
+    def place_of_rest(self, rest: bytes) -> int:
+        """The set of the one place where the name goes on as `rest`, or the empty set."""
+        return self.rests.get(rest, 0) if self._name.endswith(rest) else 0
 
 
 class Trie(Generic[S]):

@@ -45,6 +45,10 @@ BATCHES_MAX = 65536
 """A checkpoint is due after so many batches, however small: replay takes time for each."""
 
 
+Work = deque[Callable[[], object]]
+"""Starts of writes, or syncs. Threads share it, and each takes the next piece."""
+
+
 @attrs.frozen
 class Snapshot:
     """What a checkpoint makes durable. `referred`: ends of logs to whose files the journal refers."""
@@ -217,12 +221,12 @@ class Checkpointer:
         One sync of all that is dirty holds up every commit's sync. For 1,000 logs 17 to 263 ms were seen, and
         3 to 18 ms after this. What is not started in time is left to the sync.
         """
-        left = deque(fd for _, fd in pinned if fd >= 0)
+        left: Work = deque(partial(self._disk.start_write_back, fd) for _, fd in pinned if fd >= 0)
         counts = self._committer.counts
         ends = self._clock.monotonic() + _WRITE_BACK_SECONDS
         pause = 0.0
         while left and not self._waited_for and (began := self._clock.monotonic()) < ends:
-            if not await self._in_thread(self._start_some, left, limiter=self._sync_limiter):
+            if not await self._run_some(left, "a checkpoint could not have the logs written"):
                 return
             took = self._clock.monotonic() - began
             commits_wait = counts.sync_seconds_last > 2 * counts.sync_quantile(0.5)
@@ -231,15 +235,11 @@ class Checkpointer:
 
     async def _sync_files(self, snapshot: Snapshot, pinned: list[tuple[LogFile, int]]) -> None:
         """Sync the logs' files and their names. Raises PoisonError."""
-        if len(snapshot.logs) > self._sync_all_logs and await self._in_thread(
-            self._sync_all, limiter=self._sync_limiter
-        ):
+        if len(snapshot.logs) > self._sync_all_logs and await self._run_some(deque([self._disk.sync_all])):
             return
-        left: deque[Callable[[], object]] = deque(
-            partial(self._sync_log, pinned[at : at + 2]) for at in range(0, len(pinned), 2)
-        )
+        left: Work = deque(partial(self._sync_log, pinned[at : at + 2]) for at in range(0, len(pinned), 2))
         left.extend(partial(self._disk.sync_folder, folder) for folder in snapshot.catalog.folders)
-        await self._in_thread(self._sync_some, left, limiter=self._sync_limiter)
+        await self._run_some(left)
         failed: list[PoisonError] = []
         async with trio.open_nursery() as nursery:
             for _ in range(min(len(left), _SYNC_THREADS)):
@@ -247,43 +247,36 @@ class Checkpointer:
         if failed:
             raise failed[0]
 
-    async def _sync_left(self, left: deque[Callable[[], object]], failed: list[PoisonError]) -> None:
+    async def _sync_left(self, left: Work, failed: list[PoisonError]) -> None:
         try:
             while left:
-                await self._in_thread(self._sync_some, left, limiter=self._sync_limiter)
+                await self._run_some(left)
         except PoisonError as error:
             failed.append(error)
 
+    async def _run_some(self, left: Work, failure: str = "a checkpoint could not sync the logs") -> bool:
+        """Do some of the work for a short while, at least one piece; none once one has failed.
+
+        False: the system cannot do that. Raises PoisonError: a later sync may not report the error again.
+        """
+
+        def run() -> bool:
+            began = self._clock.monotonic()
+            try:
+                while left and self._clock.monotonic() - began < _TOGETHER_SECONDS:
+                    if left.popleft()() is False:
+                        return False
+            except IndexError:
+                pass  # another thread took the last one
+            except OSError as error:
+                left.clear()
+                raise PoisonError(failure) from error
+            return True
+
+        done: bool = await self._in_thread(run, limiter=self._sync_limiter)
+        return done
+
     # -- in a thread
-
-    def _start_some(self, left: deque[int]) -> bool:
-        """Start writes for a short while, and remove them from `left`. False: the system cannot do that."""
-        began = self._clock.monotonic()
-        try:
-            while left and self._clock.monotonic() - began < _TOGETHER_SECONDS:
-                if not self._disk.start_write_back(left.popleft()):
-                    return False
-        except OSError as error:  # a later sync may not report the error again
-            raise PoisonError("a checkpoint could not have the logs written") from error
-        return True
-
-    def _sync_all(self) -> bool:
-        try:
-            return self._disk.sync_all()
-        except OSError as error:
-            raise PoisonError("a checkpoint could not sync the logs") from error
-
-    def _sync_some(self, left: deque[Callable[[], object]]) -> None:
-        """Run some of these syncs for a short while, at least one; none once one has failed."""
-        began = self._clock.monotonic()
-        try:
-            while left and self._clock.monotonic() - began < _TOGETHER_SECONDS:
-                left.popleft()()
-        except IndexError:
-            pass  # another thread took the last one
-        except OSError as error:
-            left.clear()
-            raise PoisonError("a checkpoint could not sync the logs") from error
 
     def _sync_log(self, pinned: Sequence[tuple[LogFile, int]]) -> None:
         """Sync a log's file before its index: no entry is on disk before what it vouches for."""

@@ -35,7 +35,6 @@ class DirectWrites:
     _poison: Callable[[PoisonError], None]
     bytes: int = 0
     due: dict[Log, float] = attrs.Factory(dict)
-    syncs: int = 0
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
     _wake: trio.Event = attrs.Factory(trio.Event)
     _named: set[int] = attrs.Factory(set)  # ids of logs whose file names are synced
@@ -81,7 +80,6 @@ class DirectWrites:
             self._poison(error)
             self.due.clear()
         else:
-            self.syncs += 1
             for log, end in ends.items():
                 self._named.add(log.id)
                 if log.visible == end and not log.busy:

@@ -1,6 +1,6 @@
 """Index entries (STORAGE.md: index entry): made while records are appended to a log."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from crc32c import crc32c
@@ -36,46 +36,39 @@ def extend(
     now = max(now_ms, last_ms)
     closed: list[IndexEntry] = []
     entry = open_entry
-    begun: bytes | memoryview = b""  # first piece of a record in two pieces
-    for chunk, count in zip(chunks, counts, strict=True):
-        if not count:
-            begun = chunk
-            continue
+    for begun, chunk, count in _pieces(chunks, counts):
         size = len(begun) + len(chunk)
-        if size > ENTRY_COVERS_BYTES and not begun:
-            # Whole records are bytes; only a record in two pieces may be something else.
-            entry = _extend_by_long(closed, entry, now, offset, cast(bytes, chunk))
-        else:
-            if entry is not None and size > ENTRY_COVERS_BYTES:  # one long record: an entry of its own
-                closed.append(entry)
-                entry = None
-            crc = 0 if entry is None else entry.crc32c
-            crc = _crc(chunk, _crc(begun, crc) if begun else crc)
-            begun = b""
-            entry = _add(entry, now, offset, size, count, crc)
-            if entry.length >= ENTRY_COVERS_BYTES:
-                closed.append(entry)
-                entry = None
+        if entry is not None and size > ENTRY_COVERS_BYTES:  # one long record: an entry of its own
+            closed.append(entry)
+            entry = None
+        crc = 0 if entry is None else entry.crc32c
+        crc = _crc(chunk, _crc(begun, crc) if begun else crc)
+        entry = _add(entry, now, offset, size, count, crc)
+        if entry.length >= ENTRY_COVERS_BYTES:
+            closed.append(entry)
+            entry = None
         offset += size
     return closed, entry
 
 
-def _extend_by_long(
-    closed: list[IndexEntry], entry: IndexEntry | None, now_ms: int, offset: int, chunk: bytes
-) -> IndexEntry | None:
-    """The same for whole records that are too many for one entry; closed entries are added to `closed`."""
-    view = memoryview(chunk)
-    for start, end, records in format.split_records(chunk, ENTRY_COVERS_BYTES):
-        size = end - start
-        if entry is not None and size > ENTRY_COVERS_BYTES:  # one long record: an entry of its own
-            closed.append(entry)
-            entry = None
-        crc = _crc(view[start:end], 0 if entry is None else entry.crc32c)
-        entry = _add(entry, now_ms, offset + start, size, records, crc)
-        if entry.length >= ENTRY_COVERS_BYTES:
-            closed.append(entry)
-            entry = None
-    return entry
+def _pieces(
+    chunks: Sequence[bytes | memoryview], counts: Sequence[int]
+) -> Iterator[tuple[bytes | memoryview, bytes | memoryview, int]]:
+    """Whole records that go into one entry: the first piece of a record that is in two, the rest, and how
+    many they are. One long record is alone.
+    """
+    begun: bytes | memoryview = b""
+    for chunk, count in zip(chunks, counts, strict=True):
+        if not count:
+            begun = chunk
+        elif count == 1 or len(chunk) <= ENTRY_COVERS_BYTES:
+            yield begun, chunk, count
+            begun = b""
+        else:
+            # Several whole records are bytes; only a record in two pieces may be something else.
+            view = memoryview(chunk)
+            for start, end, records in format.split_records(cast(bytes, chunk), ENTRY_COVERS_BYTES):
+                yield b"", view[start:end], records
 
 
 def extend_by_tail(

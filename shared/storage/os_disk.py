@@ -130,28 +130,29 @@ class OsDisk:
         return bytes(view[:taken])
 
     def write(self, fd: int, data: bytes | memoryview, offset: int, *, passing: bool = False) -> int:
-        if passing and self._uncached:
-            try:
-                return os.pwritev(fd, [data], offset, _RWF_DONTCACHE)
-            except OSError as error:
-                if error.errno not in _NO_SUCH_FLAG:
-                    raise
-                self._uncached = False  # an older kernel or another file system: then the bytes stay cached
+        if passing and (taken := self._write_uncached(fd, [data], offset)) is not None:
+            return taken
         return os.pwrite(fd, data, offset)
 
     def write_pieces(
         self, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
     ) -> int:
-        if passing and self._uncached:
+        if passing and (taken := self._write_uncached(fd, pieces, offset)) is not None:
+            return taken
+        if hasattr(os, "pwritev"):
+            return os.pwritev(fd, pieces, offset)
+        return os.pwrite(fd, b"".join(pieces), offset)
+
+    def _write_uncached(self, fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> int | None:
+        """None on an older kernel, and on other file systems: then the bytes stay cached."""
+        if self._uncached:
             try:
                 return os.pwritev(fd, pieces, offset, _RWF_DONTCACHE)
             except OSError as error:
                 if error.errno not in _NO_SUCH_FLAG:
                     raise
                 self._uncached = False
-        if hasattr(os, "pwritev"):
-            return os.pwritev(fd, pieces, offset)
-        return os.pwrite(fd, b"".join(pieces), offset)
+        return None
 
     def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> Sequence[int]:
         outcomes = aio.write_many(writes)

@@ -7,6 +7,7 @@ yet. Until that catalog is in place, nothing that a second attempt needs is chan
 
 import secrets
 from collections.abc import Container, Iterable
+from contextlib import suppress
 
 import attrs
 import structlog
@@ -40,7 +41,6 @@ class Recovered:
     written_ms: int
     logs: list[LogLine]
     segments: list[SegmentFile]
-    clean: bool
     batches: int
     torn_bytes: int
     damage: list[replay.Damage]
@@ -105,7 +105,6 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         written_ms=found.written_ms,
         logs=logs,
         segments=[segment for segment in segments if segment not in uncopied],
-        clean=found.clean,
         batches=len(scanned.batches),
         torn_bytes=scanned.torn_bytes,
         damage=scanned.damage,
@@ -294,10 +293,8 @@ def _replay(
 
 def _unlink(disk: Disk, line: LogLine) -> None:
     for path in (line.index_path, line.log_path):
-        try:
+        with suppress(FileNotFoundError):
             disk.unlink(path)
-        except FileNotFoundError:
-            pass
 
 
 def _set_strays_aside(disk: Disk, lines: Iterable[LogLine]) -> None:
@@ -325,10 +322,8 @@ def _set_aside(disk: Disk, path: str, log_id: int) -> None:
         number += 1
         ending = f"stray-{log_id}-{number}"
     for suffix in (".idx", ".log"):
-        try:
+        with suppress(FileNotFoundError):
             disk.rename(path + suffix, f"{path}{suffix}.{ending}")
-        except FileNotFoundError:
-            pass
 
 
 def _sync(disk: Disk, touched: list[RecoveredLog], folders: set[str], sync_all_logs: int) -> None:

@@ -36,13 +36,13 @@ SLACK_BYTES = 64 << 10
 """Dead bytes that are tolerated; also how much is dropped at once."""
 
 _CHANGES = 4096
-"""Bytes of one append, when many keys are removed."""
+"""Records of one append, when many keys are deleted."""
 
 _DISCARDED = 1024
 """Keys per commit of `discard`: some milliseconds."""
 
 _COPIES = 8
-"""Bytes of the oldest records that each change copies while less than half is live."""
+"""Of the oldest records so many are copied with each change, while less than half is live."""
 
 
 class Table:
@@ -116,11 +116,7 @@ class Table:
 
     def delete(self, key: bytes) -> Ticket:
         """As `put`, but delete a key; a missing key needs no record."""
-        if key not in self._live:
-            ticket = Ticket()
-            ticket.resolve(None)
-            return ticket
-        return self._append(_record(DELETE, key, b""))
+        return self.delete_all([key])
 
     def delete_all(self, keys: Sequence[bytes]) -> Ticket:
         """Delete many keys, some thousands at a time: tidying is then done once for all."""
