@@ -3,24 +3,22 @@
 import weakref
 from collections.abc import Callable
 
-from shared.net import session
+from shared.net.session import SessionBase, Stop
 
 # Messages put into queues, counted once for each queue. After this many, other connections get their turn.
 WORK_PER_STRETCH = 4096
 
 
-class Stop(session.Stop):
-    """`MEMORY`: queues hold as much as they may. `BODIES`: large bodies come faster than the disk takes them.
-
-    `READY`: what is asked for is read from a queue's log, or comes when what was deleted has gone.
-    """
-
-    MEMORY = session.Stop.FIRST_OWN
-    BODIES = session.Stop.FIRST_OWN << 1
-    READY = session.Stop.FIRST_OWN << 2
+# Reasons to hold input back, beside those of `Stop`.
+STOP_MEMORY = Stop.FIRST_OWN
+"""Queues hold as much as they may."""
+STOP_BODIES = Stop.FIRST_OWN << 1
+"""Large bodies come faster than the disk takes them."""
+STOP_READY = Stop.FIRST_OWN << 2
+"""What is asked for is read from a queue's log, or comes when what was deleted has gone."""
 
 
-def going_on(waiting: session.SessionBase, reason: int) -> Callable[[], None]:
+def going_on(waiting: SessionBase, reason: int) -> Callable[[], None]:
     """What to call once when a reason to hold input back is over.
 
     It does not keep the session in memory, which may end before: the wait may be long, and clients come and

@@ -31,7 +31,7 @@ import attrs
 from dmp.exchanges import Exchange
 from dmp.leases import SendReturn
 from dmp.message import Head
-from dmp.pacing import WORK_PER_STRETCH, Stop
+from dmp.pacing import STOP_MEMORY, WORK_PER_STRETCH
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
 from dmp.takers import FeedTaker
@@ -188,10 +188,10 @@ class Sink:
             broker.flush()
         if self._work > WORK_PER_STRETCH:
             session.let_others()
-        if broker.memory.full and not session.stopped & Stop.MEMORY:
+        if broker.memory.full and not session.stopped & STOP_MEMORY:
             broker.counts.memory_waits += 1
-            session.stop(Stop.MEMORY)
-            broker.memory.when_free(self, session.connection.guarded(partial(session.go_soon, Stop.MEMORY)))
+            session.stop(STOP_MEMORY)
+            broker.memory.when_free(self, session.connection.guarded(partial(session.go_soon, STOP_MEMORY)))
         session.stop_if_congested(broker.store)
         if at < len(data) and not session.stopped:
             end = end_of(data, at, self._size_max)

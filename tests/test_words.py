@@ -13,7 +13,7 @@ WORDS_MAX = 50
 
 SAME_EVERYWHERE = frozenset(
     # What a protocol's rooms are made of.
-    {"Admin", "Broker", "Client", "Counts", "Event", "Refusal", "Session", "State", "Stop"}
+    {"Admin", "Broker", "Client", "Counts", "Event", "Refusal", "Session", "State"}
     # The field's nouns. A client's class and the server's stand for the two ends of one thing.
     | {"Consumer", "Feed", "Message", "Producer", "Queue", "QueueLog", "Record", "Sink", "Subscriber", "Tail"}
     # Why an answer says no: a code of the wire, and what is wrong with a message that gets no answer.

@@ -44,7 +44,7 @@ from dmp.amqp.wire import (
 )
 from dmp.exchanges import REPLY_TO
 from dmp.message import Head, Message
-from dmp.pacing import WORK_PER_STRETCH, Stop, going_on
+from dmp.pacing import STOP_MEMORY, STOP_READY, WORK_PER_STRETCH, going_on
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.takers import LOOKED_AT_ONCE
@@ -253,10 +253,10 @@ class Mux:
 
     def wait_for_memory(self) -> None:
         """Its acknowledgements make room, so a connection that holds messages is read on."""
-        if self.holds_messages or self.session.stopped & Stop.MEMORY:
+        if self.holds_messages or self.session.stopped & STOP_MEMORY:
             return
         self.broker.counts.memory_waits += 1
-        self.session.stop(Stop.MEMORY)
+        self.session.stop(STOP_MEMORY)
         if self.capabilities.get("connection.blocked"):
             self.connection.write(encode(commands.Connection.Blocked(self.broker.memory.why), 0))
         self.broker.memory.when_free(self, self.connection.guarded(self._memory_is_free))
@@ -264,7 +264,7 @@ class Mux:
     def _memory_is_free(self) -> None:
         if not self.session.lost and self.capabilities.get("connection.blocked"):
             self.connection.write(encode(commands.Connection.Unblocked(), 0))
-        self.session.go_soon(Stop.MEMORY)
+        self.session.go_soon(STOP_MEMORY)
 
     # -- acknowledgements
 
@@ -358,8 +358,8 @@ class Mux:
         """Of each half a millisecond. Input waits meanwhile: a confirm says that all before its publish was
         taken."""
         sliced_work = self.broker.sliced_work
-        self.session.stop(Stop.READY)
-        sliced_work.when_idle(going_on(self.session, Stop.READY))
+        self.session.stop(STOP_READY)
+        sliced_work.when_idle(going_on(self.session, STOP_READY))
         sliced_work.add(steps)
 
     def return_in_slices(self, deliveries: Sequence[Delivery]) -> None:

@@ -17,7 +17,7 @@ from dmp.bodies import PART_BYTES, REFERENCE_BYTES, Arriving, Bodies, Body, part
 from dmp.data_types import short
 from dmp.exchanges import REPLY_TO
 from dmp.message import Head
-from dmp.pacing import Stop, going_on
+from dmp.pacing import STOP_BODIES, going_on
 from dmp.properties import note_untrusted, without_bcc
 from dmp.queue_records import places
 from dmp.refusals import Code, Refusal
@@ -73,9 +73,9 @@ class Incoming:
         """
         session, bodies = self.session, self.bodies
         session.deadline(LARGE, session.connection.now + self.settings.frame_seconds)
-        if bodies.behind and not session.stopped & Stop.BODIES:
-            session.stop(Stop.BODIES)
-            bodies.when_caught_up(going_on(session, Stop.BODIES))
+        if bodies.behind and not session.stopped & STOP_BODIES:
+            session.stop(STOP_BODIES)
+            bodies.when_caught_up(going_on(session, STOP_BODIES))
 
     def _check(self, begun: int, bytes_max: int) -> None:
         if begun > 2 * bytes_max:

@@ -29,13 +29,13 @@ from dmp.amqp.publishing import PUBLISH_INDEX
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
 from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PUBLISH, encode
 from dmp.memory import check
-from dmp.pacing import Stop, going_on
+from dmp.pacing import STOP_READY, going_on
 from dmp.refusals import Code, Refusal, shown
 from dmp.settings import LOCAL
 from shared.access import ANONYMOUS
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import Connection
-from shared.net.session import SessionBase
+from shared.net.session import SessionBase, Stop
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
@@ -214,8 +214,8 @@ class AmqpSession(SessionBase):
             try:
                 self._frame(kind, number, data[at + head_bytes : stop])
             except NotYet as wait:
-                self.stop(Stop.READY)
-                wait.when(going_on(self, Stop.READY))
+                self.stop(STOP_READY)
+                wait.when(going_on(self, STOP_READY))
                 break
             at = stop + 1
             if outbox.size > outbox.bound:
