@@ -38,7 +38,7 @@ from dmp.properties import unpack
 from dmp.refusals import Refusal
 from dmp.wire import Message
 from shared.client.dial import Address, Disconnected, How, broken
-from shared.client.nursery import beside
+from shared.client.nursery import open_nursery
 from shared.errors import BrokerError, RemoteProtocolError
 
 __all__ = [
@@ -567,7 +567,7 @@ async def open_amqp(
     ssl.SSLError.
     """
     address = Address.of(host, port, kind="AMQP", protocol="dmp", usual_user="guest", **how)
-    async with logged_in(address) as (principal, frame_bytes), beside() as nursery:
+    async with logged_in(address) as (principal, frame_bytes), open_nursery() as nursery:
         client = Client(principal.stream, frame_bytes)
         nursery.start_soon(client.run)
         yield client

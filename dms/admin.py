@@ -161,7 +161,7 @@ class Admin:
                 stay += taken
                 moved += self._send_back(queue, taken)
                 stay[-len(taken) :] = [seq for seq in taken if seq in queue.back]
-                self._engine.settle()
+                self._engine.commit_pending()
                 await self._pause()
         finally:
             stay = [seq for seq in stay if seq in queue.back]
@@ -401,7 +401,7 @@ class Admin:
         while queue.end < min(tail, queue.tail) and not queue.deleted:
             if queue.log is None:
                 return
-            self._engine.settle()
+            self._engine.commit_pending()
             await self._pause()
 
     async def _pause(self) -> None:

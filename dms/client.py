@@ -55,7 +55,7 @@ from dms.errors import (
 from dms.link import Answer, Link, greeted, reconnecting
 from dms.wire import PAYLOAD_BYTES_MAX, Type
 from shared.client.dial import Address, Disconnected, How, Unreachable
-from shared.client.nursery import beside
+from shared.client.nursery import open_nursery
 
 __all__ = [
     "BadMagic",
@@ -142,7 +142,7 @@ async def connect(
         link = await greeted(stream, None, address.login)
     except Disconnected as error:  # nothing was asked yet
         raise address.not_answered(error) from error
-    async with beside() as nursery:
+    async with open_nursery() as nursery:
         client = Client(nursery, address, retry_seconds, link)
         try:
             yield client

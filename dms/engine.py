@@ -897,7 +897,7 @@ class Engine:
         """Nothing is written any more, and requests are still accepted (best-effort)."""
         return self.best_effort and self.disk_failed is not None
 
-    def settle(self) -> None:
+    def commit_pending(self) -> None:
         """Commit what was changed outside of a turn."""
         if self._store is not None:
             self._store.commit_pending()

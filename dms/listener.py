@@ -51,14 +51,14 @@ class DmsService:
             if not queue.deleted:
                 engine.settings_changed(queue)
             if number % QUEUES_AT_ONCE == 0:
-                engine.settle()
+                engine.commit_pending()
                 await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-        engine.settle()
+        engine.commit_pending()
 
     async def run(self) -> None:
         """Run delays, lifetimes and notes."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.engine.times.timers.run, self.engine.settle)
+            nursery.start_soon(self.engine.times.timers.run, self.engine.commit_pending)
             nursery.start_soon(self._keep_age)
             nursery.start_soon(self.engine.waits.run, trio.sleep, trio.Event)
 
@@ -87,7 +87,7 @@ class DmsService:
         while True:
             await trio.sleep(AGE_SECONDS)
             self.engine.note_age()
-            self.engine.settle()
+            self.engine.commit_pending()
 
 
 async def open_service(context: Context, settings: DmsSettings) -> DmsService:

@@ -42,7 +42,7 @@ from logmq.connector import (
 from logmq.runs import HEADER_BYTES, encode
 from logmq.wire import name_untrusted
 from shared.client.dial import Address, Disconnected, How, Unreachable, broken, check_plain, keep_trying
-from shared.client.nursery import beside
+from shared.client.nursery import open_nursery
 from shared.client.pipelining import PipelinedConnection, Reconnecting
 from shared.client.receiver import Receiver
 from shared.client.retry import Retry
@@ -94,7 +94,7 @@ async def connect(
     """
     address = Address.of(host, port, kind="LogMQ", protocol="logmq", **how)
     stream = await _open(address)
-    async with beside() as nursery:
+    async with open_nursery() as nursery:
         client = Client(nursery, address, stream, retry_seconds)
         try:
             yield client
@@ -185,7 +185,7 @@ class Client:
         name = name_untrusted((writer or secrets.token_hex(8)).encode(), "writer")
         checked_name(topic)
         producer = Producer(self, topic, name, on_written)
-        async with beside() as nursery:
+        async with open_nursery() as nursery:
             nursery.start_soon(producer.run)
             yield producer
             await producer.flush()

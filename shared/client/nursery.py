@@ -7,7 +7,7 @@ import trio
 
 
 @asynccontextmanager
-async def beside() -> AsyncIterator[trio.Nursery]:
+async def open_nursery() -> AsyncIterator[trio.Nursery]:
     """A nursery whose tasks are cancelled at the end of the block.
 
     An exception of the block comes out as it is, not in a group: its author need not know that there are

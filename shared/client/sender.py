@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import trio
 
 from shared.client.dial import Disconnected, broken, check_plain
-from shared.client.nursery import beside
+from shared.client.nursery import open_nursery
 from shared.errors import BrokerError
 
 CLOSING_SECONDS = 30.0
@@ -101,7 +101,7 @@ class Sender:
             self._lost = Disconnected("all is sent already")
             said = bytearray()
             try:
-                async with beside() as looking:
+                async with open_nursery() as looking:
                     looking.start_soon(_end_look, looking.cancel_scope)
                     await self._read_to_end(said)
                     raise self._words(said) or Disconnected("the server closed before it had read everything")

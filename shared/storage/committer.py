@@ -670,14 +670,14 @@ class Committer:
         if self.counts.bytes > self.unlooked_bytes:
             self.look_at_space()
         if self._charged or self.congested:
-            self._relieve()
+            self._resume_waiting()
         self._busy = False
         if self._running and self._sync_by < math.inf:
             self._wake.set()
         if self._idle:
             self._rest()
 
-    def _relieve(self) -> None:
+    def _resume_waiting(self) -> None:
         """Less waits for the disk than before: adjust the charge, and resume those that wait for it."""
         self._charge(sum(batch.bytes for batch in self._batches[:-1]) - self._charged)
         if self.congested and self._awaited_bytes() <= self._settings.pending_bytes_max // 2:
@@ -740,7 +740,7 @@ class Committer:
         self._set_read_only(error)
         if not self._busy:  # otherwise the end of the commit under way fails what is pending
             self._fail([], self.read_only)
-            self._relieve()
+            self._resume_waiting()
 
     def _set_read_only(self, error: PoisonError) -> None:
         if self.read_only is None:

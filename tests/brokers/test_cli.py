@@ -23,7 +23,7 @@ from brokers.cli import finish, root, run, stream
 from brokers.errors import ExitCode
 from brokers.render import Output
 from shared.cli.options import DataDir
-from shared.client.nursery import beside
+from shared.client.nursery import open_nursery
 from shared.errors import BrokerError
 from shared.plugin import VerbRequest
 from tests.support.installed import install, plugin
@@ -409,7 +409,7 @@ def test_a_verb_with_tasks_of_its_own_ends_as_any_other_when_its_reader_has_left
     closed = []
 
     async def rows() -> AsyncGenerator[str]:
-        async with beside() as nursery:  # as in every client that is a context manager
+        async with open_nursery() as nursery:  # as in every client that is a context manager
             nursery.start_soon(trio.sleep_forever)
             try:
                 yield "one"

@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from shared.client.nursery import beside
+from shared.client.nursery import open_nursery
 
 
 class Task:
@@ -24,7 +24,7 @@ class Task:
 
 async def test_the_tasks_end_with_the_block() -> None:
     task = Task()
-    async with beside() as nursery:
+    async with open_nursery() as nursery:
         nursery.start_soon(task.run)
         await trio.testing.wait_all_tasks_blocked()
         assert not task.ended
@@ -35,7 +35,7 @@ async def test_an_error_of_the_block_comes_as_it_is() -> None:
     task = Task()
 
     async def block() -> None:
-        async with beside() as nursery:
+        async with open_nursery() as nursery:
             nursery.start_soon(task.run)
             await trio.testing.wait_all_tasks_blocked()
             raise KeyError("mine")
@@ -49,7 +49,7 @@ async def test_a_generator_that_is_closed_within_ends_the_tasks_in_order() -> No
     task = Task()
 
     async def numbers() -> AsyncGenerator[int, None]:
-        async with beside() as nursery:
+        async with open_nursery() as nursery:
             nursery.start_soon(task.run)
             await trio.testing.wait_all_tasks_blocked()
             yield 1
@@ -65,7 +65,7 @@ async def test_an_error_of_a_task_ends_the_block_and_comes_in_a_group() -> None:
         raise KeyError("a bug")
 
     async def block() -> None:
-        async with beside() as nursery:
+        async with open_nursery() as nursery:
             nursery.start_soon(fail)
             await trio.sleep_forever()
 

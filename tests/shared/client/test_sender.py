@@ -5,7 +5,7 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from shared.client.dial import Disconnected
-from shared.client.nursery import beside
+from shared.client.nursery import open_nursery
 from shared.client.sender import CLOSING_SECONDS, Sender
 
 
@@ -61,7 +61,7 @@ async def test_on_a_busy_loop_it_is_seen_too_that_a_server_has_closed_before_our
     sender = Sender(near)
     await sender.send(b"a")
     await far.send_eof()
-    async with beside() as nursery:
+    async with open_nursery() as nursery:
         nursery.start_soon(busy)
         with pytest.raises(Disconnected, match="closed before it had read everything"):
             await sender.finish()
