@@ -184,10 +184,9 @@ def _made(source: Path, target: Path) -> OsDisk:
     check_target(source, target)
     with suppress(FileExistsError):
         os.mkdir(target, 0o700)
-    disk = OsDisk(target, create=False)
-    disk.make_folder(JOURNAL_FOLDER)
+    (target / JOURNAL_FOLDER).mkdir(mode=0o700)
     sync_folder(target.absolute().parent)
-    return disk
+    return OsDisk(target, create=False)
 
 
 def _copy_file(source: Disk, target: Disk, path: str, start: int, end: int) -> FileLine:
@@ -209,7 +208,7 @@ def _finish(folder: Path, target: OsDisk, made: Manifest) -> BackupReport:
 
 
 def _sync_folders(target: OsDisk, files: Iterable[FileLine]) -> None:
-    for folder in sorted({line.path.rpartition("/")[0] for line in files} | {""}):
+    for folder in (*sorted({line.path.rpartition("/")[0] for line in files} - {""}), ""):
         target.sync_folder(folder)
 
 
