@@ -7,15 +7,18 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from shared.errors import BrokerError, ConfigError
 from shared.net.keepalive import is_loopback, keepalive
-from shared.net.loop_turn import LoopTurn
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.strangers import Strangers
+
+if TYPE_CHECKING:  # the pipeline resolves names with this module, and needs no sessions
+    from shared.net.loop_turn import LoopTurn
 
 ACCEPTS_MAX = 64
 """Connections accepted in one turn; the rest stay in the kernel's backlog for the next."""
@@ -169,7 +172,7 @@ class Acceptor:
 
     listening: socket.socket
     _admitted: Admitted
-    _loop: LoopTurn
+    _loop: "LoopTurn"
     _pushes: bool
     _is_behind: Callable[[], bool] = lambda: False
     _refusals_unlogged: Counter[str] = attrs.Factory(Counter)  # by reason, as `_logged_at`

@@ -16,7 +16,7 @@ ENTRY_COVERS_SECONDS = 0.2
 """Or at this age: the resolution of times."""
 
 _CRC_BYTES_QUICK = 1 << 20
-"""Only for more bytes is the interpreter's lock released."""
+"""The interpreter's lock is released only for more bytes than this."""
 
 
 def extend(
