@@ -109,7 +109,6 @@ def read_password(file: str | Path, what: str = "password") -> Password:
 class Url:
     """The parts of a URL; None and "" for missing ones. `files`: keyword (a value of `FILES`) to path."""
 
-    protocol: str
     host: str
     port: int | None
     tls: bool
@@ -150,7 +149,6 @@ def url_of(text: str, protocol: str) -> Url | None:
     if not set(said) <= set(FILES) or not all(said.values()):
         raise ValueError(f"behind the ? of a URL may stand {', '.join(FILES)}, each with =FILE")
     return Url(
-        protocol=scheme,
         host=found.hostname,
         port=port,
         tls=bool(plus),

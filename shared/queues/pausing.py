@@ -33,34 +33,23 @@ def actions(
 ) -> tuple[Action, Action]:
     """The actions `pause` and `resume`. `set_paused` pauses or resumes a queue; a durable queue stays so."""
 
-    async def change(queue: Any, paused: bool, dry_run: bool) -> Mapping[str, int]:
-        changes = queue.paused != paused
-        if changes and not dry_run:
-            await set_paused(queue, paused)
-            if paused:
-                log.warning(
-                    "a queue is paused: it delivers nothing until it is resumed", queue=name_of(queue)
-                )
-            else:
-                log.info("a queue is resumed: it delivers again", queue=name_of(queue))
-        return {"paused" if paused else "resumed": int(changes)}
+    def action(name: str, answer: str, help_: str, paused: bool) -> Action:
+        async def change(queue: Any, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, int]:
+            changes = queue.paused != paused
+            if changes and not dry_run:
+                await set_paused(queue, paused)
+                if paused:
+                    log.warning(
+                        "a queue is paused: it delivers nothing until it is resumed", queue=name_of(queue)
+                    )
+                else:
+                    log.info("a queue is resumed: it delivers again", queue=name_of(queue))
+            return {answer: int(changes)}
 
-    async def pause(queue: Any, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, int]:
-        return await change(queue, True, dry_run)
+        return Action(name, help_, change, dry_runs=True, answers=(answer,))
 
-    async def resume(queue: Any, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, int]:
-        return await change(queue, False, dry_run)
-
-    return (
-        Action(
-            "pause",
-            "Stop deliveries; publishing goes on. A durable queue stays paused over a restart.",
-            pause,
-            dry_runs=True,
-            answers=("paused",),
-        ),
-        Action("resume", "Deliver again.", resume, dry_runs=True, answers=("resumed",)),
-    )
+    stops = "Stop deliveries; publishing goes on. A durable queue stays paused over a restart."
+    return action("pause", "paused", stops, True), action("resume", "resumed", "Deliver again.", False)
 
 
 def switch(queue: Pausable, paused: bool, ticket: "Ticket | None") -> None:

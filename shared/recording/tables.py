@@ -1,6 +1,7 @@
 """The tables that every recorded log has: `recorded`, `messages`, `volumes`."""
 
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 import pyarrow as pa
@@ -27,15 +28,16 @@ class RecordedLog:
     def rows(self, batch: pa.RecordBatch) -> Rows:
         return Rows(batch, self.protocol, self.codec)
 
-    def table(self, name: str, summary: str, schema: pa.Schema, decode: Decode) -> LogTable:
-        """A table of the log; `decode` is applied to its rows."""
+    def table(self, name: str, summary: str, schema: pa.Schema, decode: Decode | None = None) -> LogTable:
+        """A table of the log. `decode` is applied to its rows; without it their own columns are the table."""
+        decoded = decode or partial(columns_of, schema=schema)
         return LogTable(
             name,
             summary,
             namespace=NAMESPACE,
             logs=self.protocol,
             schema=schema,
-            decode=lambda batch: decode(self.rows(batch)),
+            decode=lambda batch: decoded(self.rows(batch)),
         )
 
     def tables(self) -> tuple[LogTable, ...]:
@@ -45,13 +47,12 @@ class RecordedLog:
                 RECORDED,
                 "every message that passed through: when, to which name and key, from whom, and itself",
                 recorded_schema(),
-                _recorded,
             ),
-            self.table(MESSAGES, "the same with sizes instead of payloads", MESSAGES_SCHEMA, _messages),
+            self.table(MESSAGES, "the same with sizes instead of payloads", MESSAGES_SCHEMA),
             volumes_table(
                 "what passed through: messages and bytes by name, key and minute",
                 *(NAMESPACE, self.protocol),
-                decode=lambda batch: _volumes(self.rows(batch)),
+                decode=lambda batch: added_up(columns_of(self.rows(batch), volumes_schema())),
             ),
         )
 
@@ -60,15 +61,3 @@ def columns_of(rows: Rows, schema: pa.Schema, **own: pa.Array) -> pa.RecordBatch
     """The columns of a schema: those given, the others from `rows`, by their names."""
     columns = [own[name] if name in own else getattr(rows, name)() for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _recorded(rows: Rows) -> pa.RecordBatch:
-    return columns_of(rows, recorded_schema())
-
-
-def _messages(rows: Rows) -> pa.RecordBatch:
-    return columns_of(rows, MESSAGES_SCHEMA)
-
-
-def _volumes(rows: Rows) -> pa.RecordBatch:
-    return added_up(columns_of(rows, volumes_schema()))

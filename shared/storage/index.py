@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import attrs
@@ -352,29 +353,23 @@ def _gaps(disk: Disk, fd: int, log: Log, number: int, count: int, end: int) -> I
         if before is not None:
             break
         low -= 1
-    for at, entry in enumerate(stored_entries(disk, fd, log.id, low, count), low):
-        if entry is not None:
-            yield from _gap(disk, fd, log, low, at, before, entry.offset, entry.first_ms)
-            before, low = entry, at + 1
-    yield from _gap(
-        disk, fd, log, low, count, before, end, log.created_ms if before is None else before.last_ms
-    )
-
-
-def _gap(
-    disk: Disk, fd: int, log: Log, low: int, high: int, before: IndexEntry | None, stop: int, time_ms: int
-) -> Iterator[_Gap]:
-    """The gap between two good entries, if there is one."""
-    start = log.first_kept if before is None else max(before.end, log.first_kept)
-    if low == high and before is not None and start < stop:
-        # No entry is left for it: extend the last one.
-        low, start = low - 1, max(before.offset, log.first_kept)
-    if low == high or start > stop:
-        return
-    if before is None and log.first_kept:
-        dropped = dropped_entries(disk, fd)
-        low = dropped if dropped < high else max(high - 1 - (stop - start) // ENTRY_COVERS_BYTES, 0)
-    yield _Gap(low, high, start, stop, time_ms)
+    behind = IndexEntry(end, 0, 0, 0, 0, 0)
+    stored = enumerate(stored_entries(disk, fd, log.id, low, count), low)
+    for high, entry in chain(stored, [(count, behind)]):
+        if entry is None:
+            continue
+        begin, start, stop = low, log.first_kept, entry.offset
+        if before is not None:
+            start = max(before.end, start)
+            if begin == high and start < stop:  # no entry is left for it: extend the last one
+                begin, start = begin - 1, max(before.offset, log.first_kept)
+        if begin < high and start <= stop:
+            if before is None and start:
+                dropped = dropped_entries(disk, fd)
+                begin = dropped if dropped < high else max(high - 1 - (stop - start) // ENTRY_COVERS_BYTES, 0)
+            newest_ms = log.created_ms if before is None else before.last_ms
+            yield _Gap(begin, high, start, stop, newest_ms if entry is behind else entry.first_ms)
+        before, low = entry, high + 1
 
 
 def _made_anew(disk: Disk, log_fd: int, gap: _Gap) -> list[IndexEntry]:

@@ -2,10 +2,9 @@
 
 import random
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-import attrs
 import structlog
 
 from shared.storage import format, index, replay
@@ -121,30 +120,23 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 RECOVERED = "recovered"
 
 
-@attrs.define
-class Orphans:
-    """Logs that were found, by id. `replaced`: ids of deleted logs whose files a later log has."""
-
-    found: dict[int, LogLine] = attrs.Factory(dict)
-    replaced: set[int] = attrs.Factory(set)
-
-
 def find_orphans(
     disk: Disk,
     segments: Segments,
     lines: Mapping[int, LogLine],
-    pieces: Mapping[int, Pieces],
-    deleted: Container[int],
+    changes: JournalChanges,
     next_log_id: int,
     *,
     damaged: bool,
-) -> Orphans:
+) -> tuple[dict[int, LogLine], set[int]]:
     """Find logs created since the catalog was written; their ids begin at `next_log_id`.
 
     `lines`: the known logs. `damaged`: the journal has a hole, so a file under a known log's name may be
-    another's.
+    another's. Returns the found logs by id, and the ids of deleted logs whose files a found one has.
     """
-    orphans = Orphans()
+    orphans: dict[int, LogLine] = {}
+    replaced: set[int] = set()
+    known = lines.keys() | changes.deleted
     owners = {(line.namespace, line.file): line.id for line in lines.values()}
     nameless: list[tuple[str, str]] = []
     for namespace, file in files(disk):
@@ -156,29 +148,27 @@ def find_orphans(
             if owner is None:
                 nameless.append((namespace, file))
             continue
-        if log_id < next_log_id or log_id in lines or log_id in deleted:
+        if log_id < next_log_id or log_id in known:
             continue
         line = line_of(disk, namespace, file)
         if line is None or line.end == line.first:
             continue
         if owner is not None:
-            orphans.replaced.add(owner)
-        orphans.found[log_id] = line._replace(end=line.first)
-    for log_id, those in sorted(pieces.items()):
-        if log_id >= next_log_id and not (log_id in lines or log_id in deleted or log_id in orphans.found):
-            where = next(_holding(disk, segments, nameless, those), (RECOVERED, f"log-{log_id}"))
+            replaced.add(owner)
+        orphans[log_id] = line._replace(end=line.first)
+    for log_id, those in sorted(changes.pieces.items()):
+        if log_id >= next_log_id and log_id not in known and log_id not in orphans:
+            namespace, file = next(_holding(disk, segments, nameless, those), (RECOVERED, f"log-{log_id}"))
             created_ms = those[0].time_ms
-            orphans.found[log_id] = LogLine(
-                log_id, where[0], name_of(where[1]), where[1], "always", created_ms, 0, 0
-            )
+            orphans[log_id] = LogLine(log_id, namespace, name_of(file), file, "always", created_ms, 0, 0)
     say = logger.error if damaged else logger.warning  # a cut may have come before it was synced
-    for line in orphans.found.values():
+    for line in orphans.values():
         say(
             "the record of a log's creation is lost: the log is back, as its files and the journal have it",
             log=f"{line.namespace}/{line.name}",
             id=line.id,
         )
-    return orphans
+    return orphans, replaced
 
 
 def _holding(

@@ -18,7 +18,7 @@ from shared.storage.catalog import Catalog, LogLine
 from shared.storage.disk import Clock, Disk, copy_file, opened, replace_file, size_of, write_file
 from shared.storage.files import DamagedPlaces, describe
 from shared.storage.journal import segment_path
-from shared.storage.log_recovery import RecoveredLog, recover_log
+from shared.storage.log_recovery import recover_log
 from shared.storage.replay import JournalChanges, Replay, SegmentFile, Segments
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -247,54 +247,42 @@ def _replay(
     After a clean end the catalog's logs are as it says; only unknown logs are looked at.
     """
     changes = _gather(disk, scanned)
+    damaged = bool(scanned.damage)
     lines = {line.id: line for line in found.logs} | changes.created
     gone = [lines.pop(log_id) for log_id in sorted(changes.deleted) if log_id in lines]
     folders = {line.namespace for line in lines.values()} | {line.namespace for line in gone}
     for folder in sorted(folders):
         disk.make_folder(folder)
-    taken = {(line.namespace, line.file) for line in lines.values()}
+    taken = {line.log_path for line in lines.values()}
     for line in gone:
-        if (line.namespace, line.file) not in taken:
-            _unlink(disk, line)
-    touched: list[RecoveredLog] = []
+        if line.log_path not in taken:
+            for path in (line.index_path, line.log_path):
+                with suppress(FileNotFoundError):
+                    disk.unlink(path)
+    touched: list[LogLine] = []
     with Segments(disk) as segments:
-        found_again = rebuild.find_orphans(
-            disk,
-            segments,
-            lines,
-            changes.pieces,
-            changes.deleted,
-            found.next_log_id,
-            damaged=bool(scanned.damage),
+        orphans, replaced = rebuild.find_orphans(
+            disk, segments, lines, changes, found.next_log_id, damaged=damaged
         )
-        for log_id in found_again.replaced:
+        for log_id in replaced:
             del lines[log_id]
-        lines |= found_again.found
-        for line in found_again.found.values():
+        lines |= orphans
+        for line in orphans.values():
             disk.make_folder(line.namespace)
             folders.add(line.namespace)
-            if scanned.damage:
+            if damaged:
                 in_files.in_file(line.log_path)
-        for line in sorted((found_again.found if found.clean else lines).values()):
-            adopted = line.id in found_again.found
-            log = recover_log(
-                disk, segments, line, changes, in_files, damaged=bool(scanned.damage), adopted=adopted
-            )
-            if log is None:
-                continue
-            lines[line.id] = log.line
-            if log.changed or line.id in changes.created or adopted:
-                touched.append(log)
+        for line in sorted((orphans if found.clean else lines).values()):
+            adopted = line.id in orphans
+            log = recover_log(disk, segments, line, changes, in_files, damaged=damaged, adopted=adopted)
+            if log is not None:
+                lines[line.id], changed = log
+                if changed or line.id in changes.created or adopted:
+                    touched.append(line)
     _set_strays_aside(disk, lines.values())
     if touched or not found.clean:
         _sync(disk, touched, folders, sync_all_logs)
-    return sorted(lines.values()), max([changes.seen_id, *found_again.found])
-
-
-def _unlink(disk: Disk, line: LogLine) -> None:
-    for path in (line.index_path, line.log_path):
-        with suppress(FileNotFoundError):
-            disk.unlink(path)
+    return sorted(lines.values()), max([changes.seen_id, *orphans])
 
 
 def _set_strays_aside(disk: Disk, lines: Iterable[LogLine]) -> None:
@@ -326,12 +314,12 @@ def _set_aside(disk: Disk, path: str, log_id: int) -> None:
             disk.rename(path + suffix, f"{path}{suffix}.{ending}")
 
 
-def _sync(disk: Disk, touched: list[RecoveredLog], folders: set[str], sync_all_logs: int) -> None:
+def _sync(disk: Disk, touched: list[LogLine], folders: set[str], sync_all_logs: int) -> None:
     """Sync what was recovered: it must not depend on the journal, or on a page cache after a failed sync."""
     if len(touched) > sync_all_logs and disk.sync_all():
         return
-    for log in touched:
-        for path in log.paths:
+    for line in touched:
+        for path in (line.log_path, line.index_path):
             with opened(disk, path) as fd:
                 disk.sync_data(fd)
     for folder in sorted(folders):

@@ -301,46 +301,32 @@ class JournalChanges:
         """Apply one entry of a batch with this payload. Raises ValueError and TypeError for one that no
         version writes.
         """
-        log_id, body = entry.log_id, slice(entry.body_start, entry.body_end)
+        log_id, kind, start, end = entry.log_id, entry.kind, entry.body_start, entry.body_end
         self.seen_id = max(self.seen_id, log_id)
-        if entry.kind == EntryKind.APPEND:
-            piece = JournalPiece(
-                found.segment,
-                position=found.position + format.BATCH_HEADER_BYTES + entry.body_start,
-                length=entry.body_end - entry.body_start,
-                offset=entry.offset,
-                records=entry.records,
-                time_ms=found.batch.time_ms,
-                ahead=bool(entry.flags & format.AHEAD),
-            )
-            self.pieces.setdefault(log_id, []).append(piece)
-        elif entry.kind == EntryKind.REFERENCE:
+        where, records, time_ms = found.segment, entry.records, found.batch.time_ms
+        if kind == EntryKind.APPEND:
+            position = found.position + format.BATCH_HEADER_BYTES + start
+            piece = JournalPiece(where, position, end - start, entry.offset, records, time_ms)
+            ahead = bool(entry.flags & format.AHEAD)
+            self.pieces.setdefault(log_id, []).append(piece._replace(ahead=True) if ahead else piece)
+        elif kind == EntryKind.REFERENCE:
             reference = format.unpack_reference(payload, entry)
             if reference is None:
                 self.bad_entries += 1
                 return
             length, crc = reference
-            piece = JournalPiece(
-                found.segment,
-                position=0,
-                length=length,
-                offset=entry.offset,
-                records=entry.records,
-                time_ms=found.batch.time_ms,
-                crc32c=crc,
-                proven=found.batch.lsn < self.synced_lsn,
-                ahead=True,
-            )
+            proven = found.batch.lsn < self.synced_lsn
+            piece = JournalPiece(where, 0, length, entry.offset, records, time_ms, crc, proven, ahead=True)
             self.pieces.setdefault(log_id, []).append(piece)
-        elif entry.kind == EntryKind.CREATE:
-            line = self.created[log_id] = unpack_create(log_id, payload[body])
+        elif kind == EntryKind.CREATE:
+            line = self.created[log_id] = unpack_create(log_id, payload[start:end])
             self._change_mode(log_id, line.mode)
-        elif entry.kind == EntryKind.DELETE:
+        elif kind == EntryKind.DELETE:
             self.deleted.add(log_id)
-        elif entry.kind == EntryKind.FIRST:
+        elif kind == EntryKind.FIRST:
             self.first[log_id] = max(self.first.get(log_id, 0), entry.offset)
-        elif entry.kind == EntryKind.MODE:
-            self._change_mode(log_id, payload[body].decode())
+        elif kind == EntryKind.MODE:
+            self._change_mode(log_id, payload[start:end].decode())
 
     def _change_mode(self, log_id: int, mode: str) -> None:
         self.mode[log_id] = mode

@@ -179,27 +179,27 @@ class Table:
             key = records[start : start + key_bytes]
             if op not in (PUT, DELETE) or start + key_bytes > end:
                 raise CorruptRecord(self.log.file.path, offset + at)
-            before = self._live.pop(key, None)
-            if before is not None:
-                self._live_bytes -= _HEAD.size + key_bytes + len(before[1])
-            if op == PUT:
-                self._live[key] = offset + at, records[start + key_bytes : end]
-                self._live_bytes += end - at
+            before = self._set(key, (offset + at, records[start + key_bytes : end]) if op == PUT else None)
             if undoable:
                 self._undo.append((offset + at, key, before))
             at = end
         return at
 
+    def _set(self, key: bytes, now: tuple[int, bytes] | None) -> tuple[int, bytes] | None:
+        """Set a key, or remove it; returns what it had."""
+        before = self._live.pop(key, None)
+        if before is not None:
+            self._live_bytes -= _HEAD.size + len(key) + len(before[1])
+        if now is not None:
+            self._live[key] = now
+            self._live_bytes += _HEAD.size + len(key) + len(now[1])
+        return before
+
     def _rolled_back(self, log: Log) -> None:
         """The newest changes failed: undo them."""
         while self._undo and self._undo[-1][0] >= log.visible:
             _, key, before = self._undo.pop()
-            now = self._live.pop(key, None)
-            if now is not None:
-                self._live_bytes -= _HEAD.size + len(key) + len(now[1])
-            if before is not None:
-                self._live[key] = before
-                self._live_bytes += _HEAD.size + len(key) + len(before[1])
+            self._set(key, before)
         self._live = OrderedDict(sorted(self._live.items(), key=lambda item: item[1][0]))
 
     def _tidy(self) -> None:

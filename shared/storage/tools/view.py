@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
-from typing import Self
 
 import attrs
 from crc32c import crc32c
@@ -23,9 +22,9 @@ from shared.errors import StoreFormat, StoreInUse
 from shared.storage import catalog as catalog_file
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog
-from shared.storage.disk import Disk
+from shared.storage.disk import Disk, opened
 from shared.storage.entries import ENTRY_COVERS_BYTES
-from shared.storage.format import FORMAT_PATH, IndexEntry
+from shared.storage.format import FORMAT_PATH, EntryKind, IndexEntry
 from shared.storage.index import IndexFile
 from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk
@@ -101,28 +100,24 @@ class FolderView:
         """Whether the index says in front whose it is."""
         return index.owner(self.disk, log.index_path) == log.id
 
-    def reader(self, log: LogView) -> "LogReader":
-        return LogReader(self.disk, log)
+    @contextmanager
+    def reader(self, log: LogView) -> "Iterator[LogReader]":
+        """A reader of a log's bytes, as long as the context lasts."""
+        with Segments(self.disk) as segments, ExitStack() as stack:
+            fd: int | None = None
+            with suppress(FileNotFoundError):
+                fd = stack.enter_context(opened(self.disk, log.log_path))
+            yield LogReader(self.disk, log, fd, segments)
 
 
+@attrs.define(eq=False)
 class LogReader:
-    """Reads a log's bytes, the journal's laid over the file's. A context manager."""
+    """Reads a log's bytes, the journal's laid over the file's."""
 
-    def __init__(self, disk: Disk, log: LogView) -> None:
-        self._disk = disk
-        self._log = log
-        self._fd: int | None = None
-        self._segments = Segments(disk)
-
-    def __enter__(self) -> Self:
-        with suppress(FileNotFoundError):
-            self._fd = self._disk.open(self._log.log_path)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._segments.__exit__()
-        if self._fd is not None:
-            self._disk.close(self._fd)
+    _disk: Disk
+    _log: LogView
+    _fd: int | None
+    _segments: Segments
 
     @property
     def file_size(self) -> int | None:
@@ -248,6 +243,8 @@ def _apply_journal(disk: Disk, live: bool) -> FolderView:
             entries = format.unpack_entries(payload, batch.batch.entries)
             changes.bad_entries += entries is None  # it changed since the scan
             for entry in entries or []:
+                if live and entry.kind in (EntryKind.APPEND, EntryKind.REFERENCE):
+                    continue  # a log's end is its index's
                 try:
                     changes.take(batch, entry, payload)
                 except (ValueError, TypeError):
@@ -279,11 +276,10 @@ def _apply(view: FolderView, changes: JournalChanges) -> None:
         log = LogView(*line, synced_end=synced_ends.get(line.id, 0))
         log.mode = changes.mode.get(line.id, line.mode)
         log.first = max(line.first, changes.first.get(line.id, 0))
-        if not view.live:  # else its end is its index's
-            pieces = changes.pieces.get(line.id, [])
+        if pieces := changes.pieces.get(line.id):
             log.patches = [piece for piece in pieces if piece.crc32c is None]
             log.references = [piece for piece in pieces if piece.crc32c is not None]
-            log.end = max([line.end, *(piece.end for piece in pieces)])
+            log.end = max(line.end, *(piece.end for piece in pieces))
         if line.id in changes.deleted:
             view.deleted.append(log)
         else:
