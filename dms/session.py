@@ -95,6 +95,7 @@ _VERSION = VERSION << 16
 _VERSION_BITS = 0x00FF0000
 _TYPE_BITS = 0xFF000000
 _TYPE_AND_VERSION_BITS = _TYPE_BITS | _VERSION_BITS
+_NO_FRAME = (0, 0, 0, 0)
 _unpack = WORDS.unpack_from
 assert HEADER.size == WORDS.size == HEADER_BYTES
 
@@ -262,100 +263,107 @@ class Session(SessionBase):
     def _frames(self, data: bytes, at: int) -> int:
         """Handle the frames; returns the position behind the last one applied."""
         end = len(data)
-        acks: list[bytes] = []
-        wants: list[bytes] = []
-        name, size = self.queue_name, len(self.queue_name)
-        looked = at  # up to here there is no run of alternating ACKs and CONSUMEs,
-        no_run = at  # and none of PRODUCEs
-        slow = 0
+        gathered = _Gathered(at)
+        no_run = at  # up to here there is no run of PRODUCEs
+        requests = 0
         for _ in range(FRAMES_PER_TURN):
             if end - at < HEADER_BYTES and (not self._skip or at == end):
                 break
-            if self.state is _OPEN:
-                magic, length, what, message_id = _unpack(data, at)
-                stop = at + HEADER_BYTES + length
-                if magic == MAGIC and length <= PAYLOAD_BYTES_MAX and stop <= end:
-                    if what == _ACK and not length:
-                        if stop < end and runs.begins(data, at, HEADER_BYTES):
-                            alike = runs.alike(data, at, 0)
-                            if alike is not None:
-                                if wants:  # those came first
-                                    self._both(acks, wants)
-                                    acks, wants = [], []
-                                acks += alike
-                                at += len(alike) * HEADER_BYTES
-                                if len(acks) >= FRAMES_PER_TURN:
-                                    self.let_others()
-                                    break
-                                continue
-                        turn = 2 * HEADER_BYTES + size
-                        if looked <= at < end - turn and not acks and runs.begins(data, at, turn):
-                            run = runs.by_turns(data, at, name)
-                            if run is not None and self._may_want(len(wants) + len(run[0])):
-                                if wants:  # those came first
-                                    self._consume(wants)
-                                    wants = []
-                                if self._try_ack(run[0]):
-                                    self._consume(run[1])
-                                    at += len(run[0]) * turn
-                                    continue
-                            looked = at + runs.RUN_MOST * turn
-                        if wants and self._engine.comes_soon(message_id, len(wants)):  # those may bring it
-                            self._both(acks, wants)
-                            acks, wants = [], []
-                        acks.append(data[at + ID_AT : at + HEADER_BYTES])
-                        at = stop
-                        continue
-                    if (
-                        what == _CONSUME
-                        and length == size
-                        and data.startswith(name, at + HEADER_BYTES)
-                        and self._may_want(len(wants) + 1)
-                    ):
-                        if stop < end and runs.begins(data, at, HEADER_BYTES + size):
-                            alike = runs.alike(data, at, size)
-                            if alike is not None:
-                                room = self._engine.settings.credits_max - self.consumer.waiting - len(wants)
-                                wants += alike[:room]
-                                at += len(alike[:room]) * (HEADER_BYTES + size)
-                                continue
-                        wants.append(data[at + ID_AT : at + HEADER_BYTES])
-                        at = stop
-                        continue
-                    if what & _VERSION_BITS == _VERSION:
-                        if acks or wants:
-                            self._both(acks, wants)
-                            acks, wants = [], []
-                        if what & _TYPE_BITS == _PRODUCE & _TYPE_BITS:
-                            at, no_run = self._produce(data, at, length, no_run)
-                        else:
-                            self._request(what >> 24, message_id, data[at + HEADER_BYTES : stop])
-                            at = stop
-                            name, size = self.queue_name, len(self.queue_name)
-                            if self.ended:
-                                break  # nothing behind a DISCONNECT counts
-                            slow += 1
-                        if self._is_crowded():
-                            break
-                        if slow >= REQUESTS_PER_TURN:
-                            self.let_others()
-                            break
-                        continue
-            if acks or wants:
-                self._both(acks, wants)
-                acks, wants = [], []
-            after = self._odd(data, at)
-            if after < 0 or self.ended:
-                break
-            at = after
-            if self.stopped:  # a login is being checked
-                break
+            magic, length, what, message_id = _unpack(data, at) if self.state is _OPEN else _NO_FRAME
+            stop = at + HEADER_BYTES + length
+            whole = magic == MAGIC and length <= PAYLOAD_BYTES_MAX and stop <= end
+            if whole and what == _ACK and not length:
+                at = self._ack_frames(data, at, message_id, gathered)
+                if len(gathered.acks) >= FRAMES_PER_TURN:
+                    self.let_others()
+                    break
+                continue
+            if (
+                whole
+                and what == _CONSUME
+                and length == len(self.queue_name)
+                and data.startswith(self.queue_name, at + HEADER_BYTES)
+                and self._may_want(len(gathered.wants) + 1)
+            ):
+                at = self._consume_frames(data, at, length, gathered)
+                continue
+            self._apply_gathered(gathered)
+            if not whole or what & _VERSION_BITS != _VERSION:
+                after = self._odd(data, at)
+                if after < 0 or self.ended:
+                    break
+                at = after
+                if self.stopped:  # a login is being checked
+                    break
+            elif what & _TYPE_BITS == _PRODUCE & _TYPE_BITS:
+                at, no_run = self._produce(data, at, length, no_run)
+                if self._is_crowded():
+                    break
+            else:
+                self._request(what >> 24, message_id, data[at + HEADER_BYTES : stop])
+                at = stop
+                if self.ended or self._is_crowded():
+                    break  # nothing behind a DISCONNECT counts
+                requests += 1
+                if requests == REQUESTS_PER_TURN:
+                    self.let_others()
+                    break
         else:
             self.let_others()
-        if acks or wants:
-            self._both(acks, wants)
+        if self._apply_gathered(gathered):
             self._is_crowded()
         return at
+
+    def _ack_frames(self, data: bytes, at: int, message_id: int, gathered: _Gathered) -> int:
+        """Gather the ACK at `at`, and those behind it if they are a run. A run of ACKs with a CONSUME behind
+        each is applied. Returns where that ends.
+        """
+        stop, end = at + HEADER_BYTES, len(data)
+        if stop < end and runs.begins(data, at, HEADER_BYTES):
+            alike = runs.alike(data, at, 0)
+            if alike is not None:
+                if gathered.wants:  # those came first
+                    self._apply_gathered(gathered)
+                gathered.acks += alike
+                return at + len(alike) * HEADER_BYTES
+        name = self.queue_name
+        turn = 2 * HEADER_BYTES + len(name)
+        if gathered.no_turns <= at < end - turn and not gathered.acks and runs.begins(data, at, turn):
+            run = runs.by_turns(data, at, name)
+            if run is not None and self._may_want(len(gathered.wants) + len(run[0])):
+                self._apply_gathered(gathered)  # CONSUMEs that came first
+                if self._try_ack(run[0]):
+                    self._consume(run[1])
+                    return at + len(run[0]) * turn
+            gathered.no_turns = at + runs.RUN_MOST * turn
+        if gathered.wants and self._engine.comes_soon(message_id, len(gathered.wants)):
+            self._apply_gathered(gathered)  # they may bring what is acknowledged
+        gathered.acks.append(data[at + ID_AT : stop])
+        return stop
+
+    def _consume_frames(self, data: bytes, at: int, length: int, gathered: _Gathered) -> int:
+        """Gather the CONSUME at `at`, and those behind it that are a run, as far as there is room. Returns
+        where that ends.
+        """
+        wants = gathered.wants
+        step = HEADER_BYTES + length
+        if at + step < len(data) and runs.begins(data, at, step):
+            alike = runs.alike(data, at, length)
+            if alike is not None:
+                alike = alike[: self._engine.settings.credits_max - self.consumer.waiting - len(wants)]
+                wants += alike
+                return at + len(alike) * step
+        wants.append(data[at + ID_AT : at + HEADER_BYTES])
+        return at + step
+
+    def _apply_gathered(self, gathered: _Gathered) -> bool:
+        """Apply what was gathered; whether that was anything."""
+        acks, wants = gathered.acks, gathered.wants
+        if acks or wants:
+            gathered.acks, gathered.wants = [], []
+            self._both(acks, wants)
+            return True
+        return False
 
     def _odd(self, data: bytes, at: int) -> int:
         """Handle a rare kind of frame; returns the position behind it, -1 if it is incomplete."""
@@ -1055,6 +1063,20 @@ _HANDLERS: Mapping[int, Callable[[Session, int, bytes], None]] = {
 }
 """Handlers of requests; PRODUCEs are combined with their neighbours."""
 assert _HANDLERS.keys() == REPLIES.keys() - {Type.PRODUCE}
+
+
+class _Gathered:
+    """ACKs, and behind them CONSUMEs of the session's queue, to be applied together.
+
+    `no_turns`: up to there no run of ACKs with a CONSUME behind each begins.
+    """
+
+    __slots__ = ("acks", "no_turns", "wants")
+
+    def __init__(self, at: int) -> None:
+        self.acks: list[bytes] = []
+        self.wants: list[bytes] = []
+        self.no_turns = at
 
 
 class _Writable:
