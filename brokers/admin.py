@@ -205,7 +205,7 @@ def application(host: Operated) -> Starlette:
         with api.audited(request, "", "backup", str(target)), copy_errors(target):
             return api.as_json(await host.backup(target))
 
-    @operation("/drain", "Stop as SIGTERM does: accept nothing more, send what is owed, end.", "POST")
+    @operation("/drain", "Stop as SIGTERM does: accept nothing more, send all answers, end.", "POST")
     async def drain(request: Request) -> Response:
         with api.audited(request, "", "drain", ""):
             host.stop()

@@ -360,8 +360,8 @@ class Host:
         if deadline.cancelled_caught:
             left = sum(service.connections for service in self._services)
             self._log.warning(
-                "drain took too long: connections were closed before all that was owed was sent; "
-                "where clients need longer, raise serve.drain_seconds",
+                "the drain took too long: connections were closed before all answers were sent; where "
+                "clients need longer, raise serve.drain_seconds",
                 seconds=seconds,
                 connections_closed=left,
             )

@@ -35,7 +35,7 @@ class State(Enum):
     LEASE = "the greeting is sent, a lease is expected"
     SINK = "messages are read"
     FEED = "messages are written"
-    ENDED = "what is owed is sent, then the connection closes"
+    ENDED = "pending answers are sent, then the connection closes"
 
 
 class Event(Enum):

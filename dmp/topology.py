@@ -515,7 +515,7 @@ class Topology:
         await broker.bodies.restore()
         for key in saved.unreadable:
             broker.log.error(
-                "a definition cannot be read: it is kept, but does not count; declare it again",
+                "a definition cannot be read: its exchange, queue or binding is not there; declare it again",
                 row=shown(key),
             )
         for name, exchange_kind in saved.exchanges:
@@ -559,8 +559,8 @@ class Topology:
             self._save(queue)
         await self._load(queue, broker.logs.logs[_log_name(name)], lost=False)
         broker.log.error(
-            "a queue's log has no definition: it is a durable queue again, with no bindings; declare and "
-            "bind it as it should be, or delete it",
+            "a queue's log has no definition: the queue is there with its messages, durable and without "
+            "arguments or bindings; declare and bind it again, or delete it",
             queue=shown(name),
             messages=queue.depth,
         )

@@ -97,6 +97,6 @@ async def open_service(context: Context, settings: DmsSettings) -> DmsService:
         await import_files(engine)
     else:
         context.log.info(
-            "dms keeps everything in memory, and all is gone at exit: dms.persist keeps queues on disk"
+            "dms keeps queues in memory alone: all messages are lost at exit; to keep them, set dms.persist"
         )
     return DmsService(engine, context.access)

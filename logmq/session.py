@@ -1099,8 +1099,8 @@ class Session(SessionBase):
         """A web page may have a browser send what it likes to any port: nothing behind this is executed."""
         self.counts.http += 1
         self.broker.log.warning(
-            "an HTTP request came to the LogMQ port: the connection was closed, nothing of it was executed; "
-            "give its sender the address that it wants",
+            "an HTTP request came to the LogMQ port: nothing of it was executed, and the connection is "
+            "closed; correct the address at `peer`, LogMQ does not speak HTTP",
             peer=self.connection.peer,
             line="(a login)" if line.startswith(b"AUTH ") else printable(line),
         )

@@ -99,7 +99,8 @@ async def _restore_kept(sessions: Sessions, kept: Log, context: Context) -> None
         sessions.adopt(client_id)
     if astray:
         context.log.error(
-            "pubsub keeps messages for clients whose sessions are lost: they get them when they come back",
+            "sessions of pubsub clients are lost, their kept messages are not: a client gets these when it "
+            "connects again; have it subscribe anew, and look at the disk",
             clients=len(astray),
         )
 

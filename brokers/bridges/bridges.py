@@ -155,7 +155,10 @@ class Bridges:
                 )
                 return
             if any(told.values()):
-                self.log.info("bridges changed", **{key: ", ".join(value) for key, value in told.items()})
+                self.log.info(
+                    "bridges are as the settings now say",
+                    **{key: ", ".join(value) for key, value in told.items()},
+                )
 
         return apply
 

@@ -15,7 +15,7 @@ class State(Enum):
     OPENING = "connection.open is expected"
     OPEN = "channels work"
     CLOSING = "connection.close is sent"
-    ENDED = "what is owed is sent, then the connection closes"
+    ENDED = "pending answers are sent, then the connection closes"
 
 
 class Event(Enum):

@@ -195,7 +195,9 @@ class DatagramEndpoint:
         except Exception as error:
             self._loop.counters.crashes += 1
             self._loop.log.error(
-                "a datagram sink crashed: what was received with it is lost; report this bug", exc_info=error
+                "receiving datagrams crashed: the datagrams of this read are lost, later ones are taken; "
+                "report this bug",
+                exc_info=error,
             )
         self._loop.end()
         return left

@@ -140,7 +140,11 @@ class DrivenConnection(Connection):
 
     def abort(self, reason: str, *, reset: bool = False) -> None:
         if not self.closed:
-            self._loop.log.info("connection aborted: unsent output is lost", peer=self.peer, reason=reason)
+            self._loop.log.info(
+                "connection aborted: output that was not sent yet is lost; `reason` says what it did",
+                peer=self.peer,
+                reason=reason,
+            )
             self.close(reason, reset=reset)
 
     def fail(self, error: Exception) -> None:
@@ -310,7 +314,8 @@ class DrivenConnection(Connection):
         if not self._mute and stranger == self.stranger:
             self._loop.counters.deadlines += 1
             self._loop.log.info(
-                "no complete request within net.first_request_seconds: the connection is closed",
+                "a client sent no complete request in its time: the connection is closed; where clients need "
+                "longer, raise net.first_request_seconds",
                 peer=self.peer,
             )
             self.write(farewell)

@@ -240,7 +240,12 @@ class StreamDriver:
             why = "too slow" if isinstance(error, trio.TooSlowError) else "the peer is gone"
             if error.__cause__ is not None:
                 why = in_words(error.__cause__, server_side=True)
-            self.loop.log.info("TLS handshake failed: the connection is closed", peer=peer, error=why)
+            self.loop.log.info(
+                "TLS handshake failed: the connection is closed, nothing was read from it; `error` says what "
+                "to change at the client, or in [tls]",
+                peer=peer,
+                error=why,
+            )
             if not isinstance(error, trio.TooSlowError):
                 await linger(
                     stream.transport, stream.transport, self.loop.settings.linger_seconds

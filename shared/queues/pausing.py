@@ -40,10 +40,11 @@ def actions(
                 await set_paused(queue, paused)
                 if paused:
                     log.warning(
-                        "a queue is paused: it delivers nothing until it is resumed", queue=name_of(queue)
+                        "a queue is paused: it takes messages and delivers none; its action `resume` ends that",
+                        queue=name_of(queue),
                     )
                 else:
-                    log.info("a queue is resumed: it delivers again", queue=name_of(queue))
+                    log.info("a queue is resumed: its messages are delivered again", queue=name_of(queue))
             return {answer: int(changes)}
 
         return Action(name, help_, change, dry_runs=True, answers=(answer,))
@@ -71,7 +72,8 @@ def tell_paused(log: structlog.stdlib.BoundLogger, names: Sequence[str]) -> None
     """Log at the start that some queues are still paused."""
     if names:
         log.warning(
-            "queues are paused since an earlier run: they deliver nothing until they are resumed",
+            "queues are still paused, as before the restart: they take messages and deliver none; their "
+            "action `resume` ends that",
             queues=sorted(names)[:SHOWN_MAX],
             count=len(names),
         )

@@ -76,7 +76,9 @@ class Ticket:
                 logger.exception(_CALLBACK_FAILED, callback=repr(callback))
 
 
-_CALLBACK_FAILED = "a callback of the store raised; the others are still called; report this bug"
+_CALLBACK_FAILED = (
+    "a bug in what waits for the store: one answer may be missing, all others are sent; report it"
+)
 
 
 def call(callback: Callable[..., None], *arguments: Any) -> None:

@@ -77,8 +77,8 @@ def recover_log(
         )
     if cut is not None and direct:
         logger.warning(
-            "the end of a log in mode none or unjournaled did not match its index and was cut: "
-            "it was not synced before the crash, or is damaged; `kept` names a copy",
+            "the end of a log in mode none or unjournaled was cut, because it did not match its index: it "
+            "was not synced before a crash, or is damaged; `kept` names a copy, other modes lose less",
             path=paths[0],
             bytes=cut.length,
             records=cut.records,

@@ -202,8 +202,8 @@ def _report(scanned: Replay) -> None:
         )
     for damage in scanned.damage:
         logger.error(
-            "the journal is damaged: records that only stood there are lost; look at the disk, "
-            "and at the copy of the segment in journal/",
+            "the journal is damaged: records between `lsn` and `end` are lost unless log files have them; "
+            "look at the disk, and keep the segment's copy in journal/",
             lsn=damage.lsn,
             end=damage.end_lsn,
         )

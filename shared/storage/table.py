@@ -85,7 +85,8 @@ class Table:
         table.lost = reader.lost
         if table.lost:
             logger.error(
-                "a table is damaged: changes in these ranges are lost, all others count; look at the disk",
+                "a table is damaged: rows written in these ranges are lost, all others are read; look at the "
+                "disk, and restore a backup if they are missed",
                 path=log.file.path,
                 **describe_lost(table.lost),
             )

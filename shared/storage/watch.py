@@ -62,7 +62,8 @@ class FolderWatch:
             if not self._failing:
                 self._failing = True
                 logger.error(
-                    "the free space cannot be read: the last value counts, and writes are still tried",
+                    "the free space cannot be read: the last value is used, and writing goes on; look at the "
+                    "disk, a full one is noticed late",
                     reason=describe(error),
                 )
         free = self.free_bytes
