@@ -40,7 +40,7 @@ def actions(
                 await set_paused(queue, paused)
                 if paused:
                     log.warning(
-                        "a queue is paused: it takes messages and delivers none; its action `resume` ends that",
+                        "a queue is paused: it takes messages and delivers none until it is resumed",
                         queue=name_of(queue),
                     )
                 else:
