@@ -1344,13 +1344,20 @@ def dms_50000_queues_are_listed_64_times_under_rules(served: Served) -> None:
         client.ask([dms.frame(dms.LIST, 1)] * 64)
 
 
-def dms_a_queue_that_9000_connections_wait_for_is_deleted(served: Served) -> None:
-    _dms_filled(served, 0)
+@contextmanager
+def _who_wait(served: Served, count: int) -> Iterator[Sequence[Dms]]:
+    """So many connections, each with a CONSUME that waits."""
     with ExitStack() as stack:
-        others = [stack.enter_context(Dms(served.address("dms"))) for _ in range(9000)]
+        others = [stack.enter_context(Dms(served.address("dms"))) for _ in range(count)]
         for other in others:
             other.socket.sendall(dms.frame(dms.CONSUME, 1, dms.name("q")))
         _ping(served)
+        yield others
+
+
+def dms_a_queue_that_9000_connections_wait_for_is_deleted(served: Served) -> None:
+    _dms_filled(served, 0)
+    with _who_wait(served, 9000) as others:
         served.begin()
         with Dms(served.address("dms")) as one:
             one.ask([dms.frame(dms.DELETE, 1, dms.name("q"))])
@@ -1375,13 +1382,9 @@ def dms_4096_consumes_end_with_a_disconnect(served: Served) -> None:
         client.until(lambda data: data.count(b"no message in time") == 4096)
 
 
-def dms_100000_messages_for_10000_who_wait(served: Served) -> None:
+def dms_20000_messages_for_9000_who_wait(served: Served) -> None:
     _dms_filled(served, 0)
-    with ExitStack() as stack:
-        others = [stack.enter_context(Dms(served.address("dms"))) for _ in range(9000)]
-        for other in others:
-            other.socket.sendall(dms.frame(dms.CONSUME, 1, dms.name("q")))
-        _ping(served)
+    with _who_wait(served, 9000) as others:
         served.begin()
         with Dms(served.address("dms")) as client:
             client.ask([dms.frame(dms.PRODUCE, n, dms.name("q") + b"x") for n in range(1, 20_001)])
