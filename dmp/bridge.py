@@ -15,7 +15,7 @@ from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
 from dmp.declarations import QueueKind
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TOPIC_WORDS
 from dmp.message import Head, Message
-from dmp.properties import NO_PROPERTIES, unpack
+from dmp.properties import NO_PROPERTIES, UNREADABLE, unpack
 from dmp.refusals import Refusal
 from shared.access import READ, WRITE
 from shared.addresses import MessageOrigin, NameTemplate, exchange_and_key, unescaped
@@ -330,7 +330,7 @@ ENDS = DmpBridgeEnds()
 def _properties(head: Head) -> Mapping[str, Any]:
     """The properties that were set, as JSON has them."""
     found = {}
-    with suppress(Refusal, StoreError, ValueError):
+    with suppress(Refusal, StoreError, *UNREADABLE):
         for name, value in dict(unpack(head.properties)).items():
             if value is not None and value != "":
                 found[name] = value

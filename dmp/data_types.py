@@ -94,12 +94,35 @@ def without_field(data: bytes, name: bytes) -> bytes:
     return _U32.pack(len(kept)) + kept
 
 
+def joined_tables(*tables: bytes) -> bytes:
+    """One table with the fields of several that have been checked."""
+    fields = b"".join(table[4:] for table in tables)
+    return _U32.pack(len(fields)) + fields
+
+
 def read_table(data: bytes) -> dict[str, Any]:
     """A table that has been checked, decoded. Raises Refusal for values that Python has none of."""
     try:
         return _read_fields(data, 4, len(data))
     except (ValueError, ArithmeticError, OSError) as error:
-        raise Refusal(Code.SYNTAX_ERROR, "a table holds a time or a decimal out of range") from error
+        raise _out_of_range() from error
+
+
+def read_field(data: bytes, name: bytes) -> Any:
+    """The value that `read_table` has by that name, None without one; others may be unreadable.
+
+    Raises Refusal.
+    """
+    place, at = 0, 4
+    while at < len(data):
+        name_end = at + 1 + data[at]
+        if data[at + 1 : name_end] == name:
+            place = name_end  # of several by one name the last counts
+        at = _end_of_value(data, name_end)
+    try:
+        return _read_value(data, place)[0] if place else None
+    except (ValueError, ArithmeticError, OSError) as error:
+        raise _out_of_range() from error
 
 
 def _read_fields(data: bytes, at: int, end: int) -> dict[str, Any]:
@@ -130,6 +153,10 @@ def _end_of_value(data: bytes, at: int) -> int:
     """Where the value ends whose type stands at `at`."""
     size = _FIXED.get(data[at])
     return at + 1 + (4 + int(_U32.unpack_from(data, at + 1)[0]) if size is None else size)
+
+
+def _out_of_range() -> Refusal:
+    return Refusal(Code.SYNTAX_ERROR, "a table holds a time or a decimal out of range")
 
 
 def _malformed(why: str) -> Refusal:

@@ -12,15 +12,16 @@ stands, so a restart has it in its old queue again.
 
 import datetime
 import math
-import struct
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from pamqp import encode
 
+from dmp.data_types import EMPTY_TABLE, joined_tables, read_field, without_field
 from dmp.message import Head, Message
-from dmp.properties import CC, KEYS_MAX, keys_in, unpack
+from dmp.properties import CC, KEYS_MAX, UNREADABLE, keys_in, replaced_headers, unpack
 from dmp.queues import Queue
 from dmp.refusals import Refusal
 from shared.errors import StoreError
@@ -35,6 +36,8 @@ LETTER_QUEUES = 16  # putting it into so many queues costs as much, too
 LETTER_ROUTING = 32
 """And so does so much routing work, in messages that could have been put into a queue meanwhile."""
 _DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
+_UNWRITABLE = (*UNREADABLE, Refusal)
+"""What pamqp and we raise for headers that cannot be read, or not written again as they were read."""
 
 
 @attrs.define(eq=False)
@@ -75,12 +78,8 @@ class DeadLetters:
 
     def origin(self, queue: Queue, message: Message) -> Queue | None:
         """The other queue in which a message has died last; None where that is not there."""
-        try:
-            deaths = message.head.headers.get("x-death")
-        except (ValueError, Refusal):
-            return None
-        death = deaths[0] if isinstance(deaths, list) and deaths else None
-        name = death.get("queue") if isinstance(death, dict) else None
+        deaths = _deaths_of(message.head)
+        name = deaths[0].get("queue") if deaths else None
         found = self._broker.queues.get(name.encode()) if isinstance(name, str) else None
         return None if found is queue else found
 
@@ -167,18 +166,19 @@ def _head_of(queue: Queue, message: Message, reason: str, wall: float) -> Head:
     old = message.head
     exchange, key = queue.kind.arguments.dead_letter_exchange, queue.kind.arguments.dead_letter_key
     assert exchange is not None
+    death = {
+        "count": 1,
+        "reason": reason,
+        "queue": _text(queue.name),
+        "time": datetime.datetime.fromtimestamp(int(wall), datetime.UTC),
+        "exchange": _text(old.exchange),
+        "routing-keys": [_text(old.key)],
+    }
     try:
         properties = unpack(old.properties)
         headers: dict[str, Any] = dict(old.headers)
         copies = tuple(keys_in(headers, CC))
-        death = {
-            "count": 1,
-            "reason": reason,
-            "queue": _text(queue.name),
-            "time": datetime.datetime.fromtimestamp(int(wall), datetime.UTC),
-            "exchange": _text(old.exchange),
-            "routing-keys": [_text(each) for each in (old.key, *copies)],
-        }
+        death["routing-keys"] = [_text(each) for each in (old.key, *copies)]
         if properties.expiration:
             death["original-expiration"] = properties.expiration
         headers["x-death"] = _with(headers.get("x-death"), death)
@@ -192,9 +192,34 @@ def _head_of(queue: Queue, message: Message, reason: str, wall: float) -> Head:
         if key is None:
             head.more_keys = copies[:KEYS_MAX]
         return head
-    except (ValueError, TypeError, ArithmeticError, OSError, struct.error, Refusal):
-        # Headers that cannot be written again as they were read: better without x-death than not at all.
-        return old.sent_to(exchange, key, old.properties)
+    except _UNWRITABLE:
+        try:
+            return old.sent_to(exchange, key, _properties_as_bytes(old, death))
+        except _UNWRITABLE:  # no field more fits the table: better without x-death than not at all
+            return old.sent_to(exchange, key, old.properties)
+
+
+def _properties_as_bytes(old: Head, death: dict[str, Any]) -> bytes:
+    """The properties of a dead letter where its headers cannot be written again as they were read.
+
+    What is not the broker's stays as bytes. Without `x-death` a circle of queues would have no end.
+    """
+    table = EMPTY_TABLE if old.noted.headers is None else old.properties[slice(*old.noted.headers)]
+    deaths = [_plain_death(other) for other in _deaths_of(old)]
+    added: dict[str, Any] = {"x-death": _with(deaths, death)}
+    for name in ("reason", "queue", "exchange"):
+        first = f"x-first-death-{name}"
+        if without_field(table, first.encode()) == table:
+            added[first] = death[name]
+    headers = joined_tables(without_field(table, b"x-death"), encode.field_table(added))
+    return replaced_headers(old.properties, headers)
+
+
+def _plain_death(death: dict[str, Any]) -> dict[str, Any]:
+    """What a circle is found by, in values that pamqp writes; a publisher may have set others."""
+    plain = {name: death[name] for name in ("reason", "queue") if isinstance(death.get(name), str)}
+    count = death.get("count")
+    return plain | ({"count": count} if isinstance(count, int) and 0 <= count < 1 << 31 else {})
 
 
 def without_circles(head: Head, queues: Sequence[Queue], reason: str) -> list[Queue]:
@@ -202,11 +227,22 @@ def without_circles(head: Head, queues: Sequence[Queue], reason: str) -> list[Qu
 
     A circle that no client takes part in would go round for ever; one with a rejection is a client's choice.
     """
-    deaths = [death for death in head.headers.get("x-death", ()) if isinstance(death, dict)]
+    deaths = _deaths_of(head)
     if reason == "rejected" or any(death.get("reason") == "rejected" for death in deaths):
         return list(queues)
-    died_in = {death.get("queue") for death in deaths}
+    died_in = {name for death in deaths if isinstance(name := death.get("queue"), str)}
     return [queue for queue in queues if _text(queue.name) not in died_in]
+
+
+def _deaths_of(head: Head) -> list[dict[str, Any]]:
+    """The entries of `x-death`, the newest first; what a publisher put there that is no table is left out."""
+    if head.noted.headers is None:
+        return []
+    try:
+        deaths = read_field(head.properties[slice(*head.noted.headers)], b"x-death")
+    except Refusal:
+        return []
+    return [death for death in deaths if isinstance(death, dict)] if isinstance(deaths, list) else []
 
 
 def _with(deaths: object, death: dict[str, Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from dmp.definitions import definitions_of
 from dmp.exchanges import DEFAULT_IN_RULES, Exchange
 from dmp.message import Head
 from dmp.metrics import GAUGES
-from dmp.properties import unpack
+from dmp.properties import UNREADABLE, unpack
 from dmp.queue_records import QUEUES
 from dmp.queues import Queue
 from dmp.session import ProtocolHeader
@@ -89,7 +90,9 @@ class DmpService:
             if tap.matches(name, head.key, *into):
                 more: dict[str, Any] = {"key": shown(head.key), "queues": [shown(each) for each in into]}
                 if len(head.properties) < TRACED_PROPERTIES_BYTES:
-                    more["properties"] = {what: value for what, value in unpack(head.properties) if value}
+                    # Without properties that Python has no value for: the publisher must not pay for a trace.
+                    with suppress(*UNREADABLE):
+                        more["properties"] = {what: value for what, value in unpack(head.properties) if value}
                 for body in bodies[: tap.room]:
                     tap.copy(name, body, **more)
 

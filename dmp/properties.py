@@ -41,6 +41,8 @@ FIELDS = (
 )
 _UNUSED_FLAGS = 0x0003
 NO_PROPERTIES = b"\x00\x00"
+UNREADABLE = (ValueError, TypeError, ArithmeticError, OSError, struct.error)
+"""What `unpack` raises for well-formed properties with a value that Python has none of."""
 _PERSISTENT = 2
 TTL_MS_MAX = 0xFFFFFFFF  # what fits four bytes: 49 days. RabbitMQ has the same bound.
 CC, BCC = "CC", "BCC"
@@ -123,6 +125,32 @@ def end_of_properties(data: bytes, at: int, end: int) -> int:
     return at
 
 
+def replaced_headers(properties: bytes, table: bytes) -> bytes:
+    """Well-formed properties with `table` for headers and without `expiration`; the others as they stand."""
+    (flags,) = _U16.unpack_from(properties)
+    at, parts, kept = 2, [], 0
+    for bit, kind, name in FIELDS:
+        start = at
+        if flags & bit:
+            at = _end_of_property(kind, properties, at)
+        if name == "headers":
+            parts.append(table)
+            kept |= bit
+        elif name != "expiration":
+            parts.append(properties[start:at])
+            kept |= flags & bit
+    return _U16.pack(kept) + b"".join(parts)
+
+
+def _end_of_property(kind: int, properties: bytes, at: int) -> int:
+    """Where a property ends that is well formed and begins at `at`."""
+    if kind == _SHORT:
+        return at + 1 + properties[at]
+    if kind == _TABLE:
+        return at + 4 + int(_U32.unpack_from(properties, at)[0])
+    return at + (1 if kind == _OCTET else 8)
+
+
 def headers_of(properties: bytes, noted: Noted) -> dict[str, Any]:
     """The headers table, decoded; empty where there is none. Raises Refusal."""
     if noted.headers is None:
@@ -132,7 +160,7 @@ def headers_of(properties: bytes, noted: Noted) -> dict[str, Any]:
 
 
 def unpack(properties: bytes) -> commands.Basic.Properties:
-    """Well-formed properties, decoded."""
+    """Well-formed properties, decoded. Raises UNREADABLE."""
     unpacked = commands.Basic.Properties()
     unpacked.unmarshal(_U16.unpack_from(properties)[0], properties[2:])
     return unpacked

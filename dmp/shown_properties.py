@@ -1,7 +1,6 @@
 """A message's properties as the API has them: in JSON, by AMQP's own names."""
 
 import math
-import struct
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -10,7 +9,7 @@ from typing import Any
 from pamqp import commands, encode
 
 from dmp.data_types import check_table
-from dmp.properties import FIELDS, note_untrusted, unpack
+from dmp.properties import FIELDS, UNREADABLE, note_untrusted, unpack
 from dmp.refusals import Refusal
 from shared.objects import BadArgument, time_text
 
@@ -22,7 +21,7 @@ _NAMES: Mapping[str, str] = {
 """Of the properties that a message may be given, and pamqp's. `user_id` is the login's."""
 
 
-_UNPACKABLE = (Refusal, ValueError, TypeError, ArithmeticError, OSError, RecursionError, struct.error)
+_UNPACKABLE = (Refusal, RecursionError, *UNREADABLE)
 """What pamqp and we raise for values that the wire cannot have."""
 
 
@@ -30,7 +29,7 @@ def show(properties: bytes) -> dict[str, Any]:
     """What a message has, in values of JSON: times as RFC 3339, bytes and decimals as texts."""
     try:
         found = unpack(properties)
-    except (ValueError, TypeError, ArithmeticError, OSError, struct.error):
+    except UNREADABLE:
         return {}  # it stands there well formed, and Python has no such time or text
     names = {**_NAMES, "user_id": "user_id"}
     given = {name: getattr(found, theirs, None) for name, theirs in names.items()}

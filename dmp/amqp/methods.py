@@ -412,19 +412,24 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
 @handles(commands.Basic.Ack)
 def ack(channel: Channel, method: commands.Basic.Ack) -> None:
     if channel.transaction is not None:
-        channel.transaction.settle(Outcome.ACKNOWLEDGED, method.delivery_tag, method.multiple)
+        channel.transaction.settle(Outcome.ACKNOWLEDGED, _tag(method), method.multiple)
         return
-    channel.mux.settle(channel, channel.take_unacked(method.delivery_tag, method.multiple))
+    channel.mux.settle(channel, channel.take_unacked(_tag(method), method.multiple))
 
 
 @handles(commands.Basic.Nack, commands.Basic.Reject)
 def nack(channel: Channel, method: commands.Basic.Nack | commands.Basic.Reject) -> None:
-    tag, multiple = method.delivery_tag or 0, isinstance(method, commands.Basic.Nack) and method.multiple
+    tag, multiple = _tag(method), isinstance(method, commands.Basic.Nack) and method.multiple
     if channel.transaction is not None:
         outcome = Outcome.REQUEUED if method.requeue else Outcome.REJECTED
         channel.transaction.settle(outcome, tag, multiple)
     else:
         _give_back(channel, channel.take_unacked(tag, multiple), method.requeue)
+
+
+def _tag(method: commands.Basic.Ack | commands.Basic.Nack | commands.Basic.Reject) -> int:
+    """The delivery tag; pamqp takes it for a signed number, and a refusal names it as it was sent."""
+    return (method.delivery_tag or 0) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 @handles(commands.Basic.Recover, commands.Basic.RecoverAsync)

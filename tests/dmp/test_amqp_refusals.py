@@ -145,6 +145,17 @@ async def test_what_is_not_legal_ends_the_connection_with_its_code(
     assert peer.connection.taken() == b""
 
 
+@pytest.mark.parametrize("method", [b"\0\x50", b"\0\x5a", b"\0\x78"])  # ack, reject, nack
+@pytest.mark.parametrize("within", [b"", encode(C.Tx.Select(), 1)])
+async def test_an_unknown_delivery_tag_is_named_as_it_was_sent(
+    peer: Peer, method: bytes, within: bytes
+) -> None:
+    peer.send(within + b"\x01\0\x01\0\0\0\x0d\0\x3c" + method + b"\xff" * 7 + b"\xfe\0\xce")
+    close = [value for _, value in peer.frames() if value.name.endswith(".Close")][-1]
+    assert (close.name, close.reply_code) == ("Channel.Close", 406)
+    assert close.reply_text.endswith(f"unknown delivery tag {(1 << 64) - 2}")
+
+
 async def test_a_close_names_the_method_that_it_is_about(peer: Peer) -> None:
     peer.send(encode(C.Queue.Purge(0, "none"), 1))
     ((_, close),) = peer.frames()
