@@ -1335,6 +1335,60 @@ def logmq_a_batch_of_260000_empty_records_is_written_and_read(served: Served) ->
         peer.until(lambda data: data.count(b"\n") >= 50_000)
 
 
+_SMALL_OFFSETS = [4 * number + number // 2 for number in range(232_000)]
+_SMALL_RECORDS = b"".join(
+    EMPTY if start % 9 == 0 else b"\0\0\0\1y" for start in _SMALL_OFFSETS
+)  # 1 MiB of records of 0 and 1 byte, in turns
+
+
+def _small_batches(seqs: Iterable[int]) -> bytes:
+    return b"".join(b"BATCH topic-0 w %d %d\n" % (seq, len(_SMALL_RECORDS)) + _SMALL_RECORDS for seq in seqs)
+
+
+def logmq_batches_of_232000_records_of_0_and_1_byte_are_written(served: Served) -> None:
+    with Peer(served.address("logmq")) as peer:
+        served.begin()
+        peer.socket.sendall(_small_batches(range(5)))
+        peer.until(lambda data: data.count(b"\n") >= 5)
+
+
+def logmq_232000_records_of_0_and_1_byte_are_tailed_and_consumed(served: Served) -> None:
+    address = served.address("logmq")
+    with Peer(address) as peer:
+        _asked(peer, [_small_batches([1])])
+        served.begin()
+        with Peer(address, b"TAIL topic-0 0\n") as tail:
+            tail.until(lambda data: data.count(b"\n") >= len(_SMALL_OFFSETS))
+        for at in range(0, 200_000, 20_000):
+            peer.socket.sendall(
+                b"".join(b"CONSUME topic-0 %d\n" % n for n in _SMALL_OFFSETS[at : at + 20_000])
+            )
+            peer.until(lambda data, count=at + 20_000: data.count(b"\n") >= count)
+
+
+def logmq_places_all_over_232000_records_of_0_and_1_byte(served: Served) -> None:
+    places = _SMALL_OFFSETS[1::1999]
+    with Peer(served.address("logmq")) as peer:
+        _asked(peer, [_small_batches([1])])
+        served.begin()
+        for _ in range(2):  # in memory, and then in the file
+            for request in (b"COMMIT g topic-0 %d\n", b"CONSUME topic-0 %d\n", b"FETCH topic-0 %d 1\n"):
+                peer.data.clear()
+                peer.socket.sendall(b"".join(request % place for place in places[::-1]))
+                peer.until(lambda data: data.count(b"\n") >= len(places))
+            time.sleep(3)
+        peer.data.clear()
+        for back in (1, 100_001, 231_000):
+            served.ask("POST", "/api/v1/topics/topic-0/records", {"records_back": back, "limit": 1000})
+
+
+def logmq_400000_messages_of_0_and_1_byte(served: Served) -> None:
+    with _topics(served, 1) as peer:
+        served.begin()
+        peer.socket.sendall(b"PRODUCE topic-0 \nPRODUCE topic-0 y\n" * 200_000)
+        peer.until(lambda data: data.count(b"\n") >= 400_000)
+
+
 def dms_50000_queues_are_listed_64_times_under_rules(served: Served) -> None:
     with Dms(served.address("dms")) as client:
         client.ask([dms.frame(dms.CREATE, 1, dms.name(f"queue-{n:05}")) for n in range(50_000)])
