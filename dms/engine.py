@@ -85,7 +85,7 @@ ENDED_AT_ONCE = 100
 """Credits ended per slice: half a millisecond."""
 FLUSHED_AT_ONCE = 50
 """Queues whose notes are written per slice, when the server stops: half a millisecond."""
-KEPT_AT_ONCE = 500
+KEPT_AT_ONCE = 200
 """Messages copied per slice for a snapshot: half a millisecond."""
 _IDS_END = 1 << 32
 NO_MEMORY = Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
@@ -803,11 +803,12 @@ class Queue:
     def add_sliced_work(self, steps: Iterator[None]) -> None:
         self.engine.sliced_work.add(steps)
 
-    def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
+    def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
         engine = self.engine
         assert self.log is not None
         row = engine.table.put_record(self.name, engine.row(self, snapshot=offset))
-        _, ticket = engine.store.append_all([(self.log.log, data, count), row], reserved=True)
+        log = self.log.log
+        _, ticket = engine.store.append_all([*((log, *part) for part in parts), row], reserved=True)
         engine.counts.snapshots += 1
         return ticket
 

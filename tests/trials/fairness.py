@@ -493,6 +493,16 @@ def dms_100000_are_refused_in_one_go(served: Served) -> None:
         client.replies(100_000)
 
 
+def dms_60000_of_2_kb_are_refused_in_one_go(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.create("q")
+        client.produce(*["q"] * 60_000, body=b"x" * 2000)
+        held = client.ask(_consumes(60_000))
+        served.begin()
+        client.socket.sendall(b"".join(dms.frame(dms.NACK, reply[2]) for reply in held))
+        client.replies(60_000)
+
+
 def dms_100000_come_back_for_many_who_wait(served: Served) -> None:
     _dms_filled(served, 100_000)
     client = Dms(served.address("dms"))
