@@ -337,13 +337,16 @@ class Queue:
 
     # -- messages arrive
 
-    def produce(self, bodies: Sequence[bytes], size: int) -> Ticket | None:
-        """Add messages, at most `room`; `size`: bytes of all. None: done. Raises Refusal."""
+    def produce(self, bodies: Sequence[bytes], size: int, *, moved: bool = False) -> Ticket | None:
+        """Add messages, at most `room`; `size`: bytes of all. None: done. Raises Refusal.
+
+        `moved`: they are in memory already, and need no room there.
+        """
         count = len(bodies)
         engine = self.engine
         if engine.full or not -BUDGET_SLACK_BYTES < engine.hot_bytes - engine.hot_told < BUDGET_SLACK_BYTES:
             engine.tell_budget()
-            if engine.full and self.log is None:
+            if engine.full and self.log is None and not moved:
                 raise NO_MEMORY
         ticket = None
         if self.log is not None:
@@ -927,11 +930,13 @@ class Engine:
         if asked.get("depth", 0) > settings.depth_max:
             text = f"option depth is at most depth_max = {settings.depth_max}"
             raise Refusal(Status.PROTOCOL_ERROR, text, limit="depth_max")
-        try:
-            self.queue_memory.check(QUEUE_BYTES)
-        except OverBudget as error:
-            raise Refusal(Status.INTERNAL, str(error), limit="memory") from None
+        if not self.queue_memory.fits(QUEUE_BYTES) and not self._makes_room(name.encode()):
+            try:
+                self.queue_memory.check(QUEUE_BYTES)
+            except OverBudget as error:
+                raise Refusal(Status.INTERNAL, str(error), limit="memory") from None
         queue = self.adopt(name, asked)
+        self.tell_budget()  # where it is full now, dead letters that come go to the disk
         ticket = None
 
         def options_row(log: Log) -> tuple[Log, bytes, int]:
@@ -950,6 +955,13 @@ class Engine:
                 raise refusal_for(error) from None
             ticket.when_done(lambda ticket: self._undo_create(queue) if ticket.error is not None else None)
         return queue, ticket
+
+    def _makes_room(self, name: bytes) -> bool:
+        """Whether dead letters that wait for a queue of this name hold more memory than it will take.
+
+        Where the budget is full it may be made all the same: they go to the disk, or to consumers at last.
+        """
+        return sum([queue.back_bytes for queue in self.parked.get(name, ())]) > QUEUE_BYTES
 
     def asked_of(self, queue: Queue) -> Mapping[str, Any]:
         """The options given when it was created; the settings fill in the others."""
@@ -1111,7 +1123,7 @@ class Engine:
         """
         size = sum(map(len, letters))
         if source.log is None or target.log is None:
-            target.produce(letters, size)
+            target.produce(letters, size, moved=True)
             return
         first = target.tail
         moving, count = source.log.moving(seqs, reason, target.text)
