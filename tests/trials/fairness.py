@@ -555,6 +555,25 @@ def dms_50000_queues_are_listed_while_others_come_and_go(served: Served) -> None
             client.ask([dms.frame(dms.DELETE, 1, name), dms.frame(dms.LIST, 1)])
 
 
+def dms_100000_messages_of_0_to_2_bytes(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.create("q")
+        served.begin()
+        client.socket.sendall(
+            b"".join(dms.frame(dms.PRODUCE, n, dms.name("q", b"x" * (n % 3))) for n in range(100_000))
+        )
+        client.replies(100_000)
+        client.ask(_consumes(100_000))
+
+
+def dms_50000_queues_are_deleted(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.create(*_QUEUES)
+        client.produce(*_QUEUES, body=b"x")
+        served.begin()
+        client.ask([dms.frame(dms.DELETE, 1, dms.name(name)) for name in _QUEUES])
+
+
 def dms_a_purge_of_100000(served: Served) -> None:
     _dms_filled(served, 100_000)
     served.begin()
