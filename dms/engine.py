@@ -85,7 +85,7 @@ ENDED_AT_ONCE = 100
 """Credits ended per slice: half a millisecond."""
 FLUSHED_AT_ONCE = 50
 """Queues whose notes are written per slice, when the server stops: half a millisecond."""
-KEPT_AT_ONCE = 500
+KEPT_AT_ONCE = 200
 """Messages copied per slice for a snapshot: half a millisecond."""
 _IDS_END = 1 << 32
 NO_MEMORY = Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
@@ -337,13 +337,16 @@ class Queue:
 
     # -- messages arrive
 
-    def produce(self, bodies: Sequence[bytes], size: int) -> Ticket | None:
-        """Add messages, at most `room`; `size`: bytes of all. None: done. Raises Refusal."""
+    def produce(self, bodies: Sequence[bytes], size: int, *, moved: bool = False) -> Ticket | None:
+        """Add messages, at most `room`; `size`: bytes of all. None: done. Raises Refusal.
+
+        `moved`: they are in memory already, and need no room there.
+        """
         count = len(bodies)
         engine = self.engine
         if engine.full or not -BUDGET_SLACK_BYTES < engine.hot_bytes - engine.hot_told < BUDGET_SLACK_BYTES:
             engine.tell_budget()
-            if engine.full and self.log is None:
+            if engine.full and self.log is None and not moved:
                 raise NO_MEMORY
         ticket = None
         if self.log is not None:
@@ -803,11 +806,12 @@ class Queue:
     def add_sliced_work(self, steps: Iterator[None]) -> None:
         self.engine.sliced_work.add(steps)
 
-    def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
+    def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
         engine = self.engine
         assert self.log is not None
         row = engine.table.put_record(self.name, engine.row(self, snapshot=offset))
-        _, ticket = engine.store.append_all([(self.log.log, data, count), row], reserved=True)
+        log = self.log.log
+        _, ticket = engine.store.append_all([*((log, *part) for part in parts), row], reserved=True)
         engine.counts.snapshots += 1
         return ticket
 
@@ -926,11 +930,13 @@ class Engine:
         if asked.get("depth", 0) > settings.depth_max:
             text = f"option depth is at most depth_max = {settings.depth_max}"
             raise Refusal(Status.PROTOCOL_ERROR, text, limit="depth_max")
-        try:
-            self.queue_memory.check(QUEUE_BYTES)
-        except OverBudget as error:
-            raise Refusal(Status.INTERNAL, str(error), limit="memory") from None
+        if not self.queue_memory.fits(QUEUE_BYTES) and not self._makes_room(name.encode()):
+            try:
+                self.queue_memory.check(QUEUE_BYTES)
+            except OverBudget as error:
+                raise Refusal(Status.INTERNAL, str(error), limit="memory") from None
         queue = self.adopt(name, asked)
+        self.tell_budget()  # where it is full now, dead letters that come go to the disk
         ticket = None
 
         def options_row(log: Log) -> tuple[Log, bytes, int]:
@@ -949,6 +955,13 @@ class Engine:
                 raise refusal_for(error) from None
             ticket.when_done(lambda ticket: self._undo_create(queue) if ticket.error is not None else None)
         return queue, ticket
+
+    def _makes_room(self, name: bytes) -> bool:
+        """Whether dead letters that wait for a queue of this name hold more memory than it will take.
+
+        Where the budget is full it may be made all the same: they go to the disk, or to consumers at last.
+        """
+        return sum([queue.back_bytes for queue in self.parked.get(name, ())]) > QUEUE_BYTES
 
     def asked_of(self, queue: Queue) -> Mapping[str, Any]:
         """The options given when it was created; the settings fill in the others."""
@@ -1110,7 +1123,7 @@ class Engine:
         """
         size = sum(map(len, letters))
         if source.log is None or target.log is None:
-            target.produce(letters, size)
+            target.produce(letters, size, moved=True)
             return
         first = target.tail
         moving, count = source.log.moving(seqs, reason, target.text)

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 SNAPSHOT_BYTES = 8 << 20
 """Bytes written, or removed, between two snapshots: opening a queue reads at most so much."""
 KEPT_BYTES = 1 << 20
-"""Bytes of one KEPT record."""
+"""Bytes of one KEPT record; a longer message is alone."""
+KEPT_BYTES_LEAST = 16 << 10
+"""And those of a smaller one; only the last is smaller still."""
 NOTES_MS = 1000
 """How long a note waits for another record. With 100 ms most deliveries of 1,000 busy queues were written
 alone, each as a record and an append of its own."""
@@ -230,8 +232,11 @@ class LogOwner(Protocol):
     def add_sliced_work(self, steps: Iterator[None]) -> None:
         """Run these steps in slices."""
 
-    def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
-        """Append the records together with the table's row that names `offset`. Raises StoreError."""
+    def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
+        """Append the records together with the table's row that names `offset`. Raises StoreError.
+
+        `parts`: of the records, each with how many end with it.
+        """
 
 
 class QueueLog:
@@ -521,7 +526,7 @@ class QueueLog:
                 if self._copies is not copies or self.detached or self._owner.deleted or self.log.deleted:
                     return
             self.write_pending()
-            parts, kept = self._kept_records(copies)
+            parts = self._kept_records(copies)
         finally:
             if self._copies is copies:
                 self._copies = None
@@ -533,37 +538,47 @@ class QueueLog:
         if row_is_empty:
             row_start = offset
         state = self._owner.snapshot_state()
-        self._kept_bytes = sum(map(len, parts))
+        self._kept_bytes = sum([len(part) for part, _ in parts])
         body = json.dumps({**state, "home": row_start}).encode()
-        parts.append(self._pack(RecordKind.SNAPSHOT, 1, state["head"], body))
-        data = b"".join((notes, *parts))
+        parts.append((self._pack(RecordKind.SNAPSHOT, 1, state["head"], body), 1))
+        if notes:
+            parts.insert(0, (notes, noted))
         try:
-            ticket = self._owner.append_snapshot(data, noted + kept + 1, offset)
+            ticket = self._owner.append_snapshot(parts, offset)
         except StoreError:
             return
         self.snapshot_end = self.log.end
-        self._snapshot_bytes = len(data)
+        self._snapshot_bytes = len(notes) + self._kept_bytes + len(parts[-1][0])
         if row_is_empty:  # the row will begin behind the snapshot
             row_start = self.log.end
         floor = self._snapshot_floor = min(offset, row_start)
         ticket.when_done(lambda ticket: self._drop_below(floor) if ticket.error is None else None)
 
-    def _kept_records(self, copies: Copies) -> tuple[list[bytes], int]:
-        """Parts of the KEPT records, to be joined, and the number of records."""
-        parts: list[bytes] = []
-        kept = count = size = head_at = 0
+    def _kept_records(self, copies: Copies) -> list[tuple[bytes, int]]:
+        """The KEPT records in parts, each with how many records end with it.
+
+        Only small copies are joined once more: 120 MB took 80 ms.
+        """
+        parts: list[tuple[bytes, int]] = []
+        small: list[bytes] = []
+        stamp = self._times.stamp()
+        count = size = 0
+
+        def end_record() -> None:
+            head = records.pack_head(RecordKind.KEPT, count, 0, *stamp, size)
+            parts.extend(((head, 0), (small[0] if len(small) == 1 else b"".join(small), 1)))
+            small.clear()
+
         for number, data in copies.taken():
-            if not size:
-                head_at = len(parts)
-                parts.append(b"")
-            parts.append(data)
+            small.append(data)
             count += number
             size += len(data)
-            parts[head_at] = records.pack_head(RecordKind.KEPT, count, 0, *self._times.stamp(), size)
-            if size >= KEPT_BYTES:
-                kept += 1
+            if size >= KEPT_BYTES_LEAST:
+                end_record()
                 count = size = 0
-        return parts, kept + bool(size)
+        if small:
+            end_record()
+        return parts
 
     def _row_start(self) -> int:
         """No message of the row is below this offset; the log's end if the row is empty."""

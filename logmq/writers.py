@@ -9,7 +9,7 @@ At most `writers_max` writers are remembered. A new one replaces the one that ha
 repetitions would then be written as new. After a restart the order is that of the table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from logmq.wire import Code, Refusal, check_memory
 from shared.budget import Account, unbounded
@@ -45,9 +45,9 @@ class Writers:
         return len(self._slots)
 
     def write(
-        self, log: Log, writer: str, seq: int, records: bytes, count: int
+        self, log: Log, writer: str, seq: int, pieces: Sequence[tuple[bytes, int]]
     ) -> tuple[int, Ticket | None, bool]:
-        """Append a batch, unless it was written before.
+        """Append a batch, unless it was written before. `pieces`: its records, each with how many they are.
 
         Returns the offset of its first record, the ticket to wait for (None: it is durable), and whether it
         was written now. Raises Refusal (LIMIT) for a seq that is too old to tell, and StoreError.
@@ -70,7 +70,7 @@ class Writers:
             check_memory(self._memory, SLOT_BYTES)
         offset = log.end
         entry = self._table.put_record(key, seq.to_bytes(8, "big") + offset.to_bytes(8, "big"))
-        offsets, ticket = self._store.append_all([(log, records, count), entry])
+        offsets, ticket = self._store.append_all([*((log, *piece) for piece in pieces), entry])
         assert offsets[0] == offset, "a batch was not appended at the end of its log"
         self._touch(owner)
         self._remember(owner, key)

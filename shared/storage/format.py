@@ -5,6 +5,7 @@ Unpacking never raises, whatever is on the disk: what does not parse, or has ano
 
 import functools
 import json
+import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
@@ -53,6 +54,13 @@ length_at = _LENGTH.unpack_from
 # -- records
 
 
+_EQUAL_LEAST = 8
+"""From this many records of one length on, `skip_records` looks whether more follow."""
+_SHORT = [b"\\x%02x.{%d}" % (length, length) for length in range(256)]
+_SHORT_RECORDS = re.compile(rb"(?:\x00\x00\x00(?:%b))*+" % b"|".join(_SHORT), re.DOTALL)
+"""Records of under 256 bytes, one behind the other."""
+
+
 def record(payload: bytes) -> bytes:
     """One record as stored in a log."""
     return _LENGTH.pack(len(payload)) + payload
@@ -63,30 +71,51 @@ def skip_records(data: bytes | bytearray, position: int, stop: int) -> tuple[int
 
     Returns where the walk ended, and how many records it passed. The end is `stop` exactly if a record ends
     there, else the start of the record that crosses it. Runs of equal lengths are checked by slices, ten
-    times faster than one by one.
+    times faster than one by one. Where those runs prove short, only longer ones are tried.
     """
     records = 0
     run = 0
     last = -1
-    while position + LENGTH_BYTES <= stop:
-        length = _LENGTH.unpack_from(data, position)[0]
-        size = length + LENGTH_BYTES
-        if position + size > stop:
+    tried = _EQUAL_LEAST
+    stop_length = stop - LENGTH_BYTES
+    while position <= stop_length:
+        length = length_at(data, position)[0]
+        if position + length > stop_length:
             break
-        if length == last:
-            run += 1
-            if run >= 8:
-                equal = equal_rows(data, position, size, range(LENGTH_BYTES), (stop - position) // size)
-                position += equal * size
-                records += equal
-                run = 0
-                continue
-        else:
+        if length != last:
             last = length
             run = 0
-        position += size
+        elif run < tried:
+            run += 1
+        else:
+            size = length + LENGTH_BYTES
+            equal = equal_rows(data, position, size, range(LENGTH_BYTES), (stop - position) // size)
+            if equal < 4 * _EQUAL_LEAST:
+                tried *= 2
+            position += equal * size
+            records += equal
+            run = 0
+            continue
+        position += length + LENGTH_BYTES
         records += 1
     return position, records
+
+
+def records_end(data: bytes | bytearray, position: int, stop: int) -> int:
+    """Where `skip_records` ends. 64 KiB of records of 0 and 1 byte take 0.4 ms, and 2 ms with their count."""
+    while position <= stop - LENGTH_BYTES:
+        size = length_at(data, position)[0] + LENGTH_BYTES
+        if position + size > stop:
+            break
+        if data.startswith(data[position : position + LENGTH_BYTES], position + size):
+            most = (stop - position) // size
+            position += equal_rows(data, position, size, range(LENGTH_BYTES), most) * size
+        else:
+            position += size
+        walked = _SHORT_RECORDS.match(data, position, stop)
+        assert walked is not None, "no record at all matches"
+        position = walked.end()
+    return position
 
 
 def count_records(data: bytes | bytearray) -> int | None:
@@ -95,13 +124,15 @@ def count_records(data: bytes | bytearray) -> int | None:
     return records if end == len(data) else None
 
 
-def split_records(data: bytes | bytearray, piece_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Cut whole records into pieces (start, end, records).
+def split_records(
+    data: bytes | bytearray, piece_bytes: int, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """Cut the whole records in `data[start:stop]` into pieces (start, end, records).
 
-    A piece is as long as fits `piece_bytes`, or one longer record. Raises ValueError if `data` does not end
+    A piece is as long as fits `piece_bytes`, or one longer record. Raises ValueError if the bytes do not end
     with a record.
     """
-    start, total = 0, len(data)
+    total = len(data) if stop is None else stop
     while start < total:
         end, records = skip_records(data, start, min(start + piece_bytes, total))
         if end == start:

@@ -152,6 +152,44 @@ def test_dead_letters_without_a_place_end_in_a_refusal_and_what_removes_them_mak
     assert statuses(peer.produce("orders", b"x")) == [Status.OK]
 
 
+def test_where_dead_letters_fill_the_budget_the_queue_that_they_wait_for_may_be_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dms.expiry.DEAD_AT_ONCE", 7)
+    world = World(world.settings, budget=Account("process", 1_000_000))
+    peer = with_queue(world, options=b'{"max_deliveries":1,"dead_letter":"dead"}')
+    few = b'{"max_deliveries":1,"dead_letter":"missing"}'
+    assert statuses(peer.create("few", few)) == [Status.OK]
+    peer.produce("few", b"x")
+    peer.nack(*(held for held, _ in peer.consume("few")))
+    taken = 0
+    while world.budget.fits(9000):
+        assert statuses(peer.produce("orders", bytes(4000))) == [Status.OK]
+        peer.nack(*(held for held, _ in peer.consume("orders")))
+        world.engine.tell_budget()
+        taken += 1
+    world.budget.account("others").charge(20_000)
+    used = world.budget.used_bytes
+    assert used > 1_000_000
+    assert statuses(peer.create("other")) == [Status.INTERNAL]
+    assert statuses(peer.create("missing")) == [Status.INTERNAL], "what waits for it is less than it takes"
+    assert statuses(peer.create("dead")) == [Status.OK]
+    world.advance(5)
+    assert world.depths() == {"orders": 0, "few": 1, "dead": taken}
+    world.engine.tell_budget()
+    assert world.budget.used_bytes < (600_000 if world.engine.persistent else used + 50_000)
+    while frames := peer.consume("dead", 3):
+        peer.ack(*(held for held, _ in frames))
+        taken -= len(frames)
+    assert taken == 0
+    world.engine.tell_budget()
+    assert statuses(peer.create("other")) == [Status.OK]
+    world.advance(2)
+    assert statuses(peer.create("missing")) == [Status.OK]
+    world.advance(2)
+    assert world.depths()["missing"] == 1
+
+
 def test_durable_dead_letters_without_a_place_wait_on_disk_where_the_budget_is_full() -> None:
     world = World(budget=Account("process", 1_000_000))
     peer = with_queue(world, options=b'{"ttl_ms":1000,"dead_letter":"dead"}')

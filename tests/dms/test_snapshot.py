@@ -110,6 +110,7 @@ def test_a_snapshot_in_turns_is_of_all_that_happened_meanwhile(
     monkeypatch.setattr(queue_log, "CHANGED_AT_ONCE", 2)
     monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 1)
     monkeypatch.setattr(queue_log, "KEPT_BYTES", 20)
+    monkeypatch.setattr(queue_log, "KEPT_BYTES_LEAST", 1 + 100 * (seed % 2))
     monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 200)
     world = busy(seed)
     world.advance(1)

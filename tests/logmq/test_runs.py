@@ -167,31 +167,60 @@ def test_encoding_gives_records_and_their_lengths(bodies: list[bytes]) -> None:
 @example([b"\x00\x00\x00\x04", b"abcd", b"\x00\x00\x00\x04", b"efgh", b"ijkl"], 3)
 @example([b"abcd", b"\x04" * 260], 0)  # only the last byte of the headers is the same at every stride
 def test_message_lines_are_those_of_the_plain_loop(bodies: list[bytes], offset: int) -> None:
-    assert runs.message_lines(records(*bodies), offset) == slow_message_lines(records(*bodies), offset)
+    data = records(*bodies)
+    assert runs.message_lines(data, offset) == (slow_message_lines(data, offset), len(data))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "AT_ONCE", 2)
+        part = records(*bodies[:2])
+        assert runs.message_lines(data, offset) == (slow_message_lines(part, offset), len(part))
 
 
-@given(payloads, st.binary(max_size=5))
-@example([b"abcd", b"\x04" * 260], b"")
-def test_only_whole_records_are_counted(bodies: list[bytes], tail: bytes) -> None:
-    assert runs.record_count(records(*bodies), SIZE_MAX) == len(bodies)
-    damaged = records(*bodies) + tail
-    try:
-        expected = len(list(record_starts(damaged)))
-    except AssertionError:
-        assert runs.record_count(damaged, SIZE_MAX) is None
-    else:
-        assert runs.record_count(damaged, SIZE_MAX) in (expected, None)
+def counted(data: bytes, *, before: bytes = b"", after: bytes = b"") -> tuple[int | None, int]:
+    """How many records a BATCH has that stands in a read, None where it is broken; and in how many slices."""
+    batch, slices = runs.BatchCount(), 1
+    while not batch.go_on(before + data + after, len(before), len(before) + len(data)):
+        slices += 1
+        before = before[1:]  # a session may get the rest of its input anew
+    if batch.broken:
+        return None, slices
+    pieces = batch.pieces(data)
+    assert b"".join(piece for piece, _ in pieces) == data
+    for piece, count in pieces:
+        assert len(list(record_starts(piece))) == count
+    return sum(count for _, count in pieces), slices
 
 
-def test_nothing_is_no_records() -> None:
-    assert runs.record_count(b"", SIZE_MAX) is None
-    assert runs.record_count(b"\0\0\0", SIZE_MAX) is None
+@given(payloads, st.binary(max_size=5), st.sampled_from([1, 3, runs.AT_ONCE]))
+@example([b"abcd", b"\x04" * 260], b"", 1)
+@example([b"z" * 70_000, b"z" * 3, b"z" * 70_000], b"", 1)
+def test_only_whole_records_are_counted(bodies: list[bytes], tail: bytes, at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "AT_ONCE", at_once)
+        assert counted(records(*bodies), before=b"BATCH", after=b"\0\0\0\0")[0] == len(bodies)
+        damaged = records(*bodies) + tail
+        try:
+            expected = len(list(record_starts(damaged)))
+        except AssertionError:
+            assert counted(damaged, after=b"x" * 300)[0] is None
+        else:
+            assert counted(damaged)[0] in (expected, None)
 
 
-@pytest.mark.parametrize("count", [1, 3, 9])
-def test_a_record_above_the_limit_spoils_the_batch(count: int) -> None:
-    assert runs.record_count(record(b"x" * 10) * count, 10) == count
-    assert runs.record_count(record(b"x" * 11) * count, 10) is None
+def test_a_piece_of_a_record_is_none() -> None:
+    assert counted(b"\0\0\0")[0] is None
+
+
+def test_many_small_records_are_counted_in_slices() -> None:
+    data = b"".join(record(b"x" * (number % 2)) for number in range(10 * runs.AT_ONCE))
+    count, slices = counted(data, before=b"BATCH" * 10)
+    assert count == 10 * runs.AT_ONCE
+    assert slices >= 5
+
+
+@pytest.mark.parametrize("size", [1, 10, 11])
+def test_a_record_longer_than_the_batch_spoils_it(size: int) -> None:
+    """So none is above the limit of a message: a batch may be as long as the longest, and its header."""
+    assert counted(record(b"x" * 11)[: 4 + size])[0] == (1 if size == 11 else None)
 
 
 @given(payloads, st.data())

@@ -2,9 +2,9 @@
 
 import pytest
 
-from logmq import readers
+from logmq import readers, runs
 from shared.access import ANONYMOUS, Access, Rule, User
-from tests.logmq.world import TIGHT, Peer, World, slow_reads
+from tests.logmq.world import TIGHT, Peer, World, record, records, slow_reads
 
 
 def test_a_congested_store_holds_input_back() -> None:
@@ -115,6 +115,95 @@ def test_a_cold_read_is_waited_for_and_serves_what_follows(peer: Peer) -> None:
         disk.thaw()
         assert peer.take() == b"".join(b"MESSAGE %d 3 %03d\n" % (7 * number, number) for number in range(100))
         assert disk.reads == 1
+
+
+SMALL_ONES = [b"y" * (number % 2) for number in range(5 * runs.AT_ONCE)]
+SMALL = records(*SMALL_ONES)
+
+
+def small_batch(seq: int, blob: bytes = SMALL) -> bytes:
+    return b"BATCH t w %d %d\n%b" % (seq, len(blob), blob)
+
+
+@pytest.mark.parametrize("cut", [0, 20, len(SMALL)])
+def test_a_batch_of_small_records_lets_others_have_their_turn(world: World, peer: Peer, cut: int) -> None:
+    """What stands around it is done in order, whether it comes at once or in two reads."""
+    other = world.connect()
+    sent = b"PRODUCE t first\n" + small_batch(1) + b"PRODUCE t last\nPING\n"
+    peer.send(sent[:cut])
+    peer.send(sent[cut:])
+    assert not peer.connection.reading
+    other.send(b"PRODUCE t between\n")
+    peer.settle()
+    first = record(b"first") + record(b"between")
+    assert other.take() == b"OK 9\n"
+    assert peer.take() == b"OK 0\nOK %d\nOK %d\nPONG\n" % (len(first), len(first) + len(SMALL))
+    assert peer.connection.reading
+    assert world.messages("t") == [b"first", b"between", *SMALL_ONES, b"last"]
+    assert world.broker.counts.messages_in == len(SMALL_ONES) + 3
+    assert peer.ask(small_batch(1)) == b"OK %d\n" % len(first)
+
+
+def test_a_batch_that_is_broken_far_behind_is_refused_and_the_next_request_taken(peer: Peer) -> None:
+    answers = peer.ask(small_batch(1, SMALL[:-1]) + b"PING\n" + small_batch(1))
+    assert answers.startswith(b"ERR SYNTAX a batch is whole records")
+    assert answers.endswith(b"PONG\nOK 0\n")
+
+
+def test_input_may_end_behind_a_batch_that_is_being_counted(peer: Peer) -> None:
+    peer.send(small_batch(1) + b"PRODUCE t last\n")
+    peer.close_input()
+    peer.settle()
+    assert peer.take() == b"OK 0\nOK %d\n" % len(SMALL)
+    assert peer.connection.finished
+
+
+def test_a_connection_is_lost_while_its_batch_is_counted(world: World, peer: Peer) -> None:
+    peer.send(small_batch(1))
+    peer.lose()
+    assert world.connect().ask(small_batch(2)) == b"OK 0\n"
+
+
+def test_a_batch_waits_for_its_count_when_rules_change(world: World) -> None:
+    access = Access()
+    world.broker.access = access.guard("logmq")
+    peer = world.connect()
+    peer.send(small_batch(1))
+    access.replace({ANONYMOUS: User(ANONYMOUS, (Rule.parse("logmq:write:other"),))})
+    peer.settle()
+    assert peer.take() == b"ERR DENIED not allowed\n"
+
+
+def test_many_small_records_are_read_in_turns_and_none_is_left_out(world: World, peer: Peer) -> None:
+    peer.ask(small_batch(1))
+    offsets = [4 * number + number // 2 for number in range(len(SMALL_ONES))]
+    lines = b"".join(
+        b"MESSAGE %d %d %b\n" % (offset, len(each), each)
+        for offset, each in zip(offsets, SMALL_ONES, strict=True)
+    )
+    consumer = world.connect(bound=1 << 24)
+    consumer.send(b"".join(b"CONSUME t %d\n" % offset for offset in offsets))
+    assert consumer.connection.outbox.size < len(lines) // 2
+    consumer.settle()
+    assert consumer.take() == lines
+    tail = world.connect(bound=1 << 24)
+    tail.send(b"TAIL t 0\n")
+    assert tail.connection.outbox.size < len(lines) // 2
+    tail.settle()
+    assert tail.take() == lines
+    peer.ask(small_batch(2))
+    tail.settle()
+    assert tail.take().count(b"\n") == len(SMALL_ONES)
+
+
+def test_many_short_lines_of_a_large_read_are_taken_in_turns(world: World, peer: Peer) -> None:
+    lines = [b"PRODUCE t %b\n" % each for each in SMALL_ONES]
+    peer.send(b"".join(lines) + b"PING\nPRODUCE t")
+    assert not peer.connection.reading
+    assert world.log("t").end < len(SMALL) // 2
+    peer.settle()
+    assert peer.ask(b" end\n").endswith(b"PONG\nOK %d\n" % len(SMALL))
+    assert world.messages("t") == [*SMALL_ONES, b"end"]
 
 
 WAITING, EACH = 10, 5

@@ -104,4 +104,4 @@ def test_a_batch_that_could_not_be_written_is_not_remembered(peer: Peer) -> None
 def test_a_refusal_of_a_seq_names_what_is_remembered(peer: Peer) -> None:
     peer.ask(batch(WINDOW * 2))
     with pytest.raises(Refusal, match=f"{WINDOW * 2} was, and the newest {WINDOW}"):
-        peer.world.broker.writers.write(peer.world.log("t"), "w", WINDOW, record(b"x"), 1)
+        peer.world.broker.writers.write(peer.world.log("t"), "w", WINDOW, [(record(b"x"), 1)])

@@ -71,8 +71,10 @@ class World:
     def messages(self, name: str) -> list[bytes]:
         """All that can be read of a topic."""
         log, found = self.log(name), list[Any]()
-        if log.first < log.visible:
-            READ(log, log.first, 1 << 30, found.append)
+        at = log.first
+        while at < log.visible:
+            READ(log, at, 1 << 30, found.append)
+            at += len(found[-1])
         return payloads(b"".join(found))
 
     def commit(self) -> int:

@@ -493,6 +493,16 @@ def dms_100000_are_refused_in_one_go(served: Served) -> None:
         client.replies(100_000)
 
 
+def dms_60000_of_2_kb_are_refused_in_one_go(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.create("q")
+        client.produce(*["q"] * 60_000, body=b"x" * 2000)
+        held = client.ask(_consumes(60_000))
+        served.begin()
+        client.socket.sendall(b"".join(dms.frame(dms.NACK, reply[2]) for reply in held))
+        client.replies(60_000)
+
+
 def dms_100000_come_back_for_many_who_wait(served: Served) -> None:
     _dms_filled(served, 100_000)
     client = Dms(served.address("dms"))
@@ -543,6 +553,25 @@ def dms_50000_queues_are_listed_while_others_come_and_go(served: Served) -> None
             name = dms.name(f"queue-{number}")
             client.ask([dms.frame(dms.CREATE, 1, name), dms.frame(dms.LIST, 1)])
             client.ask([dms.frame(dms.DELETE, 1, name), dms.frame(dms.LIST, 1)])
+
+
+def dms_100000_messages_of_0_to_2_bytes(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.create("q")
+        served.begin()
+        client.socket.sendall(
+            b"".join(dms.frame(dms.PRODUCE, n, dms.name("q", b"x" * (n % 3))) for n in range(100_000))
+        )
+        client.replies(100_000)
+        client.ask(_consumes(100_000))
+
+
+def dms_50000_queues_are_deleted(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.create(*_QUEUES)
+        client.produce(*_QUEUES, body=b"x")
+        served.begin()
+        client.ask([dms.frame(dms.DELETE, 1, dms.name(name)) for name in _QUEUES])
 
 
 def dms_a_purge_of_100000(served: Served) -> None:
@@ -1333,6 +1362,59 @@ def logmq_a_batch_of_260000_empty_records_is_written_and_read(served: Served) ->
         peer.data.clear()
         peer.socket.sendall(b"".join(b"CONSUME topic-0 %d\n" % (4 * n) for n in range(50_000)))
         peer.until(lambda data: data.count(b"\n") >= 50_000)
+
+
+_SMALL_OFFSETS = [4 * number + number // 2 for number in range(232_000)]
+_SMALL_RECORDS = b"".join(
+    EMPTY if start % 9 == 0 else b"\0\0\0\1y" for start in _SMALL_OFFSETS
+)  # 1 MiB of records of 0 and 1 byte, in turns
+
+
+def _small_batches(seqs: Iterable[int]) -> bytes:
+    return b"".join(b"BATCH topic-0 w %d %d\n" % (seq, len(_SMALL_RECORDS)) + _SMALL_RECORDS for seq in seqs)
+
+
+def logmq_batches_of_232000_records_of_0_and_1_byte_are_written(served: Served) -> None:
+    with Peer(served.address("logmq")) as peer:
+        served.begin()
+        peer.socket.sendall(_small_batches(range(5)))
+        peer.until(lambda data: data.count(b"\n") >= 5)
+
+
+def logmq_232000_records_of_0_and_1_byte_are_tailed_and_consumed(served: Served) -> None:
+    address = served.address("logmq")
+    with Peer(address) as peer:
+        _asked(peer, [_small_batches([1])])
+        served.begin()
+        with Peer(address, b"TAIL topic-0 0\n") as tail:
+            tail.until(lambda data: data.count(b"\n") >= len(_SMALL_OFFSETS))
+        for at in range(0, 200_000, 20_000):
+            asked = _SMALL_OFFSETS[at : at + 20_000]
+            peer.socket.sendall(b"".join(b"CONSUME topic-0 %d\n" % offset for offset in asked))
+            _answered([peer], b"\n", at + 20_000)
+
+
+def logmq_places_all_over_232000_records_of_0_and_1_byte(served: Served) -> None:
+    places = _SMALL_OFFSETS[1::1999]
+    with Peer(served.address("logmq")) as peer:
+        _asked(peer, [_small_batches([1])])
+        served.begin()
+        for _ in range(2):  # in memory, and then in the file
+            for request in (b"COMMIT g topic-0 %d\n", b"CONSUME topic-0 %d\n", b"FETCH topic-0 %d 1\n"):
+                peer.data.clear()
+                peer.socket.sendall(b"".join(request % place for place in places[::-1]))
+                peer.until(lambda data: data.count(b"\n") >= len(places))
+            time.sleep(3)
+        peer.data.clear()
+        for back in (1, 100_001, 231_000):
+            served.ask("POST", "/api/v1/topics/topic-0/records", {"records_back": back, "limit": 1000})
+
+
+def logmq_400000_messages_of_0_and_1_byte(served: Served) -> None:
+    with _topics(served, 1) as peer:
+        served.begin()
+        peer.socket.sendall(b"PRODUCE topic-0 \nPRODUCE topic-0 y\n" * 200_000)
+        peer.until(lambda data: data.count(b"\n") >= 400_000)
 
 
 def dms_50000_queues_are_listed_64_times_under_rules(served: Served) -> None:

@@ -42,6 +42,7 @@ def test_walking_stops_at_the_last_boundary_not_above_the_stop(payloads: list[by
     stop = min(stop, len(data))
     ends = [b for b in boundaries(data) if b <= stop]
     assert format.skip_records(data, 0, stop) == (ends[-1], len(ends) - 1)
+    assert format.records_end(data, 0, stop) == ends[-1]
 
 
 @given(st.integers(1, 300), st.integers(0, 299), st.integers(0, 3))
@@ -56,6 +57,7 @@ def test_a_run_of_equal_lengths_ends_where_one_differs(records: int, odd: int, b
             break
         position, count = position + size, count + 1
     assert format.skip_records(data, 0, len(data)) == (position, count)
+    assert format.records_end(data, 0, len(data)) == position
 
 
 @given(payloads, st.integers(1, 500))
