@@ -37,9 +37,9 @@ def source() -> type:
                 with open_place(self._options, span.source) as place:
                     for chunk in place.chunks(span, rules):
                         data, at = chunk.data, 0
-                        for mark in chunk.marks:
-                            time = datetime.fromtimestamp(mark.first_ms / 1000, UTC)
-                            for _ in range(mark.records):
+                        for entry in chunk.entries:
+                            time = datetime.fromtimestamp(entry.first_ms / 1000, UTC)
+                            for _ in range(entry.records):
                                 begin = at + 4
                                 end = begin + int.from_bytes(data[at:begin], "big")
                                 offset = chunk.offset + at

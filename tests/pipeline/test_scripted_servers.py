@@ -75,12 +75,12 @@ def test_bytes_that_do_not_match_their_crc_are_damage() -> None:
 
 
 def test_what_no_mark_covers_is_read_and_its_records_are_counted() -> None:
-    """Nothing at all, or what retention left of a mark, or between two, or behind the last."""
+    """Nothing at all, or what retention left of an entry, or between two, or behind the last."""
     log, lengths = encode([b"%d" % number for number in range(10)])
     size = lengths[0]
     ends = [size * number for number in range(11)]
 
-    def mark(first: int, last: int) -> bytes:
+    def entry(first: int, last: int) -> bytes:
         crc = crc32c(log[ends[first] : ends[last]])
         return b"MARK %d %d %d %d 1700000000000\n" % (
             ends[first],
@@ -89,31 +89,31 @@ def test_what_no_mark_covers_is_read_and_its_records_are_counted() -> None:
             crc,
         )
 
-    for first, marks, expected in (
+    for first, entries, expected in (
         (0, [], [10]),
-        (0, [mark(0, 2), mark(5, 7)], [2, 3, 2, 3]),
-        (3, [mark(0, 2), mark(2, 5), mark(5, 10)], [2, 5]),
+        (0, [entry(0, 2), entry(5, 7)], [2, 3, 2, 3]),
+        (3, [entry(0, 2), entry(2, 5), entry(5, 10)], [2, 5]),
     ):
         answers = (
             b"OFFSETS %d %d\n" % (ends[first], ends[10]),
-            b"".join(marks) + b"END\n",
+            b"".join(entries) + b"END\n",
             b"CHUNK %d %d %d\n" % (ends[first], ends[10] - ends[first], ends[10]) + log[ends[first] :],
         )
         with scripted(*answers) as served:
             chunks = list(served.chunks(Span(served.source, "orders", 0, ends[first], ends[10]), STRICT))
         assert b"".join(bytes(chunk.data) for chunk in chunks) == log[ends[first] :]
-        assert [mark.records for chunk in chunks for mark in chunk.marks] == expected
+        assert [entry.records for chunk in chunks for entry in chunk.entries] == expected
 
 
 def test_of_several_marks_that_are_not_given_only_the_damaged_is_lost() -> None:
     log, lengths = encode([b"a", b"b"])
     size = lengths[0]
-    marks = b"".join(
+    entries = b"".join(
         b"MARK %d %d 1 %d 1700000000000\n" % (at, size, crc32c(log[at : at + size])) for at in (0, size)
     )
     answers = (
         b"OFFSETS 0 %d\n" % len(log),
-        marks + b"END\n",
+        entries + b"END\n",
         b"ERR STORAGE damaged\n",
         b"CHUNK 0 %d %d\n" % (size, size) + log[:size],
         b"ERR STORAGE damaged\n",

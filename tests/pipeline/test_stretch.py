@@ -16,7 +16,7 @@ from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.planning import open_place
 from brokers.pipeline.source.stretch import LOOK_BYTES_MAX, Stretch
 from shared.storage.settings import Retention
-from tests.pipeline.folders import ORDERS, RECORDS, between, follow, marks, offset_of, spot, values
+from tests.pipeline.folders import ORDERS, RECORDS, between, entries_of, follow, offset_of, spot, values
 from tests.support.folders import ALWAYS, fill, flip, open_folder
 from tests.support.server import Server
 
@@ -50,7 +50,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with a bit turned over in the second of its topic's entries: in a record's length."""
     data = tmp_path_factory.mktemp("damaged") / "data"
     fill(data, {ORDERS: RECORDS})
-    flip(data / "logmq" / "orders.log", marks(data)[1].offset * 8 + 1)
+    flip(data / "logmq" / "orders.log", entries_of(data)[1].offset * 8 + 1)
     return data
 
 
@@ -84,7 +84,7 @@ def test_a_batch_has_as_many_records_as_fit_and_one_at_least(
     plain: Path, given: Callable[[Path], Given], size: int
 ) -> None:
     ends = [offset_of(number) for number in range(len(RECORDS) + 1)]
-    second, third = [ends.index(mark.offset) for mark in marks(plain)][1:3]
+    second, third = [ends.index(entry.offset) for entry in entries_of(plain)][1:3]
     chosen = given(plain)()
     with open_place(chosen, *chosen.sources) as place:
         found = place.spots(chosen.topics)["orders"]
@@ -163,7 +163,7 @@ def test_a_limit_that_ends_in_a_damaged_entry_costs_that_entry_alone(
 ) -> None:
     strict, lenient = given(damaged)(), given(damaged)(failOnDataLoss="false")
     found = [value for batch in batches(lenient, stream.INITIAL, limit) for value in batch]
-    entry = marks(damaged)[1]
+    entry = entries_of(damaged)[1]
     ends = [offset_of(number) for number in range(len(RECORDS) + 1)]
     assert found == RECORDS[: ends.index(entry.offset)] + RECORDS[ends.index(entry.end) :]
     assert "are lost" in capfd.readouterr().err

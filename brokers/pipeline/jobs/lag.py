@@ -4,7 +4,7 @@ The tables in a data folder say where each reader is. The logs' indexes say how 
 no records are read. Of a running broker the newest 200 ms may be missing. What it keeps for sessions is in
 its memory; the folder has that after a clean stop.
 
-A server is asked for the positions of the named groups, and for marks. The wire knows no sessions.
+A server is asked for the positions of the named groups, and for index entries. The wire knows no sessions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -68,9 +68,9 @@ def _rows(
     try:
         found = framing.rows(span, chunk, columns, options.max_value_bytes)
     except NotRecords as error:
-        if len(chunk.marks) > 1:  # one of them is to blame
-            for mark in chunk.marks:
-                yield from _rows(options, span, chunk.part(mark), columns, kept)
+        if len(chunk.entries) > 1:  # one of them is to blame
+            for entry in chunk.entries:
+                yield from _rows(options, span, chunk.part(entry), columns, kept)
             return
         where = f"{span.topic} in {span.source}: offsets {chunk.offset} to {chunk.end}"
         kept.lose(f"{where} are lost: {error}")

@@ -14,7 +14,7 @@ from brokers.pipeline.jobs.running import FewRows
 from brokers.pipeline.jobs.tables import NoTable, offered, only_served, rows_as_they_come
 from brokers.pipeline.jobs.where import Where, where
 from shared.errors import ConfigError, StoreFormat, UsageError
-from tests.pipeline.folders import RECORDS, marks, offset_of
+from tests.pipeline.folders import RECORDS, entries_of, offset_of
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
 from tests.support.folders import flip
 from tests.support.server import Server, speak
@@ -74,7 +74,7 @@ def test_folders_with_the_same_queues_are_told_apart(
 def test_groups_of_servers_are_behind_as_the_folder_has_it(
     spark: "SparkSession", passed: Path, servers: tuple[str, str]
 ) -> None:
-    """From the marks and without Spark; times are at their grain."""
+    """From the index and without Spark; times are at their grain."""
     expected = [row | {"seconds": 0} for row in cli.lag(passed)]
     found = cli.lag(groups="billing, audit", reading=FewRows(servers=servers[0]))
     assert [row | {"seconds": 0} for row in found] == expected
@@ -89,7 +89,7 @@ def test_a_group_in_a_damaged_range_costs_its_own_row_alone(
     folder: Path, new_server: Callable[..., Server], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = new_server("--enable", "logmq", data=folder).start()
-    entry, inside = marks(folder)[1], offset_of(700)
+    entry, inside = entries_of(folder)[1], offset_of(700)
     assert entry.offset < inside < entry.end
     commits = {"early": 0, "hurt": inside, "late": entry.end}
     lines = "".join(f"COMMIT {group} orders {place}\n" for group, place in commits.items())
