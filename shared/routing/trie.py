@@ -21,7 +21,7 @@ is behind them. It finds every subscriber whose pattern was there all the time; 
 meanwhile is found or not. If it began again instead, a client that keeps subscribing could hold up a match
 for ever.
 
-Most nodes have at most one child. So `children` and `rests` hold a single entry bare (few.py says why). The
+Most nodes have at most one child. So `children` and `rests` hold a single entry bare (`CompactDict`). The
 shape of the trie follows from the patterns in it, whatever came and went before.
 """
 
@@ -29,7 +29,7 @@ from collections.abc import Generator, Hashable, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
-from shared.routing.few import Few, Keys, lookup, removed, stored, with_one, without
+from shared.routing.compact import CompactDict, CompactSet, delete, insert, lookup, remove, store
 from shared.routing.syntax import Wildcards
 
 S = TypeVar("S", bound=Hashable)
@@ -37,7 +37,7 @@ S = TypeVar("S", bound=Hashable)
 STEP_NODES = 256
 """Nodes visited in one step of a walk: about 0.1 ms."""
 
-Steps = Generator[None, None, list[Few[S]]]
+Steps = Generator[None, None, list[CompactSet[S]]]
 """A walk, a step at a time; it returns what it has found."""
 
 
@@ -53,11 +53,11 @@ class Node(Generic[S]):
     __slots__ = ("below", "child_only", "children", "ends", "many", "one", "rest_only", "rests")
 
     def __init__(self) -> None:
-        self.ends: Few[S] | None = None
-        self.below: Few[S] | None = None
-        self.rests: Keys[Few[S]] = None
-        self.rest_only: Few[S] | None = None
-        self.children: Keys[Node[S]] = None
+        self.ends: CompactSet[S] | None = None
+        self.below: CompactSet[S] | None = None
+        self.rests: CompactDict[CompactSet[S]] = None
+        self.rest_only: CompactSet[S] | None = None
+        self.children: CompactDict[Node[S]] = None
         self.child_only: Node[S] | None = None
         self.one: Node[S] | None = None
         self.many: Node[S] | None = None
@@ -134,19 +134,19 @@ class Trie(Generic[S]):
         """False for what surely matches only itself."""
         return self._any_levels in pattern or self._one_level in pattern
 
-    def walk(self, name: bytes) -> list[Few[S]]:
+    def walk(self, name: bytes) -> list[CompactSet[S]]:
         """The subscribers of each pattern that matches; some sets may come more than once."""
         steps = self.steps(name)
         while True:
             try:
                 next(steps)
             except StopIteration as end:
-                found: list[Few[S]] = end.value
+                found: list[CompactSet[S]] = end.value
                 return found
 
     def steps(self, name: bytes) -> Steps[S]:
         """The same as `walk`, but it yields after every `STEP_NODES` nodes that it has visited."""
-        found: list[Few[S]] = []
+        found: list[CompactSet[S]] = []
         spread: list[Node[S]] = []  # behind any_levels
         spread_at: list[int] = []  # no list of pairs: tens of thousands of them have the collector run
         frontier = [self.root]
@@ -209,7 +209,7 @@ class Trie(Generic[S]):
         reached: list[Node[S]],
         reached_at: list[int],
         of_name: Places,
-        found: list[Few[S]],
+        found: list[CompactSet[S]],
         since: int,
     ) -> Generator[None, None, None]:
         """On from nodes behind any_levels, each with the set of places where it is reached.
@@ -274,12 +274,12 @@ class Trie(Generic[S]):
                 self._set_child(node, level, child)
             node = child
         if rest is not None:
-            subscribers = with_one(lookup(node.rests, node.rest_only, rest), subscriber)
-            node.rests, node.rest_only = stored(node.rests, node.rest_only, rest, subscribers)
+            subscribers = insert(lookup(node.rests, node.rest_only, rest), subscriber)
+            node.rests, node.rest_only = store(node.rests, node.rest_only, rest, subscribers)
         elif last == self._any_levels:
-            node.below = with_one(node.below, subscriber)
+            node.below = insert(node.below, subscriber)
         else:
-            node.ends = with_one(node.ends, subscriber)
+            node.ends = insert(node.ends, subscriber)
 
     def remove(self, pattern: bytes, subscriber: S) -> None:
         """`subscriber` has `pattern`: the index knows."""
@@ -292,22 +292,22 @@ class Trie(Generic[S]):
             assert child is not None
             node = child
         if rest is not None:
-            left = without(lookup(node.rests, node.rest_only, rest), subscriber)
+            left = remove(lookup(node.rests, node.rest_only, rest), subscriber)
             if left is None:
-                node.rests, node.rest_only = removed(node.rests, rest)
+                node.rests, node.rest_only = delete(node.rests, rest)
             else:
-                node.rests, node.rest_only = stored(node.rests, node.rest_only, rest, left)
+                node.rests, node.rest_only = store(node.rests, node.rest_only, rest, left)
         elif last == self._any_levels:
-            node.below = without(node.below, subscriber)
+            node.below = remove(node.below, subscriber)
         else:
-            node.ends = without(node.ends, subscriber)
+            node.ends = remove(node.ends, subscriber)
         while path and node.is_empty():
             node, level = path.pop()
             self._set_child(node, level, None)
 
     def _place(self, pattern: bytes) -> tuple[list[bytes], bytes | None, bytes | None]:
         """The levels that lead to the pattern's node, and then its last wildcard or its literal rest."""
-        levels, rest = self._wildcards.divide(pattern)
+        levels, rest = self._wildcards.split(pattern)
         return levels, levels.pop() if rest is None else None, rest
 
     def _child(self, node: Node[S], level: bytes) -> Node[S] | None:
@@ -323,9 +323,9 @@ class Trie(Generic[S]):
         elif level == self._any_levels:
             node.many = child
         elif child is None:
-            node.children, node.child_only = removed(node.children, level)
+            node.children, node.child_only = delete(node.children, level)
         else:
-            node.children, node.child_only = stored(node.children, node.child_only, level, child)
+            node.children, node.child_only = store(node.children, node.child_only, level, child)
 
 
 def _pieces(nodes: list[Node[S]]) -> Sequence[list[Node[S]]]:
