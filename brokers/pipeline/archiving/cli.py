@@ -69,12 +69,12 @@ def archive(
     require_spark()
     from json import dumps
 
-    from brokers.asking import existing
     from brokers.pipeline.archiving.feed import ArchiveInput
     from brokers.pipeline.archiving.job import Settings
     from brokers.pipeline.archiving.manifest import Manifest
     from brokers.pipeline.archiving.plan import Ripe
     from brokers.pipeline.source.options import parse
+    from brokers.server_address import require_folder
 
     for flag, number, least in (
         ("--trigger", trigger, 0.01),
@@ -100,7 +100,7 @@ def archive(
         options[key] = value
     feed = ArchiveInput(parse(options))
     for each in path:
-        existing(Path(each))
+        require_folder(Path(each))
     if once:
         with feed.look() as look:
             there = {log.topic for log in look.extents(Manifest())}

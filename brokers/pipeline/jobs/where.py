@@ -157,11 +157,11 @@ def where(
 
 def check_folder(path: Path) -> None:
     """Raise StoreFormat if it is not a data folder, Refusal if it is not there, or OSError."""
-    from brokers.asking import existing
+    from brokers.server_address import require_folder
     from shared.storage.os_disk import OsDisk
     from shared.storage.tools.view import check_format
 
-    with OsDisk(existing(path), create=False, read_only=True) as disk:
+    with OsDisk(require_folder(path), create=False, read_only=True) as disk:
         check_format(disk, path)
 
 
