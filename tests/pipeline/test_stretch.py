@@ -13,7 +13,7 @@ from brokers.pipeline.source import data_source, origin, stream
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.origin import DataLoss
-from brokers.pipeline.source.planning import open_place
+from brokers.pipeline.source.planning import open_origin
 from brokers.pipeline.source.stretch import LOOK_BYTES_MAX, Stretch
 from shared.storage.settings import Retention
 from tests.pipeline.folders import ORDERS, RECORDS, between, entries_of, follow, offset_of, spot, values
@@ -68,8 +68,8 @@ def given(place: Callable[[Path], dict[str, str]]) -> Callable[[Path], Given]:
 def at_the_beginning(chosen: Options) -> stream.Offset:
     """The offset of a stream that has read nothing of `orders` yet, and knows it."""
     (source,) = chosen.sources
-    with open_place(chosen, source) as place:
-        found = place.spots(chosen.topics)["orders"]
+    with open_origin(chosen, source) as origin:
+        found = origin.spots(chosen.topics)["orders"]
     return {"logs": {source: {"orders": [0, found.id]}}}
 
 
@@ -86,8 +86,8 @@ def test_a_batch_has_as_many_records_as_fit_and_one_at_least(
     ends = [offset_of(number) for number in range(len(RECORDS) + 1)]
     second, third = [ends.index(entry.offset) for entry in entries_of(plain)][1:3]
     chosen = given(plain)()
-    with open_place(chosen, *chosen.sources) as place:
-        found = place.spots(chosen.topics)["orders"]
+    with open_origin(chosen, *chosen.sources) as origin:
+        found = origin.spots(chosen.topics)["orders"]
         asked, expected = [], []
         for start in (0, 1, second - 1, second, second + 5, len(RECORDS) - 1):
             for count in (None, 1, 2, second, third - second, third - second + 1, 10_000):
@@ -107,7 +107,7 @@ def test_a_batch_has_as_many_records_as_fit_and_one_at_least(
                         stop += 1
                     asked.append(Stretch(found, ends[start], count, length))
                     expected.append((ends[stop], stop - start))
-        place.advance(asked)
+        origin.advance(asked)
         assert [(stretch.stop, stretch.records) for stretch in asked] == expected
 
 
