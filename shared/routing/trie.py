@@ -25,7 +25,7 @@ Most nodes have at most one child. So `children` and `rests` hold a single entry
 shape of the trie follows from the patterns in it, whatever came and went before.
 """
 
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Iterable, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -162,15 +162,17 @@ class Trie(Generic[S]):
                         found.append(below)
                     if (rests := node.rests) is not None:
                         if type(rests) is dict:
-                            if (subscribers := rests.get(rest)) is not None:
-                                found.append(subscribers)
-                        elif rests == rest and (subscribers := node.rest_only) is not None:
+                            subscribers = rests.get(rest)
+                        else:
+                            subscribers = node.rest_only if rests == rest else None
+                        if subscribers is not None:
                             found.append(subscribers)
                     if (children := node.children) is not None:
                         if type(children) is dict:
-                            if (child := children.get(level)) is not None:
-                                following.append(child)
-                        elif children == level and (child := node.child_only) is not None:
+                            child = children.get(level)
+                        else:
+                            child = node.child_only if children == level else None
+                        if child is not None:
                             following.append(child)
                     if (one := node.one) is not None:
                         following.append(one)
@@ -215,47 +217,14 @@ class Trie(Generic[S]):
         """On from nodes behind any_levels, each with the set of places where it is reached.
 
         `since`: nodes that were visited since the last step.
-        Where both a node and the name have many entries, `&` goes through those that are fewer.
         """
-        levels, last, every = of_name.levels, of_name.last, of_name.every
         while reached:
             following: list[Node[S]] = []
             following_at: list[int] = []
             pairs = zip(reached, reached_at, strict=True)
             for begun in range(0, len(reached), STEP_NODES):
-                tried = 0
-                for node, wanted in islice(pairs, STEP_NODES):
-                    places = wanted & every
-                    if not places:
-                        continue
-                    if (below := node.below) is not None:
-                        found.append(below)
-                    if (many := node.many) is not None:
-                        following.append(many)
-                        following_at.append(-(places & -places))
-                    if (one := node.one) is not None:
-                        following.append(one)
-                        following_at.append(places << 1)
-                    if (ends := node.ends) is not None and places & last:
-                        found.append(ends)
-                    if (children := node.children) is not None:
-                        if type(children) is dict:
-                            tried += min(len(children), len(levels))
-                            for level in children.keys() & levels.keys():
-                                following.append(children[level])
-                                following_at.append((places & levels[level]) << 1)
-                        elif children in levels and (child := node.child_only) is not None:
-                            following.append(child)
-                            following_at.append((places & levels[children]) << 1)
-                    if (rests := node.rests) is not None:
-                        if isinstance(rests, dict):
-                            rest_at = of_name.rests
-                            tried += min(len(rests), len(rest_at))
-                            both = rests.keys() & rest_at.keys()
-                            found += [rests[rest] for rest in both if places & rest_at[rest]]
-                        elif places & of_name.place_of_rest(rests):
-                            assert node.rest_only is not None
-                            found.append(node.rest_only)
+                piece = islice(pairs, STEP_NODES)
+                tried = _read_on(piece, of_name, found, following, following_at)
                 visited = min(STEP_NODES, len(reached) - begun)
                 self.visits += visited + tried
                 since += visited
@@ -326,6 +295,55 @@ class Trie(Generic[S]):
             node.children, node.child_only = delete(node.children, level)
         else:
             node.children, node.child_only = store(node.children, node.child_only, level, child)
+
+
+def _read_on(
+    pairs: Iterable[tuple[Node[S], int]],
+    of_name: Places,
+    found: list[CompactSet[S]],
+    following: list[Node[S]],
+    following_at: list[int],
+) -> int:
+    """Visit nodes, each with the places where it is reached. Returns the entries that it went through.
+
+    What matches is added to `found`, and the nodes that the name leads to from there to `following`.
+    Where both a node and the name have many entries, `&` goes through those that are fewer.
+    """
+    levels, last, every = of_name.levels, of_name.last, of_name.every
+    tried = 0
+    for node, wanted in pairs:
+        places = wanted & every
+        if not places:
+            continue
+        if (below := node.below) is not None:
+            found.append(below)
+        if (many := node.many) is not None:
+            following.append(many)
+            following_at.append(-(places & -places))
+        if (one := node.one) is not None:
+            following.append(one)
+            following_at.append(places << 1)
+        if (ends := node.ends) is not None and places & last:
+            found.append(ends)
+        if (children := node.children) is not None:
+            if type(children) is dict:
+                tried += min(len(children), len(levels))
+                for level in children.keys() & levels.keys():
+                    following.append(children[level])
+                    following_at.append((places & levels[level]) << 1)
+            elif children in levels and (child := node.child_only) is not None:
+                following.append(child)
+                following_at.append((places & levels[children]) << 1)
+        if (rests := node.rests) is not None:
+            if isinstance(rests, dict):
+                rest_at = of_name.rests
+                tried += min(len(rests), len(rest_at))
+                both = rests.keys() & rest_at.keys()
+                found += [rests[rest] for rest in both if places & rest_at[rest]]
+            elif places & of_name.place_of_rest(rests):
+                assert node.rest_only is not None
+                found.append(node.rest_only)
+    return tried
 
 
 def _pieces(nodes: list[Node[S]]) -> Sequence[list[Node[S]]]:
