@@ -1,14 +1,16 @@
 """What is read of a data folder's logs, and what of it is told as lost: nothing else is ever left out."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
 from brokers.pipeline.source import rows, stream
 from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.origin import DataLoss
+from brokers.pipeline.source.origin import DataLoss, rules
 from brokers.pipeline.source.spans import Span
 from shared.storage import format
 from shared.storage.format import INDEX_ENTRY_BYTES, EntryFlag
@@ -22,6 +24,7 @@ from tests.pipeline.folders import (
     follow,
     offset_of,
     options,
+    planned,
     remake,
     rewrite_entry,
     spot,
@@ -150,6 +153,40 @@ def test_an_index_that_is_missing_is_damage_and_not_the_logs_end(folder: Path) -
     chosen = options(folder, streaming=True, startingOffsets="earliest", failOnDataLoss="false")
     end = follow(chosen, stream.INITIAL, stream.Limit(records=1_000_000))
     assert end["logs"][str(folder)]["orders"][0] == span.stop  # and does not stand still there
+
+
+def test_a_log_file_that_is_missing_is_told_by_the_reader_and_not_in_planning(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A stream goes on behind it in one batch, however few records each may have."""
+    span = whole(folder)
+    (folder / "logmq" / "orders.log").unlink()
+    assert planned(folder) == [span]
+    for read in (rows.read, rows.entries):
+        with pytest.raises(DataLoss, match=rf"offsets 0 to {span.stop} are lost: its file .* is missing"):
+            list(read(options(folder), [span]))
+    chosen = options(folder, streaming=True, startingOffsets="earliest", failOnDataLoss="false")
+    assert values(chosen, span) == []
+    assert capfd.readouterr().err.count("are lost") == 1
+    first = entries_of(folder)[0]
+    end = follow(chosen, stream.INITIAL, stream.Limit(records=1))
+    assert end["logs"][str(folder)]["orders"][0] == first.end  # what cannot be counted is taken whole
+
+
+def test_a_name_that_is_gone_since_it_was_planned_is_told_as_deleted(folder: Path) -> None:
+    span = whole(folder)
+    with pytest.raises(DataLoss, match="the log has been deleted"):
+        values(options(folder), attrs.evolve(span, topic="other", log_id=span.log_id + 1))
+
+
+def test_a_chunk_comes_without_bytes_where_none_are_asked_for(folder: Path) -> None:
+    """Otherwise than of a server: the index says what is damaged, and the log's bytes are not looked at."""
+    span = whole(folder)
+    flip(folder / "logmq" / "orders.log", (entries_of(folder)[1].offset + 50) * 8)
+    with closing(Folder(str(folder), "logmq")) as opened:
+        chunks = list(opened.chunks(span, rules(options(folder)), bare=True))
+    assert [bytes(chunk.data) for chunk in chunks] == [b""] * len(chunks)
+    assert sum(entry.records for chunk in chunks for entry in chunk.entries) == len(RECORDS)
 
 
 def test_without_crcs_a_length_that_is_wrong_costs_its_index_entry(folder: Path) -> None:
