@@ -617,10 +617,15 @@ def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producers: Sequ
                     data = by_fd[fd].recv(RECEIVE_BYTES)
                     if not data:
                         raise Refusal("the server that is measured closed a connection")
-                    if fd in waiting:
-                        waiting[fd] += data
-                        if len(waiting[fd]) >= fan.delivered_bytes and FILLER in waiting[fd]:
-                            del waiting[fd]
+                    _heard(fan, waiting, fd, data)
+
+
+def _heard(fan: FanOut, waiting: dict[int, bytes], fd: int, data: bytes) -> None:
+    """Note what a consumer has received: it waits no longer once that is a whole message."""
+    if fd in waiting:
+        waiting[fd] += data
+        if len(waiting[fd]) >= fan.delivered_bytes and FILLER in waiting[fd]:
+            del waiting[fd]
 
 
 # -- load at the rate at which a server takes it, and hardly any work for who makes it
