@@ -134,7 +134,7 @@ def in_use() -> str | None:
 
 
 def context(name: str) -> Mapping[str, Any]:
-    """What a context says, by the fields of `asking.AdminPlace`. Raises NotThere and Refusal."""
+    """What a context says, by the fields of `ServerAddress`. Raises NotThere and Refusal."""
     file = _File.read()
     said = file.context(name)
     if unknown := sorted(set(said) - set(FIELDS)):

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from brokers.asking import AdminPlace
 from brokers.control import ROOT
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import with_admin_flags
 from brokers.render import Several
+from brokers.server_address import ServerAddress
 from shared.cli.app import protocol_app
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import waiting
@@ -32,7 +32,7 @@ def export(
         Path | None, Parameter(help="The file to write; else standard output.", converter=a_path)
     ] = None,
     *,
-    at: AdminPlace,
+    at: ServerAddress,
 ) -> bytes | None:
     """Write down all that is durable but messages and secrets, as JSON."""
     client = at.client()
@@ -55,7 +55,7 @@ def import_(
     ],
     *,
     dry_run: Annotated[bool, flag("Say what would be made, and make nothing.")] = False,
-    at: AdminPlace,
+    at: ServerAddress,
     json: Json = False,
 ) -> Any:
     """Have there be all that a file has. What is there already stays as it is.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import attrs
 from cyclopts import App, Parameter
 
-from brokers.asking import AdminPlace, DataDir
 from brokers.errors import InvalidSettings, Problem
+from brokers.server_address import DataDir, ServerAddress
 from shared.cli.app import examples
 from shared.cli.options import (
     AdminCa,
@@ -151,18 +151,18 @@ def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Ca
 def with_admin_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Add flags to a verb that asks a running server: which one, and as whom.
 
-    A verb of the host gets what they say in its parameter of the class `AdminPlace`. A protocol's, which has
-    no such parameter, returns a VerbRequest or an ApiRequest, which gets them.
+    A verb of the host gets what they say in its parameter of the class `ServerAddress`. A protocol's, which
+    has no such parameter, returns a VerbRequest or an ApiRequest, which gets them.
     """
     parameters = inspect.signature(verb, eval_str=True).parameters
-    wanted = next((name for name, each in parameters.items() if each.annotation is AdminPlace), None)
+    wanted = next((name for name, each in parameters.items() if each.annotation is ServerAddress), None)
 
-    def asking(own: Callable[..., Any], given: dict[str, Any]) -> Any:
+    def wrapped(own: Callable[..., Any], given: dict[str, Any]) -> Any:
         given["key"] = given.pop("key_file")
-        return attrs.evolve(own(), flags=given) if wanted is None else own(**{wanted: AdminPlace(**given)})
+        return attrs.evolve(own(), flags=given) if wanted is None else own(**{wanted: ServerAddress(**given)})
 
     flags = {**ADMIN_FLAGS, "key_file": (KeyFile, None)} if "key" in parameters else ADMIN_FLAGS
-    return _with_flags(verb, flags, asking, without=wanted)
+    return _with_flags(verb, flags, wrapped, without=wanted)
 
 
 def admin_command(name: str, *lines: str, before: str = "") -> Callable[[Callable[..., Any]], App]:
@@ -200,7 +200,7 @@ ADMIN_FLAGS: Mapping[str, Any] = {
     "ca": (AdminCa, None),
     **{name: SERVER_FLAGS[name] for name in ("certificate", "key_file")},
 }
-"""The names are those in `AdminPlace`, except `key_file`."""
+"""The names are those in `ServerAddress`, except `key_file`."""
 API_FLAGS: Mapping[str, Any] = {name: ADMIN_FLAGS[name] for name in ("data_dir", "context", "token_file")}
 """Those that a verb has not got already that may ask a protocol's server, too."""
 ServerOrApi = Annotated[
@@ -226,7 +226,7 @@ def with_server_flags(verb: Callable[..., Any], plugin: "Plugin", find: Find) ->
         return verb
     ((wanted, (kind, has_api)),) = asked.items()
 
-    def asking(own: Callable[..., Any], given: dict[str, Any]) -> Any:
+    def wrapped(own: Callable[..., Any], given: dict[str, Any]) -> Any:
         if has_api:
             api = {name: given.pop(name) for name in API_FLAGS}
             flags = _api_flags(given, api)
@@ -244,17 +244,17 @@ def with_server_flags(verb: Callable[..., Any], plugin: "Plugin", find: Find) ->
         flags = {**flags, "key_file": (KeyFile, None)}
     if has_api:
         flags = {**flags, **API_FLAGS, "host": (ServerOrApi, None)}
-    return _with_flags(verb, {**flags, "port": (port, None), **CONFIG_FLAG}, asking, without=wanted)
+    return _with_flags(verb, {**flags, "port": (port, None), **CONFIG_FLAG}, wrapped, without=wanted)
 
 
 def _api_flags(given: Mapping[str, Any], api: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The flags of `AdminPlace` where a verb is to ask the API; None: it asks the protocol's server."""
+    """The flags of `ServerAddress` where a verb is to ask the API; None: it asks the protocol's server."""
     host = given["host"]
     by_url = host is not None and host.startswith(("http://", "https://"))
     if not by_url and not any(api.values()):
         if host is not None or given["port"] is not None:
             return None
-        if AdminPlace(config=given["config"]).settled().url is None:  # no context is in use
+        if ServerAddress(config=given["config"]).resolved().url is None:  # no context is in use
             return None
     elif host is not None and not by_url:
         raise UsageError("--host", "names another server than the flags for the API do")

@@ -2,7 +2,7 @@
 
 The path of a message counts nothing. Queues number their messages, and `Flows` reads those numbers once a
 second, in slices; less often above 5,000 queues. A message that came between two readings gets the time of
-the second. Marks are thinned as they age, so an age is exact to one reading or to an eighth of itself.
+the second. Readings are thinned as they age, so an age is exact to one reading or to an eighth of itself.
 """
 
 import math
@@ -27,9 +27,9 @@ WINDOW_SECONDS = 5.0
 """A rate is measured over one to two windows."""
 LOOKED_AT_ONCE = 500
 """Objects that are read between two checkpoints: half a millisecond."""
-MARKS_LEAST = 8
+READINGS_LEAST = 8
 GRAIN = 16
-"""Marks closer together than 1/16 of their age are thinned: a month of readings leaves some 200."""
+"""Readings closer together than 1/16 of their age are thinned: a month of readings leaves some 200."""
 
 
 @attrs.define(eq=False)
@@ -37,27 +37,27 @@ class _Flow:
     """The readings of one object. `older`, `newer`: its counts of messages in and out at the ends of two
     windows.
 
-    `marks`: (time, number of messages in by then), the oldest first.
+    `readings`: (time, number of messages in by then), the oldest first.
     """
 
-    came: int
+    messages_in: int
     older: tuple[int, int]
     newer: tuple[int, int]
-    marks: list[tuple[float, int]]
+    readings: list[tuple[float, int]]
     room: int = 0
-    """Marks are thinned when there are more than this."""
+    """Readings are thinned when there are more than this."""
 
-    def mark(self, now: float, came: int, left: int) -> None:
+    def add_reading(self, now: float, messages_in: int, messages_out: int) -> None:
         """Note how many messages have come in by now, and how many have left."""
-        self.came = came
-        self.marks.append((now, came))
-        if len(self.marks) > self.room:
+        self.messages_in = messages_in
+        self.readings.append((now, messages_in))
+        if len(self.readings) > self.room:
             kept: list[tuple[float, int]] = []
-            for at, count in self.marks:
-                if count > left and (not kept or at - kept[-1][0] >= (now - at) / GRAIN):
+            for at, count in self.readings:
+                if count > messages_out and (not kept or at - kept[-1][0] >= (now - at) / GRAIN):
                     kept.append((at, count))
-            self.marks = kept or self.marks[-1:]
-            self.room = 2 * len(self.marks) + MARKS_LEAST
+            self.readings = kept or self.readings[-1:]
+            self.room = 2 * len(self.readings) + READINGS_LEAST
 
 
 @attrs.define(eq=False)
@@ -121,8 +121,8 @@ class Flows:
             flow = self._flows.get(found)
             if flow is None or since is None:
                 return None
-            came, left, _ = totals(found)
-            passed = (left if leaving else came) - flow.older[leaving]
+            messages_in, messages_out, _ = totals(found)
+            passed = (messages_out if leaving else messages_in) - flow.older[leaving]
             if passed <= 0:
                 return 0.0
             seconds = self._clock() - since
@@ -163,29 +163,29 @@ class Flows:
         """Read one slice. Returns whether anything was new."""
         flows, first, news = self._flows, self._newer_at is None, False
         for each in items:
-            came, left, _ = totals(each)
+            messages_in, messages_out, _ = totals(each)
             flow = flows.get(each)
             if flow is None:
                 news = True
-                both = came, left
+                both = messages_in, messages_out
                 # Messages that are there at the start came earlier, at an unknown time.
-                flow = _Flow(came, both, both, [(-math.inf if first else now, came)])
+                flow = _Flow(messages_in, both, both, [(-math.inf if first else now, messages_in)])
             else:
-                if came != flow.came:
+                if messages_in != flow.messages_in:
                     news = True
-                    flow.mark(now, came, left)
+                    flow.add_reading(now, messages_in, messages_out)
                 if ends:
                     flow.older = flow.newer
-                    if (came, left) != flow.newer:
+                    if (messages_in, messages_out) != flow.newer:
                         news = True
-                        flow.newer = came, left
+                        flow.newer = messages_in, messages_out
             found[each] = flow
         return news
 
 
 def _age(flow: _Flow, oldest: int, now: float) -> float | None:
     """Seconds since the message with this number, as counted by the queue, came in."""
-    for at, came in flow.marks:
-        if came > oldest:
+    for at, messages_in in flow.readings:
+        if messages_in > oldest:
             return round(now - at, 3) if at > -math.inf else None
     return 0.0  # the message came after the last reading

@@ -8,13 +8,13 @@ from urllib.parse import urlencode
 
 from cyclopts import Parameter
 
-from brokers.asking import AdminPlace
 from brokers.control import ROOT, AdminClient
 from brokers.errors import ExitCode, Refusal
 from brokers.escape import escape
 from brokers.flags import admin_command
 from brokers.logs import line_of
 from brokers.render import Following, cell
+from brokers.server_address import ServerAddress
 from shared.cli.options import Json, Max, at_least_one, flag
 
 Row = Mapping[str, Any]
@@ -36,7 +36,7 @@ def logs(
             validator=at_least_one,
         ),
     ] = None,
-    at: AdminPlace,
+    at: ServerAddress,
     json: Json = False,
 ) -> Any:
     """Show the running server's log."""
@@ -61,7 +61,7 @@ def trace(
     ],
     *,
     max_: Max = None,
-    at: AdminPlace,
+    at: ServerAddress,
     json: Json = False,
 ) -> Following:
     """Show copies of messages that pass a name, in any protocol, until interrupted.

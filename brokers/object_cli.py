@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.asking import AdminPlace
 from brokers.control import PAGE
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import admin_command, with_table_flags
 from brokers.render import CommandResult, Listing
+from brokers.server_address import ServerAddress
 from shared.cli.options import Json, at_least_one, flag
 from shared.errors import UsageError
 from shared.objects import KINDS, UNSORTED, ObjectKind
@@ -52,7 +52,7 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
             int | None, Parameter(name=("--limit", "-n"), help="So many; else all.", validator=at_least_one)
         ] = None,
         after: Annotated[str | None, Parameter(help="Those behind this name, for the next page.")] = None,
-        at: AdminPlace,
+        at: ServerAddress,
         json: Json = False,
     ) -> Listing:
         query = _query(wanted)
@@ -102,7 +102,7 @@ def kick(
         Parameter(name="--connection", help="What `brokers connections` calls it.", negative=""),
     ],
     *,
-    at: AdminPlace,
+    at: ServerAddress,
     json: Json = False,
 ) -> CommandResult:
     """Close connections. A client is told so where its protocol has words for it.

@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
-from brokers.asking import USUAL, AdminPlace, existing
 from brokers.errors import ExitCode, Refusal, copy_errors
 from brokers.flags import admin_command
 from brokers.render import CommandResult, Several, json_value
+from brokers.server_address import DEFAULT_FOLDER, ServerAddress, require_folder
 from shared.cli.options import Json, a_path
 from shared.cli.progress import progress, waiting
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @admin_command("status", "status", "brokers status --data-dir /var/lib/brokers --json | jq .state")
-def status(*, at: AdminPlace, json: Json = False) -> CommandResult:
+def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
     """Show what runs on a data folder, or behind a URL.
 
     State, addresses, connections, and how the store is. The exit code is 0
@@ -37,13 +37,13 @@ def status(*, at: AdminPlace, json: Json = False) -> CommandResult:
 
 
 @admin_command("metrics", "brokers metrics | grep brokers_connections")
-def metrics(*, at: AdminPlace) -> str:
+def metrics(*, at: ServerAddress) -> str:
     """Print the running server's metrics, as Prometheus reads them."""
     return str(at.client().request("GET", "/metrics"))
 
 
 @admin_command("reload", "reload", "brokers reload --data-dir /srv/brokers")
-def reload(*, at: AdminPlace) -> str:
+def reload(*, at: ServerAddress) -> str:
     """Have the running server take up what changed. All or nothing.
 
     It reads its settings, the users file and certificates again. The same as
@@ -62,7 +62,7 @@ def call(
     protocol: Annotated[str | None, Parameter(help="A protocol that the server runs.")] = None,
     verb: Annotated[str | None, Parameter(help="One of its administrative verbs.")] = None,
     *arguments: Annotated[str, Parameter(help="KEY=VALUE; a value that is JSON is taken as such.")],
-    at: AdminPlace,
+    at: ServerAddress,
     json: Json = False,
 ) -> Any:
     """Call a protocol's administrative verb; without one, list them.
@@ -84,7 +84,7 @@ def call(
 
 def ask_api(request: "ApiRequest") -> Any:
     """Ask the API for a protocol's own command. Raises BrokerError."""
-    client = AdminPlace(**request.flags).client()
+    client = ServerAddress(**request.flags).client()
     with waiting("asking"):
         return request.ask(client)
 
@@ -93,23 +93,23 @@ def ask(request: "VerbRequest") -> Any:
     """Call an administrative verb for a protocol's own command; None is no argument. Raises BrokerError."""
     arguments = {name: value for name, value in request.arguments.items() if value is not None}
     own = request.own_dir
-    usual = own if own and own.is_dir() and not USUAL.exists() else USUAL
-    place = AdminPlace(data_dir=request.data_dir, **request.flags).settled(usual)
-    client, folder = place.client(), place.data_dir
-    if place.url is None:
+    default = own if own and own.is_dir() and not DEFAULT_FOLDER.exists() else DEFAULT_FOLDER
+    server = ServerAddress(data_dir=request.data_dir, **request.flags).resolved(default)
+    client, folder = server.client(), server.data_dir
+    if server.url is None:
         here = {name: str(Path(arguments[name]).absolute()) for name in request.paths if name in arguments}
         arguments = {**arguments, **here}
     with waiting(request.verb):
         try:
             return client.request("POST", f"/{request.protocol}/{request.verb}", arguments)
         except Refusal as error:
-            if not request.cold or error.code != ExitCode.UNAVAILABLE or place.url is not None:
+            if not request.cold or error.code != ExitCode.UNAVAILABLE or server.url is not None:
                 raise
             if folder is None or not folder.is_dir():
                 raise
-        from brokers import cold
+        from brokers import offline
 
-        return cold.call(folder, request.protocol, request.verb, arguments, place.config)
+        return offline.call(folder, request.protocol, request.verb, arguments, server.config)
 
 
 @admin_command(
@@ -120,7 +120,7 @@ def backup(
         Path, Parameter(help="A folder that does not exist yet, or is empty.", converter=a_path)
     ],
     *,
-    at: AdminPlace,
+    at: ServerAddress,
     json: Json = False,
 ) -> Any:
     """Copy a data folder, while it is served or not.
@@ -129,23 +129,23 @@ def backup(
     again. With --url the target is a name in the folder `backups` of the server's
     data folder.
     """
-    place = at.settled()
-    client = place.client()
-    folder = place.data_dir if place.url is None else None
+    server = at.resolved()
+    client = server.client()
+    folder = server.data_dir if server.url is None else None
     if folder is not None:
-        existing(folder)
+        require_folder(folder)
     there = target if folder is None else target.absolute()
-    with progress(f"backing up {folder or place.url}"), copy_errors(target):
+    with progress(f"backing up {folder or server.url}"), copy_errors(target):
         try:
             report = client.request("POST", "/backup", {"target": str(there)})
         except Refusal as error:
             if error.code != ExitCode.UNAVAILABLE or folder is None:
                 raise
-            report = _cold_backup(folder, target)
+            report = _offline_backup(folder, target)
     return copied(report, json)
 
 
-def _cold_backup(folder: Path, target: Path) -> Any:
+def _offline_backup(folder: Path, target: Path) -> Any:
     """Copy a folder that nobody serves. Raises StoreInUse where somebody does, and only starts or stops."""
     from time import time_ns
 

@@ -21,13 +21,13 @@ from typing import Annotated, Any
 import attrs
 from cyclopts import Parameter
 
-from brokers.asking import AdminPlace
 from brokers.control import AdminClient
 from brokers.errors import Refusal
 from brokers.escape import escape
 from brokers.flags import admin_command
 from brokers.object_cli import SMALLEST_FIRST
 from brokers.render import Listing, Several, columns_of, lay_out, readable_cell
+from brokers.server_address import ServerAddress
 from shared.cli.options import Json, flag
 from shared.errors import UsageError
 from shared.objects import CONNECTIONS, QUEUES, TOPICS, ObjectKind
@@ -329,7 +329,7 @@ def top(
         str, Parameter(help="Ask so often; the server's time for it is a tenth at most.")
     ] = "2s",
     once: Annotated[bool, flag("Show it once, and end; so it is where there is no terminal.")] = False,
-    at: AdminPlace,
+    at: ServerAddress,
     json: Json = False,
 ) -> Any:
     """Show what is busy now: protocols, queues, topics and connections."""

@@ -12,10 +12,10 @@ import attrs
 from cyclopts import Parameter
 
 from brokers import plugins
-from brokers.asking import DataDir, data_folder, path_setting
 from brokers.errors import ExitCode, Refusal, did_you_mean
 from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import CommandResult
+from brokers.server_address import DataDir, data_folder, path_setting
 from shared.access import ADMIN, PSEUDO_USERS, SALT_BYTES, USER_NAME, Access, Rule, Secret, User, UsersError
 from shared.cli.app import protocol_app
 from shared.cli.options import Json, flag

@@ -23,7 +23,7 @@ from dmp.queue_records import places
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.wire import RECORDED_PUBLISHES, envelope
-from shared.actions import action, changing
+from shared.actions import action, changing, putting
 from shared.objects import (
     BINDINGS,
     EXCHANGES,
@@ -195,16 +195,7 @@ class Admin:
             offset += len(data)
         return b"".join(parts)
 
-    @changing(
-        "messages",
-        "Put one in.",
-        takes={
-            "text": "the message",
-            "base64": "the same, where it is not UTF-8",
-            "properties": "AMQP's, by name; where the queue is durable delivery_mode is 2 unless said",
-        },
-        answers=("published",),
-    )
+    @putting("AMQP's, by name; where the queue is durable delivery_mode is 2 unless said")
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         broker = self._broker
         body = a_body(arguments)

@@ -15,7 +15,7 @@ from dms.engine import Engine, Queue
 from dms.errors import QueueNotFound
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, malformed
-from shared.actions import action, changing, verb
+from shared.actions import action, changing, putting, verb
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.objects import (
     MESSAGES,
@@ -186,16 +186,7 @@ class Admin:
         if ticket is not None:
             await self._engine.store.wait(ticket)
 
-    @changing(
-        "messages",
-        "Put one in.",
-        takes={
-            "text": "the message",
-            "base64": "the same, where it is not UTF-8",
-            "properties": "an empty table: messages of DMS have none",
-        },
-        answers=("published",),
-    )
+    @putting("an empty table: messages of DMS have none")
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         body = a_body(arguments)
         if arguments.get("properties", {}) != {}:

@@ -217,82 +217,96 @@ class Producer:
     def forward(self, data: bytes, at: int = 0) -> int:
         """One pass of `publish`: it ends before a message that is malformed or denied, and raises nothing."""
         routes = self._queues.routes
-        known = self._known_routes()
-        put, nowhere = routes.put, routes.nowhere
-        last = nowhere  # the route of the newest messages: `run` of them, from `start` on
-        error: RemoteProtocolError | _DeniedError | None = None
-        first = start = at
-        run = 0
-        size = len(data)
+        first, size = at, len(data)
         latest = size - HEADER_BYTES  # where the last message may begin
         self._messages = self._delivered = self._unrouted = self._pieces = 0
-        stuck = False  # at a message that is not whole, or is refused
+        self._error = None
+        route, start, run = routes.nowhere, at, 0
+        stuck = False
         while not stuck and at <= latest and self._pieces < PIECES_PER_TURN:
             found = self._pattern(data, at) if size - at >= SEARCHED_BYTES else None
-            if found is not None:
-                if run:
-                    self._add(last, piece_of(data, start, at), run)
-                    run = 0
-                at = self._add_pattern(*found, data, at)
+            if found is None:
+                at, route, start, run, stuck = self._one_by_one(data, at, route, start, run)
                 continue
-            messages, pieces = self._messages, self._pieces
-            for _ in range(self._repeats.one_by_one):
-                fixed = at + data[at + 4] + FIXED_BYTES
-                route = known.get(data[at:fixed])
-                if route is not None:
-                    if fixed + 2 > size:
-                        stuck = True
-                        break
-                    after = fixed + 2 + (data[fixed] << 8 | data[fixed + 1])
-                else:
-                    try:
-                        looked = self._look(data, at)
-                    except (RemoteProtocolError, _DeniedError) as refused:
-                        error = refused
-                        stuck = True
-                        break
-                    if self._guard is not None:
-                        known = self._known_routes()
-                    pieces += PIECES_PER_LOOK
-                    if looked is None:
-                        stuck = True
-                        break
-                    route, _, after = looked
-                    pieces += route.fan // MEMBERS_PER_PIECE
-                if after > size:
-                    stuck = True
-                    break
-                if route is not last:
-                    if run:
-                        messages += run
-                        if last is nowhere:
-                            self._unrouted += run
-                        else:
-                            pieces += len(last.bundles)
-                            small = at - start < VIEWED_BYTES  # as nearly always: one call less
-                            put(last, data[start:at] if small else piece_of(data, start, at), run)
-                    last, start, run = route, at, 0
-                elif not run:
-                    start = at
-                run += 1
-                at = after
-                if at > latest or pieces >= PIECES_PER_TURN:
-                    break
-            self._messages, self._pieces = messages, pieces
+            if run:
+                self._add(route, piece_of(data, start, at), run)
+                run = 0
+            at = self._add_pattern(*found, data, at)
         self.more = not stuck and at <= latest
         if latest < at < size and data[at] != MESSAGE:  # too short for a message, and malformed already
-            error = no_message(data, at)
-        if run and not (self._messages or routes.touched):  # one slice is all: as often in small reads
-            self._write(last, piece_of(data, start, at), run)
+            self._error = no_message(data, at)
+        if run and not (self._messages or routes.touched):  # one slice: often in small reads
+            self._write(route, piece_of(data, start, at), run)
             self._count(at - first)
         else:
             if run:
-                self._add(last, piece_of(data, start, at), run)
+                self._add(route, piece_of(data, start, at), run)
             self._deliver(at - first)
         if self._track is not None and at > first:
             self._track.record(self._messages, memoryview(data)[first:at])
-        self._error = error
         return at
+
+    def _one_by_one(
+        self, data: bytes, at: int, last: Route[Consumer], start: int, run: int
+    ) -> tuple[int, Route[Consumer], int, int, bool]:
+        """Find the routes of some messages, and add each run that has ended.
+
+        `last`: the route of the newest messages, `run` of them, from `start` on. Returns where it stopped,
+        these three as they are then, and whether the message there is not whole, malformed or denied.
+        """
+        routes = self._queues.routes
+        known = routes.known if self._guard is None else self._known_routes()  # in small reads one call less
+        put, nowhere = routes.put, routes.nowhere
+        size = len(data)
+        latest = size - HEADER_BYTES
+        messages, pieces = self._messages, self._pieces
+        stuck = False
+        for _ in range(self._repeats.one_by_one):
+            fixed = at + data[at + 4] + FIXED_BYTES
+            route = known.get(data[at:fixed])
+            if route is None:
+                route, after = self._unknown(data, at)
+                known = self._known_routes()
+                pieces += PIECES_PER_LOOK + route.fan // MEMBERS_PER_PIECE
+            elif fixed + 2 > size:
+                after = size + 1
+            else:
+                after = fixed + 2 + (data[fixed] << 8 | data[fixed + 1])
+            if after > size:
+                stuck = True
+                break
+            if route is not last:
+                if run:
+                    messages += run
+                    if last is nowhere:
+                        self._unrouted += run
+                    else:
+                        pieces += len(last.bundles)
+                        small = at - start < VIEWED_BYTES  # as nearly always: one call less
+                        put(last, data[start:at] if small else piece_of(data, start, at), run)
+                last, start, run = route, at, 0
+            elif not run:
+                start = at
+            run += 1
+            at = after
+            if at > latest or pieces >= PIECES_PER_TURN:
+                break
+        self._messages, self._pieces = messages, pieces
+        return at, last, start, run, stuck
+
+    def _unknown(self, data: bytes, at: int) -> tuple[Route[Consumer], int]:
+        """The route of a message that is checked in full, and where it ends.
+
+        It ends behind `data` if it is not whole, and if it is malformed or denied, as `_error` says then.
+        """
+        try:
+            looked = self._look(data, at)
+        except (RemoteProtocolError, _DeniedError) as refused:
+            self._error = refused
+            looked = None
+        if looked is None:
+            return self._queues.routes.nowhere, len(data) + 1
+        return looked[0], looked[2]
 
     def _write(self, route: Route[Consumer], piece: bytes | memoryview, messages: int) -> None:
         """Write messages to the consumers of their route, where they are all that this pass delivers."""

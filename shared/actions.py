@@ -40,6 +40,23 @@ changing = partial(action, dry_runs=True)
 """The same for an action that can say what it would change."""
 
 
+def putting(properties: str) -> Callable[[Method], Declared[Action]]:
+    """Declare the action that puts a message in a queue, whose arguments `a_body` reads.
+
+    `properties`: the help of the argument of that name.
+    """
+    return changing(
+        "messages",
+        "Put one in.",
+        takes={
+            "text": "the message",
+            "base64": "the same, where it is not UTF-8",
+            "properties": properties,
+        },
+        answers=("published",),
+    )
+
+
 def verb(name: str, summary: str, **more: Any) -> Callable[[Method], Declared[Verb]]:
     """Declare a `Verb`; `more`: its other fields."""
     return lambda method: Declared(lambda call: Verb(name, summary, call, **more), method)

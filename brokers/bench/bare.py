@@ -12,7 +12,7 @@ from pathlib import Path
 from brokers.bench.bare_server import CONSUMER, GROUP_BYTES, PRODUCER, Kind
 from brokers.bench.load import Address, FanOut, Talk, stamped_body
 from brokers.bench.processes import helper
-from brokers.bench.sweep import Load, Peer, Point, asking, passing
+from brokers.bench.sweep import Load, Peer, Point, fan_out_load, request_load
 
 
 def answers(*, synced: bool) -> Peer:
@@ -21,7 +21,7 @@ def answers(*, synced: bool) -> Peer:
     def talk(point: Point, client: int) -> Talk:
         return Talk.repeating([b"x" * (point.size - 1) + b"\n"], 1, point.window)
 
-    return partial(_started, "answer", synced), asking(talk)
+    return partial(_started, "answer", synced), request_load(talk)
 
 
 def echoes(*, synced: bool) -> Peer:
@@ -37,7 +37,7 @@ def echoes(*, synced: bool) -> Peer:
 
         return Talk(lambda wanted: b"x" * (point.size * wanted), count, point.window)
 
-    return partial(_started, "echo", synced), asking(talk)
+    return partial(_started, "echo", synced), request_load(talk)
 
 
 def relays(*, datagrams: bool = False) -> Peer:
@@ -59,7 +59,7 @@ def _relayed(datagrams: bool) -> Load:
             datagrams=datagrams,
         )
 
-    return passing(fan)
+    return fan_out_load(fan)
 
 
 def _group(number: int) -> bytes:

@@ -24,11 +24,11 @@ import trio
 from pamqp import base, commands
 
 from brokers.bench import bare
-from brokers.bench.load import Address, Case, FanOut, Measured, Row, opened, poured
+from brokers.bench.load import Address, Case, FanOut, Measured, Row, opened, pour_rate
 from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import nats_fan_out, nats_server, redis_command, redis_server, same_server
-from brokers.bench.sweep import NO_SWEEP, Point, Sweep, Swept, measured_at, passing, started, swept
+from brokers.bench.sweep import NO_SWEEP, Point, Sweep, Swept, fan_out_load, measured_at, started, swept
 from brokers.errors import ExitCode, Refusal
 from dmp import wire
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, encode
@@ -83,7 +83,7 @@ def bench(
 
 def direct(address: Address, point: Point, seconds: float) -> Measured:
     with leased(address, point.name_list(), point.size, point.producers, point.clients) as fan:
-        return passing(lambda point: fan)(address, point, seconds)
+        return fan_out_load(lambda point: fan)(address, point, seconds)
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def recorded(size: int) -> Case:
 
     def run(address: Address, data: Path, seconds: float) -> float:
         with leased(address, [KEY], size, 1, 1) as fan, opened(address, fan, 1, 1) as ((sink,), (feed,)):
-            return poured(sink, feed, message, seconds)
+            return pour_rate(sink, feed, message, seconds)
 
     return Case(run, "dmp_messages_sunk_total", len(message))
 
@@ -207,9 +207,9 @@ SWEPT = Swept(
     "direct",
     direct,
     {
-        "basic": (same_server, passing(_basic)),
-        "redis": (redis_server, passing(_redis)),
-        "nats": (nats_server, passing(_nats)),
+        "basic": (same_server, fan_out_load(_basic)),
+        "redis": (redis_server, fan_out_load(_redis)),
+        "nats": (nats_server, fan_out_load(_nats)),
     },
     bare.relays(),
     SIZE_MAX,

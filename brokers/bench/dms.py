@@ -24,7 +24,18 @@ from brokers.bench.load import Address, Measured, Row, Talk, connect, fill, repe
 from brokers.bench.login import login
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, maybe_none, some
 from brokers.bench.servers import beanstalkd, brokers_server, redis_command, redis_server, synced_beanstalkd
-from brokers.bench.sweep import NO_SWEEP, Load, Peer, Point, Sweep, Swept, asking, measured_at, started, swept
+from brokers.bench.sweep import (
+    NO_SWEEP,
+    Load,
+    Peer,
+    Point,
+    Sweep,
+    Swept,
+    measured_at,
+    request_load,
+    started,
+    swept,
+)
 from brokers.errors import ExitCode, Refusal
 from dms import wire
 from dms.link import hello
@@ -218,7 +229,7 @@ def redis_talk(size: int, window: int, lists: Sequence[bytes] = (QUEUE.encode(),
 
 
 def _at(talk: Callable[[int, int, Sequence[bytes]], Talk]) -> Load:
-    return asking(lambda point, client: talk(point.size, point.window, point.names_of(client)))
+    return request_load(lambda point, client: talk(point.size, point.window, point.names_of(client)))
 
 
 def _dms(address: Address, point: Point, seconds: float, others: Sequence[str] = ()) -> Measured:

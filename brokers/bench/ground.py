@@ -150,13 +150,13 @@ def _write(server: "Server", file: Path, topic: str, size: int, count: int) -> N
 def _wait_visible(data: Path, topic: str, end: int) -> None:
     """Until readers of the files see all of it: the newest index entry is written a moment later."""
     from brokers.pipeline.source.options import parse
-    from brokers.pipeline.source.planning import open_place
+    from brokers.pipeline.source.planning import open_origin
 
     options = parse({"path": str(data), "subscribe": topic})
     give_up = perf_counter() + _VISIBLE_SECONDS
     while perf_counter() < give_up:
-        with open_place(options, str(data)) as place:
-            spot = place.spots(options.topics).get(topic)
+        with open_origin(options, str(data)) as origin:
+            spot = origin.spots(options.topics).get(topic)
             if spot is not None and spot.end >= end:
                 return
         sleep(0.05)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from brokers.bench import bare, options
-from brokers.bench.load import STAMP_BYTES, Case, FanOut, Row, beside, opened, poured, stamped_body
+from brokers.bench.load import STAMP_BYTES, Case, FanOut, Row, beside, opened, pour_rate, stamped_body
 from brokers.bench.login import SAY_FIRST
 from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import nats_fan_out, nats_server
-from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, measured_at, passing, started, swept
+from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, fan_out_load, measured_at, started, swept
 from brokers.errors import ExitCode, Refusal
 from kqmsgq import wire
 from shared.cli.options import Json
@@ -98,12 +98,12 @@ def fan_out_of(names: Sequence[bytes], size: int, *, share: int = 1, groups: int
 
 
 def _at(speak: Speak) -> Load:
-    return passing(lambda point: speak(point.name_list(), point.size, groups=point.producers))
+    return fan_out_load(lambda point: speak(point.name_list(), point.size, groups=point.producers))
 
 
 def _shared(speak: Speak) -> Load:
     """All producers go round all names, which the consumers share."""
-    return passing(lambda point: speak(point.name_list(), point.size, share=point.clients))
+    return fan_out_load(lambda point: speak(point.name_list(), point.size, share=point.clients))
 
 
 def _beside_nats(load: Callable[[Speak], Load]) -> Swept:
@@ -120,6 +120,6 @@ def recorded(size: int) -> Case:
 
     def run(address: tuple[str, int], data: Path, seconds: float) -> float:
         with opened(address, fan_out_of([b"bench"], size), 1, 1) as ((producer,), (consumer,)):
-            return poured(producer, consumer, message, seconds)
+            return pour_rate(producer, consumer, message, seconds)
 
     return Case(run, "kqmsgq_messages_produced_total", len(message))

@@ -6,7 +6,7 @@ Bare system calls and one epoll, so that the server is what is measured. There a
   arrival of its answer; with a window above one it includes the wait behind one's own requests;
 - `fan_out`: producers on one side, consumers on the other. A producer sends its next messages when the
   slowest consumer has had the last. So no server wins by throwing away or by leaving one side behind;
-- `poured`: one kind of message over and over; the server's own counters count.
+- `pour_rate`: one kind of message over and over; the server's own counters count.
 
 Latencies are kept in an HDR histogram (three digits, 1 µs to 1 minute).
 """
@@ -617,10 +617,15 @@ def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producers: Sequ
                     data = by_fd[fd].recv(RECEIVE_BYTES)
                     if not data:
                         raise Refusal("the server that is measured closed a connection")
-                    if fd in waiting:
-                        waiting[fd] += data
-                        if len(waiting[fd]) >= fan.delivered_bytes and FILLER in waiting[fd]:
-                            del waiting[fd]
+                    _heard(fan, waiting, fd, data)
+
+
+def _heard(fan: FanOut, waiting: dict[int, bytes], fd: int, data: bytes) -> None:
+    """Note what a consumer has received: it waits no longer once that is a whole message."""
+    if fd in waiting:
+        waiting[fd] += data
+        if len(waiting[fd]) >= fan.delivered_bytes and FILLER in waiting[fd]:
+            del waiting[fd]
 
 
 # -- load at the rate at which a server takes it, and hardly any work for who makes it
@@ -640,11 +645,11 @@ class Case:
     frame_bytes: int
 
 
-def poured(writer: socket.socket, reader: socket.socket, message: bytes, seconds: float) -> float:
+def pour_rate(writer: socket.socket, reader: socket.socket, message: bytes, seconds: float) -> float:
     """Write `message` over and over, as fast as it is taken, while all that comes is read and not looked at;
     how many a second were taken, after a warm-up."""
     data = message * (WRITE_BYTES // len(message) + 1)
-    with thrown_away(reader) as ended:
+    with discarding(reader) as ended:
         try:
             begun = perf_counter()
             measured_from, ends = begun + WARM_UP_SECONDS, begun + WARM_UP_SECONDS + seconds
@@ -666,7 +671,7 @@ def poured(writer: socket.socket, reader: socket.socket, message: bytes, seconds
 
 
 @contextmanager
-def thrown_away(sock: socket.socket) -> Iterator[threading.Event]:
+def discarding(sock: socket.socket) -> Iterator[threading.Event]:
     """Read all that comes in a thread, and look no further. The event: the connection is closed."""
     ended = threading.Event()
 

@@ -47,7 +47,18 @@ from brokers.bench.load import (
 from brokers.bench.login import SAY_FIRST
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, some
 from brokers.bench.servers import brokers_server, redis_command, redis_server, same_server, serving
-from brokers.bench.sweep import NO_SWEEP, Load, Peer, Point, Sweep, Swept, asking, measured_at, started, swept
+from brokers.bench.sweep import (
+    NO_SWEEP,
+    Load,
+    Peer,
+    Point,
+    Sweep,
+    Swept,
+    measured_at,
+    request_load,
+    started,
+    swept,
+)
 from brokers.errors import ExitCode, Refusal
 from logmq.connector import auth
 from shared.cli.options import Json, Port
@@ -224,7 +235,7 @@ def _beside_the_first(
 
 
 def _at(request: Callable[[bytes, bytes], bytes], lines_each: int) -> Load:
-    return asking(
+    return request_load(
         lambda point, client: Talk.repeating(
             [request(name, b"x" * point.size) for name in point.names_of(client)], lines_each, point.window
         )

@@ -23,7 +23,7 @@ import attrs
 from brokers import control
 from brokers.bench import bare, options
 from brokers.bench.datagrams import bare_receiver, flood
-from brokers.bench.load import STAMP_BYTES, Case, FanOut, Row, beside, stamped_body, thrown_away
+from brokers.bench.load import STAMP_BYTES, Case, FanOut, Row, beside, discarding, stamped_body
 from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import brokers_server, mosquitto, serving
@@ -34,8 +34,8 @@ from brokers.bench.sweep import (
     Point,
     Sweep,
     Swept,
+    fan_out_load,
     measured_at,
-    passing,
     started,
     swept,
 )
@@ -82,8 +82,8 @@ def bench(
         raise Refusal("--matching: one at least, and --subscribers at most", ExitCode.USAGE)
     others = subscribers - matching
     servers: dict[str, Peer] = {
-        "pubsub": (brokers_server("pubsub"), passing(lambda _: pubsub_fan_out(size, matching), others)),
-        "mosquitto": (mosquitto, passing(lambda _: mqtt_fan_out(size, matching), others)),
+        "pubsub": (brokers_server("pubsub"), fan_out_load(lambda _: pubsub_fan_out(size, matching), others)),
+        "mosquitto": (mosquitto, fan_out_load(lambda _: mqtt_fan_out(size, matching), others)),
     }
 
     def measure(mode: Mode) -> Iterator[Row]:
@@ -185,7 +185,7 @@ def _at(fan: Callable[..., FanOut], any_levels: bytes) -> Load:
         patterns = [b"%03d/%b" % (group, any_levels) for group in range(groups)]
         return fan(point.size, point.clients, topics, patterns, groups)
 
-    return passing(made)
+    return fan_out_load(made)
 
 
 SWEPT = Swept(
@@ -265,7 +265,7 @@ def flooded(
 @contextmanager
 def subscribed(address: tuple[str, int]) -> Iterator[None]:
     """A subscriber of everything, that reads and looks no further."""
-    with socket.create_connection(address) as sock, thrown_away(sock):
+    with socket.create_connection(address) as sock, discarding(sock):
         sock.sendall(_identified(b"intake") + wire.encode_command(Command.SUBSCRIBE, b"*"))
         yield
 

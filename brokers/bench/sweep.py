@@ -116,7 +116,7 @@ Way = Callable[[Point, float], Measured]
 FLOOR = "floor"
 
 
-def passing(fan: Callable[[Point], FanOut], bystanders: int = 0) -> Load:
+def fan_out_load(fan: Callable[[Point], FanOut], bystanders: int = 0) -> Load:
     """Messages are handed on."""
     return lambda address, point, seconds: fan_out(
         address,
@@ -129,7 +129,7 @@ def passing(fan: Callable[[Point], FanOut], bystanders: int = 0) -> Load:
     )
 
 
-def asking(talk: Callable[[Point, int], Talk]) -> Load:
+def request_load(talk: Callable[[Point, int], Talk]) -> Load:
     """Requests are answered; `talk` is that of the client with a number."""
     return lambda address, point, seconds: run(
         address, [talk(point, client) for client in range(point.clients)], seconds, point.names_each

@@ -19,7 +19,7 @@ def source() -> type:
     from brokers.pipeline.source import origin
     from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, spans_of
     from brokers.pipeline.source.options import Options, parse
-    from brokers.pipeline.source.planning import open_place
+    from brokers.pipeline.source.planning import open_origin
 
     class TupleReader(DataSourceReader):
         def __init__(self, options: Options, columns: Sequence[str]) -> None:
@@ -34,12 +34,12 @@ def source() -> type:
             times, values = (self._columns == [name] for name in ("timestamp", "value"))
             most = self._options.max_value_bytes
             for span in spans_of(partition):
-                with open_place(self._options, span.source) as place:
-                    for chunk in place.chunks(span, rules):
+                with open_origin(self._options, span.source) as opened:
+                    for chunk in opened.chunks(span, rules):
                         data, at = chunk.data, 0
-                        for mark in chunk.marks:
-                            time = datetime.fromtimestamp(mark.first_ms / 1000, UTC)
-                            for _ in range(mark.records):
+                        for entry in chunk.entries:
+                            time = datetime.fromtimestamp(entry.first_ms / 1000, UTC)
+                            for _ in range(entry.records):
                                 begin = at + 4
                                 end = begin + int.from_bytes(data[at:begin], "big")
                                 offset = chunk.offset + at

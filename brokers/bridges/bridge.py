@@ -164,7 +164,7 @@ class _Entry:
     carried_bytes: int = 0
 
 
-class Surroundings(Protocol):
+class BridgeHost(Protocol):
     """What a bridge needs of its process."""
 
     store: Store
@@ -191,7 +191,7 @@ class Bridge:
         self,
         settings: BridgeSettings,
         ends: Ends,
-        around: Surroundings,
+        host: BridgeHost,
         positions: KeptPositions,
         account: Account,
         wake: Callable[[], None],
@@ -203,7 +203,7 @@ class Bridge:
         self.last_error = ""
         self.last_error_ms: float | None = None
         self._ends = ends
-        self._around = around
+        self._host = host
         self._positions = positions
         self._wake = wake
         self.inbox = Inbox(account, wake, self._lost)
@@ -221,7 +221,7 @@ class Bridge:
         """Messages that were taken and are refused for now, the oldest first."""
         self._failed: list[MessageRun] = []
         """Runs of a volatile source whose entries the disk refused, in order; they will be written again."""
-        self._rules = around.rules(settings.name)
+        self._rules = host.rules(settings.name)
         self._reopen = False
         self._gives_back = False
         """The source as last opened."""
@@ -252,7 +252,7 @@ class Bridge:
             if lag is not None and not self._source.gives_back:  # what we hold is in no count of its own
                 lag += sum(map(len, (*self._held, *self._failed)))
             return lag
-        service = self._around.service(self._source_protocol)
+        service = self._host.service(self._source_protocol)
         if self.state != "paused" or service is None:
             return None
         ends: BridgeEnds = self._end(self._source_protocol)
@@ -283,22 +283,22 @@ class Bridge:
 
     def would(self, name: bytes, key: bytes, body: bytes) -> Mapping[str, Any]:
         """What the bridge would do with a message; nothing is sent."""
-        origin = MessageOrigin(self._source_protocol, name or key, key, time=self._around.wall_ms() / 1000)
+        origin = MessageOrigin(self._source_protocol, name or key, key, time=self._host.wall_ms() / 1000)
         run = MessageRun(origin, [body])
         ((_, fate, trail),) = self._parts(run) if self._wanted(origin.name) else [(1, "filtered", ())]
         if fate:
             return {"result": fate, "to": None, "body": None}
-        (shaped,) = forms.shaped(self.settings.form, run, (*trail, self.name), self._around.wall_ms())
+        (written,) = forms.bodies_of(self.settings.form, run, (*trail, self.name), self._host.wall_ms())
         to = self._template.name_for(origin)
         told: dict[str, Any] = {"result": "carried", "to": f"{self._target_protocol}:{shown(to)}"}
-        refused = self._refusal(to, shaped)
+        refused = self._refusal(to, written)
         if refused is not None:
             policy = self._policy(refused)
             result = {"wait": "waits", "drop": "dropped"}.get(policy, "dead")
             told |= {"result": result, "reason": refused.reason, "error": str(refused)}
             if policy == "dead":
                 told["to"] = f"{self._dead_protocol}:{shown(self._dead_template.name_for(origin))}"
-        return {**told, "bytes": len(shaped), "body": shown(shaped)}
+        return {**told, "bytes": len(written), "body": shown(written)}
 
     def _refusal(self, name: bytes, body: bytes) -> BridgeRefusal | None:
         """Why the target would refuse a message now; None if it would take it."""
@@ -321,7 +321,7 @@ class Bridge:
                 try:
                     end.close()
                 except Exception as error:
-                    self._around.log.error(
+                    self._host.log.error(
                         "a bug: an end of a bridge could not be closed; report this",
                         bridge=self.name,
                         exc_info=error,
@@ -353,12 +353,12 @@ class Bridge:
     def step(self) -> float | None:
         """Carry what can be carried now. Returns seconds until the next call; None: call it at the next
         `wake`."""
-        now = self._around.now()
+        now = self._host.now()
         if self._positions.paused:
             self.close()
             self.state = "paused"
             return None
-        rules = self._around.rules(self.name)
+        rules = self._host.rules(self.name)
         if self._reopen or rules != self._rules:  # the source's permission is checked when it is opened
             self._reopen, self._rules = False, rules
             self.close()
@@ -374,8 +374,8 @@ class Bridge:
         flushed = self._target.flush()
         if self._in_flight > IN_FLIGHT_BYTES:
             return None
-        if self._around.store.congested:
-            self._around.store.when_uncongested(self._wake)
+        if self._host.store.congested:
+            self._host.store.when_uncongested(self._wake)
             return None
         worked = False
         try:
@@ -386,7 +386,7 @@ class Bridge:
         except (BridgeRefusal, StoreError) as error:
             self._wait(error, now, OPEN_SECONDS_MAX)
             self.close()
-        self._around.store.commit_pending()
+        self._host.store.commit_pending()
         if self._retry_at > now:
             return self._retry_at - now
         if self._tokens < 1 and self.settings.rate:
@@ -394,7 +394,7 @@ class Bridge:
         return 0.0 if worked or not flushed else None
 
     def _is_open(self, now: float) -> bool:
-        services = (self._around.service(self._source_protocol), self._around.service(self._target_protocol))
+        services = (self._host.service(self._source_protocol), self._host.service(self._target_protocol))
         if self._source is not None and services == self._services:
             return True
         if self._source is not None:
@@ -456,7 +456,7 @@ class Bridge:
         size = sum(run.size for run in runs) + _HEAD_BYTES
         one_entry = self._source.durable or self._target.durable
         joined: AbstractContextManager[CommitBatch | None]
-        joined = self._around.store.together(size) if one_entry else nullcontext()
+        joined = self._host.store.together(size) if one_entry else nullcontext()
         try:
             with joined as batch:
                 while runs:
@@ -484,7 +484,7 @@ class Bridge:
         if ticket.error is None:
             self._carried(entry)
         else:
-            now = self._around.now()
+            now = self._host.now()
             self._wait(ticket.error, now, OPEN_SECONDS_MAX)
             self._reopen = True
             if not self._gives_back:
@@ -527,12 +527,12 @@ class Bridge:
     def _parts(self, run: MessageRun) -> Iterator[tuple[int, str, tuple[str, ...]]]:
         """Split a run into parts of one fate: (end, fate, the bridges that the part has passed)."""
         bodies, trail = run.bodies, run.trail
-        plain = not self._by_size and not any(body.startswith(forms.MARK) for body in bodies)
+        plain = not self._by_size and not any(body.startswith(forms.JSON_START) for body in bodies)
         if plain:
             yield len(bodies), "circled" if self.name in trail else "", trail
             return
         for at, body in enumerate(bodies, 1):
-            passed = (*trail, *(name for name in forms.passed(body) if name not in trail))
+            passed = (*trail, *(name for name in forms.bridges_passed(body) if name not in trail))
             if not self._fits(body):
                 yield at, "filtered", passed
             else:
@@ -552,9 +552,9 @@ class Bridge:
         assert self._target is not None
         origin = run.origin
         if "date" in self._template.fields and not origin.time:
-            origin = attrs.evolve(origin, time=self._around.wall_ms() / 1000)
+            origin = attrs.evolve(origin, time=self._host.wall_ms() / 1000)
         name = self._template.name_for(origin)
-        bodies = forms.shaped(self.settings.form, run, trail, self._around.wall_ms())
+        bodies = forms.bodies_of(self.settings.form, run, trail, self._host.wall_ms())
         at = 0
         while at < len(run):
             try:
@@ -601,7 +601,7 @@ class Bridge:
             self.counts.dropped[refused.reason] += 1
             return True
         try:
-            self._bury(run, at, trail, refused)
+            self._write_dead_letter(run, at, trail, refused)
         except (BridgeRefusal, StoreError) as error:
             if isinstance(error, BridgeRefusal) and error.lasting:
                 self.counts.dropped[f"dead_{error.reason}"] += 1
@@ -617,14 +617,16 @@ class Bridge:
         policy = self.settings.on_refused.partition(":")[0] or "wait"
         return "dead" if refused.lasting and policy == "wait" else policy
 
-    def _bury(self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal) -> None:
+    def _write_dead_letter(
+        self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal
+    ) -> None:
         """Write a message to the address for dead messages. Raises BridgeRefusal, StoreError."""
         if self._dead is None:
             self._dead = self._open_target(self.settings.dead, ", where dead messages go")
         name = self._dead_template.name_for(run.origin)
-        wall_ms = self._around.wall_ms()
+        wall_ms = self._host.wall_ms()
         for cut in (False, True):
-            body = forms.dead(run, at, trail, wall_ms, refused.reason, str(refused), cut=cut)
+            body = forms.dead_letter_of(run, at, trail, wall_ms, refused.reason, str(refused), cut=cut)
             try:
                 self._dead.write(name, [body], trail)
                 return
@@ -643,7 +645,7 @@ class Bridge:
 
     def _note(self, refused: BridgeRefusal, *, waits: bool = False) -> None:
         """Remember the reason, and log it from time to time."""
-        self.last_error, self.last_error_ms = str(refused), self._around.wall_ms()
+        self.last_error, self.last_error_ms = str(refused), self._host.wall_ms()
         text = (
             "a bridge waits, and goes on by itself once that is over"
             if waits
@@ -661,16 +663,16 @@ class Bridge:
 
     def _tell(self, matter: str, text: str, **more: str) -> None:
         """Log a warning, unless there was one of this matter shortly before."""
-        now = self._around.now()
+        now = self._host.now()
         if now - self._told.get(matter, -math.inf) >= TOLD_SECONDS:
             self._told[matter] = now
-            self._around.log.warning(text, bridge=self.name, **more)
+            self._host.log.warning(text, bridge=self.name, **more)
 
     # -- the ends
 
     def _served(self, protocol: str, why: str = " just now") -> Any:
         """The running service of a protocol. Raises BridgeRefusal, whose text ends with `why`."""
-        service = self._around.service(protocol)
+        service = self._host.service(protocol)
         if service is None:
             raise BridgeRefusal("missing", f"{protocol} is not served{why}")
         return service
@@ -697,13 +699,13 @@ class Bridge:
     def _context(self, protocol: str) -> BridgeContext:
         return BridgeContext(
             self.name,
-            self._around.store,
+            self._host.store,
             self.inbox,
             self._positions,
             self._positions.start or self.settings.start,
             self._wake,
-            lambda action, name: self._around.may(self.name, protocol, action, name),
-            partial(self._around.log.warning, bridge=self.name),
+            lambda action, name: self._host.may(self.name, protocol, action, name),
+            partial(self._host.log.warning, bridge=self.name),
         )
 
 

@@ -50,7 +50,7 @@ class _Running:
 
 
 class Bridges:
-    """The bridges of one process, and the `Surroundings` of each."""
+    """The bridges of one process, and the `BridgeHost` of each."""
 
     def __init__(
         self,

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from brokers.asking import AdminPlace
 from brokers.flags import with_admin_flags, with_table_flags
 from brokers.render import Listing
+from brokers.server_address import ServerAddress
 from shared.cli.app import protocol_app
 from shared.cli.options import Json
 from shared.errors import UsageError
@@ -32,7 +32,7 @@ Name = Annotated[str, Parameter(help="The bridge's name.")]
 @command("list", "list --json", name="list")
 @with_admin_flags
 @with_table_flags
-def list_(*, at: AdminPlace, json: Json = False) -> Listing:
+def list_(*, at: ServerAddress, json: Json = False) -> Listing:
     """List the bridges: state, guarantee, counts, lag, and the last error of each."""
     rows = at.client().rows(BRIDGES.name)
     return Listing(rows, {column.name: column.unit for column in BRIDGES.columns})
@@ -40,14 +40,14 @@ def list_(*, at: AdminPlace, json: Json = False) -> Listing:
 
 @command("pause sensors")
 @with_admin_flags
-def pause(name: Name, *, at: AdminPlace, json: Json = False) -> Mapping[str, Any]:
+def pause(name: Name, *, at: ServerAddress, json: Json = False) -> Mapping[str, Any]:
     """Have a bridge carry nothing until it is resumed; a restart keeps it so."""
     return {"bridge": name, **_ask(at, name, "pause")}
 
 
 @command("resume sensors")
 @with_admin_flags
-def resume(name: Name, *, at: AdminPlace, json: Json = False) -> Mapping[str, Any]:
+def resume(name: Name, *, at: ServerAddress, json: Json = False) -> Mapping[str, Any]:
     """Have a bridge that was paused carry again, from where it was."""
     return {"bridge": name, **_ask(at, name, "resume")}
 
@@ -58,7 +58,7 @@ def reset(
     name: Name,
     *,
     to: Annotated[str, Parameter(help="first, end, an offset, or a time (RFC 3339).")],
-    at: AdminPlace,
+    at: ServerAddress,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Have a bridge from logs begin anew at another place."""
@@ -72,7 +72,7 @@ def try_out(
     *,
     name: Annotated[str, Parameter(help="Of the message's topic or queue.")] = "",
     key: Annotated[str, Parameter(help="Its routing key.")] = "",
-    at: AdminPlace,
+    at: ServerAddress,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Say what would become of the message on standard input; nothing is sent."""
@@ -82,6 +82,6 @@ def try_out(
     return _ask(at, bridge, "test", name=name, key=key, base64=b64encode(body).decode())
 
 
-def _ask(at: AdminPlace, bridge: str, action: str, **arguments: Any) -> Mapping[str, Any]:
+def _ask(at: ServerAddress, bridge: str, action: str, **arguments: Any) -> Mapping[str, Any]:
     found: Mapping[str, Any] = at.client().post(BRIDGES.name, bridge, action, **arguments)
     return found

@@ -12,13 +12,13 @@ from brokers.bridges.settings import Form
 from shared.bridging import MessageRun
 from shared.objects import time_text
 
-MARK = b'{"protocol":"'
+JSON_START = b'{"protocol":"'
 """The first bytes of a bridge's JSON."""
 DEAD_VALUE_BYTES_MAX = 64 << 10
 """How much is kept of a dead message that is too large for its target."""
 
 
-def shaped(form: Form, run: MessageRun, trail: Sequence[str], now_ms: float) -> Sequence[bytes]:
+def bodies_of(form: Form, run: MessageRun, trail: Sequence[str], now_ms: float) -> Sequence[bytes]:
     """The bodies to write. `trail`: the bridges that they have passed, with this one."""
     if form == "raw":
         return run.bodies
@@ -27,7 +27,7 @@ def shaped(form: Form, run: MessageRun, trail: Sequence[str], now_ms: float) -> 
     return [_object(run, at, body, trail, now_ms) for at, body in enumerate(run.bodies)]
 
 
-def dead(
+def dead_letter_of(
     run: MessageRun, at: int, trail: Sequence[str], now_ms: float, reason: str, text: str, *, cut: bool
 ) -> bytes:
     """The body of a dead message. `cut`: only its first bytes, because the whole is too large."""
@@ -41,9 +41,9 @@ def dead(
     return _object(run, at, body, trail, now_ms, more)
 
 
-def passed(body: bytes) -> tuple[str, ...]:
+def bridges_passed(body: bytes) -> tuple[str, ...]:
     """The bridges that a message has passed, read from its JSON; empty for other bodies."""
-    if not body.startswith(MARK):
+    if not body.startswith(JSON_START):
         return ()
     try:
         found = json.loads(body)

@@ -104,7 +104,7 @@ class Field:
 
 
 @attrs.frozen
-class Doing:
+class ActionForm:
     """An action as a view shows it."""
 
     action: Action
@@ -292,7 +292,9 @@ async def _list(
         "protocols": sorted(protocol for protocol, _ in those),
         "filters": [name for name in kind.filters if name != "protocol"] + narrow,
         "makes": [
-            Doing(each.make, f"/api/v1/{kind.name}", "POST", "") for _, each in those if each.make is not None
+            ActionForm(each.make, f"/api/v1/{kind.name}", "POST", "")
+            for _, each in those
+            if each.make is not None
         ],
         "begins": [each.begin for _, each in those if each.begin],
     }
@@ -381,7 +383,7 @@ async def _one(
             for each in _row(kind, row, kind.columns)
             if each[0].name not in kind.parts or (kind.name, each[0].name) in LINKS
         ],
-        "actions": [_doing(action, path, row, kind) for action in objects.actions if not action.looks],
+        "actions": [_action_form(action, path, row, kind) for action in objects.actions if not action.looks],
         "looks": [action for action in objects.actions if action.looks],
         "seen": await _seen(objects, found, request),
         "related": [
@@ -392,13 +394,13 @@ async def _one(
     }
 
 
-def _doing(action: Action, path: str, row: Row, kind: ObjectKind) -> Doing:
+def _action_form(action: Action, path: str, row: Row, kind: ObjectKind) -> ActionForm:
     subject = " ".join(str(row[part]) for part in kind.parts)
     if action.name in ("delete", "kick"):
-        return Doing(action, f"/api/v1{path}", "DELETE", subject, leaves=f"/{kind.name}")
+        return ActionForm(action, f"/api/v1{path}", "DELETE", subject, leaves=f"/{kind.name}")
     idle = {"pause": True, "resume": False}.get(action.name)
     possible = idle is None or row.get("paused", row.get("state") == "paused") is not idle
-    return Doing(action, f"/api/v1{path}/{action.name}", "POST", subject, possible)
+    return ActionForm(action, f"/api/v1{path}/{action.name}", "POST", subject, possible)
 
 
 async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, Any] | None:

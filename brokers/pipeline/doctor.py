@@ -279,12 +279,12 @@ def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
 
 def spark() -> Finding:
     """Start Spark, and let a worker of it import our source."""
+    from brokers.pipeline.jobs.job_input import ReadOptions
     from brokers.pipeline.jobs.running import spark_for
-    from brokers.pipeline.jobs.where import Reading
 
     begun = perf_counter()
     try:
-        with spark_for("doctor", Reading(master="local[1]")) as found:
+        with spark_for("doctor", ReadOptions(master="local[1]")) as found:
             found.sparkContext.parallelize([0], 1).map(_worker).collect()
             version = found.version
     except (BrokerError, ImportError, OSError) as error:

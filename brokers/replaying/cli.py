@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 import attrs
 from cyclopts import Parameter
 
-from brokers.asking import AdminPlace, data_folder, existing
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import admin_command
 from brokers.render import CommandResult
 from brokers.replaying import engine, sources
 from brokers.replaying.sources import Chosen
+from brokers.server_address import ServerAddress, data_folder, require_folder
 from shared.addresses import MessageOrigin, split
 from shared.cli.options import Json, flag, login_of_flags
 from shared.cli.progress import counting
@@ -59,7 +59,7 @@ def replay(
     resume: Annotated[
         str | None, Parameter(help="Note under this name how far it is, and go on from there.")
     ] = None,
-    at: AdminPlace,
+    at: ServerAddress,
     json: Json = False,
 ) -> CommandResult:
     """Send messages of the past again: recorded traffic, a log, or an archive.
@@ -76,10 +76,10 @@ def replay(
     renamed = renaming(map)
     folder = data_folder(at.data_dir, at.config)
     server = attrs.evolve(at, data_dir=None, config=None) if at.url or at.context else at
-    server = server.settled()
+    server = server.resolved()
     found, chosen = sources.opened(source, folder, chosen)
     if not source.startswith("archive:"):
-        existing(folder)
+        require_folder(folder)
     if to is None and map is None and server.url is None and source.startswith(f"{sources.TOPICS}:"):
         raise UsageError("--to", "each topic would be appended to itself: give --to or --map")
     protocol, placed, replays = _target(to, found.protocol, renamed)
@@ -158,7 +158,7 @@ def _target(
     return protocol, placed, replays
 
 
-def _reached(server: AdminPlace, protocol: str) -> tuple[str, int, How]:
+def _reached(server: ServerAddress, protocol: str) -> tuple[str, int, How]:
     """The running server's address for the protocol, and the login. Raises Refusal."""
     told: Mapping[str, Any] = server.client().request("GET", "/status")
     row = next((each for each in told["protocols"] if each["protocol"] == protocol), None)

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from shared.routing.few import Few, with_one, without
+from shared.routing.compact import CompactSet, insert, remove
 from shared.routing.trie import Steps
 
 S = TypeVar("S", bound=Hashable)
@@ -15,13 +15,13 @@ class Exact(Generic[S]):
     __slots__ = ("_names", "visits")
 
     def __init__(self) -> None:
-        self._names: dict[bytes, Few[S]] = {}
+        self._names: dict[bytes, CompactSet[S]] = {}
         self.visits = 0
 
     def may_be_wild(self, pattern: bytes) -> bool:
         return False
 
-    def walk(self, name: bytes) -> list[Few[S]]:
+    def walk(self, name: bytes) -> list[CompactSet[S]]:
         subscribers = self._names.get(name)
         return [] if subscribers is None else [subscribers]
 
@@ -31,11 +31,11 @@ class Exact(Generic[S]):
         return self.walk(name)
 
     def add(self, pattern: bytes, subscriber: S) -> None:
-        self._names[pattern] = with_one(self._names.get(pattern), subscriber)
+        self._names[pattern] = insert(self._names.get(pattern), subscriber)
 
     def remove(self, pattern: bytes, subscriber: S) -> None:
         """Remove `pattern` of `subscriber`, which the index knows to be there."""
-        left = without(self._names[pattern], subscriber)
+        left = remove(self._names[pattern], subscriber)
         if left is None:
             del self._names[pattern]
         else:

@@ -21,8 +21,8 @@ import attrs
 
 from shared.budget import CacheBytes
 from shared.routing.cache import MatchCache
+from shared.routing.compact import CompactSet, contains, insert, iterate, remove
 from shared.routing.exact import Exact
-from shared.routing.few import Few, each, has, with_one, without
 from shared.routing.syntax import EveryName, Pattern, Wildcards
 from shared.routing.trie import Steps, Trie
 
@@ -61,8 +61,8 @@ class RoutingIndex(Generic[S]):
         cache_books: CacheBytes | None = None,
     ) -> None:
         self._patterns: Trie[S] | Exact[S] = Exact() if wildcards is None else Trie(wildcards)
-        self._every: Few[S] | None = None
-        self._held: dict[S, Few[Pattern]] = {}
+        self._every: CompactSet[S] | None = None
+        self._held: dict[S, CompactSet[Pattern]] = {}
         self._cache: MatchCache[S] = MatchCache(cache_bytes_max, cache_books)
         self._subscriptions = 0
         self._walks = 0
@@ -77,12 +77,12 @@ class RoutingIndex(Generic[S]):
         if subscriber is None:
             raise TypeError("None cannot subscribe")
         held = self._held.get(subscriber)
-        if has(held, pattern):
+        if contains(held, pattern):
             return False
-        self._held[subscriber] = with_one(held, pattern)
+        self._held[subscriber] = insert(held, pattern)
         self._subscriptions += 1
         if isinstance(pattern, EveryName):
-            self._every = with_one(self._every, subscriber)
+            self._every = insert(self._every, subscriber)
         else:
             self._patterns.add(pattern, subscriber)
         self._forget_matches(pattern)
@@ -91,9 +91,9 @@ class RoutingIndex(Generic[S]):
     def unsubscribe(self, subscriber: S, pattern: Pattern) -> bool:
         """Remove a subscription. False: it did not exist. Subscriptions to other patterns stay."""
         held = self._held.get(subscriber)
-        if held is None or not has(held, pattern):
+        if held is None or not contains(held, pattern):
             return False
-        left = without(held, pattern)
+        left = remove(held, pattern)
         if left is None:
             del self._held[subscriber]
         else:
@@ -104,14 +104,14 @@ class RoutingIndex(Generic[S]):
     def drop(self, subscriber: S) -> int:
         """Remove all subscriptions of `subscriber`. Returns their number."""
         ended = 0
-        for pattern in each(self._held.pop(subscriber, None)):
+        for pattern in iterate(self._held.pop(subscriber, None)):
             self._remove(subscriber, pattern)
             ended += 1
         return ended
 
     def patterns(self, subscriber: S) -> tuple[Pattern, ...]:
         """The patterns of `subscriber`, the oldest first."""
-        return tuple(each(self._held.get(subscriber)))
+        return tuple(iterate(self._held.get(subscriber)))
 
     def match(self, name: bytes) -> tuple[S, ...]:
         """Every subscriber with a pattern that matches, each once, in no promised order."""
@@ -176,7 +176,7 @@ class RoutingIndex(Generic[S]):
             found = self._found(name, self._patterns.walk(name), keep=True)
         return found
 
-    def _found(self, name: bytes, sets: list[Few[S]], *, keep: bool) -> tuple[S, ...]:
+    def _found(self, name: bytes, sets: list[CompactSet[S]], *, keep: bool) -> tuple[S, ...]:
         if self._every is not None:
             sets.append(self._every)
         found = _union(sets)
@@ -187,7 +187,7 @@ class RoutingIndex(Generic[S]):
     def _remove(self, subscriber: S, pattern: Pattern) -> None:
         self._subscriptions -= 1
         if isinstance(pattern, EveryName):
-            self._every = without(self._every, subscriber)
+            self._every = remove(self._every, subscriber)
         else:
             self._patterns.remove(pattern, subscriber)
         self._forget_matches(pattern)
@@ -212,13 +212,13 @@ class _Walk(Generic[S]):
         self.steps = steps
 
 
-def _union(sets: list[Few[S]]) -> tuple[S, ...]:
+def _union(sets: list[CompactSet[S]]) -> tuple[S, ...]:
     if len(sets) == 1:
-        return tuple(each(sets[0]))
+        return tuple(iterate(sets[0]))
     union: dict[S, None] = {}
-    for few in sets:
-        if isinstance(few, dict):
-            union.update(few)
+    for members in sets:
+        if isinstance(members, dict):
+            union.update(members)
         else:
-            union[few] = None
+            union[members] = None
     return tuple(union)

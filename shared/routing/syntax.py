@@ -1,4 +1,4 @@
-"""How the names of one protocol are divided into levels, and what its wildcards are called."""
+"""How the names of one protocol are split into levels, and what its wildcards are called."""
 
 import enum
 from typing import Final
@@ -54,7 +54,7 @@ class Wildcards:
         wild = levels.count(self.any_levels) + levels.count(self.one_level)
         return len(levels) if wild >= WILD_LEAST else 0
 
-    def divide(self, pattern: bytes) -> tuple[list[bytes], bytes | None]:
+    def split(self, pattern: bytes) -> tuple[list[bytes], bytes | None]:
         """The levels up to the last wildcard, and the literal rest behind it as it is written.
 
         The rest is None where the pattern ends in a wildcard (b"" is a rest: one empty level). A pattern

@@ -21,15 +21,15 @@ is behind them. It finds every subscriber whose pattern was there all the time; 
 meanwhile is found or not. If it began again instead, a client that keeps subscribing could hold up a match
 for ever.
 
-Most nodes have at most one child. So `children` and `rests` hold a single entry bare (few.py says why). The
+Most nodes have at most one child. So `children` and `rests` hold a single entry bare (`CompactDict`). The
 shape of the trie follows from the patterns in it, whatever came and went before.
 """
 
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Iterable, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
-from shared.routing.few import Few, Keys, lookup, removed, stored, with_one, without
+from shared.routing.compact import CompactDict, CompactSet, delete, insert, lookup, remove, store
 from shared.routing.syntax import Wildcards
 
 S = TypeVar("S", bound=Hashable)
@@ -37,7 +37,7 @@ S = TypeVar("S", bound=Hashable)
 STEP_NODES = 256
 """Nodes visited in one step of a walk: about 0.1 ms."""
 
-Steps = Generator[None, None, list[Few[S]]]
+Steps = Generator[None, None, list[CompactSet[S]]]
 """A walk, a step at a time; it returns what it has found."""
 
 
@@ -53,11 +53,11 @@ class Node(Generic[S]):
     __slots__ = ("below", "child_only", "children", "ends", "many", "one", "rest_only", "rests")
 
     def __init__(self) -> None:
-        self.ends: Few[S] | None = None
-        self.below: Few[S] | None = None
-        self.rests: Keys[Few[S]] = None
-        self.rest_only: Few[S] | None = None
-        self.children: Keys[Node[S]] = None
+        self.ends: CompactSet[S] | None = None
+        self.below: CompactSet[S] | None = None
+        self.rests: CompactDict[CompactSet[S]] = None
+        self.rest_only: CompactSet[S] | None = None
+        self.children: CompactDict[Node[S]] = None
         self.child_only: Node[S] | None = None
         self.one: Node[S] | None = None
         self.many: Node[S] | None = None
@@ -134,19 +134,19 @@ class Trie(Generic[S]):
         """False for what surely matches only itself."""
         return self._any_levels in pattern or self._one_level in pattern
 
-    def walk(self, name: bytes) -> list[Few[S]]:
+    def walk(self, name: bytes) -> list[CompactSet[S]]:
         """The subscribers of each pattern that matches; some sets may come more than once."""
         steps = self.steps(name)
         while True:
             try:
                 next(steps)
             except StopIteration as end:
-                found: list[Few[S]] = end.value
+                found: list[CompactSet[S]] = end.value
                 return found
 
     def steps(self, name: bytes) -> Steps[S]:
         """The same as `walk`, but it yields after every `STEP_NODES` nodes that it has visited."""
-        found: list[Few[S]] = []
+        found: list[CompactSet[S]] = []
         spread: list[Node[S]] = []  # behind any_levels
         spread_at: list[int] = []  # no list of pairs: tens of thousands of them have the collector run
         frontier = [self.root]
@@ -162,15 +162,17 @@ class Trie(Generic[S]):
                         found.append(below)
                     if (rests := node.rests) is not None:
                         if type(rests) is dict:
-                            if (subscribers := rests.get(rest)) is not None:
-                                found.append(subscribers)
-                        elif rests == rest and (subscribers := node.rest_only) is not None:
+                            subscribers = rests.get(rest)
+                        else:
+                            subscribers = node.rest_only if rests == rest else None
+                        if subscribers is not None:
                             found.append(subscribers)
                     if (children := node.children) is not None:
                         if type(children) is dict:
-                            if (child := children.get(level)) is not None:
-                                following.append(child)
-                        elif children == level and (child := node.child_only) is not None:
+                            child = children.get(level)
+                        else:
+                            child = node.child_only if children == level else None
+                        if child is not None:
                             following.append(child)
                     if (one := node.one) is not None:
                         following.append(one)
@@ -209,53 +211,20 @@ class Trie(Generic[S]):
         reached: list[Node[S]],
         reached_at: list[int],
         of_name: Places,
-        found: list[Few[S]],
+        found: list[CompactSet[S]],
         since: int,
     ) -> Generator[None, None, None]:
         """On from nodes behind any_levels, each with the set of places where it is reached.
 
         `since`: nodes that were visited since the last step.
-        Where both a node and the name have many entries, `&` goes through those that are fewer.
         """
-        levels, last, every = of_name.levels, of_name.last, of_name.every
         while reached:
             following: list[Node[S]] = []
             following_at: list[int] = []
             pairs = zip(reached, reached_at, strict=True)
             for begun in range(0, len(reached), STEP_NODES):
-                tried = 0
-                for node, wanted in islice(pairs, STEP_NODES):
-                    places = wanted & every
-                    if not places:
-                        continue
-                    if (below := node.below) is not None:
-                        found.append(below)
-                    if (many := node.many) is not None:
-                        following.append(many)
-                        following_at.append(-(places & -places))
-                    if (one := node.one) is not None:
-                        following.append(one)
-                        following_at.append(places << 1)
-                    if (ends := node.ends) is not None and places & last:
-                        found.append(ends)
-                    if (children := node.children) is not None:
-                        if type(children) is dict:
-                            tried += min(len(children), len(levels))
-                            for level in children.keys() & levels.keys():
-                                following.append(children[level])
-                                following_at.append((places & levels[level]) << 1)
-                        elif children in levels and (child := node.child_only) is not None:
-                            following.append(child)
-                            following_at.append((places & levels[children]) << 1)
-                    if (rests := node.rests) is not None:
-                        if isinstance(rests, dict):
-                            rest_at = of_name.rests
-                            tried += min(len(rests), len(rest_at))
-                            both = rests.keys() & rest_at.keys()
-                            found += [rests[rest] for rest in both if places & rest_at[rest]]
-                        elif places & of_name.place_of_rest(rests):
-                            assert node.rest_only is not None
-                            found.append(node.rest_only)
+                piece = islice(pairs, STEP_NODES)
+                tried = _read_on(piece, of_name, found, following, following_at)
                 visited = min(STEP_NODES, len(reached) - begun)
                 self.visits += visited + tried
                 since += visited
@@ -274,12 +243,12 @@ class Trie(Generic[S]):
                 self._set_child(node, level, child)
             node = child
         if rest is not None:
-            subscribers = with_one(lookup(node.rests, node.rest_only, rest), subscriber)
-            node.rests, node.rest_only = stored(node.rests, node.rest_only, rest, subscribers)
+            subscribers = insert(lookup(node.rests, node.rest_only, rest), subscriber)
+            node.rests, node.rest_only = store(node.rests, node.rest_only, rest, subscribers)
         elif last == self._any_levels:
-            node.below = with_one(node.below, subscriber)
+            node.below = insert(node.below, subscriber)
         else:
-            node.ends = with_one(node.ends, subscriber)
+            node.ends = insert(node.ends, subscriber)
 
     def remove(self, pattern: bytes, subscriber: S) -> None:
         """`subscriber` has `pattern`: the index knows."""
@@ -292,22 +261,22 @@ class Trie(Generic[S]):
             assert child is not None
             node = child
         if rest is not None:
-            left = without(lookup(node.rests, node.rest_only, rest), subscriber)
+            left = remove(lookup(node.rests, node.rest_only, rest), subscriber)
             if left is None:
-                node.rests, node.rest_only = removed(node.rests, rest)
+                node.rests, node.rest_only = delete(node.rests, rest)
             else:
-                node.rests, node.rest_only = stored(node.rests, node.rest_only, rest, left)
+                node.rests, node.rest_only = store(node.rests, node.rest_only, rest, left)
         elif last == self._any_levels:
-            node.below = without(node.below, subscriber)
+            node.below = remove(node.below, subscriber)
         else:
-            node.ends = without(node.ends, subscriber)
+            node.ends = remove(node.ends, subscriber)
         while path and node.is_empty():
             node, level = path.pop()
             self._set_child(node, level, None)
 
     def _place(self, pattern: bytes) -> tuple[list[bytes], bytes | None, bytes | None]:
         """The levels that lead to the pattern's node, and then its last wildcard or its literal rest."""
-        levels, rest = self._wildcards.divide(pattern)
+        levels, rest = self._wildcards.split(pattern)
         return levels, levels.pop() if rest is None else None, rest
 
     def _child(self, node: Node[S], level: bytes) -> Node[S] | None:
@@ -323,9 +292,58 @@ class Trie(Generic[S]):
         elif level == self._any_levels:
             node.many = child
         elif child is None:
-            node.children, node.child_only = removed(node.children, level)
+            node.children, node.child_only = delete(node.children, level)
         else:
-            node.children, node.child_only = stored(node.children, node.child_only, level, child)
+            node.children, node.child_only = store(node.children, node.child_only, level, child)
+
+
+def _read_on(
+    pairs: Iterable[tuple[Node[S], int]],
+    of_name: Places,
+    found: list[CompactSet[S]],
+    following: list[Node[S]],
+    following_at: list[int],
+) -> int:
+    """Visit nodes, each with the places where it is reached. Returns the entries that it went through.
+
+    What matches is added to `found`, and the nodes that the name leads to from there to `following`.
+    Where both a node and the name have many entries, `&` goes through those that are fewer.
+    """
+    levels, last, every = of_name.levels, of_name.last, of_name.every
+    tried = 0
+    for node, wanted in pairs:
+        places = wanted & every
+        if not places:
+            continue
+        if (below := node.below) is not None:
+            found.append(below)
+        if (many := node.many) is not None:
+            following.append(many)
+            following_at.append(-(places & -places))
+        if (one := node.one) is not None:
+            following.append(one)
+            following_at.append(places << 1)
+        if (ends := node.ends) is not None and places & last:
+            found.append(ends)
+        if (children := node.children) is not None:
+            if type(children) is dict:
+                tried += min(len(children), len(levels))
+                for level in children.keys() & levels.keys():
+                    following.append(children[level])
+                    following_at.append((places & levels[level]) << 1)
+            elif children in levels and (child := node.child_only) is not None:
+                following.append(child)
+                following_at.append((places & levels[children]) << 1)
+        if (rests := node.rests) is not None:
+            if isinstance(rests, dict):
+                rest_at = of_name.rests
+                tried += min(len(rests), len(rest_at))
+                both = rests.keys() & rest_at.keys()
+                found += [rests[rest] for rest in both if places & rest_at[rest]]
+            elif places & of_name.place_of_rest(rests):
+                assert node.rest_only is not None
+                found.append(node.rest_only)
+    return tried
 
 
 def _pieces(nodes: list[Node[S]]) -> Sequence[list[Node[S]]]:

@@ -443,7 +443,7 @@ def test_the_clock_starts_when_each_name_was_written_once() -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        asked = sweep.asking(lambda point, client: Talk.repeating(NAMES, 1, point.window))
+        asked = sweep.request_load(lambda point, client: Talk.repeating(NAMES, 1, point.window))
         asked(server.getsockname(), sweep.Point(4, len(NAMES), 1, 2), 0.05)
         thread.join()
     assert seen == set(NAMES)

@@ -45,7 +45,7 @@ def offset_of(number: int) -> int:
     return sum(format.LENGTH_BYTES + len(payload) for payload in RECORDS[:number])
 
 
-def rewrite_mark(folder: Path, number: int, change: Callable[[bytes], bytes]) -> None:
+def rewrite_entry(folder: Path, number: int, change: Callable[[bytes], bytes]) -> None:
     path = folder / "logmq" / "orders.idx"
     with path.open("r+b") as file:
         file.seek(entry_position(number))
@@ -58,15 +58,15 @@ def drop_front(folder: Path, entries: int) -> None:
     """As retention leaves a front of so many index entries: a hole in the log, and zeros in the index."""
     with OsDisk(folder, create=False) as disk:
         log_fd, index_fd = disk.open("logmq/orders.log"), disk.open("logmq/orders.idx")
-        disk.punch(log_fd, 0, marks(folder)[entries].offset)
+        disk.punch(log_fd, 0, entries_of(folder)[entries].offset)
         disk.write(index_fd, bytes(entries * INDEX_ENTRY_BYTES), entry_position(0))
 
 
-def marks(folder: Path) -> list[format.IndexEntry]:
+def entries_of(folder: Path) -> list[format.IndexEntry]:
     found = spot(folder)
     with OsDisk(folder, create=False) as disk:
         index = LogIndex(disk, disk.open("logmq/orders.idx"), found.id)
-        return list(index.marks(found.first, found.end))
+        return list(index.entries(found.first, found.end))
 
 
 def remake(folder: Path, payloads: list[bytes], *, clean: bool = True) -> None:

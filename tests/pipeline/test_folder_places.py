@@ -26,13 +26,13 @@ from tests.pipeline.folders import (
     RECORDS,
     between,
     drop_front,
+    entries_of,
     follow,
-    marks,
     offset_of,
     options,
     planned,
     remake,
-    rewrite_mark,
+    rewrite_entry,
     values,
     whole,
 )
@@ -66,11 +66,11 @@ def test_the_journal_is_not_read_where_nothing_is_in_doubt(
 def test_a_log_ends_with_its_last_good_entry_however_far_back_that_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brokers.pipeline.source.folder.NEAR_MARKS", 1)
+    monkeypatch.setattr("brokers.pipeline.source.folder.NEAR_ENTRIES", 1)
     remake(folder, RECORDS, clean=False)
-    every = marks(folder)
+    every = entries_of(folder)
     for number in range(2, len(every)):
-        rewrite_mark(folder, number, lambda mark: mark[:40] + b"torn" + mark[44:])
+        rewrite_entry(folder, number, lambda entry: entry[:40] + b"torn" + entry[44:])
     assert whole(folder).stop == every[1].end
 
 
@@ -137,9 +137,9 @@ def dropped(folder: Path, below: int | None, *, clean: bool) -> int:
 
 def test_a_log_made_again_begins_at_its_own_beginning(folder: Path) -> None:
     first = dropped(folder, offset_of(1000), clean=True)
-    assert first == offset_of(1000) not in [mark.offset for mark in marks(folder)]
+    assert first == offset_of(1000) not in [entry.offset for entry in entries_of(folder)]
     assert values(options(folder), whole(folder)) == RECORDS[1000:]
-    for time in ("0", str(marks(folder)[0].first_ms)):
+    for time in ("0", str(entries_of(folder)[0].first_ms)):
         assert place(folder, "starting", startingTimestamp=time) == first
     remake(folder, [b"new"] * 90_000, clean=False)
     found = whole(folder)
@@ -152,7 +152,7 @@ def test_a_log_of_which_all_is_dropped_is_empty_whatever_its_index_says(folder: 
     assert dropped(folder, None, clean=False) == end
     found = whole(folder)
     assert (found.start, found.stop) == (end, end)
-    rewrite_mark(folder, 0, lambda mark: mark[:40] + b"torn" + mark[44:])
+    rewrite_entry(folder, 0, lambda entry: entry[:40] + b"torn" + entry[44:])
     assert whole(folder) == found
 
 
@@ -259,7 +259,7 @@ def test_an_offset_that_is_not_there_is_data_loss(folder: Path) -> None:
     with pytest.raises(DataLoss, match="ends at"):
         place(folder, "starting", **given)
     assert place(folder, "starting", failOnDataLoss="false", **given) == offset_of(3000)
-    second = marks(folder)[1]
+    second = entries_of(folder)[1]
     drop_front(folder, 1)
     given = {"startingOffsets": json.dumps({"orders": 0})}
     with pytest.raises(DataLoss, match=f"begins at {second.offset}"):
@@ -289,7 +289,7 @@ def test_times_in_order_are_no_mistake_where_clocks_were_set_back(folder: Path) 
 
 
 def test_an_error_names_the_option_that_was_given(tmp_path: Path, folder: Path) -> None:
-    late = str(marks(folder)[-1].last_ms + 1)
+    late = str(entries_of(folder)[-1].last_ms + 1)
     with pytest.raises(ConfigError) as error:
         place(folder, "starting", startingOffsetsByTimestamp=json.dumps({"orders": int(late)}))
     assert error.value.key == "startingOffsetsByTimestamp"
@@ -320,7 +320,7 @@ def test_columns_that_cannot_be_had_are_refused(folder: Path, columns: str) -> N
 
 
 def test_times_lead_to_the_entry_with_the_first_record_of_that_time(folder: Path) -> None:
-    every = marks(folder)
+    every = entries_of(folder)
     assert place(folder, "starting", startingTimestamp="0") == 0
     after = str(every[-1].last_ms + 1)
     assert place(folder, "ending", endingTimestamp=after) == every[-1].end
@@ -331,11 +331,11 @@ def test_times_lead_to_the_entry_with_the_first_record_of_that_time(folder: Path
 def test_a_time_is_that_of_the_first_entry_with_a_record_of_it_or_later(folder: Path) -> None:
     every = [
         entry._replace(first_ms=1000 * number, last_ms=1000 * number + 500)
-        for number, entry in enumerate(marks(folder), 1)
+        for number, entry in enumerate(entries_of(folder), 1)
     ]
     log_id = whole(folder).log_id
     for number, entry in enumerate(every):
-        rewrite_mark(folder, number, lambda _, entry=entry: format.pack_index_entry(entry, log_id))  # type: ignore[misc]
+        rewrite_entry(folder, number, lambda _, entry=entry: format.pack_index_entry(entry, log_id))  # type: ignore[misc]
     first, second, *_ = every
     for time, there in ((1000, first), (1500, first), (1501, second), (1999, second), (2500, second)):
         assert place(folder, "starting", startingTimestamp=str(time)) == there.offset
@@ -343,7 +343,7 @@ def test_a_time_is_that_of_the_first_entry_with_a_record_of_it_or_later(folder: 
 
 
 def test_what_a_file_has_lost_ends_no_look_at_its_places(folder: Path) -> None:
-    second, third = marks(folder)[1:3]
+    second, third = entries_of(folder)[1:3]
     with closing(Folder(str(folder), "logmq")) as opened:
         found = opened.spots(TopicChoice(("orders",)))["orders"]
         flip(folder / "logmq" / "orders.log", second.offset * 8 + 1)  # the length of its first record
@@ -353,7 +353,7 @@ def test_what_a_file_has_lost_ends_no_look_at_its_places(folder: Path) -> None:
         os.truncate(folder / "logmq" / "orders.log", third.offset + 5)
         assert third.offset <= opened.start_below(found, third.end - 1) < third.end
         assert opened.unread_ms([Stretch(found, found.end)]) == [0]
-        rewrite_mark(folder, 0, lambda mark: mark[:40] + b"torn" + mark[44:])
+        rewrite_entry(folder, 0, lambda entry: entry[:40] + b"torn" + entry[44:])
         span = Span(str(folder), "orders", found.id, 0, found.end)
         assert opened.cut(span, second.offset - 1) == 0
         assert opened.cut(span, second.offset) == second.offset

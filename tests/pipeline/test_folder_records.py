@@ -1,14 +1,16 @@
 """What is read of a data folder's logs, and what of it is told as lost: nothing else is ever left out."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
 from brokers.pipeline.source import rows, stream
 from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.origin import DataLoss
+from brokers.pipeline.source.origin import DataLoss, rules
 from brokers.pipeline.source.spans import Span
 from shared.storage import format
 from shared.storage.format import INDEX_ENTRY_BYTES, EntryFlag
@@ -18,12 +20,13 @@ from tests.pipeline.folders import (
     ORDERS,
     RECORDS,
     drop_front,
+    entries_of,
     follow,
-    marks,
     offset_of,
     options,
+    planned,
     remake,
-    rewrite_mark,
+    rewrite_entry,
     spot,
     values,
     whole,
@@ -49,10 +52,10 @@ def test_columns_that_the_index_has_need_no_bytes(folder: Path) -> None:
     def read(span: Span, *columns: str) -> list[dict[str, object]]:
         return [row for batch in rows.read(options(folder), [span], columns) for row in batch.to_pylist()]
 
-    span, entries = whole(folder), marks(folder)
+    span, entries = whole(folder), entries_of(folder)
     for number, entry in enumerate(entries):
         packed = format.pack_index_entry(entry._replace(first_ms=entry.first_ms - 1000 + number), span.log_id)
-        rewrite_mark(folder, number, lambda _, packed=packed: packed)  # type: ignore[misc]
+        rewrite_entry(folder, number, lambda _, packed=packed: packed)  # type: ignore[misc]
     all_of_it = read(span, "topic", "timestamp", "value")
     wanted = [{name: row[name] for name in ("topic", "timestamp")} for row in all_of_it]
     assert len({row["timestamp"] for row in wanted}) == len(entries) > 2
@@ -86,14 +89,14 @@ def test_what_the_index_does_not_vouch_for_is_not_read(tmp_path: Path) -> None:
     with (folder / "logmq" / "orders.log").open("ab") as file:
         file.write(format.record(b"not synced yet"))
     assert whole(folder) == span
-    rewrite_mark(folder, len(marks(folder)) - 1, lambda mark: mark[:40] + b"torn" + mark[44:])
+    rewrite_entry(folder, len(entries_of(folder)) - 1, lambda entry: entry[:40] + b"torn" + entry[44:])
     shorter = whole(folder)
     assert shorter.stop < span.stop
     assert values(options(folder), shorter) == RECORDS[: len(values(options(folder), shorter))]
 
 
 def test_a_loss_is_told_as_far_as_it_was_asked_for(folder: Path) -> None:
-    span, second = whole(folder), marks(folder)[1]
+    span, second = whole(folder), entries_of(folder)[1]
     flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
     inside = [offset_of(n) for n in range(len(RECORDS)) if second.offset < offset_of(n) < second.end]
     part = Span(span.source, span.topic, span.log_id, inside[0], inside[-1])
@@ -104,7 +107,7 @@ def test_a_loss_is_told_as_far_as_it_was_asked_for(folder: Path) -> None:
 def test_a_damaged_range_is_passed_over_and_told_where_that_is_wanted(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = marks(folder)[:2]
+    first, second = entries_of(folder)[:2]
     flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
     got = values(options(folder, failOnDataLoss="false"), whole(folder))
     assert got == RECORDS[: first.records] + RECORDS[first.records + second.records :]
@@ -118,7 +121,7 @@ def test_a_damaged_range_is_one_loss_however_long_it_is(
 ) -> None:
     asked = []
     monkeypatch.setattr(Folder, "first_kept", lambda self, log_id: asked.append(log_id) or 0)
-    span, every = whole(folder), marks(folder)
+    span, every = whole(folder), entries_of(folder)
     os.truncate(folder / "logmq" / "orders.log", every[1].offset + 50)
     text = f"offsets {every[1].offset} to {span.stop} are lost: the file is too short"
     with pytest.raises(DataLoss, match=text):
@@ -152,8 +155,42 @@ def test_an_index_that_is_missing_is_damage_and_not_the_logs_end(folder: Path) -
     assert end["logs"][str(folder)]["orders"][0] == span.stop  # and does not stand still there
 
 
+def test_a_log_file_that_is_missing_is_told_by_the_reader_and_not_in_planning(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A stream goes on behind it in one batch, however few records each may have."""
+    span = whole(folder)
+    (folder / "logmq" / "orders.log").unlink()
+    assert planned(folder) == [span]
+    for read in (rows.read, rows.entries):
+        with pytest.raises(DataLoss, match=rf"offsets 0 to {span.stop} are lost: its file .* is missing"):
+            list(read(options(folder), [span]))
+    chosen = options(folder, streaming=True, startingOffsets="earliest", failOnDataLoss="false")
+    assert values(chosen, span) == []
+    assert capfd.readouterr().err.count("are lost") == 1
+    first = entries_of(folder)[0]
+    end = follow(chosen, stream.INITIAL, stream.Limit(records=1))
+    assert end["logs"][str(folder)]["orders"][0] == first.end  # what cannot be counted is taken whole
+
+
+def test_a_name_that_is_gone_since_it_was_planned_is_told_as_deleted(folder: Path) -> None:
+    span = whole(folder)
+    with pytest.raises(DataLoss, match="the log has been deleted"):
+        values(options(folder), attrs.evolve(span, topic="other", log_id=span.log_id + 1))
+
+
+def test_a_chunk_comes_without_bytes_where_none_are_asked_for(folder: Path) -> None:
+    """Otherwise than of a server: the index says what is damaged, and the log's bytes are not looked at."""
+    span = whole(folder)
+    flip(folder / "logmq" / "orders.log", (entries_of(folder)[1].offset + 50) * 8)
+    with closing(Folder(str(folder), "logmq")) as opened:
+        chunks = list(opened.chunks(span, rules(options(folder)), bare=True))
+    assert [bytes(chunk.data) for chunk in chunks] == [b""] * len(chunks)
+    assert sum(entry.records for chunk in chunks for entry in chunk.entries) == len(RECORDS)
+
+
 def test_without_crcs_a_length_that_is_wrong_costs_its_index_entry(folder: Path) -> None:
-    first, second = marks(folder)[:2]
+    first, second = entries_of(folder)[:2]
     flip(folder / "logmq" / "orders.log", (second.offset + 2) * 8)
     chosen = {"verifyCrc": "false", "failOnDataLoss": "false"}
     got = values(options(folder, **chosen), whole(folder))
@@ -163,7 +200,7 @@ def test_without_crcs_a_length_that_is_wrong_costs_its_index_entry(folder: Path)
 
 
 def test_without_crcs_bytes_are_taken_as_they_are(folder: Path) -> None:
-    flip(folder / "logmq" / "orders.log", (marks(folder)[1].offset + 7) * 8)
+    flip(folder / "logmq" / "orders.log", (entries_of(folder)[1].offset + 7) * 8)
     got = values(options(folder, verifyCrc="false"), whole(folder))
     assert len(got) == len(RECORDS)
     assert got != RECORDS
@@ -172,7 +209,7 @@ def test_without_crcs_bytes_are_taken_as_they_are(folder: Path) -> None:
 @pytest.mark.parametrize("verify", ["true", "false"])
 def test_a_hole_that_retention_makes_meanwhile_is_lost_not_zeros(folder: Path, verify: str) -> None:
     span = whole(folder)
-    third = marks(folder)[2]
+    third = entries_of(folder)[2]
     with (folder / "logmq" / "orders.log").open("r+b") as file:
         file.write(bytes(third.offset))
     with pytest.raises(DataLoss):
@@ -187,20 +224,20 @@ def test_records_whose_index_entries_are_zeros_are_read_from_the_log(
     folder: Path, zeroed: tuple[int, ...]
 ) -> None:
     for number in zeroed:
-        rewrite_mark(folder, number, lambda mark: bytes(INDEX_ENTRY_BYTES))
+        rewrite_entry(folder, number, lambda entry: bytes(INDEX_ENTRY_BYTES))
     assert values(options(folder), whole(folder)) == RECORDS
 
 
 def test_a_front_that_retention_made_a_hole_of_is_no_damage(folder: Path) -> None:
-    first, second = marks(folder)[:2]
+    first, second = entries_of(folder)[:2]
     drop_front(folder, 2)
     assert spot(folder).first == second.end
     assert values(options(folder), whole(folder)) == RECORDS[first.records + second.records :]
 
 
 def test_where_index_and_log_are_damaged_only_that_is_lost(folder: Path) -> None:
-    first, second = marks(folder)[:2]
-    rewrite_mark(folder, 1, lambda mark: bytes(INDEX_ENTRY_BYTES))
+    first, second = entries_of(folder)[:2]
+    rewrite_entry(folder, 1, lambda entry: bytes(INDEX_ENTRY_BYTES))
     flip(
         folder / "logmq" / "orders.log", (second.offset + 2) * 8
     )  # of a length: nobody can tell what follows
@@ -215,11 +252,11 @@ def test_where_index_and_log_are_damaged_only_that_is_lost(folder: Path) -> None
 def test_what_the_journal_lost_is_told_and_unverified_ranges_are_read_passed_over_or_refused(
     folder: Path, unverified: str
 ) -> None:
-    first, second = marks(folder)[:2]
+    first, second = entries_of(folder)[:2]
 
     def flag(flags: EntryFlag, **fields: int) -> None:
         changed = second._replace(flags=flags, **fields)
-        rewrite_mark(folder, 1, lambda _: format.pack_index_entry(changed, spot(folder).id))
+        rewrite_entry(folder, 1, lambda _: format.pack_index_entry(changed, spot(folder).id))
 
     flag(EntryFlag.DAMAGED, records=0)
     with pytest.raises(DataLoss, match="the journal lost what stood here"):
@@ -286,9 +323,9 @@ def test_retention_that_overtakes_a_read_is_told_from_damage(tmp_path: Path, ver
 def test_records_whose_index_entry_is_bad_are_read_from_the_log_as_unverified_ones(
     folder: Path, number: int
 ) -> None:
-    every = marks(folder)
+    every = entries_of(folder)
     number %= len(every)
-    rewrite_mark(folder, number, lambda mark: mark[:20] + b"bad" + mark[23:])
+    rewrite_entry(folder, number, lambda entry: entry[:20] + b"bad" + entry[23:])
     assert whole(folder).start == 0
     assert values(options(folder), whole(folder)) == RECORDS
     bad = every[number]

@@ -21,12 +21,12 @@ PARTS = st.one_of(st.lists(PAYLOADS, min_size=1, max_size=8), ALIKE.map(lambda p
 
 def laid(parts: list[list[bytes]], offset: int = 0) -> Chunk:
     """A chunk with an index entry for each part."""
-    marks, data = [], b""
+    entries, data = [], b""
     for number, payloads in enumerate(parts):
         part = b"".join(map(format.record, payloads))
-        marks.append(IndexEntry(offset + len(data), 1000 + number, 0, len(part), len(payloads), 0))
+        entries.append(IndexEntry(offset + len(data), 1000 + number, 0, len(part), len(payloads), 0))
         data += part
-    return Chunk(offset, data, marks)
+    return Chunk(offset, data, entries)
 
 
 def bounds(parts: list[list[bytes]], offset: int = 0) -> list[int]:
@@ -80,10 +80,10 @@ def described(parts: list[list[bytes]]) -> list[tuple[list[int], list[int]]]:
 
     Many records in few parts are found one after the other, others a part's next record at a time.
     """
-    marks = laid(parts).marks
+    entries = laid(parts).entries
     records = [format.LENGTH_BYTES + len(payload) for payloads in parts for payload in payloads]
     return [
-        ([mark.length for mark in marks], [mark.records for mark in marks]),
+        ([entry.length for entry in entries], [entry.records for entry in entries]),
         (records, [1] * len(records)),
         ([sum(records)], [len(records)]),
     ]

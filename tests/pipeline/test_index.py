@@ -16,8 +16,8 @@ LOG_ID = 7
 GOOD, TORN, ANOTHERS, ZERO = "good", "torn", "another's", "zero"
 
 
-def entry(mark: IndexEntry, state: str) -> bytes:
-    data = pack_index_entry(mark, LOG_ID + (state == ANOTHERS))
+def entry(entry: IndexEntry, state: str) -> bytes:
+    data = pack_index_entry(entry, LOG_ID + (state == ANOTHERS))
     if state == ZERO:
         return bytes(INDEX_ENTRY_BYTES)
     return data[:40] + b"torn" + data[44:] if state == TORN else data
@@ -33,10 +33,10 @@ def laid(lengths: Sequence[int], gaps: Sequence[int]) -> list[IndexEntry]:
     return found
 
 
-def opened(marks: Sequence[IndexEntry], states: Sequence[str], more: bytes = b"") -> LogIndex:
+def opened(entries: Sequence[IndexEntry], states: Sequence[str], more: bytes = b"") -> LogIndex:
     disk = FakeDisk()
     fd = disk.open("orders.idx", create=True)
-    data = bytes(entry_position(0)) + b"".join(map(entry, marks, states)) + more
+    data = bytes(entry_position(0)) + b"".join(map(entry, entries, states)) + more
     disk.write(fd, data, 0)
     return LogIndex(disk, fd, LOG_ID)
 
@@ -54,26 +54,26 @@ def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject, near
     )
     lengths = data.draw(st.lists(st.integers(1, 3), min_size=count, max_size=count))
     gaps = data.draw(st.lists(st.sampled_from([0, 0, 0, 2]), min_size=count, max_size=count))
-    marks = laid(lengths, gaps)
+    entries = laid(lengths, gaps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "NEAR_MARKS", near)
-        patch.setattr(folder, "BLOCK_MARKS", block)
-        found = opened(marks, states, bytes(data.draw(st.integers(0, INDEX_ENTRY_BYTES - 1))))
-        good = [mark for mark, state in zip(marks, states, strict=True) if state == GOOD]
+        patch.setattr(folder, "NEAR_ENTRIES", near)
+        patch.setattr(folder, "BLOCK_ENTRIES", block)
+        found = opened(entries, states, bytes(data.draw(st.integers(0, INDEX_ENTRY_BYTES - 1))))
+        good = [entry for entry, state in zip(entries, states, strict=True) if state == GOOD]
         assert found.count == count
         assert found.first() == (good[0] if good else None)
         assert found.last() == (good[-1] if good else None)
         assert found.begins_damaged() is (trimmed < count and states[trimmed] != GOOD)
         for time in range(-1, 2 * count + 2):
-            later = [mark for mark in good if mark.last_ms >= time]
+            later = [entry for entry in good if entry.last_ms >= time]
             assert found.at_time(time) == (later[0] if later else None)
-        end = marks[-1].end if marks else 0
+        end = entries[-1].end if entries else 0
         for offset in range(end + 2):
-            before = [mark for mark in good if mark.offset <= offset]
+            before = [entry for entry in good if entry.offset <= offset]
             assert found.at_or_before(offset) == (before[-1] if before else None)
             for stop in (offset, offset + 1, offset + 4, end + 1):
-                touching = [mark for mark in good if mark.end > offset and mark.offset < stop]
-                assert list(found.marks(offset, stop)) == touching
+                touching = [entry for entry in good if entry.end > offset and entry.offset < stop]
+                assert list(found.entries(offset, stop)) == touching
 
 
 def test_without_a_file_it_has_nothing() -> None:
@@ -81,5 +81,5 @@ def test_without_a_file_it_has_nothing() -> None:
     assert (found.count, found.first(), found.last(), found.at_time(0), found.at_or_before(0)) == (0,) + (
         None,
     ) * 4
-    assert list(found.marks(0, 100)) == []
+    assert list(found.entries(0, 100)) == []
     assert not found.begins_damaged()

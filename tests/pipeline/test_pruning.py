@@ -24,7 +24,7 @@ from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError
 from shared.storage import format
-from tests.pipeline.folders import ORDERS, RECORDS, marks, rewrite_mark, spot
+from tests.pipeline.folders import ORDERS, RECORDS, entries_of, rewrite_entry, spot
 from tests.support.folders import fill, flip
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ def retimed(folder: Path) -> list[format.IndexEntry]:
     """Give each entry of `orders` a second of its own; they are as they are then."""
     log_id = spot(folder).id
     every = [
-        mark._replace(first_ms=1000 * number, last_ms=1000 * number + 500)
-        for number, mark in enumerate(marks(folder), 1)
+        entry._replace(first_ms=1000 * number, last_ms=1000 * number + 500)
+        for number, entry in enumerate(entries_of(folder), 1)
     ]
-    for number, mark in enumerate(every):
-        rewrite_mark(folder, number, lambda _, mark=mark: format.pack_index_entry(mark, log_id))  # type: ignore[misc]
+    for number, entry in enumerate(every):
+        rewrite_entry(folder, number, lambda _, entry=entry: format.pack_index_entry(entry, log_id))  # type: ignore[misc]
     return every
 
 
@@ -106,14 +106,14 @@ def test_what_is_not_known_to_say_anything_is_left_to_spark(timed: Path, place: 
 
 
 def test_bounds_of_offsets_and_times_leave_whole_entries_out(timed: Path, place: Place) -> None:
-    every = marks(timed)
+    every = entries_of(timed)
     last = len(every) - 1
     middle = every[2].offset + 10
 
     def entries(*filters: Filter) -> tuple[int, int]:
         (span,), left = planned(reader(place(timed), subscribePattern="orders"), *filters)
         assert left == list(filters)
-        starts, ends = [mark.offset for mark in every], [mark.end for mark in every]
+        starts, ends = [entry.offset for entry in every], [entry.end for entry in every]
         return starts.index(span.start), ends.index(span.stop)
 
     for filters, expected in (
@@ -139,7 +139,7 @@ def test_bounds_of_offsets_and_times_leave_whole_entries_out(timed: Path, place:
 
 
 def test_nothing_is_planned_where_nothing_can_be_kept(timed: Path, place: Place) -> None:
-    beyond = marks(timed)[-1].end
+    beyond = entries_of(timed)[-1].end
     for filters in (
         [GreaterThan(OFFSET, beyond)],
         [LessThan(OFFSET, 0)],
@@ -150,7 +150,7 @@ def test_nothing_is_planned_where_nothing_can_be_kept(timed: Path, place: Place)
 
 def test_damage_whose_time_nobody_knows_is_told_and_not_left_out(folder: Path) -> None:
     every = retimed(folder)
-    rewrite_mark(folder, 3, lambda mark: mark[:40] + b"torn" + mark[44:])
+    rewrite_entry(folder, 3, lambda entry: entry[:40] + b"torn" + entry[44:])
     flip(folder / "logmq" / "orders.log", every[3].offset * 8)
     chosen = reader({"path": str(folder)})
     spans, _ = planned(chosen, GreaterThanOrEqual(TIME, at(4000)))
@@ -167,7 +167,7 @@ def test_a_query_has_the_rows_that_its_filters_keep(
 
     columns = ("topic", "offset", "unix_millis(timestamp) AS ms")
     every = rows_where("true")
-    low, high = marks(timed)[2].offset + 10, marks(timed)[4].offset
+    low, high = entries_of(timed)[2].offset + 10, entries_of(timed)[4].offset
     enabled = "spark.sql.python.filterPushdown.enabled"
     spark.conf.set(enabled, "true")
     try:

@@ -47,23 +47,23 @@ def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> Non
     first_kept = data.draw(st.just(0) | st.none() | st.integers(0, end))
     chunk_bytes = data.draw(st.sampled_from([1, 4, 7, 100]))
 
-    marks, good, why, at, stored = [], [], {}, 0, bytearray(log)
+    entries, good, why, at, stored = [], [], {}, 0, bytearray(log)
     for length, state in zip(lengths, states, strict=True):
-        mark = IndexEntry(at, 0, 0, length, 1, crc32c(log[at : at + length]), FLAGS.get(state, 0))
+        entry = IndexEntry(at, 0, 0, length, 1, crc32c(log[at : at + length]), FLAGS.get(state, 0))
         at += length
-        if state != UNTOLD and start < mark.end and mark.offset < stop:
-            marks.append(mark)
+        if state != UNTOLD and start < entry.end and entry.offset < stop:
+            entries.append(entry)
         if state == FLIPPED:
-            stored[mark.offset] ^= 0x80
+            stored[entry.offset] ^= 0x80
         wrong = state
         if state == UNVERIFIED and unverified is Unverified.READ:
             wrong = GOOD
-        if wrong in (GOOD, FLIPPED) and mark.end > file_bytes:
+        if wrong in (GOOD, FLIPPED) and entry.end > file_bytes:
             wrong = "short"
-        if wrong == GOOD and mark in marks:
-            good.append(mark)
+        if wrong == GOOD and entry in entries:
+            good.append(entry)
         if wrong != GOOD and not (wrong == UNVERIFIED and unverified is Unverified.SKIP):
-            why |= dict.fromkeys(range(max(mark.offset, start), min(mark.end, stop)), SAYS[wrong])
+            why |= dict.fromkeys(range(max(entry.offset, start), min(entry.end, stop)), SAYS[wrong])
     told: list[str] = []
     policy = LossPolicy(True, unverified, told.append)
     span = Span("here", "orders", 1, start, stop)
@@ -77,16 +77,16 @@ def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> Non
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("brokers.pipeline.source.spans.CHUNK_BYTES", chunk_bytes)
-        chunks = list(reader.chunks(iter(marks)))
+        chunks = list(reader.chunks(iter(entries)))
 
-    assert [mark for chunk in chunks for mark in chunk.marks] == good
+    assert [entry for chunk in chunks for entry in chunk.entries] == good
     for chunk in chunks:
         assert chunk.data == log[chunk.offset : chunk.end]
-        assert [mark.offset for mark in chunk.marks] == [
+        assert [entry.offset for entry in chunk.entries] == [
             chunk.offset,
-            *(mark.end for mark in chunk.marks[:-1]),
+            *(entry.end for entry in chunk.entries[:-1]),
         ]
-        assert len(chunk.data) <= chunk_bytes or len(chunk.marks) == 1
+        assert len(chunk.data) <= chunk_bytes or len(chunk.entries) == 1
     lost = [re.fullmatch(r"orders in here: offsets (\d+) to (\d+) are lost: (.*)", text) for text in told]
     said = [(at, each[3]) for each in lost if each for at in range(int(each[1]), int(each[2]))]
     assert sorted(said) == sorted((at, as_of_now(text, at, first_kept)) for at, text in why.items())

@@ -1,10 +1,12 @@
 """A server's logs, as the source reads them, from scripted servers: what no real one does."""
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+import attrs
 import pytest
 from crc32c import crc32c
 
@@ -19,8 +21,13 @@ from tests.pipeline.served import ORDERS, STRICT, TRUSTING, LostError, read
 
 
 @contextmanager
-def scripted(*answers: bytes, reply_seconds: float = 60) -> Iterator[Served]:
-    """A server that gives these answers, one a request, over however many connections, then says nothing."""
+def scripted(
+    *answers: bytes | tuple[bytes], reply_seconds: float = 60, retry_seconds: float = 0
+) -> Iterator[Served]:
+    """A server that gives these answers, one a request, over however many connections, then says nothing.
+
+    Behind an answer in a tuple it closes the connection.
+    """
     left = list(answers)
 
     def talk(connection: socket.socket) -> None:
@@ -29,7 +36,9 @@ def scripted(*answers: bytes, reply_seconds: float = 60) -> Iterator[Served]:
                 asked = received.count(b"\n")
                 given = left[:asked]
                 del left[:asked]  # before they are sent: the next request may come on another connection
-                connection.sendall(b"".join(given))
+                connection.sendall(b"".join(each if isinstance(each, bytes) else each[0] for each in given))
+                if any(isinstance(each, tuple) for each in given):
+                    return
 
     def serve() -> None:
         threads = []
@@ -48,7 +57,7 @@ def scripted(*answers: bytes, reply_seconds: float = 60) -> Iterator[Served]:
         thread.start()
         try:
             with closing(
-                Served(Address(*address), Reach(reply_seconds=reply_seconds, retry_seconds=0))
+                Served(Address(*address), Reach(reply_seconds=reply_seconds, retry_seconds=retry_seconds))
             ) as served:
                 yield served
         finally:
@@ -75,12 +84,12 @@ def test_bytes_that_do_not_match_their_crc_are_damage() -> None:
 
 
 def test_what_no_mark_covers_is_read_and_its_records_are_counted() -> None:
-    """Nothing at all, or what retention left of a mark, or between two, or behind the last."""
+    """Nothing at all, or what retention left of an entry, or between two, or behind the last."""
     log, lengths = encode([b"%d" % number for number in range(10)])
     size = lengths[0]
     ends = [size * number for number in range(11)]
 
-    def mark(first: int, last: int) -> bytes:
+    def entry(first: int, last: int) -> bytes:
         crc = crc32c(log[ends[first] : ends[last]])
         return b"MARK %d %d %d %d 1700000000000\n" % (
             ends[first],
@@ -89,31 +98,31 @@ def test_what_no_mark_covers_is_read_and_its_records_are_counted() -> None:
             crc,
         )
 
-    for first, marks, expected in (
+    for first, entries, expected in (
         (0, [], [10]),
-        (0, [mark(0, 2), mark(5, 7)], [2, 3, 2, 3]),
-        (3, [mark(0, 2), mark(2, 5), mark(5, 10)], [2, 5]),
+        (0, [entry(0, 2), entry(5, 7)], [2, 3, 2, 3]),
+        (3, [entry(0, 2), entry(2, 5), entry(5, 10)], [2, 5]),
     ):
         answers = (
             b"OFFSETS %d %d\n" % (ends[first], ends[10]),
-            b"".join(marks) + b"END\n",
+            b"".join(entries) + b"END\n",
             b"CHUNK %d %d %d\n" % (ends[first], ends[10] - ends[first], ends[10]) + log[ends[first] :],
         )
         with scripted(*answers) as served:
             chunks = list(served.chunks(Span(served.source, "orders", 0, ends[first], ends[10]), STRICT))
         assert b"".join(bytes(chunk.data) for chunk in chunks) == log[ends[first] :]
-        assert [mark.records for chunk in chunks for mark in chunk.marks] == expected
+        assert [entry.records for chunk in chunks for entry in chunk.entries] == expected
 
 
 def test_of_several_marks_that_are_not_given_only_the_damaged_is_lost() -> None:
     log, lengths = encode([b"a", b"b"])
     size = lengths[0]
-    marks = b"".join(
+    entries = b"".join(
         b"MARK %d %d 1 %d 1700000000000\n" % (at, size, crc32c(log[at : at + size])) for at in (0, size)
     )
     answers = (
         b"OFFSETS 0 %d\n" % len(log),
-        marks + b"END\n",
+        entries + b"END\n",
         b"ERR STORAGE damaged\n",
         b"CHUNK 0 %d %d\n" % (size, size) + log[:size],
         b"ERR STORAGE damaged\n",
@@ -156,3 +165,107 @@ def test_a_time_before_what_is_kept_is_the_first_place_and_one_behind_it_none() 
 def test_what_is_no_logmq_server_is_told_apart(answer: bytes) -> None:
     with scripted(answer) as served, pytest.raises(RemoteProtocolError, match="not LogMQ's"):
         served.spots(ORDERS)
+
+
+ONE = b"\0\0\0\1x"
+"""A log of one record."""
+ENDS = b"OFFSETS 0 5\n"
+MARKS = b"MARK 0 5 1 %d 1700000000000\nEND\n" % crc32c(ONE)
+CHUNK = b"CHUNK 0 5 5\n" + ONE
+SPOT = LogSpot("", "orders", 1_700_000_000_000, 0, 5)
+
+
+def of(served: Served) -> Span:
+    return Span(served.source, "orders", 0, 0, 5)
+
+
+def test_after_bytes_that_are_not_logmqs_nothing_that_was_asked_before_is_answered_again() -> None:
+    """The connection goes, and with it the requests that were on it; the next ones have their own answers."""
+    with scripted(b"HTTP/1.1 400 Bad Request\r\n", b"OK 3\n", retry_seconds=5) as served:
+        with pytest.raises(RemoteProtocolError):
+            served.spots(ORDERS)
+        assert served.at_time(SPOT, 7) == 3
+
+
+def test_a_chunk_that_breaks_off_is_fetched_whole_over_another_connection() -> None:
+    with scripted(ENDS, MARKS, (CHUNK[:-2],), CHUNK, retry_seconds=5) as served:
+        assert read(served, of(served)) == ONE
+
+
+@pytest.mark.parametrize("head", [b"CHUNK 0 5 6\n", b"CHUNK 0 %d %d\n" % (1 << 31, 1 << 31)])
+def test_a_chunk_whose_numbers_cannot_be_is_not_waited_for(head: bytes) -> None:
+    with scripted(ENDS, MARKS, head) as served, pytest.raises(RemoteProtocolError, match="a chunk of"):
+        read(served, of(served))
+
+
+@pytest.mark.parametrize(
+    "answer", [b"EOF\n", b"CHUNK 5 5 10\n" + ONE, b"CHUNK 0 10 10\n" + 2 * ONE], ids=["EOF", "behind", "more"]
+)
+def test_a_topic_that_is_made_again_during_a_read_is_not_read(answer: bytes) -> None:
+    with scripted(ENDS, MARKS, answer) as served, pytest.raises(LostError, match="it was made again"):
+        read(served, of(served))
+
+
+@pytest.mark.parametrize(
+    ("answers", "text"),
+    [
+        ((b"ERR NO_TOPIC gone\n", MARKS), "NO_TOPIC"),
+        ((ENDS, b"ERR OUT_OF_RANGE gone\n"), "OUT_OF_RANGE"),
+        ((b"OFFSETS 0 4\n", MARKS), "made again"),
+        ((ENDS, MARKS, b"ERR OUT_OF_RANGE gone\n", b"OFFSETS 9 20\n"), r"the first kept offset is 9"),
+        ((ENDS, MARKS, b"ERR STORAGE damaged\n"), "STORAGE"),
+    ],
+    ids=["deleted", "no entries", "shorter", "dropped meanwhile", "damaged"],
+)
+def test_a_loss_that_is_passed_over_is_told_once_and_yields_nothing(
+    answers: tuple[bytes, ...], text: str
+) -> None:
+    lost: list[str] = []
+    with scripted(*answers) as served:
+        assert read(served, of(served), LossPolicy(True, Unverified.READ, lost.append)) == b""
+    assert len(lost) == 1
+    assert re.search(f"orders on .*: offsets 0 to 5 are lost: .*{text}", lost[0])
+
+
+def test_entries_come_without_their_bytes_where_they_cover_what_is_asked_for() -> None:
+    """The script has no answer for a FETCH. A part of an entry, and what none covers, has to be fetched."""
+    with scripted(ENDS, MARKS) as served:
+        (chunk,) = served.entries(of(served), STRICT)
+        assert (bytes(chunk.data), chunk.end, [entry.records for entry in chunk.entries]) == (b"", 5, [1])
+    two = 2 * ONE
+    marks = b"MARK 0 10 2 %d 1700000000000\nEND\n" % crc32c(two)
+    with scripted(b"OFFSETS 0 10\n", marks, b"CHUNK 0 10 10\n" + two) as served:
+        (chunk,) = served.entries(of(served), STRICT)
+        assert bytes(chunk.data) == two
+    with scripted(ENDS, b"END\n", CHUNK) as served:
+        (chunk,) = served.entries(of(served), STRICT)
+        assert (bytes(chunk.data), [entry.records for entry in chunk.entries]) == (ONE, [1])
+
+
+def test_bytes_are_fetched_though_none_are_asked_for_because_only_then_damage_is_told() -> None:
+    """Otherwise than of a folder, whose index says what is damaged."""
+    with scripted(ENDS, MARKS, CHUNK) as served:
+        (chunk,) = served.chunks(of(served), STRICT, bare=True)
+        assert bytes(chunk.data) == ONE
+    with scripted(ENDS, MARKS, b"ERR STORAGE damaged\n") as served, pytest.raises(LostError, match="STORAGE"):
+        list(served.chunks(of(served), STRICT, bare=True))
+
+
+@pytest.mark.parametrize("unverified", list(Unverified))
+def test_what_is_unverified_a_server_does_not_say_so_it_is_read_whatever_the_option(
+    unverified: Unverified,
+) -> None:
+    """Otherwise than of a folder. That no entry covers a range says nothing about its bytes."""
+    with scripted(ENDS, b"END\n", CHUNK) as served:
+        assert read(served, of(served), attrs.evolve(STRICT, unverified=unverified)) == ONE
+
+
+def test_groups_have_a_place_only_where_they_committed_one() -> None:
+    with scripted(b"OK 3\n", b"ERR NO_OFFSET none\n", b"ERR NO_OFFSET none\n", b"OK 0\n") as served:
+        assert served.committed(["g", "h"], ["a", "b"]) == {("g", "a"): 3, ("h", "b"): 0}
+
+
+def test_where_no_entry_can_be_had_an_offset_is_taken_as_it_is_and_a_log_is_not_cut() -> None:
+    with scripted(b"ERR STORAGE damaged\n", b"ERR STORAGE damaged\n") as served:
+        assert served.start_below(SPOT, 2) == 2
+        assert served.cut(of(served), 2) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brokers.pipeline.source.options import Reach, parse, parse_sink
-from brokers.pipeline.source.planning import open_place
+from brokers.pipeline.source.planning import open_origin
 from logmq.connector import LogmqError
 from shared.access import Rule, Secret, User, written_users
 from shared.errors import ConfigError
@@ -44,8 +44,8 @@ def found(server: Server, url: str = "", **given: str) -> list[str]:
         {"servers": f"{url}{host}:{port}", "subscribe": "orders", "retryTimeoutMs": "50", **given}
     )
     pickle.dumps(options.reach)  # it goes to executors
-    with open_place(options, *options.sources) as place:
-        return list(place.spots(ORDERS))
+    with open_origin(options, *options.sources) as origin:
+        return list(origin.spots(ORDERS))
 
 
 def test_options_urls_and_variables_log_in(

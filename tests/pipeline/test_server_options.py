@@ -3,7 +3,7 @@
 import pytest
 
 from brokers.pipeline.source.options import Reach, parse, parse_servers
-from brokers.pipeline.source.planning import open_place
+from brokers.pipeline.source.planning import open_origin
 from shared.errors import ConfigError
 
 
@@ -54,7 +54,7 @@ def test_a_wrong_option_of_reaching_servers_is_named(given: dict[str, str], text
 )
 def test_a_file_that_is_no_good_for_tls_is_named(given: dict[str, str], text: str) -> None:
     chosen = parse({"servers": "a", "subscribe": "t", **given})
-    with pytest.raises(ConfigError, match=text), open_place(chosen, "a"):
+    with pytest.raises(ConfigError, match=text), open_origin(chosen, "a"):
         pass
 
 

@@ -72,9 +72,9 @@ def test_what_is_read_is_the_log_byte_for_byte(
                 span = Span(served.source, "orders", spot.id, start, stop)
                 assert read(served, span, policy) == LOG[start:stop]
                 for chunk in served.chunks(span, policy):
-                    assert sum(mark.length for mark in chunk.marks) == len(chunk.data)
-                    assert len(chunk.data) <= chunk_bytes or len(chunk.marks) == 1
-                    assert chunk.marks[0].offset == chunk.offset
+                    assert sum(entry.length for entry in chunk.entries) == len(chunk.data)
+                    assert len(chunk.data) <= chunk_bytes or len(chunk.entries) == 1
+                    assert chunk.entries[0].offset == chunk.offset
 
 
 def test_places_in_a_log_are_found(one: Server) -> None:
@@ -83,7 +83,7 @@ def test_places_in_a_log_are_found(one: Server) -> None:
         spot = served.spots(ORDERS)["orders"]
         span = whole(served)
         assert served.cut(span, starts[2000]) in starts[1:2001]
-        (first, *_, last) = [mark for chunk in served.chunks(span, STRICT) for mark in chunk.marks]
+        (first, *_, last) = [entry for chunk in served.chunks(span, STRICT) for entry in chunk.entries]
         assert served.at_time(spot, 0) == served.at_time(spot, first.first_ms) == 0
         assert served.at_time(spot, last.first_ms + 100_000) is None
         for count in (0, 1, 1500, 4000):

@@ -10,7 +10,7 @@ from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.spans import Span
 from tests.pipeline.folders import (
     RECORDS,
-    marks,
+    entries_of,
     options,
     values,
     whole,
@@ -19,7 +19,7 @@ from tests.pipeline.folders import (
 
 def test_a_read_is_cut_at_entries_into_as_many_tasks_as_asked(folder: Path) -> None:
     span = whole(folder)
-    starts = {mark.offset for mark in marks(folder)}
+    starts = {entry.offset for entry in entries_of(folder)}
     with closing(Folder(str(folder), "logmq")) as opened:
         shares = spans.shares([span], 4, opened.cut)
     pieces = [piece for share in shares for piece in share]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from brokers.pipeline import workers
-from brokers.pipeline.jobs.where import Reading
+from brokers.pipeline.jobs.job_input import ReadOptions
 from brokers.pipeline.session import LITTLE, LOGGING, STREAM, of_a_command, with_logging
 
 if TYPE_CHECKING:
@@ -93,14 +93,14 @@ def test_a_verb_says_errors_alone_unless_told() -> None:
 
 def test_little_data_has_a_java_that_starts_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
-    found = Reading().config(LITTLE)
+    found = ReadOptions().config(LITTLE)
     assert found[PARTITIONS] == "2"
     assert "-XX:TieredStopAtLevel=1" in found[OPTIONS]
     assert "-Dlog4j2.configurationFile" in found[OPTIONS]
-    assert PARTITIONS not in Reading().config()
-    assert "TieredStopAtLevel" not in Reading().config()[OPTIONS]
-    assert "TieredStopAtLevel" not in Reading().config(STREAM)[OPTIONS]
-    assert int(Reading().config(STREAM)[PARTITIONS]) >= 1
+    assert PARTITIONS not in ReadOptions().config()
+    assert "TieredStopAtLevel" not in ReadOptions().config()[OPTIONS]
+    assert "TieredStopAtLevel" not in ReadOptions().config(STREAM)[OPTIONS]
+    assert int(ReadOptions().config(STREAM)[PARTITIONS]) >= 1
 
 
 def test_what_a_user_says_wins() -> None:

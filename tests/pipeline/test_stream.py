@@ -12,13 +12,13 @@ from tests.pipeline.folders import (
     ORDERS,
     RECORDS,
     between,
+    entries_of,
     follow,
-    marks,
     offset_of,
     options,
     planned,
     remake,
-    rewrite_mark,
+    rewrite_entry,
     whole,
 )
 from tests.support.folders import fill
@@ -91,7 +91,7 @@ def test_a_stream_does_not_go_back_where_the_newest_entry_cannot_be_read_just_no
     remake(folder, RECORDS, clean=False)
     chosen = options(folder, streaming=True)
     start = follow(chosen, stream.INITIAL)
-    rewrite_mark(folder, len(marks(folder)) - 1, lambda mark: mark[:40] + b"torn" + mark[44:])
+    rewrite_entry(folder, len(entries_of(folder)) - 1, lambda entry: entry[:40] + b"torn" + entry[44:])
     assert whole(folder).stop < start["logs"][str(folder)]["orders"][0]
     assert follow(chosen, start) == start
 

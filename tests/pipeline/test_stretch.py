@@ -13,10 +13,10 @@ from brokers.pipeline.source import data_source, origin, stream
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.origin import DataLoss
-from brokers.pipeline.source.planning import open_place
+from brokers.pipeline.source.planning import open_origin
 from brokers.pipeline.source.stretch import LOOK_BYTES_MAX, Stretch
 from shared.storage.settings import Retention
-from tests.pipeline.folders import ORDERS, RECORDS, between, follow, marks, offset_of, spot, values
+from tests.pipeline.folders import ORDERS, RECORDS, between, entries_of, follow, offset_of, spot, values
 from tests.support.folders import ALWAYS, fill, flip, open_folder
 from tests.support.server import Server
 
@@ -50,7 +50,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with a bit turned over in the second of its topic's entries: in a record's length."""
     data = tmp_path_factory.mktemp("damaged") / "data"
     fill(data, {ORDERS: RECORDS})
-    flip(data / "logmq" / "orders.log", marks(data)[1].offset * 8 + 1)
+    flip(data / "logmq" / "orders.log", entries_of(data)[1].offset * 8 + 1)
     return data
 
 
@@ -68,8 +68,8 @@ def given(place: Callable[[Path], dict[str, str]]) -> Callable[[Path], Given]:
 def at_the_beginning(chosen: Options) -> stream.Offset:
     """The offset of a stream that has read nothing of `orders` yet, and knows it."""
     (source,) = chosen.sources
-    with open_place(chosen, source) as place:
-        found = place.spots(chosen.topics)["orders"]
+    with open_origin(chosen, source) as origin:
+        found = origin.spots(chosen.topics)["orders"]
     return {"logs": {source: {"orders": [0, found.id]}}}
 
 
@@ -84,10 +84,10 @@ def test_a_batch_has_as_many_records_as_fit_and_one_at_least(
     plain: Path, given: Callable[[Path], Given], size: int
 ) -> None:
     ends = [offset_of(number) for number in range(len(RECORDS) + 1)]
-    second, third = [ends.index(mark.offset) for mark in marks(plain)][1:3]
+    second, third = [ends.index(entry.offset) for entry in entries_of(plain)][1:3]
     chosen = given(plain)()
-    with open_place(chosen, *chosen.sources) as place:
-        found = place.spots(chosen.topics)["orders"]
+    with open_origin(chosen, *chosen.sources) as origin:
+        found = origin.spots(chosen.topics)["orders"]
         asked, expected = [], []
         for start in (0, 1, second - 1, second, second + 5, len(RECORDS) - 1):
             for count in (None, 1, 2, second, third - second, third - second + 1, 10_000):
@@ -107,7 +107,7 @@ def test_a_batch_has_as_many_records_as_fit_and_one_at_least(
                         stop += 1
                     asked.append(Stretch(found, ends[start], count, length))
                     expected.append((ends[stop], stop - start))
-        place.advance(asked)
+        origin.advance(asked)
         assert [(stretch.stop, stretch.records) for stretch in asked] == expected
 
 
@@ -163,7 +163,7 @@ def test_a_limit_that_ends_in_a_damaged_entry_costs_that_entry_alone(
 ) -> None:
     strict, lenient = given(damaged)(), given(damaged)(failOnDataLoss="false")
     found = [value for batch in batches(lenient, stream.INITIAL, limit) for value in batch]
-    entry = marks(damaged)[1]
+    entry = entries_of(damaged)[1]
     ends = [offset_of(number) for number in range(len(RECORDS) + 1)]
     assert found == RECORDS[: ends.index(entry.offset)] + RECORDS[ends.index(entry.end) :]
     assert "are lost" in capfd.readouterr().err

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
+from brokers.pipeline.jobs.job_input import NO_CONNECT_OPTIONS, ConnectOptions, ReadOptions, a_folder, pair
 from brokers.pipeline.jobs.running import check_master, said, spark_for
-from brokers.pipeline.jobs.where import UNSAID, Reached, Reading, a_folder, pair
 from brokers.render import CommandResult, Following
 from shared.cli.options import Json, a_path
 from shared.cli.progress import counting
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Compression = Literal["zstd", "snappy", "lz4", "none"]
 
-READING = Reading()
+READ_DEFAULTS = ReadOptions()
 _OURS = ("path", "servers", "namespace", "subscribe", "assign", "starting", "ending", "max", "min", "failon")
 """How options of the source begin that have flags here, or that make no sense here."""
 
@@ -54,8 +54,8 @@ def archive(
         bool,
         Parameter(help="Go on where records were lost before.", negative="", show_default=False),
     ] = False,
-    reading: Reading = READING,
-    reached: Annotated[Reached, Parameter(name="*")] = UNSAID,
+    reading: ReadOptions = READ_DEFAULTS,
+    connection: Annotated[ConnectOptions, Parameter(name="*")] = NO_CONNECT_OPTIONS,
     json: Json = False,
 ) -> Following | Mapping[str, Any]:
     """Write logs to Parquet, by topic and date, each record exactly once.
@@ -69,12 +69,12 @@ def archive(
     require_spark()
     from json import dumps
 
-    from brokers.asking import existing
     from brokers.pipeline.archiving.feed import ArchiveInput
     from brokers.pipeline.archiving.job import Settings
     from brokers.pipeline.archiving.manifest import Manifest
     from brokers.pipeline.archiving.plan import Ripe
     from brokers.pipeline.source.options import parse
+    from brokers.server_address import require_folder
 
     for flag, number, least in (
         ("--trigger", trigger, 0.01),
@@ -93,14 +93,14 @@ def archive(
     options |= (
         {"servers": reading.servers} if reading.servers else {"paths": dumps(path), "namespace": namespace}
     )
-    options |= reached.options
+    options |= connection.options
     for key, value in (pair("--option", each) for each in reading.option):
         if key.lower().startswith(_OURS):
             raise UsageError("--option", f"{key} is set by the command itself")
         options[key] = value
     feed = ArchiveInput(parse(options))
     for each in path:
-        existing(Path(each))
+        require_folder(Path(each))
     if once:
         with feed.look() as look:
             there = {log.topic for log in look.extents(Manifest())}
@@ -150,7 +150,7 @@ def archived(
 
 
 def _rounds(
-    folder: Path, feed: "ArchiveInput", settings: "Settings", reading: Reading, *, once: bool
+    folder: Path, feed: "ArchiveInput", settings: "Settings", reading: ReadOptions, *, once: bool
 ) -> Iterator["Round"]:
     """Yield each round when it is done. The archive's folder is locked, and Spark runs, until the last."""
     from brokers.pipeline.archiving.folder import opened

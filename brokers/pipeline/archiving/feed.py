@@ -15,7 +15,7 @@ from brokers.pipeline.archiving.manifest import LogState, Manifest
 from brokers.pipeline.archiving.plan import Extent
 from brokers.pipeline.source.options import Options
 from brokers.pipeline.source.origin import Origin
-from brokers.pipeline.source.planning import open_places
+from brokers.pipeline.source.planning import open_origins
 from brokers.pipeline.source.spans import Span
 from shared.storage import catalog
 from shared.storage.os_disk import OsDisk
@@ -38,8 +38,8 @@ class ArchiveInput:
     @contextmanager
     def look(self) -> Iterator["Look"]:
         """Open the sources as they are now, in the driver."""
-        with open_places(self.options) as places:
-            yield Look(self, places)
+        with open_origins(self.options) as origins:
+            yield Look(self, origins)
 
     def batches(self, log: Extent, start: int, stop: int) -> Iterator["pa.RecordBatch"]:
         """Read the records of [start, stop), in an executor. Raises DataLoss."""
@@ -53,7 +53,7 @@ class Look:
     """The open sources of an input. Its methods raise OSError if one cannot be reached."""
 
     feed: ArchiveInput
-    places: Mapping[str, Origin]
+    origins: Mapping[str, Origin]
 
     def extents(self, known: Manifest) -> list[Extent]:
         """Return every wanted log that is there now.
@@ -64,25 +64,25 @@ class Look:
         options = self.feed.options
         found = []
         before = {name.rpartition("@")[2] for name in known.current()}
-        for source, place in self.places.items():
+        for source, origin in self.origins.items():
             where = source if options.servers else _journal_id(source)
-            if options.servers and len(self.places) == len(before) == 1:
+            if options.servers and len(self.origins) == len(before) == 1:
                 (where,) = before
-            for spot in place.spots(options.topics).values():
+            for spot in origin.spots(options.topics).values():
                 name = f"{spot.name}@{where}"
                 found.append(Extent(name, spot.name, spot.first, spot.end, str(spot.id), spot))
         return sorted(found, key=lambda extent: extent.name)
 
     def is_another(self, log: LogState, extent: Extent) -> bool:
         """Whether the log was deleted and made again after it was archived."""
-        return self.places[extent.spot.source].is_other(extent.spot, int(log.seen), log.end)
+        return self.origins[extent.spot.source].is_other(extent.spot, int(log.seen), log.end)
 
     def cuts(self, log: Extent, start: int, stop: int, bytes_each: int) -> Sequence[int]:
         """Return offsets of records that cut [start, stop) into pieces of about `bytes_each`."""
         found: list[int] = []
         span = _span(log, start, stop)
         for at in range(start + bytes_each, stop, bytes_each):
-            cut = self.places[span.source].cut(span, at)
+            cut = self.origins[span.source].cut(span, at)
             if (found[-1] if found else start) < cut < stop:
                 found.append(cut)
         return found

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from brokers.pipeline.jobs.job_input import (
+    NO_CONNECT_OPTIONS,
+    SERVED,
+    ConnectOptions,
+    Folders,
+    ReadOptions,
+    a_folder,
+    checked_input,
+)
 from brokers.pipeline.jobs.running import FewRows, answered, is_little
-from brokers.pipeline.jobs.where import SERVED, UNSAID, Folders, Reached, Reading, a_folder, where
 from brokers.pipeline.session import LITTLE, STREAM, require_spark
 from brokers.render import Following
 from shared.cli.options import Json, Port, a_path, flag
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
 Window = Annotated[str, Parameter(help="How long a window is: '1 minute', '30 seconds'.")]
 Protocol = Annotated[str | None, Parameter(help="Only this protocol's.", show_default=False)]
 Rows = Sequence[Mapping[str, Any]]
-READING = Reading()
+READ_DEFAULTS = ReadOptions()
 ASKING = FewRows()
 
 
@@ -74,19 +82,23 @@ def decode(
         raise UsageError(
             "TABLE", f"only {table!r} is given: name a data folder (or --servers), and then the table"
         )
-    there = where([a_folder(folder) for folder in folders], reading, reading.reached, bounded=not follow)
-    chosen = only_served(offered(table, protocol), there)
+    job_input = checked_input(
+        [a_folder(folder) for folder in folders], reading, reading.connection, bounded=not follow
+    )
+    chosen = only_served(offered(table, protocol), job_input)
     what = f"decode {table}"
     if follow:
         job.check_followed(chosen)
         if to is None:
             return Following(
                 followed(
-                    what, reading, lambda spark: job.rows_as_they_come(job.following(spark, there, chosen))
+                    what,
+                    reading,
+                    lambda spark: job.rows_as_they_come(job.following(spark, job_input, chosen)),
                 )
             )
         with spark_for(what, reading, STREAM) as spark:
-            query = job.write_on(job.following(spark, there, chosen), to)
+            query = job.write_on(job.following(spark, job_input, chosen), to)
             try:
                 query.awaitTermination()
             finally:
@@ -95,13 +107,13 @@ def decode(
     if to is None:
 
         def first(spark: "SparkSession | None") -> Rows:
-            return rows_of(limited(job.read(spark, there, chosen), limit))
+            return rows_of(limited(job.read(spark, job_input, chosen), limit))
 
-        return answered(what, reading, there, chosen, first)
+        return answered(what, reading, job_input, chosen, first)
     if to.exists() and not overwrite:
         raise UsageError("--to", f"{to} is there already; --overwrite replaces it")
-    with spark_for(what, reading, LITTLE if is_little(there, chosen) else {}) as spark:
-        job.write(job.read(spark, there, chosen), to, overwrite=overwrite)
+    with spark_for(what, reading, LITTLE if is_little(job_input, chosen) else {}) as spark:
+        job.write(job.read(spark, job_input, chosen), to, overwrite=overwrite)
         return {"table": table, "to": to, "rows": spark.read.parquet(str(to)).count()}
 
 
@@ -121,20 +133,20 @@ def throughput(
     from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window, lateness = length(window, "--window"), length(late, "--late")
-    there = where(path, reading, reading.reached, bounded=not follow)
-    chosen = tables.only_served(tables.offered(VOLUMES, protocol), there)
+    job_input = checked_input(path, reading, reading.connection, bounded=not follow)
+    chosen = tables.only_served(tables.offered(VOLUMES, protocol), job_input)
     if follow:
 
         def coming(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
-            volumes = tables.following(spark, there, chosen)
+            volumes = tables.following(spark, job_input, chosen)
             return tables.rows_as_they_come(job.following(volumes, each_window, lateness))
 
         return Following(followed("throughput", reading, coming))
 
     def sums(spark: "SparkSession | None") -> Rows:
-        return rows_of(job.throughput(tables.volumes(spark, there, chosen), each_window))
+        return rows_of(job.throughput(tables.volumes(spark, job_input, chosen), each_window))
 
-    return answered("throughput", reading, there, chosen, sums)
+    return answered("throughput", reading, job_input, chosen, sums)
 
 
 def latency(
@@ -153,13 +165,13 @@ def latency(
     from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window = None if window is None else length(window, "--window")
-    there = where(path, reading, reading.reached)
-    chosen = tables.only_served(tables.offered(LIVES, protocol), there)
+    job_input = checked_input(path, reading, reading.connection)
+    chosen = tables.only_served(tables.offered(LIVES, protocol), job_input)
 
     def percentiles(spark: "SparkSession | None") -> Rows:
-        return rows_of(job.latency(tables.read(spark, there, chosen), each_window))
+        return rows_of(job.latency(tables.read(spark, job_input, chosen), each_window))
 
-    return answered("latency", reading, there, chosen, percentiles)
+    return answered("latency", reading, job_input, chosen, percentiles)
 
 
 def lag(
@@ -175,17 +187,19 @@ def lag(
     from brokers.pipeline.jobs import lag as job
     from brokers.pipeline.source.options import parse_groups
 
-    there = where(path, reading, reading.reached, bounded=False)
-    if there.servers is None:
+    job_input = checked_input(path, reading, reading.connection, bounded=False)
+    if job_input.servers is None:
         if groups is not None:
             raise UsageError("--groups", "a data folder knows its groups; only --servers takes this")
-        rows = answered("lag", reading, there, job.sources(), lambda spark: job.of_folders(spark, there))
+        rows = answered(
+            "lag", reading, job_input, job.sources(), lambda spark: job.of_folders(spark, job_input)
+        )
     else:
         if groups is None:
             text = "say which: servers do not list their groups, nor any sessions (a data folder has both)"
             raise UsageError("--groups", text)
         try:
-            rows = job.of_servers(there, parse_groups(groups))
+            rows = job.of_servers(job_input, parse_groups(groups))
         except ValueError as error:
             raise UsageError("--groups", str(error)) from None
     for text in job.uncounted(rows):
@@ -213,21 +227,21 @@ def anomaly(
     each_window = length(window, "--window")
     if history < 1 or not tolerance > 0:
         raise UsageError("--history and --tolerance", "they are above 0")
-    there = where(path, reading, reading.reached)
-    chosen = tables.only_served(tables.offered(VOLUMES, protocol), there)
-    measured = tables.with_column(VALUE, protocol) if there.servers is None else []
+    job_input = checked_input(path, reading, reading.connection)
+    chosen = tables.only_served(tables.offered(VOLUMES, protocol), job_input)
+    measured = tables.with_column(VALUE, protocol) if job_input.servers is None else []
     least = min(job.LEAST, history)
 
     def answer(spark: "SparkSession | None") -> Rows:
-        rates = job.rates(tables.volumes(spark, there, chosen), each_window)
-        readings = [tables.decoded(spark, there, each) for each in measured]
+        rates = job.rates(tables.volumes(spark, job_input, chosen), each_window)
+        readings = [tables.decoded(spark, job_input, each) for each in measured]
         series = union([rates, *(job.values(each, each_window) for each in readings)])
         banded = job.bands(series, history=history, least=least, tolerance=tolerance, by_hour=by_hour)
         if every:
             return rows_of(ordered(banded, *by(banded, "protocol", "name", "measure", "start")))
         return rows_of(job.anomalies(banded))
 
-    return answered("anomaly", reading, there, [*chosen, *measured], answer)
+    return answered("anomaly", reading, job_input, [*chosen, *measured], answer)
 
 
 def report(
@@ -258,10 +272,10 @@ def report(
     if path is None:
         raise UsageError("PATH", "say which data folder the report is about")
     each_window = None if window is None else length(window, "--window")
-    there = where([path], reading, reading.reached)
+    job_input = checked_input([path], reading, reading.connection)
     to.mkdir(parents=True, exist_ok=True)
     found = answered(
-        "report", reading, there, job.sources(), lambda spark: job.figures(spark, there, each_window)
+        "report", reading, job_input, job.sources(), lambda spark: job.figures(spark, job_input, each_window)
     )
     files = job.write(found, str(path), to, datetime.now(UTC))
     return [{"file": file, "bytes": file.stat().st_size} for file in files]
@@ -279,7 +293,7 @@ def replay(
     prefix: Annotated[str, Parameter(help="Put before every topic's name there.", show_default=False)] = "",
     host: Annotated[str, Parameter(help="The address of the server that gets them.")] = "127.0.0.1",
     port: Annotated[Port, Parameter(help="Its port, if not the usual.")] = None,
-    reached: Annotated[Reached, Parameter(name="*")] = UNSAID,
+    connection: Annotated[ConnectOptions, Parameter(name="*")] = NO_CONNECT_OPTIONS,
     rate: Annotated[float | None, Parameter(help="So many a second.", show_default=False)] = None,
     speed: Annotated[
         float | None, Parameter(help="As they came, so many times as fast; 1: as then.", show_default=False)
@@ -290,7 +304,7 @@ def replay(
             help="Where it is noted how far it is; else NAME.replay.", show_default=False, converter=a_path
         ),
     ] = None,
-    reading: Reading = READING,
+    reading: ReadOptions = READ_DEFAULTS,
     json: Json = False,
 ) -> Any:
     """Send the records of topics again, each topic's in order, to topics or queues.
@@ -318,8 +332,8 @@ def replay(
         if number is not None and not 0 < number < math.inf:
             raise UsageError(flag_, "it is above 0")
     replays = replays_to(protocol)
-    login = login_of_flags(reached.user, reached.password_file, reached.certificate)
-    context = tls_context(reached.tls, reached.ca, reached.certificate, reached.key)
+    login = login_of_flags(connection.user, connection.password_file, connection.certificate)
+    context = tls_context(connection.tls, connection.ca, connection.certificate, connection.key)
     how: How = {"user": login.user, "password": login.password, "ssl_context": context}
     source, names = job.opened(words, reading)
     topics = job.topics_of(names, pattern)
@@ -361,7 +375,7 @@ def replay(
 
 
 def followed(
-    what: str, reading: Reading, rows: "Callable[[SparkSession], Generator[Mapping[str, Any]]]"
+    what: str, reading: ReadOptions, rows: "Callable[[SparkSession], Generator[Mapping[str, Any]]]"
 ) -> Generator[Mapping[str, Any]]:
     """Rows as they come, until interrupted; the session ends with them."""
     from brokers.pipeline.jobs.running import spark_for

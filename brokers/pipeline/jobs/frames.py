@@ -60,7 +60,7 @@ def union(frames: Iterable[_Some]) -> _Some:
     return found
 
 
-def told_apart(frames: Mapping[str, _Some]) -> _Some:
+def with_broker_names(frames: Mapping[str, _Some]) -> _Some:
     """Return the rows of all brokers as one frame. If there are several, their names are a column."""
     if len(frames) == 1:
         (frame,) = frames.values()

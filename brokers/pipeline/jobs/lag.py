@@ -4,7 +4,7 @@ The tables in a data folder say where each reader is. The logs' indexes say how 
 no records are read. Of a running broker the newest 200 ms may be missing. What it keeps for sessions is in
 its memory; the folder has that after a clean stop.
 
-A server is asked for the positions of the named groups, and for marks. The wire knows no sessions.
+A server is asked for the positions of the named groups, and for index entries. The wire knows no sessions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from brokers.pipeline.jobs import tables
 from brokers.pipeline.jobs.frames import BROKER, Frame, grouped, ordered, readable, rows_of
+from brokers.pipeline.jobs.job_input import SERVED, JobInput
 from brokers.pipeline.jobs.tables import Offered, read
-from brokers.pipeline.jobs.where import SERVED, Where
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import Server, TopicChoice
 from brokers.pipeline.source.origin import Origin
@@ -60,20 +60,20 @@ def sources() -> Sequence[Offered]:
     return [*tables.offered(PLACES), *tables.offered_if_any(KEPT)]
 
 
-def of_folders(spark: "SparkSession | None", where: Where) -> Rows:
+def of_folders(spark: "SparkSession | None", job_input: JobInput) -> Rows:
     """Return every reader that the folders know. Raises StoreFormat, OSError."""
     found = {}
-    for folder in where.folders:
-        only = Where((folder,), None, where.options)
+    for folder in job_input.folders:
+        only = JobInput((folder,), None, job_input.options)
         places = rows_of(newest(read(spark, only, tables.offered(PLACES))))
         kept = [rows_of(waiting(read(spark, only, [each]))) for each in tables.offered_if_any(KEPT)]
         found[str(folder)] = lag(folder, places, [row for some in kept for row in some])
-    return _told_apart(found)
+    return _with_broker_names(found)
 
 
-def of_servers(where: Where, groups: Sequence[str]) -> Rows:
+def of_servers(job_input: JobInput, groups: Sequence[str]) -> Rows:
     """Return these groups. Raises OSError that names a server which does not answer."""
-    options = where.parsed()
+    options = job_input.parsed()
     found = {}
     for source in options.sources:
         with closing(Served(Server.parse(source), options.reach)) as served:
@@ -83,7 +83,7 @@ def of_servers(where: Where, groups: Sequence[str]) -> Rows:
                 for (group, topic), position in served.committed(groups, sorted(spots)).items()
             ]
             found[source] = _in_logs(served, readers)
-    return _told_apart(found)
+    return _with_broker_names(found)
 
 
 def uncounted(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -96,7 +96,7 @@ def uncounted(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _told_apart(found: Mapping[str, list[Lag]]) -> Rows:
+def _with_broker_names(found: Mapping[str, list[Lag]]) -> Rows:
     """Return the rows of all brokers, with their names if there are several."""
     apart = len(found) > 1
     return [
@@ -106,12 +106,12 @@ def _told_apart(found: Mapping[str, list[Lag]]) -> Rows:
     ]
 
 
-def _in_logs(place: Origin, readers: Sequence[tuple[str, str, LogSpot, int]]) -> list[Lag]:
+def _in_logs(origin: Origin, readers: Sequence[tuple[str, str, LogSpot, int]]) -> list[Lag]:
     """Compare positions with their logs. `readers`: protocol, reader, log, position."""
     ahead = [Stretch(spot, min(max(position, spot.first), spot.end)) for _, _, spot, position in readers]
-    place.advance(ahead)
+    origin.advance(ahead)
     found = []
-    for reader, stretch, ms in zip(readers, ahead, place.unread_ms(ahead), strict=True):
+    for reader, stretch, ms in zip(readers, ahead, origin.unread_ms(ahead), strict=True):
         protocol, name, spot, position = reader
         messages = stretch.records if stretch.is_exact else None
         size = None if messages is None else spot.end - stretch.start - LENGTH_BYTES * messages

@@ -16,9 +16,9 @@ import attrs
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs.frames import union
-from brokers.pipeline.jobs.where import SERVED, Reading, Where, a_folder, where
+from brokers.pipeline.jobs.job_input import SERVED, JobInput, ReadOptions, a_folder, checked_input
 from brokers.pipeline.source.options import Server, TopicChoice
-from brokers.pipeline.source.planning import open_place
+from brokers.pipeline.source.planning import open_origin
 from brokers.replaying.engine import Extents, SourcedRecord, topic_of
 from shared.errors import UsageError
 
@@ -39,37 +39,37 @@ class From(Protocol):
         """Return the records of these ranges: columns log, offset, timestamp, value. Logs have any order."""
 
 
-def opened(words: Sequence[str], reading: Reading) -> tuple[From, Sequence[str]]:
+def opened(words: Sequence[str], reading: ReadOptions) -> tuple[From, Sequence[str]]:
     """Return the source, and the words that are left: topics. Raises UsageError, ConfigError, OSError."""
     if reading.servers is not None:
-        return FromLogs(where((), reading, bounded=False)), words
+        return FromLogs(checked_input((), reading, bounded=False)), words
     if not words:
         raise UsageError("PATH", "give a data folder or an archive, or --servers")
     path = a_folder(words[0])
     if not (path / "FORMAT").exists() and (path / "_archive").is_dir():
         return FromArchive(path), words[1:]
-    return FromLogs(where([path], reading, bounded=False)), words[1:]
+    return FromLogs(checked_input([path], reading, bounded=False)), words[1:]
 
 
 @attrs.frozen
 class FromLogs:
     """Topics as a broker has them."""
 
-    where: Where
+    job_input: JobInput
 
     def extents(self, topics: TopicChoice) -> Extents:
-        options = self.where.parsed()
+        options = self.job_input.parsed()
         found = {}
         for source in options.sources:
-            with open_place(options, source) as place:
-                for name, spot in place.spots(topics).items():
+            with open_origin(options, source) as origin:
+                for name, spot in origin.spots(topics).items():
                     found[f"{source} {name}"] = spot.first, spot.end
         _require(topics, found, ", ".join(options.sources))
         return found
 
     def is_at(self, host: str, port: int | None) -> bool:
         there = Server(host) if port is None else Server(host, port)
-        return self.where.servers is not None and str(there) in self.where.sources
+        return self.job_input.servers is not None and str(there) in self.job_input.sources
 
     def frame(self, spark: "SparkSession", ranges: Mapping[str, tuple[int, int]]) -> "DataFrame":
         from pyspark.sql import functions as fn
@@ -78,7 +78,7 @@ class FromLogs:
             mine = {topic_of(log): span for log, span in ranges.items() if log == f"{source} {topic_of(log)}"}
             if not mine:
                 return
-            reader = spark.read.format("logmq").options(**self.where.options_of(source))
+            reader = spark.read.format("logmq").options(**self.job_input.options_of(source))
             reader = reader.option("assign", json.dumps(list(mine)))
             for side, number in (("starting", 0), ("ending", 1)):
                 reader = reader.option(
@@ -88,7 +88,7 @@ class FromLogs:
             yield reader.load().select(log, "offset", "timestamp", "value")
 
         # As `extents` names them: a folder's path may be given relative to the current folder.
-        return union(frame for source in self.where.parsed().sources for frame in of(source))
+        return union(frame for source in self.job_input.parsed().sources for frame in of(source))
 
 
 @attrs.frozen

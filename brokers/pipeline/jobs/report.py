@@ -35,8 +35,8 @@ from brokers.pipeline.jobs.frames import (
     union,
     with_value,
 )
+from brokers.pipeline.jobs.job_input import JobInput
 from brokers.pipeline.jobs.tables import Offered
-from brokers.pipeline.jobs.where import Where
 from shared.tables.table import LIVES, VALUE, VOLUMES
 
 if TYPE_CHECKING:
@@ -86,19 +86,19 @@ def sources() -> Sequence[Offered]:
     ]
 
 
-def figures(spark: "SparkSession | None", where: Where, window: str | None = None) -> Figures:
+def figures(spark: "SparkSession | None", job_input: JobInput, window: str | None = None) -> Figures:
     """Read one data folder. `window`: None takes one of which the whole time has a few hundred."""
-    with kept(tables.volumes(spark, where, tables.offered(VOLUMES))) as volumes:
+    with kept(tables.volumes(spark, job_input, tables.offered(VOLUMES))) as volumes:
         totals = rows_of(_totals(volumes))
         window = window or window_for(totals)
-        readings = [tables.decoded(spark, where, each) for each in tables.with_column(VALUE)]
+        readings = [tables.decoded(spark, job_input, each) for each in tables.with_column(VALUE)]
         series = [anomaly.rates(volumes, window), *(anomaly.values(each, window) for each in readings)]
         with kept(anomaly.bands(union(series))) as banded:
             outside = rows_of(anomaly.anomalies(banded))
             bands = rows_of(_worst(banded, outside)) if outside else []
         over_time = rows_of(measures.throughput(_by_rank(volumes), window))
         faults = rows_of(_fault_counts(volumes))
-    with kept(tables.read(spark, where, tables.offered(LIVES))) as lives:
+    with kept(tables.read(spark, job_input, tables.offered(LIVES))) as lives:
         waits = rows_of(measures.latency(lives))
         outcomes = rows_of(grouped(lives, ["name", "outcome"], count=("seq", "count")))
     largest = {row["name"] for row in totals if row["protocol"] in {wait["protocol"] for wait in waits}}
@@ -106,7 +106,7 @@ def figures(spark: "SparkSession | None", where: Where, window: str | None = Non
     for row in outcomes:
         counts.setdefault(row["name"], {})[row["outcome"]] = row["count"]
     busiest = sorted(counts, key=lambda name: -sum(counts[name].values()))[:BARS_MAX]
-    behind = sorted(lag.of_folders(spark, where), key=lambda row: -(row["messages"] or 0))
+    behind = sorted(lag.of_folders(spark, job_input), key=lambda row: -(row["messages"] or 0))
     return Figures(
         window=window,
         totals=totals,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import attrs
 from cyclopts import Parameter
 
-from brokers.pipeline.jobs.where import UNSAID, Reached, Reading, Where
+from brokers.pipeline.jobs.job_input import NO_CONNECT_OPTIONS, ConnectOptions, JobInput, ReadOptions
 from brokers.pipeline.session import LITTLE, require_spark, session
 from shared.cli.progress import progress
 from shared.errors import BrokerError, UsageError
@@ -44,7 +44,7 @@ class JobFailed(BrokerError):
 
 @contextmanager
 def spark_for(
-    what: str, reading: Reading, sized: Mapping[str, str] = {}, *, bar: bool = True
+    what: str, reading: ReadOptions, sized: Mapping[str, str] = {}, *, bar: bool = True
 ) -> Iterator["SparkSession"]:
     """Start a session for one command, and end it. `bar`: show the progress of its tasks on a terminal.
 
@@ -215,20 +215,20 @@ _T = TypeVar("_T")
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class FewRows(Reading):
+class FewRows(ReadOptions):
     """The options of commands whose answers are a few rows."""
 
     engine: Annotated[
         Literal["local", "spark"] | None,
         Parameter(help="local: without Spark. Else by how much is to be read.", show_default=False),
     ] = None
-    reached: Reached = UNSAID
+    connection: ConnectOptions = NO_CONNECT_OPTIONS
 
 
 def answered(
     what: str,
     asking: FewRows,
-    where: Where,
+    job_input: JobInput,
     chosen: "Iterable[Offered]",
     answer: "Callable[[SparkSession | None], _T]",
 ) -> _T:
@@ -236,7 +236,7 @@ def answered(
 
     Raises UsageError, and what `spark_for` raises.
     """
-    little = is_little(where, chosen)
+    little = is_little(job_input, chosen)
     if is_local(asking, little):
         try:
             return answer(None)
@@ -263,8 +263,8 @@ def is_local(asking: FewRows, little: bool) -> bool:
     return little
 
 
-def is_little(where: Where, chosen: "Iterable[Offered]") -> bool:
+def is_little(job_input: JobInput, chosen: "Iterable[Offered]") -> bool:
     """Whether there is little to read for these tables. Raises what reading them raises."""
     from brokers.pipeline.jobs import tables
 
-    return tables.size(where, chosen) <= tables.BYTES_MAX
+    return tables.size(job_input, chosen) <= tables.BYTES_MAX

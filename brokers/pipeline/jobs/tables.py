@@ -16,8 +16,8 @@ import pyarrow as pa
 from brokers import plugins
 from brokers.errors import ExitCode
 from brokers.pipeline import workers
-from brokers.pipeline.jobs.frames import Frame, rows_of, told_apart, union
-from brokers.pipeline.jobs.where import SERVED, Where
+from brokers.pipeline.jobs.frames import Frame, rows_of, union, with_broker_names
+from brokers.pipeline.jobs.job_input import SERVED, JobInput
 from brokers.pipeline.source import rows as records
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.planning import planned
@@ -85,18 +85,18 @@ def with_column(column: str, protocol: str | None = None) -> Sequence[Offered]:
     return [each for each in offered_if_any(None, protocol) if column in each.table.schema.names]
 
 
-def present(chosen: Sequence[Offered], where: Where) -> Sequence[Offered]:
+def present(chosen: Sequence[Offered], job_input: JobInput) -> Sequence[Offered]:
     """Return the tables whose namespace a folder has. Returns at least one, for its columns."""
-    if where.servers is not None:
+    if job_input.servers is not None:
         return chosen
     spaces = {each.table.namespace for each in chosen}
-    there = {space for space in spaces if any((folder / space).is_dir() for folder in where.folders)}
+    there = {space for space in spaces if any((folder / space).is_dir() for folder in job_input.folders)}
     return [each for each in chosen if each.table.namespace in there] or chosen[:1]
 
 
-def only_served(chosen: Sequence[Offered], where: Where) -> Sequence[Offered]:
+def only_served(chosen: Sequence[Offered], job_input: JobInput) -> Sequence[Offered]:
     """Return the tables that can be read there: a server gives only topics. Raises NoTable if none can."""
-    if where.servers is None:
+    if job_input.servers is None:
         return chosen
     found = [each for each in chosen if each.table.namespace == SERVED]
     if not found:
@@ -113,35 +113,35 @@ def only_served(chosen: Sequence[Offered], where: Where) -> Sequence[Offered]:
 # -- reading
 
 
-def size(where: Where, chosen: Iterable[Offered]) -> int:
+def size(job_input: JobInput, chosen: Iterable[Offered]) -> int:
     """Return how much there is to read for these tables, in bytes of logs. Raises what reading raises."""
-    return sum(_size(where, source, each) for each in chosen for source in where.sources)
+    return sum(_size(job_input, source, each) for each in chosen for source in job_input.sources)
 
 
-def _size(where: Where, source: str, each: Offered) -> int:
-    total = sum(max(span.length, 0) for span in planned(_options(where, source, each)))
+def _size(job_input: JobInput, source: str, each: Offered) -> int:
+    total = sum(max(span.length, 0) for span in planned(_options(job_input, source, each)))
     return total // INDEX_SHARE if each.table.measure is not None else total
 
 
-def read(spark: "SparkSession | None", where: Where, chosen: Sequence[Offered]) -> Frame:
+def read(spark: "SparkSession | None", job_input: JobInput, chosen: Sequence[Offered]) -> Frame:
     """Return the rows of tables of one name, gathered if the table needs it. Raises TooMany without Spark."""
-    return union([_read(spark, where, each, whole=True) for each in present(chosen, where)])
+    return union([_read(spark, job_input, each, whole=True) for each in present(chosen, job_input)])
 
 
-def volumes(spark: "SparkSession | None", where: Where, chosen: Sequence[Offered]) -> Frame:
+def volumes(spark: "SparkSession | None", job_input: JobInput, chosen: Sequence[Offered]) -> Frame:
     """Return the decoded rows of `volumes` of several protocols, which still have to be added up."""
-    return union([decoded(spark, where, each) for each in present(chosen, where)])
+    return union([decoded(spark, job_input, each) for each in present(chosen, job_input)])
 
 
-def decoded(spark: "SparkSession | None", where: Where, each: Offered) -> Frame:
+def decoded(spark: "SparkSession | None", job_input: JobInput, each: Offered) -> Frame:
     """Return the decoded records, one row each. Without Spark they are in the order of each log."""
-    return _read(spark, where, each, whole=False)
+    return _read(spark, job_input, each, whole=False)
 
 
-def following(spark: "SparkSession", where: Where, chosen: Sequence[Offered]) -> "DataFrame":
+def following(spark: "SparkSession", job_input: JobInput, chosen: Sequence[Offered]) -> "DataFrame":
     """Return the decoded rows of tables as a stream."""
     reader = spark.readStream.option("startingOffsets", "earliest")
-    return union([told_apart(_loaded(spark, reader, where, each)) for each in chosen])
+    return union([with_broker_names(_loaded(spark, reader, job_input, each)) for each in chosen])
 
 
 def check_followed(chosen: Sequence[Offered]) -> None:
@@ -156,38 +156,40 @@ def check_followed(chosen: Sequence[Offered]) -> None:
             )
 
 
-def _read(spark: "SparkSession | None", where: Where, each: Offered, *, whole: bool) -> Frame:
+def _read(spark: "SparkSession | None", job_input: JobInput, each: Offered, *, whole: bool) -> Frame:
     table = each.table
     if spark is not None:
-        loaded = _loaded(spark, spark.read, where, each)
+        loaded = _loaded(spark, spark.read, job_input, each)
         gather = table.gather if whole else None
-        return told_apart(loaded if gather is None else {name: gather(rows) for name, rows in loaded.items()})
-    batches = {source: _batches(where, source, each) for source in where.sources}
+        return with_broker_names(
+            loaded if gather is None else {name: gather(rows) for name, rows in loaded.items()}
+        )
+    batches = {source: _batches(job_input, source, each) for source in job_input.sources}
     if whole and table.fold is not None:
-        return told_apart({source: table.fold(some) for source, some in batches.items()})
+        return with_broker_names({source: table.fold(some) for source, some in batches.items()})
     tables = {source: pa.Table.from_batches(some, schema=table.schema) for source, some in batches.items()}
-    return told_apart(tables)
+    return with_broker_names(tables)
 
 
-def _loaded(spark: "SparkSession", reader: Any, where: Where, each: Offered) -> dict[str, "DataFrame"]:
+def _loaded(spark: "SparkSession", reader: Any, job_input: JobInput, each: Offered) -> dict[str, "DataFrame"]:
     from brokers.pipeline.jobs.table_source import FORMAT, TableDataSource
 
     spark.dataSource.register(TableDataSource)
     named = reader.format(FORMAT).option("table", f"{each.protocol}.{each.table.name}")
-    return {source: named.options(**where.options_of(source)).load() for source in where.sources}
+    return {source: named.options(**job_input.options_of(source)).load() for source in job_input.sources}
 
 
-def _batches(where: Where, source: str, each: Offered) -> Iterator[pa.RecordBatch]:
+def _batches(job_input: JobInput, source: str, each: Offered) -> Iterator[pa.RecordBatch]:
     """Yield the decoded rows of one source."""
     workers.prepare()
-    options = _options(where, source, each)
+    options = _options(job_input, source, each)
     table = each.table
     return records.decoded(options, planned(options), decode=table.decode, measure=table.measure)
 
 
-def _options(where: Where, source: str, each: Offered) -> Options:
-    served = where.servers is not None
-    return parse(where.options_of(source) | logs_of(each, served=served), streaming=False)
+def _options(job_input: JobInput, source: str, each: Offered) -> Options:
+    served = job_input.servers is not None
+    return parse(job_input.options_of(source) | logs_of(each, served=served), streaming=False)
 
 
 # -- what becomes of the rows

@@ -32,7 +32,7 @@ from brokers.pipeline.source import origin, planning, pruning, rows, sink, spans
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import Options, Server, parse
 from brokers.pipeline.source.origin import warn
-from brokers.pipeline.source.planning import open_place, open_places
+from brokers.pipeline.source.planning import open_origin, open_origins
 from brokers.pipeline.source.pruning import Wanted
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import Span
@@ -200,10 +200,10 @@ def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> l
         found = _of_records(options, found, options.max_records)
     sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
     size = spans.SPLIT_BYTES_SPARING if sparing else spans.SPLIT_BYTES
-    with open_places(options) as places:
+    with open_origins(options) as origins:
 
         def cut(span: Span, offset: int) -> int:
-            return places[span.source].cut(span, offset)
+            return origins[span.source].cut(span, offset)
 
         alone = options.max_records is not None
         return [
@@ -216,11 +216,11 @@ def _of_records(options: Options, found: Sequence[Span], most: int) -> list[Span
     """Cut spans so that none has more than `most` records."""
     pieces: list[Span] = []
     for source, those in groupby(found, attrgetter("source")):
-        with open_place(options, source) as place:
+        with open_origin(options, source) as origin:
             going = [span for span in those if span.length > 0]
             while going:
                 ahead = [Stretch(span.spot, span.start, most) for span in going]
-                place.advance(ahead)
+                origin.advance(ahead)
                 cuts = list(zip(going, (stretch.stop for stretch in ahead), strict=True))
                 pieces += [attrs.evolve(span, stop=stop) for span, stop in cuts]
                 going = [attrs.evolve(span, start=stop) for span, stop in cuts if stop < span.stop]

@@ -65,7 +65,7 @@ class Folder(Origin):
                 if index.log_id == span.log_id and self.id_of(file, span.log_id) == span.log_id:
                     read, first = partial(self.disk.read, log_fd), partial(self.first_kept, span.log_id)
                     reader = SpanReader(span, read, first, policy, bare)
-                    yield from reader.chunks(index.marks(span.start, span.stop))
+                    yield from reader.chunks(index.entries(span.start, span.stop))
                     return
         except FileNotFoundError:
             pass
@@ -190,8 +190,8 @@ class Folder(Origin):
 
     def at_time(self, spot: LogSpot, unix_ms: int) -> int | None:
         with self._index_of(spot) as index:
-            mark = index.at_time(unix_ms)
-        return None if mark is None else min(max(mark.offset, spot.first), spot.end)
+            entry = index.at_time(unix_ms)
+        return None if entry is None else min(max(entry.offset, spot.first), spot.end)
 
     def entries_at(self, asked: Sequence[tuple[LogSpot, int]]) -> list[IndexEntry | None]:
         found = []
@@ -216,7 +216,7 @@ class Folder(Origin):
         for stretch, need in asked:
             spot = stretch.spot
             if isinstance(need, Entries):
-                yield FoundEntries(index.marks(need.start, spot.end), spot.end)
+                yield FoundEntries(index.entries(need.start, spot.end), spot.end)
             else:
                 yield self.records(spot, *need)
 
@@ -257,8 +257,8 @@ class Folder(Origin):
         }
 
 
-BLOCK_MARKS = 1024
-NEAR_MARKS = 256
+BLOCK_ENTRIES = 1024
+NEAR_ENTRIES = 256
 
 
 class LogIndex:
@@ -282,30 +282,30 @@ class LogIndex:
 
     def first(self) -> IndexEntry | None:
         """Return the first good entry. Retention turns the entries before it into zeros."""
-        return next((mark for _, mark in self._good(self._bisect(lambda mark: False), NEAR_MARKS)), None)
+        return next((entry for _, entry in self._good(self._bisect(lambda entry: False), NEAR_ENTRIES)), None)
 
     def begins_damaged(self) -> bool:
         """Whether the first entry that retention has left is bad."""
-        block = self._block(self._bisect(lambda mark: False), 1)
+        block = self._block(self._bisect(lambda entry: False), 1)
         return bool(block) and format.unpack_index_entry(block, self.log_id) is None
 
-    def marks(self, start: int, stop: int) -> Iterator[IndexEntry]:
+    def entries(self, start: int, stop: int) -> Iterator[IndexEntry]:
         """Yield the good entries that touch the offsets [start, stop), in order."""
-        number = max(self._bisect(lambda mark: mark.end <= start), 0)
-        for _, mark in self._good(number, BLOCK_MARKS):
-            if mark.offset >= stop:
+        number = max(self._bisect(lambda entry: entry.end <= start), 0)
+        for _, entry in self._good(number, BLOCK_ENTRIES):
+            if entry.offset >= stop:
                 return
-            if mark.end > start:
-                yield mark
+            if entry.end > start:
+                yield entry
 
     def at_or_before(self, offset: int) -> IndexEntry | None:
         """Return the last good entry that begins at or below an offset."""
-        return self._last_before(self._bisect(lambda mark: mark.offset <= offset))
+        return self._last_before(self._bisect(lambda entry: entry.offset <= offset))
 
     def at_time(self, unix_ms: int) -> IndexEntry | None:
         """Return the first good entry whose last record is of that time or later."""
-        number = self._bisect(lambda mark: mark.last_ms < unix_ms)
-        return next((mark for _, mark in self._good(number, NEAR_MARKS)), None)
+        number = self._bisect(lambda entry: entry.last_ms < unix_ms)
+        return next((entry for _, entry in self._good(number, NEAR_ENTRIES)), None)
 
     def _bisect(self, below: Callable[[IndexEntry], bool]) -> int:
         """Return the number of the first entry for which `below` does not hold.
@@ -319,8 +319,8 @@ class LogIndex:
             if trimmed and self._is_zero(middle):
                 low = middle + 1
                 continue
-            number, mark = next(self._good(middle, 1, high), (high, None))
-            if mark is not None and below(mark):
+            number, entry = next(self._good(middle, 1, high), (high, None))
+            if entry is not None and below(entry):
                 low = number + 1
             else:
                 high = middle
@@ -334,19 +334,19 @@ class LogIndex:
             if not block:
                 return
             for at in range(0, len(block), INDEX_ENTRY_BYTES):
-                if (mark := format.unpack_index_entry(block, self.log_id, at)) is not None:
-                    yield number + at // INDEX_ENTRY_BYTES, mark
+                if (entry := format.unpack_index_entry(block, self.log_id, at)) is not None:
+                    yield number + at // INDEX_ENTRY_BYTES, entry
             number += len(block) // INDEX_ENTRY_BYTES
-            ahead = max(ahead, NEAR_MARKS)
+            ahead = max(ahead, NEAR_ENTRIES)
 
     def _last_before(self, stop: int) -> IndexEntry | None:
         """Return the nearest good entry before the entry `stop`."""
         while stop > 0:
-            start = max(stop - NEAR_MARKS, 0)
+            start = max(stop - NEAR_ENTRIES, 0)
             block = self._block(start, stop - start)
             for at in reversed(range(0, len(block), INDEX_ENTRY_BYTES)):
-                if (mark := format.unpack_index_entry(block, self.log_id, at)) is not None:
-                    return mark
+                if (entry := format.unpack_index_entry(block, self.log_id, at)) is not None:
+                    return entry
             stop = start
         return None
 
@@ -388,32 +388,32 @@ class SpanReader:
     _lost: tuple[int, int, str] | None = attrs.field(default=None, init=False)
     """Start, end and reason of a loss. It is reported once its end is known."""
 
-    def chunks(self, marks: Iterator[IndexEntry]) -> Iterator[Chunk]:
-        """`marks`: the index's entries that touch the span, in order."""
-        for group in chunk_groups(self._readable(marks)):
+    def chunks(self, entries: Iterator[IndexEntry]) -> Iterator[Chunk]:
+        """`entries`: the index's entries that touch the span, in order."""
+        for group in chunk_groups(self._readable(entries)):
             yield from self._read(group)
         self._tell()
 
-    def _readable(self, marks: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
+    def _readable(self, entries: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
         """The entries whose records are to be read. Gaps between entries are noted as lost."""
         position = self._span.start
-        for mark in self._whole(marks):
-            if mark.offset > position:
-                self._gap(position, mark.offset)
-            position = mark.end
-            if self._wanted(mark):
-                yield mark
+        for entry in self._whole(entries):
+            if entry.offset > position:
+                self._gap(position, entry.offset)
+            position = entry.end
+            if self._wanted(entry):
+                yield entry
         if position < self._span.stop:
             self._gap(position, self._span.stop)
 
-    def _whole(self, marks: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
+    def _whole(self, entries: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
         """Yield the entries, and rebuilt ones where one is bad."""
         position, time_ms = self._span.start, 0
-        for mark in marks:
-            if mark.offset > position:
-                yield from self._made_anew(position, mark.offset, mark.first_ms)
-            yield mark
-            position, time_ms = mark.end, mark.last_ms
+        for entry in entries:
+            if entry.offset > position:
+                yield from self._made_anew(position, entry.offset, entry.first_ms)
+            yield entry
+            position, time_ms = entry.end, entry.last_ms
         if position < self._span.stop:
             yield from self._made_anew(position, self._span.stop, time_ms)
 
@@ -428,38 +428,38 @@ class SpanReader:
                 return found if end == stop else []
         return []
 
-    def _wanted(self, mark: IndexEntry) -> bool:
-        if mark.damaged:
-            self._lose(mark.offset, mark.end, "the journal lost what stood here")
+    def _wanted(self, entry: IndexEntry) -> bool:
+        if entry.damaged:
+            self._lose(entry.offset, entry.end, "the journal lost what stood here")
             return False
-        if not mark.unverified or self._policy.unverified is Unverified.READ:
+        if not entry.unverified or self._policy.unverified is Unverified.READ:
             return True
         if self._policy.unverified is Unverified.FAIL:
-            self._lose(mark.offset, mark.end, "unverified: nothing says that these are the bytes written")
+            self._lose(entry.offset, entry.end, "unverified: nothing says that these are the bytes written")
         return False
 
-    def _read(self, marks: list[IndexEntry]) -> Iterator[Chunk]:
-        base = marks[0].offset
-        if self._bare and self._span.start <= base and marks[-1].end <= self._span.stop:
+    def _read(self, entries: list[IndexEntry]) -> Iterator[Chunk]:
+        base = entries[0].offset
+        if self._bare and self._span.start <= base and entries[-1].end <= self._span.stop:
             self._tell()
-            yield Chunk(base, b"", marks)
+            yield Chunk(base, b"", entries)
             return
         for chunk in sound_chunks(
-            self._bytes(marks[-1].end - base, base),
-            marks,
+            self._bytes(entries[-1].end - base, base),
+            entries,
             self._fault,
-            lambda mark, text: self._lose(mark.offset, mark.end, text),
+            lambda entry, text: self._lose(entry.offset, entry.end, text),
         ):
             self._tell()
             yield chunk
 
-    def _fault(self, mark: IndexEntry, data: memoryview) -> str | None:
-        if len(data) < mark.length:
+    def _fault(self, entry: IndexEntry, data: memoryview) -> str | None:
+        if len(data) < entry.length:
             return "the file is too short"
         if self._policy.verify_crc:
-            return None if crc32c(data) == mark.crc32c else "these are not the bytes that were written (CRC)"
+            return None if crc32c(data) == entry.crc32c else "these are not the bytes that were written (CRC)"
         # A hole begins before the entry: zeros, which as records would be empty ones, and more of them.
-        if data[: format.LENGTH_BYTES] == _ZERO and format.count_records(bytes(data)) != mark.records:
+        if data[: format.LENGTH_BYTES] == _ZERO and format.count_records(bytes(data)) != entry.records:
             return "no records stand here"
         return None
 

@@ -133,13 +133,13 @@ def rows(
     `value_bytes`: the most bytes of each value. A record's time is that of its index entry: when the first
     record of some 200 ms or 64 KiB was written.
     """
-    counts = [mark.records for mark in chunk.marks]
+    counts = [entry.records for entry in chunk.entries]
     low, high = span.start - chunk.offset, span.stop - chunk.offset
     whole = low <= 0 and high >= chunk.end - chunk.offset
     if whole and are_in_index(columns):  # the columns do not need the records' places
         begins = np.zeros(sum(counts) + 1, np.int32)
     else:
-        begins = starts(chunk.data, [mark.length for mark in chunk.marks], counts)
+        begins = starts(chunk.data, [entry.length for entry in chunk.entries], counts)
     if not whole:
         first, last = np.searchsorted(begins, [low, high])
         edges = np.clip(np.cumsum([0, *counts]), first, last)
@@ -152,7 +152,7 @@ def rows(
             case "offset":
                 return pa.array(begins[:-1].astype(np.int64) + chunk.offset)
             case "timestamp":
-                times = np.array([mark.first_ms * 1000 for mark in chunk.marks], np.int64)
+                times = np.array([entry.first_ms * 1000 for entry in chunk.entries], np.int64)
                 return pa.array(np.repeat(times, counts)).cast(time_type())
             case _:
                 return payloads(chunk.data, begins, value_bytes)
@@ -163,13 +163,14 @@ def rows(
 
 def entries(span: Span, chunk: Chunk) -> pa.RecordBatch:
     """Return a chunk's index entries as rows of `entries_schema`."""
-    marks = chunk.marks
     columns = {
-        "topic": pa.repeat(pa.scalar(span.topic), len(marks)),
-        "offset": [mark.offset for mark in marks],
-        "timestamp": pa.array([mark.first_ms * 1000 for mark in marks], pa.int64()).cast(time_type()),
-        "messages": [mark.records for mark in marks],
-        "bytes": [mark.length - LENGTH_BYTES * mark.records for mark in marks],
+        "topic": pa.repeat(pa.scalar(span.topic), len(chunk.entries)),
+        "offset": [entry.offset for entry in chunk.entries],
+        "timestamp": pa.array([entry.first_ms * 1000 for entry in chunk.entries], pa.int64()).cast(
+            time_type()
+        ),
+        "messages": [entry.records for entry in chunk.entries],
+        "bytes": [entry.length - LENGTH_BYTES * entry.records for entry in chunk.entries],
     }
     return pa.RecordBatch.from_pydict(columns, schema=entries_schema())
 

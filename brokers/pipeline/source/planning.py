@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_place(options: Options, source: str) -> Iterator[Origin]:
+def open_origin(options: Options, source: str) -> Iterator[Origin]:
     """Open a folder or a server of the options. It is closed in the end."""
-    place: Origin
+    origin: Origin
     if options.servers:
-        place = Served(Server.parse(source), options.reach)
+        origin = Served(Server.parse(source), options.reach)
     else:
-        place = Folder(source, options.namespace)
-    with closing(place):
-        yield place
+        origin = Folder(source, options.namespace)
+    with closing(origin):
+        yield origin
 
 
 @contextmanager
-def open_places(options: Options) -> Iterator[Mapping[str, Origin]]:
+def open_origins(options: Options) -> Iterator[Mapping[str, Origin]]:
     """Open all sources of the options at once, by name."""
     with ExitStack() as opened:
-        yield {source: opened.enter_context(open_place(options, source)) for source in options.sources}
+        yield {source: opened.enter_context(open_origin(options, source)) for source in options.sources}
 
 
 def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
@@ -41,16 +41,16 @@ def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
     found: list[Span] = []
     there: set[str] = set()
     for source in options.sources:
-        with open_place(options, source) as place:
-            spots = place.spots(topics)
+        with open_origin(options, source) as origin:
+            spots = origin.spots(topics)
             there |= spots.keys()
-            starts = offsets(place, spots, options.starting, policy)
-            ends = offsets(place, spots, options.ending, policy)
+            starts = offsets(origin, spots, options.starting, policy)
+            ends = offsets(origin, spots, options.ending, policy)
             for name in spots:
                 check_order(options, name, starts[name], ends[name])
             for name, spot in spots.items():
                 span = Span(source, name, spot.id, starts[name], ends[name])
-                found.append(span if wanted is None else wanted.within(place, spot, span))
+                found.append(span if wanted is None else wanted.within(origin, spot, span))
     missing = sorted(set(topics.names) - there)
     if missing:
         where = ", ".join(options.sources)

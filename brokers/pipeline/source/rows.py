@@ -10,7 +10,7 @@ from brokers.pipeline.source import framing
 from brokers.pipeline.source.framing import NotRecords
 from brokers.pipeline.source.options import Options
 from brokers.pipeline.source.origin import LossPolicy, Origin, rules
-from brokers.pipeline.source.planning import open_place
+from brokers.pipeline.source.planning import open_origin
 from brokers.pipeline.source.spans import Chunk, Span
 
 Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -21,8 +21,8 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """Read the spans' records as rows of `columns`. Raises OSError, and DataLoss by the rules."""
     kept, bare = rules(options), framing.are_in_index(columns)
-    for place, span in _placed(options, spans):
-        for chunk in place.chunks(span, kept, bare=bare):
+    for origin, span in _placed(options, spans):
+        for chunk in origin.chunks(span, kept, bare=bare):
             yield from _rows(options, span, chunk, columns, kept)
 
 
@@ -32,8 +32,8 @@ def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]
     Records are read, and checked, only where a span has a part of an entry.
     """
     kept = rules(options)
-    for place, span in _placed(options, spans):
-        for chunk in place.entries(span, kept):
+    for origin, span in _placed(options, spans):
+        for chunk in origin.entries(span, kept):
             if chunk.data:
                 yield from map(framing.measured, _rows(options, span, chunk, framing.SCHEMA.names, kept))
             else:
@@ -55,11 +55,11 @@ def decoded(
 
 
 def _placed(options: Options, spans: Sequence[Span]) -> Iterator[tuple[Origin, Span]]:
-    """Yield each span with its place, which stays open for as long."""
+    """Yield each span with its origin, which stays open for as long."""
     for source, those in groupby(spans, attrgetter("source")):
-        with open_place(options, source) as place:
+        with open_origin(options, source) as origin:
             for span in those:
-                yield place, span
+                yield origin, span
 
 
 def _rows(
@@ -68,9 +68,9 @@ def _rows(
     try:
         found = framing.rows(span, chunk, columns, options.max_value_bytes)
     except NotRecords as error:
-        if len(chunk.marks) > 1:  # one of them is to blame
-            for mark in chunk.marks:
-                yield from _rows(options, span, chunk.part(mark), columns, kept)
+        if len(chunk.entries) > 1:  # one of them is to blame
+            for entry in chunk.entries:
+                yield from _rows(options, span, chunk.part(entry), columns, kept)
             return
         where = f"{span.topic} in {span.source}: offsets {chunk.offset} to {chunk.end}"
         kept.lose(f"{where} are lost: {error}")

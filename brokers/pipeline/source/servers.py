@@ -29,8 +29,8 @@ from shared.storage import format
 from shared.storage.format import EntryFlag, IndexEntry
 
 SAME_MS = 1000
-"""How far a mark's time may be off. It is that of its first record; the others may be 200 ms younger. After a
-crash a server makes its newest marks again, and they may begin elsewhere."""
+"""How far an entry's time may be off. It is that of its first record; the others may be 200 ms younger. After
+a crash a server makes its newest entries again, and they may begin elsewhere."""
 _DAMAGE = "STORAGE"
 
 
@@ -130,15 +130,15 @@ class Served(Origin):
         yield from self._read(span, policy, list(chunk_groups(self._covered(span, policy))))
 
     def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
-        for marks in chunk_groups(self._covered(span, policy)):
-            is_told = not any(mark.unverified for mark in marks)
-            if is_told and span.start <= marks[0].offset and marks[-1].end <= span.stop:
-                yield Chunk(marks[0].offset, b"", marks)
+        for entries in chunk_groups(self._covered(span, policy)):
+            is_told = not any(entry.unverified for entry in entries)
+            if is_told and span.start <= entries[0].offset and entries[-1].end <= span.stop:
+                yield Chunk(entries[0].offset, b"", entries)
             else:
-                yield from self._read(span, policy, [marks])
+                yield from self._read(span, policy, [entries])
 
     def _covered(self, span: Span, policy: LossPolicy) -> Iterator[IndexEntry]:
-        """Yield marks for all of the span that is there, and report the rest as lost."""
+        """Yield entries for all of the span that is there, and report the rest as lost."""
         ends, marks = self._link.ask_all(
             [connector.offsets(span.topic), connector.marks(span.topic, span.start, span.stop)]
         )
@@ -147,52 +147,52 @@ class Served(Origin):
                 self._lose(policy, span, span.start, span.stop, answer)
                 return
         first, end = ends
-        marks = _entries(marks)
-        if span.stop > end or (marks and span.log_id and marks[-1].first_ms > span.log_id + SAME_MS):
+        entries = _entries(marks)
+        if span.stop > end or (entries and span.log_id and entries[-1].first_ms > span.log_id + SAME_MS):
             self._lose(policy, span, span.start, span.stop, "the topic was deleted and made again")
             return
         if first > span.start:
             self._lose(policy, span, span.start, min(first, span.stop), _dropped(first))
-        yield from _covering(marks, first, span)
+        yield from _covering(entries, first, span)
 
     def _read(self, span: Span, policy: LossPolicy, groups: Sequence[list[IndexEntry]]) -> Iterator[Chunk]:
-        fetched = self.fetched(span.topic, [(marks[0].offset, marks[-1].end) for marks in groups])
+        fetched = self.fetched(span.topic, [(entries[0].offset, entries[-1].end) for entries in groups])
         try:
-            for marks, data in zip(groups, fetched, strict=True):
+            for entries, data in zip(groups, fetched, strict=True):
                 if isinstance(data, LogmqError):
-                    yield from self._refused(span, policy, marks, data)
+                    yield from self._refused(span, policy, entries, data)
                 else:
-                    yield from self._checked(span, policy, marks, data)
+                    yield from self._checked(span, policy, entries, data)
         finally:
             fetched.close()
 
     def _refused(
-        self, span: Span, policy: LossPolicy, marks: list[IndexEntry], error: LogmqError
+        self, span: Span, policy: LossPolicy, entries: list[IndexEntry], error: LogmqError
     ) -> Iterator[Chunk]:
-        """The server refused the bytes of these marks: find out which of them it has."""
-        if len(marks) > 1 and error.code in (_DAMAGE, "OUT_OF_RANGE"):
-            yield from self._read(span, policy, [[mark] for mark in marks])
+        """The server refused the bytes of these entries: find out which of them it has."""
+        if len(entries) > 1 and error.code in (_DAMAGE, "OUT_OF_RANGE"):
+            yield from self._read(span, policy, [[entry] for entry in entries])
             return
         text: str | LogmqError = error
         if error.code == "OUT_OF_RANGE":
             first, _ = self._link.ask(connector.offsets(span.topic))
             text = _dropped(first)
-        self._lose(policy, span, marks[0].offset, marks[-1].end, text)
+        self._lose(policy, span, entries[0].offset, entries[-1].end, text)
 
     def _checked(
-        self, span: Span, policy: LossPolicy, marks: list[IndexEntry], data: bytes
+        self, span: Span, policy: LossPolicy, entries: list[IndexEntry], data: bytes
     ) -> Iterator[Chunk]:
-        def fault(mark: IndexEntry, part: memoryview) -> str | None:
-            wrong = policy.verify_crc and not mark.unverified and crc32c(part) != mark.crc32c
+        def fault(entry: IndexEntry, part: memoryview) -> str | None:
+            wrong = policy.verify_crc and not entry.unverified and crc32c(part) != entry.crc32c
             return "not the bytes that were written (CRC)" if wrong else None
 
-        base = marks[0].offset
-        for number, mark in enumerate(marks):
-            if mark.unverified:  # `_covering` made it up, and did not know how many records it covers
-                records = format.count_records(data[mark.offset - base : mark.end - base])
-                marks[number] = mark._replace(records=records or 0)
+        base = entries[0].offset
+        for number, entry in enumerate(entries):
+            if entry.unverified:  # `_covering` made it up, and did not know how many records it covers
+                records = format.count_records(data[entry.offset - base : entry.end - base])
+                entries[number] = entry._replace(records=records or 0)
         yield from sound_chunks(
-            data, marks, fault, lambda mark, text: self._lose(policy, span, mark.offset, mark.end, text)
+            data, entries, fault, lambda entry, text: self._lose(policy, span, entry.offset, entry.end, text)
         )
 
     def fetched(
@@ -238,23 +238,23 @@ class Served(Origin):
         policy.lose(f"{span.topic} on {span.source}: offsets {start} to {stop} are lost: {why}")
 
 
-def _covering(marks: Sequence[IndexEntry], first: int, span: Span) -> Iterator[IndexEntry]:
-    """Yield marks for every byte of the span that is there.
+def _covering(entries: Sequence[IndexEntry], first: int, span: Span) -> Iterator[IndexEntry]:
+    """Yield entries for every byte of the span that is there.
 
-    Where a mark is missing, or retention has taken a part of it, one is made up and flagged unverified. Its
+    Where an entry is missing, or retention has taken a part of it, one is made up and flagged unverified. Its
     records are counted later.
     """
     at, time = max(span.start, first), span.log_id
-    for mark in marks:
-        if mark.end <= first:
+    for entry in entries:
+        if entry.end <= first:
             continue
-        time = mark.first_ms
-        if mark.offset < first:
-            mark = mark._replace(offset=first, length=mark.end - first, flags=EntryFlag.UNVERIFIED)
-        elif mark.offset > at:
-            yield IndexEntry(at, time, time, mark.offset - at, 0, 0, EntryFlag.UNVERIFIED)
-        yield mark
-        at = mark.end
+        time = entry.first_ms
+        if entry.offset < first:
+            entry = entry._replace(offset=first, length=entry.end - first, flags=EntryFlag.UNVERIFIED)
+        elif entry.offset > at:
+            yield IndexEntry(at, time, time, entry.offset - at, 0, 0, EntryFlag.UNVERIFIED)
+        yield entry
+        at = entry.end
     if at < span.stop:
         yield IndexEntry(at, time, time, span.stop - at, 0, 0, EntryFlag.UNVERIFIED)
 

@@ -65,39 +65,39 @@ class Chunk:
 
     offset: int
     data: bytes = attrs.field(repr=lambda data: f"<{len(data)} bytes>")
-    marks: Sequence[IndexEntry]
+    entries: Sequence[IndexEntry]
 
     @property
     def end(self) -> int:
-        return self.marks[-1].end
+        return self.entries[-1].end
 
-    def part(self, mark: IndexEntry) -> "Chunk":
+    def part(self, entry: IndexEntry) -> "Chunk":
         """Return what one of its entries covers."""
-        return chunk_of(self.offset, self.data, [mark])
+        return chunk_of(self.offset, self.data, [entry])
 
 
-def chunk_of(base: int, data: bytes, marks: Sequence[IndexEntry]) -> Chunk:
+def chunk_of(base: int, data: bytes, entries: Sequence[IndexEntry]) -> Chunk:
     """Return what the entries cover of `data`, which begins at the offset `base`."""
-    start, stop = marks[0].offset, marks[-1].end
+    start, stop = entries[0].offset, entries[-1].end
     is_all = start == base and stop - start == len(data)
-    return Chunk(start, data if is_all else data[start - base : stop - base], marks)
+    return Chunk(start, data if is_all else data[start - base : stop - base], entries)
 
 
-def chunk_groups(marks: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
+def chunk_groups(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
     """Index entries in groups of about `CHUNK_BYTES` without gaps. Each group is read at once."""
     taken: list[IndexEntry] = []
-    for mark in marks:
-        if taken and (mark.end - taken[0].offset > CHUNK_BYTES or mark.offset != taken[-1].end):
+    for entry in entries:
+        if taken and (entry.end - taken[0].offset > CHUNK_BYTES or entry.offset != taken[-1].end):
             yield taken
             taken = []
-        taken.append(mark)
+        taken.append(entry)
     if taken:
         yield taken
 
 
 def sound_chunks(
     data: bytes,
-    marks: Sequence[IndexEntry],
+    entries: Sequence[IndexEntry],
     fault: Callable[[IndexEntry, memoryview], str | None],
     lose: Callable[[IndexEntry, str], None],
 ) -> Iterator[Chunk]:
@@ -105,16 +105,16 @@ def sound_chunks(
 
     `fault` says what is wrong with an entry's bytes, if anything. `lose` is told of that.
     """
-    base, good = marks[0].offset, list[IndexEntry]()
-    for mark in marks:
-        text = fault(mark, memoryview(data)[mark.offset - base : mark.end - base])
+    base, good = entries[0].offset, list[IndexEntry]()
+    for entry in entries:
+        text = fault(entry, memoryview(data)[entry.offset - base : entry.end - base])
         if text is None:
-            good.append(mark)
+            good.append(entry)
             continue
         if good:
             yield chunk_of(base, data, good)
             good = []
-        lose(mark, text)
+        lose(entry, text)
     if good:
         yield chunk_of(base, data, good)
 

@@ -15,7 +15,7 @@ import attrs
 from brokers.pipeline.source import planning
 from brokers.pipeline.source.options import Options, folder_id
 from brokers.pipeline.source.origin import LossPolicy, Origin
-from brokers.pipeline.source.planning import open_places
+from brokers.pipeline.source.planning import open_origins
 from brokers.pipeline.source.spans import LogSpot, Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.storage.format import LENGTH_BYTES
@@ -46,7 +46,7 @@ _Going = tuple[Origin, Stretch]
 class _Part:
     """A log's part of the next batch: it begins at `start`, and ends at `spot.end` at most."""
 
-    place: Origin
+    origin: Origin
     spot: LogSpot
     start: int
     is_new: bool
@@ -62,11 +62,11 @@ class _Part:
 
 def target(options: Options) -> Target:
     """Return what there is now, for a stream that ends there (`availableNow`)."""
-    with open_places(options) as places:
+    with open_origins(options) as origins:
         return {
             (source, name): spot
-            for source, place in places.items()
-            for name, spot in place.spots(options.topics).items()
+            for source, origin in origins.items()
+            for name, spot in origin.spots(options.topics).items()
         }
 
 
@@ -95,15 +95,15 @@ def planned(
     parts: list[_Part] = []
     for source in (known or {}).keys() - set(options.sources):
         rules.lose(f"{source}, which the stream has read, is not among {', '.join(options.sources)} any more")
-    with open_places(options) as places:
-        for source, place in places.items():
-            found = place.spots(options.topics)
+    with open_origins(options) as origins:
+        for source, origin in origins.items():
+            found = origin.spots(options.topics)
             if target is not None:
                 found = _within(found, target)
             if known is None:
-                parts += _first(options, rules, place, found)
+                parts += _first(options, rules, origin, found)
             else:
-                parts += _next(options, rules, place, found, known.get(source, {}))
+                parts += _next(options, rules, origin, found, known.get(source, {}))
         if least is not None and not _are_there(parts, least):
             return Plan(start, _behind(parts, {part.key: part.start for part in parts}))
         stops = _limited(parts, limit)
@@ -135,7 +135,7 @@ def _behind(parts: Sequence[_Part], stops: Mapping[tuple[str, str], int]) -> dic
 
 def _are_there(parts: Sequence[_Part], records: int) -> bool:
     """Whether all logs together have so many new records."""
-    ahead = [(part.place, Stretch(part.spot, part.start, records)) for part in parts if part.length > 0]
+    ahead = [(part.origin, Stretch(part.spot, part.start, records)) for part in parts if part.length > 0]
     _advance(ahead)
     return sum(stretch.records for _, stretch in ahead) >= records
 
@@ -172,7 +172,7 @@ def _here(options: Options, offset: Offset, part: str) -> Any:
 
 
 def _within(found: Mapping[str, LogSpot], target: Target) -> dict[str, LogSpot]:
-    """Return the logs of a place that belong to the target, each cut at the target's end."""
+    """Return the logs of an origin that belong to the target, each cut at the target's end."""
     spots = {}
     for name, spot in found.items():
         last = target.get((spot.source, name))
@@ -181,15 +181,15 @@ def _within(found: Mapping[str, LogSpot], target: Target) -> dict[str, LogSpot]:
     return spots
 
 
-def _first(options: Options, rules: LossPolicy, place: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
-    starts = planning.offsets(place, found, options.starting, rules)
-    return [_Part(place, spot, min(starts[name], spot.end), True) for name, spot in found.items()]
+def _first(options: Options, rules: LossPolicy, origin: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
+    starts = planning.offsets(origin, found, options.starting, rules)
+    return [_Part(origin, spot, min(starts[name], spot.end), True) for name, spot in found.items()]
 
 
 def _next(
     options: Options,
     rules: LossPolicy,
-    place: Origin,
+    origin: Origin,
     found: Mapping[str, LogSpot],
     known: Mapping[str, tuple[int, int]],
 ) -> list[_Part]:
@@ -198,17 +198,17 @@ def _next(
         what = (
             "has been deleted" if name in wanted else f"is not asked for any more ({options.topics.option})"
         )
-        rules.lose(f"{name} in {place.source}, read up to {known[name][0]}, {what}")
+        rules.lose(f"{name} in {origin.source}, read up to {known[name][0]}, {what}")
     parts = []
     for name, spot in found.items():
         offset, log_id = known.get(name, (None, 0))
-        if offset is not None and place.is_other(spot, log_id, offset):
-            rules.lose(f"{name} in {place.source}, read up to {offset}, has been deleted and made again")
+        if offset is not None and origin.is_other(spot, log_id, offset):
+            rules.lose(f"{name} in {origin.source}, read up to {offset}, has been deleted and made again")
             offset = None
         if offset is None:
-            parts.append(_Part(place, spot, spot.first, True))
+            parts.append(_Part(origin, spot, spot.first, True))
         else:  # an index entry that is being written can hide an end that was seen before
-            parts.append(_Part(place, attrs.evolve(spot, end=max(spot.end, offset)), offset, False))
+            parts.append(_Part(origin, attrs.evolve(spot, end=max(spot.end, offset)), offset, False))
     return parts
 
 
@@ -221,7 +221,7 @@ def _limited(parts: list[_Part], limit: Limit) -> dict[tuple[str, str], int]:
     if limit.records is None and limit.length is None:
         return stops
     waiting = sorted((part for part in parts if part.length > 0), key=lambda part: (part.length, part.key))
-    going = [(part.place, Stretch(part.spot, part.start)) for part in waiting]
+    going = [(part.origin, Stretch(part.spot, part.start)) for part in waiting]
     if limit.length is not None:
         sizes = _shares(limit.length, [part.length for part in waiting], least=1)
         for (_, stretch), size in zip(going, sizes, strict=True):
@@ -252,19 +252,19 @@ def _advance_together(every: Sequence[_Going], total: int) -> None:
         going, least = [each for each, _ in given], 0
         _advance(going)
         going = [
-            (place, stretch)
-            for place, stretch in going
+            (origin, stretch)
+            for origin, stretch in going
             if stretch.records == stretch.records_max and stretch.stop < stretch.spot.end
         ]
         records = total - sum(stretch.records for _, stretch in every)
 
 
 def _advance(going: Sequence[_Going]) -> None:
-    by_place: dict[Origin, list[Stretch]] = {}
-    for place, stretch in going:
-        by_place.setdefault(place, []).append(stretch)
-    for place, stretches in by_place.items():
-        place.advance(stretches)
+    by_origin: dict[Origin, list[Stretch]] = {}
+    for origin, stretch in going:
+        by_origin.setdefault(origin, []).append(stretch)
+    for origin, stretches in by_origin.items():
+        origin.advance(stretches)
 
 
 def _shares(total: int, wanted: Sequence[int], *, least: int) -> list[int]:

@@ -37,7 +37,7 @@ class RecordsAt(NamedTuple):
 class FoundEntries(NamedTuple):
     """All entries, in order, from where they were asked for up to `stop`."""
 
-    marks: Iterable[IndexEntry]
+    entries: Iterable[IndexEntry]
     stop: int
 
 
@@ -72,53 +72,53 @@ class Stretch:
         at = max(self.stop, self.spot.first)  # passes over what retention has dropped
         while at < end:
             found: FoundEntries = yield Entries(at, min(at + look, end))
-            for mark in found.marks:
-                low = max(mark.offset, at)
+            for entry in found.entries:
+                low = max(entry.offset, at)
                 if not self.records:
                     self._began = low
-                if low == mark.offset and self._fits(mark.end, mark.records):
-                    self._take(mark.end, mark.records)
-                elif (yield from self._take_part(mark, low)):
+                if low == entry.offset and self._fits(entry.end, entry.records):
+                    self._take(entry.end, entry.records)
+                elif (yield from self._take_part(entry, low)):
                     return
-                at = mark.end
+                at = entry.end
             at = max(at, found.stop)
             look = min(4 * look, LOOK_BYTES_MAX)
         self.stop = max(self.stop, end)
 
-    def _take_part(self, mark: IndexEntry, low: int) -> Generator[Need, Any, bool]:
-        """Take the records of a mark that fit, from `low` on. Returns whether one did not fit."""
-        while low < mark.end:
+    def _take_part(self, entry: IndexEntry, low: int) -> Generator[Need, Any, bool]:
+        """Take the records of an entry that fit, from `low` on. Returns whether one did not fit."""
+        while low < entry.end:
             if self.records and not self._fits(low + LENGTH_BYTES, 1):
                 return True
-            data: bytes = b"" if mark.damaged else (yield RecordsAt(low, self._wanted(mark, low)))
+            data: bytes = b"" if entry.damaged else (yield RecordsAt(low, self._wanted(entry, low)))
             if len(data) < LENGTH_BYTES:
-                return self._take_unseen(mark, low)
-            for stop in _ends(data, low, mark.end):
+                return self._take_unseen(entry, low)
+            for stop in _ends(data, low, entry.end):
                 if self.records and not self._fits(stop, 1):
                     return True
                 self._take(stop, 1)
             low = self.stop
         return False
 
-    def _take_unseen(self, mark: IndexEntry, low: int) -> bool:
-        """Take the rest of a mark whose records cannot be read. Returns whether it did not fit."""
-        is_whole = low == mark.offset
-        count = mark.records if is_whole else 0
-        if self.records and not self._fits(mark.end, count):
+    def _take_unseen(self, entry: IndexEntry, low: int) -> bool:
+        """Take the rest of an entry whose records cannot be read. Returns whether it did not fit."""
+        is_whole = low == entry.offset
+        count = entry.records if is_whole else 0
+        if self.records and not self._fits(entry.end, count):
             return True
-        self._take(mark.end, count)
+        self._take(entry.end, count)
         self.is_exact = self.is_exact and is_whole
         return False
 
-    def _wanted(self, mark: IndexEntry, low: int) -> int:
+    def _wanted(self, entry: IndexEntry, low: int) -> int:
         """Return how many bytes from `low` on are worth reading."""
-        size = mark.end - low
+        size = entry.end - low
         if self.records_max is not None:
-            average = mark.length // max(mark.records, 1) + 1
+            average = entry.length // max(entry.records, 1) + 1
             size = min(size, (self.records_max - self.records) * average)
         if self.bytes_max is not None:
             size = min(size, self._began + self.bytes_max - low)
-        return min(max(size, RECORDS_BYTES), mark.end - low)
+        return min(max(size, RECORDS_BYTES), entry.end - low)
 
     def _fits(self, stop: int, records: int) -> bool:
         return (self.records_max is None or self.records + records <= self.records_max) and (

@@ -13,7 +13,7 @@ from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.cli import archive, archived, until_told
 from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import ArchiveFolder
-from brokers.pipeline.jobs.where import Reading
+from brokers.pipeline.jobs.job_input import ReadOptions
 from brokers.render import CommandResult
 from shared.errors import BrokerError, ConfigError, UsageError
 from tests.pipeline.archive.model import Archiver
@@ -24,13 +24,13 @@ from tests.support.server import run
 def test_it_wants_one_kind_of_place_and_settings_that_are_some(tmp_path: Path) -> None:
     one = (str(tmp_path),)
     for path, reading, trigger, text in (
-        ((), Reading(), 1.0, "either data folders"),
-        (("x",), Reading(servers="y"), 1.0, "either data folders"),
-        (one, Reading(conf=("spark.executor.memory",)), 1.0, "not KEY=VALUE"),
-        (one, Reading(option=("startingOffsets=latest",)), 1.0, "set by the command itself"),
-        (one, Reading(), -1.0, "--trigger: it is 0.01 at least"),
-        (one, Reading(master="spark:7077"), 1.0, "--master: not local"),
-        (one, Reading(option=("verifyCrk=true",)), 1.0, "did you mean verifyCrc"),
+        ((), ReadOptions(), 1.0, "either data folders"),
+        (("x",), ReadOptions(servers="y"), 1.0, "either data folders"),
+        (one, ReadOptions(conf=("spark.executor.memory",)), 1.0, "not KEY=VALUE"),
+        (one, ReadOptions(option=("startingOffsets=latest",)), 1.0, "set by the command itself"),
+        (one, ReadOptions(), -1.0, "--trigger: it is 0.01 at least"),
+        (one, ReadOptions(master="spark:7077"), 1.0, "--master: not local"),
+        (one, ReadOptions(option=("verifyCrk=true",)), 1.0, "did you mean verifyCrc"),
     ):
         with pytest.raises((UsageError, ConfigError), match=text):
             archive(tmp_path / "archive", path=path, reading=reading, trigger=trigger)

@@ -17,7 +17,7 @@ from brokers.pipeline.archiving.job import Archiver, Round, Settings
 from brokers.pipeline.archiving.manifest import Manifest, NotContinuous
 from brokers.pipeline.archiving.plan import Extent, Overtaken, Ripe
 from brokers.pipeline.source.options import parse
-from tests.pipeline.folders import ORDERS, RECORDS, marks, offset_of
+from tests.pipeline.folders import ORDERS, RECORDS, entries_of, offset_of
 from tests.support.folders import fill, flip
 
 NEVER = Settings(trigger_seconds=0.0, ripe=Ripe(1 << 40, 1 << 20, 1e9), task_bytes=1)
@@ -109,7 +109,7 @@ def test_once_settles_what_one_that_followed_has_left(folder: Path, tmp_path: Pa
 
 
 def test_what_cannot_be_read_ends_a_round_or_is_a_gap(folder: Path, tmp_path: Path) -> None:
-    second = marks(folder)[1]
+    second = entries_of(folder)[1]
     flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
     with pytest.raises(Exception, match=f"offsets {second.offset} to {second.end} are lost"):
         archived(folder, tmp_path / "archive", once=True)

@@ -16,8 +16,8 @@ import pytest
 from pyspark.java_gateway import launch_gateway
 
 from brokers.pipeline.jobs import cli, running
+from brokers.pipeline.jobs.job_input import ReadOptions
 from brokers.pipeline.jobs.running import JobFailed, said, spark_for
-from brokers.pipeline.jobs.where import Reading
 from shared.errors import UsageError
 from tests.pipeline.jobs.conftest import ORDERS, READ
 from tests.support.server import run, run_here
@@ -158,9 +158,9 @@ def test_a_master_that_does_not_answer_is_told_at_once() -> None:
 
 
 def test_a_session_that_was_there_stays_and_its_errors_are_told(spark: "SparkSession") -> None:
-    with spark_for("test", Reading(master="local[2]")) as same:
+    with spark_for("test", ReadOptions(master="local[2]")) as same:
         assert same is spark
-    with pytest.raises(JobFailed, match="PATH_NOT_FOUND"), spark_for("test", Reading(master="local[2]")):
+    with pytest.raises(JobFailed, match="PATH_NOT_FOUND"), spark_for("test", ReadOptions(master="local[2]")):
         spark.read.parquet("/nowhere/at/all")
     assert spark.range(1).count() == 1
 

@@ -10,9 +10,9 @@ import attrs
 import pytest
 
 from brokers.pipeline.jobs import cli, lag, report, tables
+from brokers.pipeline.jobs.job_input import JobInput
 from brokers.pipeline.jobs.running import FewRows, is_little, is_local
 from brokers.pipeline.jobs.tables import offered
-from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.source.origin import DataLoss
 from dms import lifecycles
 from shared.errors import UsageError
@@ -62,7 +62,7 @@ def test_both_engines_give_the_same_rows(
 
 
 def test_a_report_tells_the_same_of_both(spark: "SparkSession", passed: Path) -> None:
-    here, there = (report.figures(each, Where((passed,))) for each in (None, spark))
+    here, there = (report.figures(each, JobInput((passed,))) for each in (None, spark))
     assert here.totals
     assert here.latency
     for name in ("window", "totals", "throughput", "latency", "outcomes", "lag", "anomalies", "faults"):
@@ -75,7 +75,7 @@ def test_little_is_answered_without_spark(passed: Path) -> None:
 
 
 def test_much_and_what_is_sparks_own_is_for_spark(passed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there, chosen = Where((passed,)), [*offered(VOLUMES), *lag.sources()]
+    there, chosen = JobInput((passed,)), [*offered(VOLUMES), *lag.sources()]
     assert is_little(there, chosen)
     assert is_local(FewRows(), little=True)
     assert not is_local(FewRows(master="local[1]"), little=True)
@@ -90,7 +90,7 @@ def test_much_and_what_is_sparks_own_is_for_spark(passed: Path, monkeypatch: pyt
 
 
 def test_an_index_counts_for_a_hundredth_of_its_log(passed: Path) -> None:
-    there = Where((passed,))
+    there = JobInput((passed,))
     whole = tables.size(there, offered("records", "logmq"))
     assert tables.size(there, offered(VOLUMES, "logmq")) == whole // tables.INDEX_SHARE > 0
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from brokers.pipeline.jobs import lag, measures, tables
 from brokers.pipeline.jobs.frames import Frame, rows_of, union
+from brokers.pipeline.jobs.job_input import JobInput
 from brokers.pipeline.jobs.tables import offered
-from brokers.pipeline.jobs.where import Where
 from shared.storage.tools.logs import RecordRow, log_dump
 from shared.tables.table import LIVES, PLACES, time_type, volumes_schema
 from tests.dms import plain_events
@@ -101,7 +101,7 @@ def test_latency_percentiles_are_those_of_the_sorted_times(frame: Frames) -> Non
 
 
 def test_latency_of_what_a_server_wrote(engine: "SparkSession | None", passed: Path) -> None:
-    rows = rows_of(measures.latency(tables.read(engine, Where((passed,)), offered(LIVES))))
+    rows = rows_of(measures.latency(tables.read(engine, JobInput((passed,)), offered(LIVES))))
     lives = plain_events.lives(records_of(passed, "dms", "jobs"))
     for measure in measures.MEASURES:
         values = [life[measure] for life in lives.values() if life[measure] is not None]
@@ -110,7 +110,7 @@ def test_latency_of_what_a_server_wrote(engine: "SparkSession | None", passed: P
 
 
 def test_lag_is_what_lies_between_a_commit_and_the_end(engine: "SparkSession | None", passed: Path) -> None:
-    places = rows_of(lag.newest(tables.read(engine, Where((passed,)), offered(PLACES, "logmq"))))
+    places = rows_of(lag.newest(tables.read(engine, JobInput((passed,)), offered(PLACES, "logmq"))))
     rows = {(row.reader, row.name): row for row in lag.lag(passed, places, [])}
     assert set(rows) == {("billing", "orders"), ("billing", "bills"), ("audit", "orders")}  # `old` is deleted
     unread = ORDERS[READ:]

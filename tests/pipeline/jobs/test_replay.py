@@ -19,8 +19,8 @@ from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archiving.cli import archive
 from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.jobs import cli
+from brokers.pipeline.jobs.job_input import JobInput, ReadOptions
 from brokers.pipeline.jobs.replay import FromArchive, FromLogs, topics_of
-from brokers.pipeline.jobs.where import Reading, Where
 from brokers.pipeline.source.options import TopicChoice
 from brokers.replaying import engine as job
 from brokers.replaying.engine import (
@@ -364,10 +364,10 @@ def test_topics_go_again_from_logs_servers_and_an_archive(
     monkeypatch.chdir(passed.parent)
     with Server(copied, "--enable", "logmq") as first, Server(tmp_path, "--enable", "logmq") as server:
         host, port = server.address("logmq")
-        served = Reading(servers=":".join(map(str, first.address("logmq"))))
+        served = ReadOptions(servers=":".join(map(str, first.address("logmq"))))
         to = {"pattern": "orders|bills", "host": host, "port": port}
-        runs: list[tuple[str, tuple[str, ...], Reading]] = [
-            ("folder-", (passed.name,), Reading()),
+        runs: list[tuple[str, tuple[str, ...], ReadOptions]] = [
+            ("folder-", (passed.name,), ReadOptions()),
             ("server-", (), served),
         ]
         for prefix, words, reading in runs:
@@ -379,14 +379,14 @@ def test_topics_go_again_from_logs_servers_and_an_archive(
         list(
             archive(
                 tmp_path / "archive",
-                reading=Reading(servers=both),
+                reading=ReadOptions(servers=both),
                 pattern="orders|server-.*",
                 once=True,
                 json=True,
             )
         )
         with pytest.raises(UsageError, match="appended to itself"):
-            cli.replay("orders", host=host, port=port, reading=Reading(servers=both))
+            cli.replay("orders", host=host, port=port, reading=ReadOptions(servers=both))
         done = cli.replay(
             str(tmp_path / "archive"),
             "orders",
@@ -415,7 +415,7 @@ def test_a_replay_says_what_it_needs(passed: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=text):
             cli.replay(*words, **more)
     with pytest.raises(UsageError, match=r"no topic in .* matches"):
-        FromLogs(Where((passed,))).extents(TopicChoice(pattern="nothing"))
+        FromLogs(JobInput((passed,))).extents(TopicChoice(pattern="nothing"))
     assert READ  # the folder is the other tests' too
 
 

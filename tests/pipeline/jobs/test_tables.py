@@ -11,8 +11,8 @@ import pytest
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs import tables as job
 from brokers.pipeline.jobs.frames import rows_of
+from brokers.pipeline.jobs.job_input import JobInput, check_folder
 from brokers.pipeline.jobs.tables import NoTable, offered
-from brokers.pipeline.jobs.where import Where, check_folder
 from dms import events
 from dms.lifecycles import lifecycles, lifecycles_of
 from shared.errors import StoreFormat
@@ -60,7 +60,7 @@ def test_a_life_is_what_the_records_tell_one_by_one(engine: "SparkSession | None
 
 
 def test_lives_of_what_a_server_wrote(engine: "SparkSession | None", passed: Path) -> None:
-    found = by_message(rows_of(job.read(engine, Where((passed,)), offered(LIVES))))
+    found = by_message(rows_of(job.read(engine, JobInput((passed,)), offered(LIVES))))
     those = [record for queue in ("jobs", "dead") for record in records_of(passed, "dms", queue)]
     assert found == plain_events.lives(those)
     outcomes = Counter((queue, life["outcome"]) for (queue, _), life in found.items())
@@ -75,7 +75,7 @@ def test_lives_of_what_a_server_wrote(engine: "SparkSession | None", passed: Pat
 
 
 def test_volumes_count_every_protocols_messages(engine: "SparkSession | None", passed: Path) -> None:
-    rows = rows_of(job.read(engine, Where((passed,)), offered(VOLUMES)))
+    rows = rows_of(job.read(engine, JobInput((passed,)), offered(VOLUMES)))
     sums: Counter[tuple[str, str, str]] = Counter()
     for row in rows:
         assert row["fault"] is None
@@ -96,7 +96,7 @@ def test_volumes_count_every_protocols_messages(engine: "SparkSession | None", p
 def test_parquet_holds_the_table_and_is_not_replaced_unasked(
     spark: "SparkSession", passed: Path, tmp_path: Path
 ) -> None:
-    rows = job.read(spark, Where((passed,)), offered("events", "dms"))
+    rows = job.read(spark, JobInput((passed,)), offered("events", "dms"))
     job.write(rows, tmp_path / "events")
     back = rows_of(spark.read.parquet(str(tmp_path / "events")).orderBy("log", "offset", "seq"))
     assert back == rows_of(rows.orderBy("log", "offset", "seq"))
@@ -120,13 +120,13 @@ def test_a_sessions_own_time_zone_and_strings_do_not_matter(spark: "SparkSession
     }
     before = {key: spark.conf.get(key) for key in keys}
     expected = rows_of(
-        job.read(spark, Where((passed,)), offered("events", "dms")).orderBy("log", "offset", "seq")
+        job.read(spark, JobInput((passed,)), offered("events", "dms")).orderBy("log", "offset", "seq")
     )
     for key, value in keys.items():
         spark.conf.set(key, value)
     try:
         found = rows_of(
-            job.read(spark, Where((passed,)), offered("events", "dms")).orderBy("log", "offset", "seq")
+            job.read(spark, JobInput((passed,)), offered("events", "dms")).orderBy("log", "offset", "seq")
         )
         assert found == expected
     finally:
@@ -154,8 +154,10 @@ def test_a_followed_table_is_written_once_each_over_a_restart(
 ) -> None:
     to = tmp_path / "events"
     for _ in range(2):
-        query = job.write_on(job.following(spark, Where((passed,)), offered("events", "dms")), to, once=True)
+        query = job.write_on(
+            job.following(spark, JobInput((passed,)), offered("events", "dms")), to, once=True
+        )
         query.awaitTermination()
     order = ("log", "offset", "seq")
-    expected = rows_of(job.read(spark, Where((passed,)), offered("events", "dms")).orderBy(*order))
+    expected = rows_of(job.read(spark, JobInput((passed,)), offered("events", "dms")).orderBy(*order))
     assert rows_of(spark.read.parquet(str(to)).orderBy(*order)) == expected

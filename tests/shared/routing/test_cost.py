@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shared.routing.index
-from shared.routing.few import with_one, without
+from shared.routing.compact import insert, remove
 from shared.routing.index import RoutingIndex
 from tests.shared.routing.table import SLASHES, table_matches
 
@@ -146,29 +146,29 @@ def test_dropping_costs_what_that_subscriber_holds() -> None:
 
 def test_many_that_left_are_not_paid_for_at_every_later_match() -> None:
     # A dict that lost most of its entries is read at the cost of its largest size.
-    few = None
+    members = None
     for subscriber in range(100_000):
-        few = with_one(few, subscriber)
+        members = insert(members, subscriber)
     for subscriber in range(99_900):
-        few = without(few, subscriber)
-    assert isinstance(few, dict)
-    assert len(few) == 100
-    assert sys.getsizeof(few) < 100 * 256
+        members = remove(members, subscriber)
+    assert isinstance(members, dict)
+    assert len(members) == 100
+    assert sys.getsizeof(members) < 100 * 256
     for subscriber in range(99_900, 100_000):
-        few = without(few, subscriber)
-    assert few is None
+        members = remove(members, subscriber)
+    assert members is None
 
 
 def test_coming_and_going_at_one_size_does_not_copy_again_and_again() -> None:
-    few = None
+    members = None
     for subscriber in range(70_000):
-        few = with_one(few, subscriber)
+        members = insert(members, subscriber)
     copies = 0
     for subscriber in range(69_999, 1000, -1):
-        few = without(few, subscriber)
+        members = remove(members, subscriber)
         if subscriber & (subscriber - 1) == 0:
             for _ in range(20):
-                before = few
-                few = without(with_one(few, -1), -1)
-                copies += few is not before
+                before = members
+                members = remove(insert(members, -1), -1)
+                copies += members is not before
     assert copies <= 1

@@ -46,7 +46,7 @@ Conf = Annotated[
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class Reached:
+class ConnectOptions:
     """How servers are reached, and who reads: the source's options under the names that all commands have."""
 
     user: User = None
@@ -69,12 +69,12 @@ class Reached:
         return {name: str(value) for name, value in found.items() if value}
 
 
-UNSAID = Reached()
+NO_CONNECT_OPTIONS = ConnectOptions()
 
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class Reading:
+class ReadOptions:
     """The options of every command that reads: where from, and with which Spark."""
 
     servers: Annotated[
@@ -91,7 +91,7 @@ class Reading:
 
 
 @attrs.frozen
-class Where:
+class JobInput:
     """Folders, or servers; and the other options of the source."""
 
     folders: tuple[Path, ...] = ()
@@ -111,17 +111,21 @@ class Where:
         from brokers.pipeline.source.options import parse
 
         folders = {"paths": json.dumps(list(map(str, self.folders)))}
-        place = folders if self.servers is None else {"servers": self.servers}
-        return parse({"subscribePattern": ".*", **self.options, **place})
+        location = folders if self.servers is None else {"servers": self.servers}
+        return parse({"subscribePattern": ".*", **self.options, **location})
 
     def options_of(self, source: str) -> dict[str, str]:
         """Return the source's options for one of `sources`."""
         return {**self.options, "servers" if self.servers is not None else "path": source}
 
 
-def where(
-    paths: Sequence[Path], reading: Reading = Reading(), reached: Reached = UNSAID, *, bounded: bool = True
-) -> Where:
+def checked_input(
+    paths: Sequence[Path],
+    reading: ReadOptions = ReadOptions(),
+    connection: ConnectOptions = NO_CONNECT_OPTIONS,
+    *,
+    bounded: bool = True,
+) -> JobInput:
     """Check what is to be read, before Spark starts: Spark's own messages come later and are long.
 
     `bounded`: options may say from where to where. Raises UsageError, ConfigError, StoreFormat for a folder
@@ -130,7 +134,7 @@ def where(
     if bool(paths) == (reading.servers is not None):
         raise UsageError("PATH", "give either data folders or --servers")
     given = dict(pair("--option", each) for each in reading.option)
-    options = {**reached.options, **given}
+    options = {**connection.options, **given}
     for key in given:
         lower = key.lower()
         if lower in _OURS or (lower.startswith(_BOUNDS) and not bounded):
@@ -141,27 +145,27 @@ def where(
     twice = [path for number, path in enumerate(paths) if known[number] in known[:number]]
     if twice:
         raise UsageError("PATH", f"{twice[0]} is named twice")
-    found = Where(tuple(paths), reading.servers, options)
+    found = JobInput(tuple(paths), reading.servers, options)
     parsed = found.parsed()
     for path in paths:
         check_folder(path)
     if reading.servers is not None:
         from brokers.pipeline.source.options import TopicChoice
-        from brokers.pipeline.source.planning import open_place
+        from brokers.pipeline.source.planning import open_origin
 
         for source in parsed.sources:
-            with open_place(parsed, source) as place:
-                place.spots(TopicChoice(names=("any",)))  # asks one small question; any answer is fine
+            with open_origin(parsed, source) as origin:
+                origin.spots(TopicChoice(names=("any",)))  # asks one small question; any answer is fine
     return found
 
 
 def check_folder(path: Path) -> None:
     """Raise StoreFormat if it is not a data folder, Refusal if it is not there, or OSError."""
-    from brokers.asking import existing
+    from brokers.server_address import require_folder
     from shared.storage.os_disk import OsDisk
     from shared.storage.tools.view import check_format
 
-    with OsDisk(existing(path), create=False, read_only=True) as disk:
+    with OsDisk(require_folder(path), create=False, read_only=True) as disk:
         check_format(disk, path)
 
 

@@ -1,4 +1,4 @@
-"""Which running server a command asks: a URL, a context, or the data folder here.
+"""Which running server a command asks: that of a URL, of a context, or of the data folder here.
 
 Flags win over `BROKERS_CONTEXT`, this over `BROKERS_SERVE_DATA_DIR` and `BROKERS_CONFIG`, these over the
 context that is in use, and that over `./data`.
@@ -32,17 +32,17 @@ DataDir = Annotated[
         converter=a_path,
     ),
 ]
-USUAL = Path("data")
+DEFAULT_FOLDER = Path("data")
 """Below the folder where a server was started, if nobody has said otherwise."""
 
 
-def data_folder(given: Path | None, config: Path | None = None, usual: Path = USUAL) -> Path:
+def data_folder(given: Path | None, config: Path | None = None, default: Path = DEFAULT_FOLDER) -> Path:
     """The folder that a verb is about, as `brokers serve` with the same flags and environment would take it.
 
     The full settings are not read: that needs every protocol's module, and a health check runs every few
     seconds. Raises Refusal.
     """
-    return given or path_setting("serve", "data_dir", config) or usual
+    return given or path_setting("serve", "data_dir", config) or default
 
 
 def path_setting(section: str, name: str, config: Path | None) -> Path | None:
@@ -65,7 +65,7 @@ def path_setting(section: str, name: str, config: Path | None) -> Path | None:
     return None
 
 
-def existing(folder: Path) -> Path:
+def require_folder(folder: Path) -> Path:
     """`folder` itself. Raises Refusal where it does not exist."""
     if not folder.is_dir():
         raise Refusal(f"there is no folder {folder}", ExitCode.DATA_FOLDER)
@@ -73,7 +73,7 @@ def existing(folder: Path) -> Path:
 
 
 @attrs.frozen(kw_only=True)
-class AdminPlace:
+class ServerAddress:
     """Where a running server is asked, and as whom: the flags for it, by their names."""
 
     data_dir: Path | None = None
@@ -87,7 +87,7 @@ class AdminPlace:
     certificate: Path | None = None
     key: Path | None = None
 
-    def settled(self, usual: Path = USUAL) -> "AdminPlace":
+    def resolved(self, default: Path = DEFAULT_FOLDER) -> "ServerAddress":
         """The same with a URL, or else with a data folder. Raises UsageError, Refusal and NotThere."""
         given = {"--url": self.url, "--context": self.context, "--data-dir": self.data_dir}
         ways = [flag for flag, value in given.items() if value is not None]
@@ -102,9 +102,9 @@ class AdminPlace:
                     f"--{flag}".replace("_", "-"),
                     "is for an admin port, which --url or a context names; the control socket takes no login",
                 )
-        return attrs.evolve(found, data_dir=data_folder(found.data_dir, self.config, usual))
+        return attrs.evolve(found, data_dir=data_folder(found.data_dir, self.config, default))
 
-    def _of_context(self) -> "AdminPlace":
+    def _of_context(self) -> "ServerAddress":
         """With what the context says that is named, or in use."""
         name = self.context
         if name is None and self.data_dir is None and self.config is None:
@@ -123,18 +123,18 @@ class AdminPlace:
         if self.token_file is not None or self.user is not None:  # another login than the context's
             said = {flag: value for flag, value in said.items() if flag not in context_cli.LOGIN}
         own = {flag: value for flag, value in attrs.asdict(self).items() if value is not None}
-        return attrs.evolve(AdminPlace(**{**said, **own}), context=None)
+        return attrs.evolve(ServerAddress(**{**said, **own}), context=None)
 
     def client(self) -> "AdminClient":
         """What asks it. Raises UsageError and Refusal."""
-        place = self.settled()
+        server = self.resolved()
         from brokers import control
 
-        if place.url is None:
-            assert place.data_dir is not None
-            return control.socket_client(place.data_dir)
-        control.address_in(place.url)  # a mistake in it is told before a password is asked for
-        return control.port_client(place.url, place._authorization(), place._tls)
+        if server.url is None:
+            assert server.data_dir is not None
+            return control.socket_client(server.data_dir)
+        control.address_in(server.url)  # a mistake in it is told before a password is asked for
+        return control.port_client(server.url, server._authorization(), server._tls)
 
     def _authorization(self) -> str | None:
         """The header of a login."""

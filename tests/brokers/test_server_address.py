@@ -11,8 +11,8 @@ import pytest
 import trustme
 
 from brokers import control
-from brokers.asking import AdminPlace
 from brokers.errors import ExitCode, Refusal
+from brokers.server_address import ServerAddress
 from shared.errors import BrokerError, UsageError
 from tests.brokers.conftest import Run
 from tests.support.server import Server
@@ -51,7 +51,7 @@ def test_a_context_counts_where_no_flag_and_no_variable_says_otherwise(
     command: Run, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked(**flags: object) -> str | Path | None:
-        place = AdminPlace(**flags).settled()  # type: ignore[arg-type]
+        place = ServerAddress(**flags).resolved()  # type: ignore[arg-type]
         return place.url or place.data_dir
 
     assert asked() == Path("data")
@@ -66,10 +66,10 @@ def test_a_context_counts_where_no_flag_and_no_variable_says_otherwise(
     monkeypatch.setenv("BROKERS_CONTEXT", "two")
     assert asked() == "http://two:2"
     assert asked(context="one") == "http://one:1"
-    found = AdminPlace(token_file=Path("t")).settled()
+    found = ServerAddress(token_file=Path("t")).resolved()
     assert (found.url, found.user, found.password_file) == ("http://two:2", None, None), "one login, not two"
     with pytest.raises(UsageError, match="names a server already"):
-        AdminPlace(context="one", url="http://three:3").client()
+        ServerAddress(context="one", url="http://three:3").client()
 
 
 def test_the_file_of_contexts_is_its_owners_alone_and_says_what_was_added(command: Run, home: Path) -> None:
@@ -94,13 +94,13 @@ def test_the_file_of_contexts_is_its_owners_alone_and_says_what_was_added(comman
 )
 def test_what_is_no_url_of_an_admin_port_is_a_mistake_that_shows_no_secret(url: str) -> None:
     with pytest.raises(UsageError) as refused:
-        AdminPlace(url=url).client()
+        ServerAddress(url=url).client()
     assert "pw" not in str(refused.value)
 
 
 def test_a_login_that_is_for_no_port_is_a_mistake(home: Path) -> None:
     with pytest.raises(UsageError, match="--user: is for an admin port"):
-        AdminPlace(user="ann").client()
+        ServerAddress(user="ann").client()
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_a_certificate_is_trusted_by_its_authority_alone(serve: Serve, tmp_path:
     authority.issue_cert("127.0.0.1").configure_cert(context)
     answer = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 8\r\n\r\n{"a": 1}'
     with pytest.raises(Refusal, match=r"is not trusted: .*--ca") as refused:
-        AdminPlace(url=f"https://{serve(answer, context)}").client().request("GET", "/status")
+        ServerAddress(url=f"https://{serve(answer, context)}").client().request("GET", "/status")
     assert refused.value.code == ExitCode.UNAVAILABLE
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    client = AdminPlace(url=f"https://{serve(answer, context)}", ca=tmp_path / "ca.pem").client()
+    client = ServerAddress(url=f"https://{serve(answer, context)}", ca=tmp_path / "ca.pem").client()
     assert client.request("GET", "/status") == {"a": 1}
 
 

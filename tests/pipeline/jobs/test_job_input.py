@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from brokers.pipeline.jobs import cli, tables
+from brokers.pipeline.jobs.job_input import JobInput, checked_input
 from brokers.pipeline.jobs.measures import following
 from brokers.pipeline.jobs.running import FewRows
 from brokers.pipeline.jobs.tables import NoTable, offered, only_served, rows_as_they_come
-from brokers.pipeline.jobs.where import Where, where
 from shared.errors import ConfigError, StoreFormat, UsageError
-from tests.pipeline.folders import RECORDS, marks, offset_of
+from tests.pipeline.folders import RECORDS, entries_of, offset_of
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
 from tests.support.folders import flip
 from tests.support.server import Server, speak
@@ -50,7 +50,9 @@ def test_jobs_read_servers_and_tell_several_apart(spark: "SparkSession", servers
     assert messages(cli.decode("volumes", reading=both)) == expected
     assert messages(cli.throughput(reading=FewRows(servers=other))) == {(None, "orders"): 2}
     (topics,) = offered("volumes", "logmq")
-    windows = following(tables.following(spark, Where(servers=both.servers), [topics]), "1 hour", "5 seconds")
+    windows = following(
+        tables.following(spark, JobInput(servers=both.servers), [topics]), "1 hour", "5 seconds"
+    )
     # What ends with what is there closes no window: each change of one is looked at instead.
     assert messages(list(rows_as_they_come(windows, once=True, mode="update"))) == expected
     rows = cli.anomaly(window="1 second", every=True, reading=both)
@@ -74,7 +76,7 @@ def test_folders_with_the_same_queues_are_told_apart(
 def test_groups_of_servers_are_behind_as_the_folder_has_it(
     spark: "SparkSession", passed: Path, servers: tuple[str, str]
 ) -> None:
-    """From the marks and without Spark; times are at their grain."""
+    """From the index and without Spark; times are at their grain."""
     expected = [row | {"seconds": 0} for row in cli.lag(passed)]
     found = cli.lag(groups="billing, audit", reading=FewRows(servers=servers[0]))
     assert [row | {"seconds": 0} for row in found] == expected
@@ -89,7 +91,7 @@ def test_a_group_in_a_damaged_range_costs_its_own_row_alone(
     folder: Path, new_server: Callable[..., Server], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = new_server("--enable", "logmq", data=folder).start()
-    entry, inside = marks(folder)[1], offset_of(700)
+    entry, inside = entries_of(folder)[1], offset_of(700)
     assert entry.offset < inside < entry.end
     commits = {"early": 0, "hurt": inside, "late": entry.end}
     lines = "".join(f"COMMIT {group} orders {place}\n" for group, place in commits.items())
@@ -121,21 +123,21 @@ def test_what_servers_do_not_give_is_said(servers: tuple[str, str]) -> None:
         cli.lag(groups="no_group!", reading=reading)
     with pytest.raises(UsageError, match="no server gives"):
         cli.report(reading=reading)
-    chosen = only_served(offered("volumes"), Where(servers="x"))
+    chosen = only_served(offered("volumes"), JobInput(servers="x"))
     assert [each.protocol for each in chosen] == ["logmq"]
 
 
 def test_what_cannot_be_read_is_said_before_spark_is_started(passed: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="either data folders or --servers"):
-        where([])
+        checked_input([])
     with pytest.raises(UsageError, match="either data folders or --servers"):
-        where([passed], FewRows(servers="127.0.0.1:1"))
+        checked_input([passed], FewRows(servers="127.0.0.1:1"))
     with pytest.raises(ConfigError, match="servers: names no server"):
-        where([], FewRows(servers=""))
+        checked_input([], FewRows(servers=""))
     with pytest.raises(UsageError, match="named twice"):
-        where([passed, passed.parent / "." / ".." / passed.parent.name / passed.name])
+        checked_input([passed, passed.parent / "." / ".." / passed.parent.name / passed.name])
     with pytest.raises(StoreFormat, match="not a data folder"):
-        where([passed, tmp_path])
+        checked_input([passed, tmp_path])
     for option, error, text in (
         ("verifyCrc", UsageError, "not KEY=VALUE"),
         ("namespace=dms", UsageError, "set by the command itself"),
@@ -143,9 +145,9 @@ def test_what_cannot_be_read_is_said_before_spark_is_started(passed: Path, tmp_p
         ("verifyCrcs=true", ConfigError, "did you mean verifyCrc"),
     ):
         with pytest.raises(error, match=text):
-            where([passed], FewRows(option=(option,)))
+            checked_input([passed], FewRows(option=(option,)))
     with pytest.raises(UsageError, match="set by the command itself"):
-        where([passed], FewRows(option=("startingOffsets=latest",)), bounded=False)
+        checked_input([passed], FewRows(option=("startingOffsets=latest",)), bounded=False)
     away = FewRows(servers="127.0.0.1:1", option=("retryTimeoutMs=1",))
     with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.1:1"):
-        where([], away)
+        checked_input([], away)

@@ -11,58 +11,58 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T", bound=Hashable)
 V = TypeVar("V")
 
-Few: TypeAlias = T | dict[T, None]
-"""A set."""
-Keys: TypeAlias = dict[bytes, V] | bytes | None
+CompactSet: TypeAlias = T | dict[T, None]
+"""A set. `insert` and `remove` return the set as it is then."""
+CompactDict: TypeAlias = dict[bytes, V] | bytes | None
 """A dict: None if empty, its one key, or all of it. Its owner keeps it in two fields, this and the one key's
-value (else None). The functions take and return both."""
+value (else None). The functions take both; `store` and `delete` return both as they are then."""
 
 SPARSE_BYTES = 128  # a dict filled by adding takes at most some 80 bytes an entry
 SPARSE_BYTES_MIN = 1024
 
 
-def each(few: Few[T] | None) -> Iterable[T]:
+def iterate(members: CompactSet[T] | None) -> Iterable[T]:
     """Iterate over the members."""
-    if few is None:
+    if members is None:
         return ()
-    return few if isinstance(few, dict) else (few,)
+    return members if isinstance(members, dict) else (members,)
 
 
-def has(few: Few[T] | None, thing: T) -> bool:
-    return thing in few if isinstance(few, dict) else few == thing
+def contains(members: CompactSet[T] | None, thing: T) -> bool:
+    return thing in members if isinstance(members, dict) else members == thing
 
 
-def with_one(few: Few[T] | None, thing: T) -> Few[T]:
-    """`few` with `thing`, which must not be in it. A dict is changed in place."""
-    if few is None:
+def insert(members: CompactSet[T] | None, thing: T) -> CompactSet[T]:
+    """`members` with `thing`, which must not be in it. A dict is changed in place."""
+    if members is None:
         return thing
-    if isinstance(few, dict):
-        few[thing] = None
-        return few
-    return {few: None, thing: None}
+    if isinstance(members, dict):
+        members[thing] = None
+        return members
+    return {members: None, thing: None}
 
 
-def without(few: Few[T] | None, thing: T) -> Few[T] | None:
-    """`few` without `thing`, which must be in it; None if empty. A dict is changed in place or replaced."""
-    if not isinstance(few, dict):
+def remove(members: CompactSet[T] | None, thing: T) -> CompactSet[T] | None:
+    """`members` without `thing`, which must be in it; None if empty. A dict is changed or replaced."""
+    if not isinstance(members, dict):
         return None
-    del few[thing]
-    if len(few) == 1:
-        return next(iter(few))
+    del members[thing]
+    if len(members) == 1:
+        return next(iter(members))
     # A dict never shrinks by deleting, and reading it takes as long as at its largest. Without this, one that
     # had 100,000 subscribers and lost all but two would cost every later match the time of 100,000.
-    if few.__sizeof__() > SPARSE_BYTES * len(few) + SPARSE_BYTES_MIN:
-        return dict.fromkeys(few)
-    return few
+    if members.__sizeof__() > SPARSE_BYTES * len(members) + SPARSE_BYTES_MIN:
+        return dict.fromkeys(members)
+    return members
 
 
-def lookup(keys: Keys[V], only: V | None, key: bytes) -> V | None:
+def lookup(keys: CompactDict[V], only: V | None, key: bytes) -> V | None:
     if isinstance(keys, dict):
         return keys.get(key)
     return only if keys == key else None
 
 
-def stored(keys: Keys[V], only: V | None, key: bytes, value: V) -> tuple[Keys[V], V | None]:
+def store(keys: CompactDict[V], only: V | None, key: bytes, value: V) -> tuple[CompactDict[V], V | None]:
     """The fields with `value` under `key`, replacing an old value."""
     if isinstance(keys, dict):
         keys[key] = value
@@ -72,7 +72,7 @@ def stored(keys: Keys[V], only: V | None, key: bytes, value: V) -> tuple[Keys[V]
     return {keys: only, key: value}, None
 
 
-def removed(keys: Keys[V], key: bytes) -> tuple[Keys[V], V | None]:
+def delete(keys: CompactDict[V], key: bytes) -> tuple[CompactDict[V], V | None]:
     """The fields without `key`, which must be there."""
     if not isinstance(keys, dict):
         return None, None
