@@ -54,7 +54,6 @@ BRIDGE_USER = re.compile(r"bridge/[A-Za-z0-9._-]{1,64}")
 """The user of bridges; no client can log in as it. Without an entry it may do all that its ends need."""
 _WORD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
-
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
 SALT_BYTES = 16
 KEY_BYTES = 32
