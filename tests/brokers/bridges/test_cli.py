@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from brokers.bridges import cli
 from brokers.cli import run
+from brokers.control import AdminClient
 from brokers.errors import ExitCode
 
 
@@ -17,11 +17,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The arguments of each request; nothing is sent."""
     found: list[dict[str, Any]] = []
 
-    def ask(_: Any, *names: str, **arguments: Any) -> dict[str, int]:
+    def post(_: AdminClient, *path: str, **arguments: Any) -> dict[str, int]:
         found.append(arguments)
         return {"reset": 1}
 
-    monkeypatch.setattr(cli, "_ask", ask)
+    monkeypatch.setattr(AdminClient, "post", post)
     return found
 
 
