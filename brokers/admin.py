@@ -423,4 +423,4 @@ async def _wrong(request: Request, error: Exception) -> Response:
 
 
 async def _gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=400)  # nobody is there to read it
+    return problem(400, "the body did not come whole, or not in time")

@@ -70,7 +70,10 @@ class Followers:
         after = _number(request.headers.get("last-event-id") or query.get("after", ""), "after")
         if after > recent.last:  # of an earlier run
             after = 0
-        if query.get("follow", "0") in ("", "0", "false"):
+        follow = query.get("follow", "0").lower()
+        if follow not in ("", "0", "false", "1", "true"):
+            raise HTTPException(400, "follow is 1 (true) or 0 (false)")
+        if follow in ("", "0", "false"):
             limit = min(_number(query.get("limit", str(KEPT)), "limit") or 1, KEPT)
             rows = [{"id": number, **row} for number, row in recent.after(after) if wanted(row)]
             # The newest, unless the caller goes through them.

@@ -215,4 +215,4 @@ def _pattern(match: str) -> re.Pattern[str] | None:
     if not match:
         return None
     globs = "*" in match or "?" in match
-    return re.compile(translate(match) if globs else re.escape(match), re.IGNORECASE)
+    return re.compile(translate(match.replace("[", "[[]")) if globs else re.escape(match), re.IGNORECASE)

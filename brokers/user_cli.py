@@ -16,7 +16,18 @@ from brokers.errors import ExitCode, Refusal, did_you_mean
 from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import CommandResult
 from brokers.server_address import DataDir, data_folder, path_setting
-from shared.access import ADMIN, PSEUDO_USERS, SALT_BYTES, USER_NAME, Access, Rule, Secret, User, UsersError
+from shared.access import (
+    ADMIN,
+    PSEUDO_USERS,
+    SALT_BYTES,
+    USER_NAME,
+    Access,
+    Rule,
+    Secret,
+    User,
+    UsersError,
+    has_rules_alone,
+)
 from shared.cli.app import protocol_app
 from shared.cli.options import Json, flag
 from shared.errors import ConfigError, NotThere, UsageError
@@ -28,7 +39,10 @@ app, command = protocol_app(
     "check ann logmq:read:orders.eu",
 )
 
-Name = Annotated[str, Parameter(help="The user; `anonymous` and `udp` are those who cannot log in.")]
+Name = Annotated[
+    str,
+    Parameter(help="The user; `anonymous`, `udp` and `bridge/<name>` have rules alone, and cannot log in."),
+]
 Rules = Annotated[
     str, Parameter(help="<protocol or *>:<action or *>:<pattern>, or admin:<read, manage or *>.")
 ]
@@ -52,13 +66,13 @@ def add(
     config: ConfigFile = None,
 ) -> str:
     """Add a user, with a password that is asked for, and rules."""
-    if not USER_NAME.fullmatch(name):
+    if not (USER_NAME.fullmatch(name) or has_rules_alone(name)):
         raise UsageError("NAME", "a user's name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
     file = _File(data_dir, config)
     file.require_new(name)
     rules = _rules("--allow", allow)
     secret = None
-    if name in PSEUDO_USERS:
+    if has_rules_alone(name):
         if password_stdin or certificate:
             raise UsageError("NAME", f"nobody can log in as {name}: it has rules alone")
     elif password_stdin or not certificate:
@@ -76,7 +90,7 @@ def passwd(
     """Give a user another password; connections that are logged in as this user are closed."""
     file = _File(data_dir, config)
     file.user(name)
-    if name in PSEUDO_USERS:
+    if has_rules_alone(name):
         raise UsageError("NAME", f"nobody can log in as {name}")
     secret = _secret(password_stdin)
     with file.changing() as users:

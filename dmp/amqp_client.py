@@ -191,11 +191,16 @@ class _Channel:
         await self._client._wait_for_room()
         await published.confirmed.wait()
 
-    async def publish_many(self, messages: Iterable[Message]) -> None:
+    async def publish_many(self, messages: Iterable[Message], mandatory: bool) -> None:
         published = []
         for message in messages:
-            method = b"".join((wire.PUBLISH, b"\0\0", short(message.exchange), short(message.key), b"\0"))
-            published.append(_Published("", "", b"", mandatory=False))
+            names = short(message.exchange) + short(message.key)
+            method = b"".join((wire.PUBLISH, b"\0\0", names, bytes([mandatory])))
+            if mandatory:
+                exchange, key = (name.decode(errors="replace") for name in (message.exchange, message.key))
+                published.append(_Published(exchange, key, message.body, mandatory=True))
+            else:
+                published.append(_Published("", "", b"", mandatory=False))
             self._post(wire.framed(self.number, method), message.properties, message.body, published[-1])
             await self._client._wait_for_room()
         for one in published:
@@ -430,13 +435,13 @@ class Client:
         channel = await self._opened()
         await channel.publish(exchange, key, properties, bytes(body), mandatory)
 
-    async def publish_many(self, messages: Iterable[Message]) -> None:
+    async def publish_many(self, messages: Iterable[Message], *, mandatory: bool = False) -> None:
         """Publish in order, and wait until the server has them all. What no queue takes is dropped.
 
         Raises as `publish` does; then the server may have some of them.
         """
         channel = await self._opened()
-        await channel.publish_many(messages)
+        await channel.publish_many(messages, mandatory)
 
     @asynccontextmanager
     async def consume(self, queue: str, *, prefetch: int = 16) -> AsyncIterator[Deliveries]:

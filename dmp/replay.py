@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from pamqp import commands
 
-from dmp.amqp_client import Client, open_amqp
+from dmp.amqp_client import Client, Unroutable, open_amqp
 from dmp.data_types import SHORT_BYTES_MAX
 from dmp.principal import PORT
 from dmp.wire import RECORDED_MESSAGES, RECORDED_PUBLISHES, Message, take_messages
 from shared.addresses import MessageOrigin, NameTemplate, exchange_and_key
 from shared.client.dial import How
-from shared.errors import RemoteProtocolError
+from shared.errors import NotThere, RemoteProtocolError
 from shared.recording.blocks import Block
 from shared.replaying import Batch, PastMessage, Place, Replays
 
@@ -24,6 +24,13 @@ class Published(NamedTuple):
 
     exchange: bytes
     properties: bytes
+
+
+class QueuePlace(NamedTuple):
+    """A queue that the user has named. It must be there: what goes to a missing one is lost."""
+
+    exchange: bytes
+    key: bytes
 
 
 class ExchangeReplay:
@@ -39,10 +46,16 @@ class ExchangeReplay:
         return f"a name or key is above {SHORT_BYTES_MAX} bytes" if long else None
 
     async def send(self, batch: Batch, writer: str, seq: int) -> None:
-        await self._client.publish_many(
+        """Raises NotThere for a queue that the user has named, and as `Client.publish_many` does."""
+        messages = (
             Message(exchange, key, message.payload, getattr(message.own, "properties", _PERSISTENT))
             for (exchange, key), message in batch
         )
+        named = isinstance(batch[0][0], QueuePlace)  # all places of a replay are of one kind
+        try:
+            await self._client.publish_many(messages, mandatory=named)
+        except Unroutable as error:
+            raise NotThere(f"{error}: make the queue first") from None
 
 
 @asynccontextmanager
@@ -55,8 +68,11 @@ async def target(host: str, port: int | None, how: How) -> AsyncIterator[Exchang
 def place(address: str) -> Callable[[MessageOrigin], Place]:
     """`<exchange>/<routing key>`, or a queue's name, to which the default exchange brings it."""
     parts = exchange_and_key(address)
-    exchange, rest = (b"", address) if parts is None else parts
-    if parts is not None and not rest:
+    if parts is None:
+        queue = NameTemplate.parse(address)
+        return lambda origin: QueuePlace(b"", queue.name_for(origin))
+    exchange, rest = parts
+    if not rest:
         return lambda origin: (exchange, b"")
     key = NameTemplate.parse(rest)
     return lambda origin: (exchange, key.name_for(origin))

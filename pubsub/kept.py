@@ -14,12 +14,15 @@ from typing import cast
 
 from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
-from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX
+from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, frame_topic
 from shared.budget import Account, unbounded
 from shared.by_size import BySize
+from shared.routing.index import RoutingIndex
 
 FRAME_OVERHEAD_BYTES = 56
 """Memory of a frame beside its bytes."""
+RESTRICT_VISITS_MAX = 6_000
+"""Visits of a trie at which the lookup of one client's kept messages ends: 9 ms, some 3,000 topics."""
 
 
 class Kept:
@@ -96,6 +99,30 @@ class Kept:
         count = len(self._frames.pop(client_id, ()))
         self._memory.give(size + count * FRAME_OVERHEAD_BYTES)
         return count
+
+    def restrict(self, client_id: bytes, patterns: RoutingIndex[bytes]) -> None:
+        """Drop a client's frames that no pattern matches.
+
+        The newest are looked up first. What `RESTRICT_VISITS_MAX` does not reach is dropped and counted.
+        """
+        frames = self._frames.get(client_id)
+        if frames is None:
+            return
+        left: deque[bytes] = deque()
+        for looked_up, each in enumerate(reversed(frames)):
+            visits_left = RESTRICT_VISITS_MAX - patterns.visits
+            found = patterns.match_within(frame_topic(each), visits_left) if visits_left > 0 else None
+            if found is None:
+                self._counts.kept_dropped += len(frames) - looked_up
+                break
+            if found:
+                left.appendleft(each)
+        self._memory.give((len(frames) - len(left)) * FRAME_OVERHEAD_BYTES)
+        self._weigh(client_id, sum(map(len, left)) - self._bytes[client_id])
+        if left:
+            self._frames[client_id] = left
+        else:
+            del self._frames[client_id]
 
     def held(self, client_id: bytes) -> tuple[int, int]:
         """A client's kept messages and bytes."""

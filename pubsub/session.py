@@ -134,9 +134,8 @@ class Session(SessionBase):
     def _restrict(self, client: ClientSession) -> None:
         """End the subscriptions that the user's rules do not allow."""
         if self.guard is not None:
-            for topic in tuple(client.topics):
-                if not self._may_subscribe(topic):
-                    self._sessions.end_subscription(client, topic)
+            ended = [topic for topic in client.topics if not self._may_subscribe(topic)]
+            self._sessions.end_subscriptions(client, ended)
 
     @property
     def traffic(self) -> Mapping[str, int]:

@@ -12,7 +12,7 @@ A session without subscriptions ends with its connection, one with them when its
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -283,12 +283,21 @@ class Sessions:
         for topic, keeps in client.topics.items():
             self._save(Changed(client.id, topic, keeps, user))
 
-    def end_subscription(self, client: ClientSession, topic: bytes) -> None:
-        """End a subscription that is no longer allowed, and drop what is kept for an absent client."""
-        if client.connection is None:
-            self.away.unsubscribe(client, topic)
-            self.kept.forget(client.id)
-        self.unsubscribe(client, topic)
+    def end_subscriptions(self, client: ClientSession, topics: Collection[bytes]) -> None:
+        """End subscriptions that are no longer allowed.
+
+        What is kept for an absent client stays where a subscription that is left would have kept it.
+        """
+        for topic in topics:
+            if client.connection is None:
+                self.away.unsubscribe(client, topic)
+            self.unsubscribe(client, topic)
+        if topics and client.connection is None:
+            patterns: RoutingIndex[bytes] = RoutingIndex(WILDCARDS)
+            for pattern, keeps in client.topics.items():
+                if keeps:
+                    patterns.subscribe(client.id, pattern)
+            self.kept.restrict(client.id, patterns)
 
     def observe(self, observer: Connection, pattern: bytes) -> Callable[[], None]:
         """Write messages that match `pattern` to `observer`, too. Call the returned function to end it."""

@@ -234,6 +234,11 @@ def frame(sender: bytes, topic: bytes, kind: int, data: bytes) -> bytes:
     )
 
 
+def frame_topic(frame: bytes) -> bytes:
+    """The topic of a frame, which may lack its padding."""
+    return frame[TOPIC_AT:TYPE_AT].partition(b"\0")[0]
+
+
 def take_frames(data: Buffer) -> tuple[list[Message], int]:
     """Every whole frame at the front of `data`, and where they end."""
     found = []

@@ -336,11 +336,15 @@ def parse_users(text: str) -> dict[str, User]:
     return {name: user_of(name, table) for name, table in users.items()}
 
 
+def has_rules_alone(name: str) -> bool:
+    """Whether nobody can log in as this user: those who did not log in, datagrams, and bridges."""
+    return name in PSEUDO_USERS or BRIDGE_USER.fullmatch(name) is not None
+
+
 def user_of(name: str, table: Any) -> User:
     """One user from its table. Raises UsersError, whose text holds no password."""
-    bridge = BRIDGE_USER.fullmatch(name) is not None
     where = f"users.{name}" if USER_NAME.fullmatch(name) else f"users.{_shown(name)}"
-    if not (USER_NAME.fullmatch(name) or bridge):
+    if not (USER_NAME.fullmatch(name) or has_rules_alone(name)):
         raise UsersError(f"{where}: a name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
     if not isinstance(table, dict):
         raise UsersError(f"{where}: write a table [users.NAME] for each user")
@@ -360,7 +364,7 @@ def user_of(name: str, table: Any) -> User:
             raise UsersError(
                 f"{where}.password: holds no hash; set it with: brokers user passwd {name}"
             ) from None
-    if (name in PSEUDO_USERS or bridge) and (secret or certificate):
+    if has_rules_alone(name) and (secret or certificate):
         raise UsersError(f"{where}: nobody can log in as {name}; it has rules alone")
     try:
         rules = tuple(dict.fromkeys(map(Rule.parse, allow)))

@@ -1,8 +1,10 @@
 """`brokers bridge ...`: list, pause, resume, reset and try the bridges of a running server."""
 
 import sys
+import time
 from base64 import b64encode
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -14,6 +16,7 @@ from shared.cli.app import protocol_app
 from shared.cli.options import Json
 from shared.errors import UsageError
 from shared.objects import BRIDGES
+from shared.units import moment_ms
 
 BODY_BYTES_MAX = 700_000
 """The largest message to try: in base64 it fits one request of the admin port."""
@@ -52,17 +55,33 @@ def resume(name: Name, *, at: ServerAddress, json: Json = False) -> Mapping[str,
     return {"bridge": name, **_ask(at, name, "resume")}
 
 
-@command("reset jobs-to-log --to first", "reset jobs-to-log --to 2026-07-01T00:00:00Z")
+@command("reset jobs-to-log --to first", "reset jobs-to-log --to '1h ago'")
 @with_admin_flags
 def reset(
     name: Name,
     *,
-    to: Annotated[str, Parameter(help="first, end, an offset, or a time (RFC 3339).")],
+    to: Annotated[
+        str,
+        Parameter(
+            help="first, end, an offset, or a time: 30m ago, 1h, 2d; 2026-01-31T12:00 (local unless it says)."
+        ),
+    ],
     at: ServerAddress,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Have a bridge from logs begin anew at another place."""
-    return {"bridge": name, **_ask(at, name, "reset", to=to)}
+    return {"bridge": name, **_ask(at, name, "reset", to=_position(to))}
+
+
+def _position(said: str) -> str:
+    """What the API takes: it has times in RFC 3339 alone. Raises UsageError."""
+    if said in ("first", "end") or (said.isdecimal() and said.isascii()):
+        return said
+    try:
+        at = moment_ms(said, time.time_ns() // 1_000_000)
+    except ValueError as error:
+        raise UsageError("--to", str(error)) from None
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 @command("test sensors --name home/kitchen/temperature < message", name="test")

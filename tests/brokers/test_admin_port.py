@@ -429,6 +429,8 @@ async def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest
         with trio.fail_after(5):
             data = b"".join([part async for part in stream])
         assert parsed(data).status == 400
+        assert b"content-type: application/problem+json" in data.lower()
+        assert b"the body did not come whole, or not in time" in data
         assert port.host.calls == []
 
 

@@ -70,6 +70,7 @@ def test_a_list_is_narrowed_by_a_name_or_by_a_column(rows: Rows, topics: list[st
     assert [row["name"] for row in rows("topics", "STED.3")] == [topics[3]]
     assert rows("topics", "protocol=dms") == []
     assert len(rows("topics", "protocol=logmq", "match=listed.?")) == len(topics)
+    assert rows("topics", "match=[l]isted.*") == [], "a bracket is a bracket"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import trio
 from pamqp import commands
 
 from brokers import plugins
+from brokers.errors import ExitCode
 from brokers.replaying import cli, engine
 from brokers.replaying.engine import Pace, Progress, SourcedRecord
 from dmp import amqp_client
@@ -241,6 +242,13 @@ def test_what_passed_goes_again_by_each_protocol_and_across(
         until(lambda: values(server, "jobs") == ["1", "2"])  # files have it a second later
         assert replayed(server, "logmq:jobs", "--to", "dmp:orders.one", "--rate", "max")["messages"] == 2
         assert [body for body, *_ in trio.run(amqp, server, consume)] == [b"1", b"2"]
+
+        # A queue that is named must be there: what goes to it is lost else.
+        done = run_here(
+            "replay", "logmq:jobs", "--to", "dmp:nix", "--rate", "max", "--data-dir", str(server.data)
+        )
+        assert done.returncode == ExitCode.MISSING
+        assert "no queue takes 'nix'" in done.stderr
 
         # What cannot be carried is told; the rest goes.
         found = replayed(server, "recorded:kqmsgq", "--to", "pubsub:a/{name}", "--rate", "max", code=1)

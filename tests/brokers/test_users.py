@@ -177,3 +177,19 @@ def test_a_rule_that_allows_nothing_is_found_by_config_check_and_can_be_denied(
     assert f"users.ann.allow: rule {rule}: {meant}" in capsys.readouterr().err
     assert user("deny", "ann", rule)[0] == 0
     assert run(("config", "check")) != ExitCode.CONFIGURATION or "users" not in capsys.readouterr().err
+
+
+def test_a_bridges_user_has_rules_alone(user: Command, tmp_path: Path) -> None:
+    assert user("add", "bridge/jobs", "--allow", "logmq:read:jobs")[0] == 0
+    assert user("allow", "bridge/jobs", "dms:write:jobs")[0] == 0
+    file = tmp_path / "data" / "users.toml"
+    before = file.read_bytes()
+    assert user("passwd", "bridge/jobs", password="hunter2")[0] == ExitCode.USAGE
+    assert user("add", "bridge/more", password="hunter2")[0] == ExitCode.USAGE
+    assert user("add", "bridge/more", "--certificate")[0] == ExitCode.USAGE
+    assert user("add", "bridge/", "--certificate")[0] == ExitCode.USAGE
+    assert file.read_bytes() == before
+    assert list(map(str, parse_users(before.decode())["bridge/jobs"].allow)) == [
+        "logmq:read:jobs",
+        "dms:write:jobs",
+    ]

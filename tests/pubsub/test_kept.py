@@ -2,9 +2,11 @@
 
 import pytest
 
+import pubsub.kept
 from pubsub.listener import open_pubsub
 from pubsub.settings import KEPT_LOG, NAMESPACE, PubsubSettings
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id
+from shared.budget import Account
 from shared.plugin import Context
 from tests.pubsub.world import LOG, World
 from tests.support.connections import MemoryConnection
@@ -168,3 +170,43 @@ async def test_a_damaged_log_of_what_is_kept_costs_what_stood_there_and_is_told(
     assert 0 < messages < 100
     assert messages + service.sessions.counts.kept_lost == 100
     assert "messages that were kept for clients that are away are lost to damage" in capsys.readouterr().out
+
+
+def test_a_right_that_goes_takes_what_no_other_subscription_keeps(world: World) -> None:
+    peer = world.subscriber(b"A", b"*", b"a/*", keep=True)
+    peer.send(encode_command(SUBSCRIBE, b"b/*"))
+    peer.lose()
+    world.publish(b"a/1", b"b/1", b"c", b"a/2", b"a/1")
+    client = world.sessions.clients[b"A"]
+    world.sessions.end_subscriptions(client, [b"*"])
+    assert world.sessions.kept.held(b"A")[0] == 3
+    world.publish(b"a/3", b"b/2")
+    assert world.connect(encode_id(b"A")).topics() == [b"a/1", b"a/2", b"a/1", b"a/3"]
+    assert world.sessions.kept.total_bytes == 0
+    assert world.counts.kept_dropped == 0
+
+
+def test_rights_that_all_go_take_all_that_is_kept() -> None:
+    budget = Account("process", 1_000_000)
+    world = World(budget=budget)
+    world.subscriber(b"A", b"a", b"b", keep=True).lose()
+    world.publish(b"a", b"b")
+    kept = budget.account("kept")
+    assert kept.used_bytes > 0
+    world.sessions.end_subscriptions(world.sessions.clients[b"A"], [b"a", b"b"])
+    assert b"A" not in world.sessions.kept
+    assert kept.used_bytes == 0
+    assert world.connect(encode_id(b"A")).topics() == []
+
+
+def test_what_is_too_much_to_look_up_is_dropped_the_oldest_first_and_counted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.subscriber(b"A", b"+", b"gone/*", keep=True).lose()
+    world.publish(*(b"%d" % number for number in range(100)))
+    monkeypatch.setattr(pubsub.kept, "RESTRICT_VISITS_MAX", 50)
+    world.sessions.end_subscriptions(world.sessions.clients[b"A"], [b"gone/*"])
+    topics = world.connect(encode_id(b"A")).topics()
+    assert 10 < len(topics) < 90
+    assert topics == [b"%d" % number for number in range(100 - len(topics), 100)]
+    assert world.counts.kept_dropped == 100 - len(topics)

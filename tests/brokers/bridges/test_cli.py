@@ -1,0 +1,52 @@
+"""`brokers bridge ...`: what its words become for the API."""
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from brokers.cli import run
+from brokers.control import AdminClient
+from brokers.errors import ExitCode
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of each request; nothing is sent."""
+    found: list[dict[str, Any]] = []
+
+    def post(_: AdminClient, *path: str, **arguments: Any) -> dict[str, int]:
+        found.append(arguments)
+        return {"reset": 1}
+
+    monkeypatch.setattr(AdminClient, "post", post)
+    return found
+
+
+@pytest.mark.parametrize("to", ["first", "end", "0", "1048576"])
+def test_a_position_goes_as_it_is(asked: Sequence[dict[str, Any]], to: str) -> None:
+    assert run(("bridge", "reset", "jobs", "--to", to)) == ExitCode.OK
+    assert asked == [{"to": to}]
+
+
+@pytest.mark.parametrize(
+    ("to", "ago"), [("1h", 3600), ("30m ago", 1800), ("2d", 172_800), ("2026-01-31T12:00", None)]
+)
+def test_a_time_is_said_as_everywhere(asked: Sequence[dict[str, Any]], to: str, ago: int | None) -> None:
+    now = time.time()
+    assert run(("bridge", "reset", "jobs", "--to", to)) == ExitCode.OK
+    ((found,),) = [each.values() for each in asked]
+    at = datetime.fromisoformat(found)
+    assert at.tzinfo is not None
+    meant = datetime.fromisoformat(to).timestamp() if ago is None else now - ago
+    assert at.timestamp() == pytest.approx(meant, abs=5)
+
+
+def test_what_is_no_position_is_a_mistake_on_the_command_line(
+    asked: Sequence[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(("bridge", "reset", "jobs", "--to", "soon")) == ExitCode.USAGE
+    assert capsys.readouterr().err.startswith("brokers: --to: 'soon' is no time")
+    assert asked == []
