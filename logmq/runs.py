@@ -22,7 +22,7 @@ LINE_BYTES_MAX = 4096
 AT_ONCE = 8192
 """Records that are counted, or become lines, before other connections are served: 1 ms or 3 ms, if short."""
 _PIECE_BYTES = 16 * 1024
-"""Of a BATCH: much less than an index entry covers, so the store does not walk the records a second time, and
+"""Of a BATCH, much less than an index entry covers. So the store does not walk the records a second time, and
 its entries are hardly longer than they should be."""
 
 Lengths = int | Sequence[int]
