@@ -15,6 +15,7 @@ from dmp.leases import LeaseBook
 from dmp.memory import Accounts, Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
+from dmp.pacing import QUEUES_AT_ONCE
 from dmp.queue_log import QueueLog
 from dmp.queue_records import QUEUES, put
 from dmp.queues import Owner, Queue
@@ -22,6 +23,7 @@ from dmp.refusals import Code, shown
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
 from dmp.topology_table import TopologyTable
+from dmp.wide import Publication, WideAppend
 from shared.errors import StoreError
 from shared.plugin import Context
 from shared.queues.sliced_work import SlicedWork
@@ -31,8 +33,7 @@ from shared.storage.log import Log
 from shared.storage.lost import Lost
 from shared.storage.store import Ticket
 
-QUEUES_PER_STEP = 128  # that get a message: half a millisecond
-QUEUES_AT_ONCE = 64  # exclusive queues that go with their owner: half a millisecond
+QUEUES_GOING = 64  # exclusive queues that go with their owner at once: half a millisecond
 _NAME_BYTES = 16  # random ones, of a name that nobody can guess
 
 Observer = Callable[[bytes, Head, Sequence[Queue], Sequence[bytes]], None]
@@ -174,51 +175,15 @@ class Broker:
         return ticket
 
     def publish_in_slices(
-        self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]
-    ) -> tuple[Ticket, Iterator[None]]:
-        """To very many queues: what is left to do, in steps, and a ticket that is done when all have it.
-
-        Of persistent messages the durable queues get theirs at once, in one entry of the journal, which a
-        crash keeps or loses as a whole. Raises StoreError where that cannot be written; then no queue has got
-        anything. The ticket's error says that some queue rejects what it has no room for.
-        """
-        ticket, failed = None, None
-        if head.persistent:
-            durable = [queue for queue in queues if queue.durable]
-            queues = [queue for queue in queues if not queue.durable]
-            failed = _full(head, durable, len(bodies))
-            ticket = self.publish(head, durable, bodies)
-        if head.large:
-            for body in bodies:
-                self.bodies.refer(body)
-        whole = Ticket()
-        return whole, self._publish_steps(head, queues, bodies, whole, ticket, failed)
-
-    def _publish_steps(
         self,
         head: Head,
         queues: Sequence[Queue],
         bodies: Sequence[bytes],
-        whole: Ticket,
-        ticket: Ticket | None,
-        failed: StoreError | None,
-    ) -> Iterator[None]:
-        for at in range(0, len(queues), QUEUES_PER_STEP):
-            if at:
-                yield
-            some = queues[at : at + QUEUES_PER_STEP]
-            failed = failed or _full(head, some, len(bodies))
-            try:
-                ticket = self.publish(head, some, bodies) or ticket
-            except StoreError as error:
-                failed = error
-        if head.large:
-            for body in bodies:
-                self.bodies.let_go(body)
-        if ticket is None:
-            whole.resolve(failed)
-        else:
-            ticket.when_done(lambda done: whole.resolve(failed or done.error))
+        on_refused: Callable[[StoreError], None],
+        send_return: Callable[[bytes], None] | None = None,
+    ) -> Publication:
+        """To very many queues: go through its `steps`."""
+        return Publication(self, head, queues, bodies, on_refused, send_return)
 
     def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
         """To one queue, without a record."""
@@ -235,6 +200,11 @@ class Broker:
         taken: tuple[Log, bytes, int] | None = None,
     ) -> Ticket:
         """To durable queues, in one batch with `taken`, the record of what leaves another queue."""
+        if len(logged) > QUEUES_AT_ONCE:
+            wide = WideAppend(self, head, bodies)
+            wide.expect(logged)
+            wide.append(() if taken is None else (taken,))
+            return wide.done
         runs: list[list[Message]] = []
         parts: list[tuple[Log, bytes, int]] = []
         for queue, log in logged:
@@ -349,16 +319,8 @@ class Broker:
 
     def _queues_go(self, queues: list[Queue]) -> Iterator[None]:
         while queues:
-            for queue in queues[-QUEUES_AT_ONCE:]:
+            for queue in queues[-QUEUES_GOING:]:
                 self.topology.delete_unused(queue)
-            del queues[-QUEUES_AT_ONCE:]  # to be freed in turns, too
+            del queues[-QUEUES_GOING:]  # to be freed in turns, too
             if queues:
                 yield
-
-
-def _full(head: Head, queues: Sequence[Queue], count: int) -> StoreError | None:
-    """Why a publisher is to hear that not all of them have it: some reject what they have no room for."""
-    for queue in queues:
-        if queue.capped and queue.kind.arguments.rejects and queue.room_for(head, count) < count:
-            return StoreError("a queue is full")
-    return None

@@ -66,6 +66,7 @@ class QueueLog:
     _copying: bool = attrs.field(default=False, init=False)
     _leaving: int = attrs.field(default=0, init=False)  # changes whose messages leave in slices
     _live_bytes: int = attrs.field(default=0, init=False)
+    _cold_bytes: int = attrs.field(default=0, init=False)  # of these, on the disk alone, or lost there
     _taken: list[int] = attrs.field(factory=list, init=False)
     _appended: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
     """Records that messages have left, with their offsets; all that may not be written are among them."""
@@ -108,11 +109,13 @@ class QueueLog:
     def keep_cold(self, record_bytes: int) -> None:
         """Records of so many bytes are on the disk alone."""
         self._live_bytes += record_bytes
+        self._cold_bytes += record_bytes
 
     def warmed(self, messages: Sequence[Message]) -> None:
         """They were cold, and are in memory now."""
         for message in messages:
             self._live[message.number] = message
+            self._cold_bytes -= put_bytes(message.head)
 
     def is_copy(self, message: Message) -> bool:
         """Whether its record is not the one that it came with."""
@@ -138,9 +141,8 @@ class QueueLog:
     def take_cold(self, first: int, end: int) -> None:
         """All that is cold leaves the queue. Raises StoreError."""
         self._append(records.purged(first, end))
-        self._live_bytes = sum(
-            put_bytes(message.head) for held in (self._live, self._copied) for message in held.values()
-        )
+        self._live_bytes -= self._cold_bytes
+        self._cold_bytes = 0
 
     def lost_is_known(self) -> None:
         """What was lost so far is known to be lost: a start does not tell of it again. Raises StoreError."""

@@ -15,7 +15,7 @@ says that what cannot be read before it is known to be lost.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 
 import attrs
@@ -57,20 +57,37 @@ _LARGE = frozenset((Op.LARGE, Op.LARGE_PAGED))
 
 def put(head: Head, messages: Sequence[Message]) -> bytes:
     """PUT (or PAGED, LARGE, LARGE_PAGED) records of a run."""
-    common = head.record
-    if common is None:
-        names = short(head.exchange) + short(head.key)
-        common = head.record = b"".join((names, _LENGTH.pack(len(head.properties)), head.properties))
-    size = _HEAD.size - LENGTH_BYTES + len(common) + head.stored_bytes
-    if head.large:
-        op = int(Op.LARGE if head.persistent else Op.LARGE_PAGED)
-    else:
-        op = int(Op.PUT if head.persistent else Op.PAGED)
+    size, op, common = _beginning(head)
     pack = _HEAD.pack
     parts: list[bytes] = []
     for message in messages:
         parts += (pack(size, op, message.number), common, message.body)
     return b"".join(parts)
+
+
+def putter(head: Head, bodies: Sequence[bytes]) -> Callable[[int], bytes]:
+    """Gives the same records for queue after queue, each by the number of its first message."""
+    size, op, common = _beginning(head)
+    pack = _HEAD.pack
+    if len(bodies) == 1:
+        rest = common + bodies[0]
+        return lambda number: pack(size, op, number) + rest
+    return lambda first: b"".join(
+        [b"".join((pack(size, op, number), common, body)) for number, body in enumerate(bodies, first)]
+    )
+
+
+def _beginning(head: Head) -> tuple[int, int, bytes]:
+    """What is before the body: the record's size and op, and what all records of these messages have."""
+    common = head.record
+    if common is None:
+        names = short(head.exchange) + short(head.key)
+        common = head.record = b"".join((names, _LENGTH.pack(len(head.properties)), head.properties))
+    if head.large:
+        op = int(Op.LARGE if head.persistent else Op.LARGE_PAGED)
+    else:
+        op = int(Op.PUT if head.persistent else Op.PAGED)
+    return _HEAD.size - LENGTH_BYTES + len(common) + head.stored_bytes, op, common
 
 
 def put_bytes(head: Head) -> int:

@@ -306,7 +306,28 @@ class Queue:
     def publish_logged(self, messages: list[Message], ticket: Ticket) -> None:
         """Messages from `number` whose records are appended: they are ready when the ticket is done."""
         self._enqueue(messages, ticket)
-        ticket.when_done(self._synced)
+        ticket.when_done(self.synced)
+
+    def expect(self, head: Head, bodies: Sequence[bytes]) -> list[Message]:
+        """Messages that will come, one run: they count as those that wait for the disk do. Their numbers, and
+        their place, they get by `place`. You `forget` them where nothing comes of it (`not_coming`)."""
+        messages = self.number(head, bodies, self.numbered)
+        self._admit(messages)
+        self.unsynced += len(messages)
+        self.unsynced_bytes += head.body_bytes * len(messages)
+        return messages
+
+    def place(self, messages: list[Message], ticket: Ticket) -> None:
+        """They were expected, and their records are appended: ready at the first `synced` when the ticket is
+        done. In a step for thousands of queues, so it does no more than must be done at once."""
+        self._unsynced.append((ticket, messages))
+
+    def not_coming(self, messages: list[Message]) -> None:
+        """They were expected, and could not be written, or the queue is deleted."""
+        if not self.deleted:
+            self.unsynced -= len(messages)
+            self.unsynced_bytes -= _sizes(messages)[0]
+        self.forget(messages)
 
     def publish_numbered(self, messages: list[Message]) -> None:
         """Messages from `number` that need no record. Those of large bodies wait until these are written."""
@@ -362,14 +383,7 @@ class Queue:
 
     def _enqueue(self, messages: list[Message], ticket: Ticket | None) -> None:
         """They are ready when the ticket is done, and all before them are."""
-        if self.tick != self._context.waits.tick and isinstance(self.ready, ReadyRow):
-            # Not with priorities: what has them goes in another order.
-            self._context.waits.take_sample(self, messages[0].number)
-        self._context.memory.take(messages[0].head.cost_bytes * len(messages))
-        if messages[0].head.large:
-            self._has_large = True
-            for message in messages:
-                self._context.bodies.hold(message.body)
+        self._admit(messages)
         unsynced = self._unsynced
         if not unsynced and ticket is None:
             self._make_ready(messages)
@@ -383,7 +397,18 @@ class Queue:
         else:
             unsynced.append((ticket, messages))
 
-    def _synced(self, _: Ticket) -> None:
+    def _admit(self, messages: list[Message]) -> None:
+        """They count from now on; one run."""
+        if self.tick != self._context.waits.tick and isinstance(self.ready, ReadyRow):
+            # Not with priorities: what has them goes in another order.
+            self._context.waits.take_sample(self, messages[0].number)
+        self._context.memory.take(messages[0].head.cost_bytes * len(messages))
+        if messages[0].head.large:
+            self._has_large = True
+            for message in messages:
+                self._context.bodies.hold(message.body)
+
+    def synced(self, _: Ticket) -> None:
         """The disk has, or refuses, what stands first. Nobody waits for this call, so nothing is raised."""
         unsynced = self._unsynced
         try:

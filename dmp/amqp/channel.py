@@ -92,14 +92,15 @@ class Mux:
     """What the channels of one connection share. `by_number`: those that are open, or closing.
 
     `at`, `current` and `index`: where the frame that is being handled ends, its channel, and the class and
-    method id of its method. A Refusal is about these.
+    method id of its method. A Refusal is about these, and so is `refuse`, for what is refused later.
     `work`: what the stretch of input under way has done, in messages put into a queue.
     `to_confirm`: who has something to say at the end of the stretch. `dispatching`: deliveries may be sent.
     `capabilities`: the client's. `payload_max`: bytes that a frame holds.
     """
 
-    def __init__(self, session: SessionBase, broker: Broker) -> None:
+    def __init__(self, session: SessionBase, broker: Broker, refuse: Callable[[Refusal], None]) -> None:
         self.session = session
+        self.refuse = refuse
         self.connection = session.connection
         self.replies = session.replies
         self.broker = broker

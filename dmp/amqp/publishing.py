@@ -30,6 +30,7 @@ from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
 from dmp.data_types import short
 from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.message import Head
+from dmp.pacing import QUEUES_AT_ONCE
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from dmp.wire import RECORDED_PUBLISHES, envelope
@@ -55,8 +56,6 @@ _RUN_MAX = 4096
 # the first counts as so many messages more. Without it three messages to 2,000 queues were one stretch of 30
 # ms. A run itself counts as one: 4,096 messages that differ took 30 ms, too.
 _QUEUE_WORK = 6
-# A message to more queues is put into them in slices: one to 50,000 took 310 ms.
-QUEUES_AT_ONCE = 2048
 _END = FRAME_END[0]
 PUBLISH_INDEX = commands.Basic.Publish.index
 _SIZE = struct.Struct(">I").unpack_from
@@ -202,7 +201,7 @@ class Publishing:
         elif broker.memory.full and mux.holds_messages:
             self.refuse(channel, count, broker.memory.why)
             return
-        elif len(queues) > QUEUES_AT_ONCE and not post.content.immediate:
+        elif len(queues) > QUEUES_AT_ONCE:
             self._publish_in_slices(post, bodies)
             return
         elif (
@@ -259,16 +258,24 @@ class Publishing:
 
     def _publish_in_slices(self, post: Post, bodies: Sequence[bytes]) -> None:
         """Input waits until all have it, and so does the confirm."""
-        mux, count = self._mux, len(bodies)
-        try:
-            whole, steps = mux.broker.publish_in_slices(post.head, post.queues, bodies)
-        except StoreError as error:
-            self.refuse(post.channel, count, str(error) or "the store takes no writes")
-            return
-        if post.channel.confirms is not None:
-            post.channel.confirms.add(count, whole)
+        mux, channel, head = self._mux, post.channel, post.head
+
+        def refused(error: StoreError) -> None:
+            if channel.confirms is None:  # else the confirm says so
+                mux.current, mux.index = channel, PUBLISH_INDEX
+                mux.refuse(Refusal(Code.RESOURCE_ERROR, str(error) or "the store takes no writes"))
+
+        def send_return(body: bytes) -> None:
+            if not (channel.silent or mux.session.lost):
+                channel.send_return(Code.NO_CONSUMERS, head, body)
+
+        immediate = send_return if post.content.immediate else None
+        publication = mux.broker.publish_in_slices(head, post.queues, bodies, refused, immediate)
+        if channel.confirms is not None:
+            channel.confirms.add(len(bodies), publication.whole)
+        whole = publication.whole
         whole.when_done(lambda done: None if done.error is not None else self.record(post, bodies))
-        mux.add_work(steps)
+        mux.add_work(publication.steps())
         if mux.broker.memory.full:
             mux.wait_for_memory()
 

@@ -92,7 +92,7 @@ class AmqpSession(SessionBase):
         super().__init__(connection, settings.frame_seconds)
         self.broker = broker
         self.state = State.STARTING
-        self.mux = Mux(self, broker)
+        self.mux = Mux(self, broker, self._refuse)
         self.mux.payload_max = min(settings.frame_bytes_max, LOGIN_FRAME_BYTES_MAX) - FRAME_OVERHEAD
         self._name = ""  # that the client logged in by; `user` says whose rules count
         self._channel_max = settings.channels_max

@@ -38,7 +38,7 @@ from shared.storage.log import (
     call,
     opaque,
 )
-from shared.storage.settings import Mode, StorageSettings
+from shared.storage.settings import Durability, Mode, StorageSettings
 from shared.storage.tails import Tails
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -203,7 +203,8 @@ class Committer:
         if self._together and mode is Mode.DIRECT:
             mode = Mode.SYNCED  # as in `append_all`: around the journal it could be lost alone
             self._journal_queued(log)
-        part = self._batch_with_room(size).append_to(log, mode)
+        batch = self._batch_with_room(size)
+        part = batch.append_to(log, batch.tickets[mode], mode is not Mode.DIRECT)
         if not self.full:  # when full, each append must ask whether it may use the reserve
             log.pending = part
         return part
@@ -248,27 +249,35 @@ class Committer:
         """Append to several logs, all or nothing, in the strictest of their modes. `journaled`: part of the
         same batch as a change of the catalog that was just added.
         """
-        for log, _, _ in parts:
-            self._require_writable(log, reserved)
-        mode = min(log.mode.waits_for for log, _, _ in parts)
-        several = journaled or len({log for log, _, _ in parts}) > 1
-        if several and any(log.direct for log, _, _ in parts):
+        self._require_writable(parts[0][0], reserved)
+        mode, direct, size = Mode.DIRECT, False, 0
+        seen: Durability | None = None
+        for log, records, _ in parts:  # one look at each log before anything is done: there may be 50,000
+            if log.deleted:
+                self._require_writable(log, reserved)
+            if log.mode is not seen:
+                seen = log.mode
+                mode = min(mode, seen.waits_for)
+                direct = direct or seen.direct
+            size += len(records)
+        if direct and (journaled or len({log for log, _, _ in parts}) > 1):
             # After a power cut, a log of mode `none` is valid as far as its index goes. The batch may be lost
             # then, and half of the change would be there. So it goes through the journal, and is synced
             # before it is visible.
             mode = Mode.SYNCED
-        batch = self._batch_with_room(CommitBatch.size_of(parts))
+        batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
+        ticket, through_journal = batch.tickets[mode], mode is not Mode.DIRECT
         offsets = []
         for log, records, count in parts:
-            if log.direct and mode is not Mode.DIRECT:
+            if direct and through_journal and log.direct:
                 self._journal_queued(log)
-            part = batch.append_to(log, mode)
+            part = batch.append_to(log, ticket, through_journal)
             part.chunks.append(records)
             part.counts.append(count)
-            batch.room -= len(records)
-            offsets.append(log.end)
-            log.end += len(records)
-        ticket = batch.tickets[mode]
+            offset = log.end
+            offsets.append(offset)
+            log.end = offset + len(records)
+        batch.room -= size
         for (log, records, _), offset in zip(parts, offsets, strict=True):
             if log.fold is not None:  # may append more, and so seal the batch
                 log.fold(offset, records)

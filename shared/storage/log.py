@@ -183,18 +183,19 @@ class CommitBatch:
         """Done when the batch is as durable as its strictest part asks; None if it is empty."""
         return self.tickets[min(self.tickets)] if self.tickets else None
 
-    def append_to(self, log: "Log", mode: Mode) -> LogAppend:
-        """The append for `log`, made if there is none. The stricter of its modes counts."""
+    def append_to(self, log: "Log", ticket: Ticket, journaled: bool) -> LogAppend:
+        """The append for `log`, made if there is none. `ticket`: of this batch. The stricter of its modes
+        counts.
+        """
         part = self.appends.get(log)
         if part is None:
-            part = self.appends[log] = LogAppend(
-                log, self, self.tickets[mode], mode is not Mode.DIRECT, log.end, log.end
-            )
+            end = log.end
+            part = self.appends[log] = LogAppend(log, self, ticket, journaled, end, end)
             self.room -= ENTRY_HEADER_BYTES
-            if mode is Mode.DIRECT or log.entries_written == UNKNOWN:
+            if not journaled or log.entries_written == UNKNOWN:
                 self.with_files += 1
         else:
-            part.ticket = self.tickets[mode]
+            part.ticket = ticket
         if log.unawaited:
             self.unawaited = True
         if log.mode.mode == "interval":

@@ -236,3 +236,21 @@ async def test_what_cannot_be_read_is_an_error_and_no_empty_queue(monkeypatch: p
     other.ask(C.Queue.Declare(0, "fine"))
     other.publish("", "fine", b"x")
     assert other.ask_get("fine") == b"x"
+
+
+async def test_a_purge_of_what_is_cold_leaves_the_log_no_longer_than_what_lives() -> None:
+    world, queue = await deep(2000)
+    taker = Taker(no_ack=False, room=30)
+    queue.add_consumer(taker)
+    queue.dispatch()
+    world.settle()
+    assert queue.paged
+    assert queue.log is not None
+    log = queue.log.log
+    queue.purge()
+    for _ in range(5):
+        world.broker.log_changed(queue.log)
+        world.settle()
+    assert log.visible - log.first < 2 * queue_log.SLACK_BYTES
+    again = await world.again()
+    assert [message.body for message in again.broker.queues[b"q"].ready] == taker.bodies

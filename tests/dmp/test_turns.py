@@ -705,6 +705,7 @@ async def test_of_very_many_queues_the_durable_ones_have_a_message_all_or_none(w
     world.advance(0)
     assert peer.names() == [], "it waits for the disk"
     world.settle()
+    world.advance(0)
     assert peer.names() == ["Basic.Ack"]
     assert len([path for path in written if "journal" in path]) == 1
     again = await world.again()
@@ -723,3 +724,154 @@ async def test_a_large_body_for_very_many_queues_is_theirs_until_all_have_it() -
     assert peer.names() == ["Basic.Ack"]
     assert {world.body(message) for queue in queues for message in queue.ready} == {b"0123456789abcdef"}
     assert [queue.depth for queue in queues] == [1] * 1000
+
+
+def wide_and_durable(world: World) -> list[Queue]:
+    queues = fan(world, 1000, durable=True)
+    assert world.broker.memory.held_bytes == 0
+    return queues
+
+
+def depths(world: World, queues: list[Queue]) -> set[int]:
+    return {world.broker.queues[queue.name].depth for queue in queues}
+
+
+@pytest.mark.usefixtures("wide")
+async def test_a_persistent_message_for_very_many_queues_keeps_its_place_in_each(world: World) -> None:
+    queues = wide_and_durable(world)
+    peer, other = await confirming(world), await confirming(world)
+    peer.publish("amq.fanout", "", b"1", properties=PERSISTENT)
+    assert 0 < sum(queue.unsynced for queue in queues) < 1000, "others have their turn"
+    for queue, properties in (("q0", PERSISTENT), ("q1", b"\0\0")):
+        other.publish("", queue, b"before", properties=properties)
+    world.advance(0)
+    for queue, properties in (("q2", PERSISTENT), ("q3", b"\0\0")):
+        other.publish("", queue, b"behind", properties=properties)
+    world.store.commit_pending()
+    assert peer.frames_now() == [], "some queues have not heard of it"
+    assert ready(queues[3]) == [], "what came behind it waits for it"
+    world.advance(0)
+    assert peer.names() == ["Basic.Ack"]
+    rows = [[b"before", b"1"], [b"before", b"1"], [b"1", b"behind"], [b"1", b"behind"]]
+    assert [ready(queue) for queue in queues[:5]] == [*rows, [b"1"]]
+    for queue in queues[:3]:
+        assert [message.number for message in queue.ready] == list(range(len(queue.ready)))
+    assert {queue.unsynced for queue in queues} == {queue.unsynced_bytes for queue in queues} == {0}
+    again = await world.again()
+    rows = [[b"before", b"1"], [b"1"], [b"1", b"behind"], [b"1"]]
+    assert [ready(again.broker.queues[queue.name]) for queue in queues[:4]] == rows
+    assert {again.broker.queues[queue.name].depth for queue in queues[4:]} == {1}
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("moment", ["amid the slices", "appended", "written", "amid those that hear of it"])
+async def test_a_crash_leaves_a_persistent_message_in_all_of_very_many_queues_or_in_none(
+    world: World, moment: str
+) -> None:
+    queues = wide_and_durable(world)
+    peer = await confirming(world)
+    peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
+    there = 0
+    if moment == "amid the slices":
+        world.store.commit_pending()
+        assert depths(world, queues) == {0}
+    else:
+        world.advance(0)
+    if moment in ("written", "amid those that hear of it"):
+        world.store.commit_pending()
+        there = 1
+    if moment == "amid those that hear of it":
+        world.broker.timers.run_due()
+        world.broker.timers.run_due()
+        assert depths(world, queues) == {0, 1}
+    assert peer.frames_now() == []
+    assert depths(await world.again(), queues) == {there}
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("when", ["before the append", "before it is written", "before they hear of it"])
+async def test_a_queue_that_goes_before_it_has_what_very_many_get_costs_the_others_nothing(
+    world: World, when: str
+) -> None:
+    queues = wide_and_durable(world)
+    peer = await confirming(world)
+    peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
+    if when != "before the append":
+        world.advance(0)
+    if when == "before they hear of it":
+        world.store.commit_pending()
+    for gone in (queues[0], queues[-1]):
+        world.topology.delete_queue(gone)
+    for _ in range(3):
+        world.advance(0)
+        world.settle()
+    assert peer.names() == ["Basic.Ack"]
+    assert {queue.depth for queue in queues[1:-1]} == {1}
+    assert queues[0].unsynced == queues[-1].unsynced == 0
+    assert world.broker.memory.held_bytes == sum(queue.ready[0].head.cost_bytes for queue in queues[1:-1])
+    assert world.broker.counts.crashes == 0
+    for queue in queues[1:-1]:
+        queue.purge()
+    assert world.broker.memory.held_bytes == 0
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("confirms", [False, True])
+@pytest.mark.parametrize("when", ["append", "write"])
+async def test_what_the_store_refuses_reaches_none_of_very_many_queues(
+    world: World, confirms: bool, when: str
+) -> None:
+    queues = wide_and_durable(world)
+    transient = world.queue(b"transient")
+    world.topology.bind(b"amq.fanout", transient, b"", b"", {})
+    peer = await confirming(world) if confirms else Peer(world).login()
+    peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
+    fail(world.disk, errno.EIO, journal_write)
+    if when == "append":  # something else finds that nothing can be written
+        world.broker.logs.create("other")
+        world.store.commit_pending()
+        assert world.store.read_only
+    world.advance(0)
+    world.settle()
+    world.advance(0)
+    refused = ["Basic.Nack"] if confirms else ["Connection.Close"] if when == "append" else []
+    assert peer.names() == refused
+    assert {queue.depth for queue in queues} == {queue.unsynced for queue in queues} == {0}
+    assert transient.depth == (when == "write")
+    transient.purge()
+    assert world.broker.memory.held_bytes == 0
+
+
+@pytest.mark.usefixtures("wide")
+async def test_very_many_queues_have_what_was_published_though_its_channel_is_gone(world: World) -> None:
+    queues = wide_and_durable(world)
+    peer = await confirming(world)
+    peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
+    peer.lose()
+    world.advance(0)
+    world.settle()
+    world.advance(0)
+    assert depths(world, queues) == {1}
+
+
+RETURNED = ["Basic.Return", "ContentHeader", "ContentBody"]
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("properties", [b"\0\0", PERSISTENT], ids=["memory", "disk"])
+@pytest.mark.parametrize("takers", [0, 3])
+async def test_an_immediate_message_for_very_many_queues_goes_to_those_that_deliver_it_or_back(
+    world: World, properties: bytes, takers: int
+) -> None:
+    queues = wide_and_durable(world)
+    given = [Taker() for _ in range(takers)]
+    for taker, queue in zip(given, queues[::400], strict=False):
+        queue.add_consumer(taker)
+    peer = await confirming(world)
+    peer.publish("amq.fanout", "", b"x", properties=properties, immediate=True)
+    world.advance(0)
+    world.settle()
+    world.advance(0)
+    assert peer.names() == (["Basic.Ack"] if takers else [*RETURNED, "Basic.Ack"])
+    assert [taker.bodies for taker in given] == [[b"x"]] * takers
+    assert depths(world, queues) == {0}

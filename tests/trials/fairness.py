@@ -1126,6 +1126,16 @@ def amqp_a_persistent_message_for_10000_durable_queues(served: Served) -> None:
         peer.confirmed(4)
 
 
+def amqp_an_immediate_message_for_50000_queues_that_nobody_takes(served: Served) -> None:
+    with Amqp(served.address("dmp")) as peer:
+        _all_queues(peer, 50_000)
+        publish = frame.marshal(commands.Basic.Publish(exchange="amq.fanout", immediate=True), 1)
+        content = _message("amq.fanout", "", b"x").partition(b"\xce")[2]
+        served.begin()
+        peer.socket.sendall((publish + content) * 4)
+        peer.wait("Basic.Return", 4)
+
+
 def amqp_a_message_for_2000_queues(served: Served) -> None:
     with Amqp(served.address("dmp")) as peer:
         for number in range(2000):

@@ -1,0 +1,220 @@
+"""Messages for very many queues: put into them in slices, and others have their turn in between.
+
+What is persistent goes to all durable queues in one entry of the journal, which a crash keeps or loses as a
+whole. `WideAppend` does in slices what comes before that entry: messages are made, and counted. And so what
+comes after it: they are ready, and given out. In between is one step for all queues: numbers, records, the
+append, places in the queues. So each queue has its messages in the order of their records, whatever else
+came to it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+
+import attrs
+
+from dmp.message import Head, Message
+from dmp.queue_log import QueueLog
+from dmp.queue_records import put_bytes, putter
+from dmp.queues import Queue
+from shared.errors import StoreError
+from shared.storage.log import Log, Ticket
+
+if TYPE_CHECKING:
+    from dmp.bodies import Bodies
+    from shared.queues.sliced_work import SlicedWork
+    from shared.storage.store import Store
+
+QUEUES_PER_STEP = 128  # that get a message, or are about to: half a millisecond
+
+_Expected: TypeAlias = tuple[Queue, Log, list[Message]]
+_T = TypeVar("_T")
+
+
+def _slices(items: Iterable[_T]) -> Iterator[Sequence[_T]]:
+    each = iter(items)
+    while some := list(islice(each, QUEUES_PER_STEP)):
+        yield some
+
+
+class WideContext(Protocol):
+    """What both ask of the broker."""
+
+    bodies: Bodies
+    sliced_work: SlicedWork
+    store: Store
+
+    def with_room(self, head: Head, queues: Sequence[Queue]) -> list[Queue]:
+        """Without those that are full."""
+
+    def publish_to(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
+        """To all of them."""
+
+
+@attrs.define(eq=False)
+class WideAppend:
+    """A run on its way to very many durable queues: have these `expect` it, in slices; then `append`.
+
+    `done`: all have it, or none will. That is later than the store's own ticket, for they hear of it in
+    slices, too.
+    """
+
+    _broker: WideContext
+    _head: Head
+    _bodies: Sequence[bytes]
+    done: Ticket = attrs.field(factory=Ticket, init=False)
+    _stored: Ticket = attrs.field(factory=Ticket, init=False)
+    _expected: list[_Expected] = attrs.field(factory=list, init=False)
+
+    def expect(self, queues: Iterable[tuple[Queue, QueueLog]]) -> None:
+        """These are to have it, unless they are deleted before the append."""
+        self._expected += [(queue, log.log, queue.expect(self._head, self._bodies)) for queue, log in queues]
+
+    def append(self, taken: Sequence[tuple[Log, bytes, int]] = ()) -> None:
+        """Write it, with the records of what leaves other queues. Raises StoreError; then no queue has got
+        anything.
+
+        All is done at once here, so nothing that can be done before or after.
+        """
+        head, bodies, broker, stored = self._head, self._bodies, self._broker, self._stored
+        pack, count = putter(head, bodies), len(bodies)
+        parts: list[tuple[Log, bytes, int]] = []
+        firsts: list[int] = []
+        coming: list[_Expected] = []
+        for each in self._expected:
+            queue = each[0]
+            if not queue.deleted:
+                first = queue.numbered
+                queue.numbered = first + count
+                firsts.append(first)
+                parts.append((each[1], pack(first), count))
+                coming.append(each)
+        if len(coming) < len(self._expected):
+            gone, self._expected = [each for each in self._expected if each[0].deleted], coming
+            broker.sliced_work.add(_not_coming(gone))
+        if not parts and not taken:
+            self.done.resolve(None)
+            return
+        if head.large:
+            parts += broker.bodies.whole_records(bodies)
+        parts += taken
+        try:
+            offsets, ticket = broker.store.append_all(parts, reserved=bool(taken))
+        except StoreError as error:
+            broker.sliced_work.add(_not_coming(self._expected))
+            self.done.resolve(error)
+            raise
+        if head.large:
+            broker.bodies.whole_appended(bodies, ticket)
+        for queue, _, messages in self._expected:
+            queue.place(messages, stored)
+        ticket.when_done(lambda done: broker.sliced_work.add(self._tell(done.error, firsts, offsets)))
+
+    def _tell(
+        self, error: StoreError | None, firsts: Sequence[int], offsets: Sequence[int]
+    ) -> Iterator[None]:
+        """The disk has it, or refuses it. Whatever came to the queues later waits until all is told here."""
+        size = put_bytes(self._head)
+        for those in _slices(zip(self._expected, firsts, offsets, strict=False)):
+            for (_, _, messages), first, offset in those:
+                for place, message in enumerate(messages):
+                    message.number, message.offset = first + place, offset + place * size
+            yield
+        self._stored.resolve(error)
+        for some in _slices(self._expected):
+            for queue, _, _ in some:
+                queue.synced(self._stored)
+            yield
+        self.done.resolve(error)
+
+
+def _not_coming(expected: Iterable[_Expected]) -> Iterator[None]:
+    for some in _slices(expected):
+        for queue, _, messages in some:
+            queue.not_coming(messages)
+        yield
+
+
+@attrs.define(eq=False)
+class Publication:
+    """A run on its way to very many queues, one message after the other: go through `steps`.
+
+    `whole`: all have it. Its error says that some queue rejects what it has no room for, or that the store
+    refuses a message. Then `on_refused` was called, too, and no queue has got that one, nor any behind it.
+    `send_return`: of what nobody can take at once, which then goes nowhere else (`immediate`).
+    """
+
+    _broker: WideContext
+    _head: Head
+    _queues: Sequence[Queue]
+    _bodies: Sequence[bytes]
+    _on_refused: Callable[[StoreError], None]
+    _send_return: Callable[[bytes], None] | None = None
+    whole: Ticket = attrs.field(factory=Ticket, init=False)
+    _last: Ticket | None = attrs.field(default=None, init=False)
+    _failed: StoreError | None = attrs.field(default=None, init=False)
+    _taken: bool = attrs.field(default=False, init=False)  # some queue has the message
+
+    def __attrs_post_init__(self) -> None:
+        if self._head.large:
+            for body in self._bodies:
+                self._broker.bodies.refer(body)
+
+    def steps(self) -> Iterator[None]:
+        """Of half a millisecond each, but for the appends."""
+        try:
+            for body in self._bodies:
+                yield from self._publish(body)
+        except StoreError as error:
+            self._failed = error
+            self._on_refused(error)
+        if self._head.large:
+            for body in self._bodies:
+                self._broker.bodies.let_go(body)
+        failed = self._failed
+        if self._last is None:
+            self.whole.resolve(failed)
+        else:
+            self._last.when_done(lambda done: self.whole.resolve(failed or done.error))
+
+    def _publish(self, body: bytes) -> Iterator[None]:
+        """Raises StoreError."""
+        self._taken = False
+        queues = self._queues
+        if self._head.persistent:
+            queues = []
+            yield from self._append(body, queues)
+        for some in _slices(queues):
+            try:
+                self._last = self._broker.publish_to(self._head, self._open(some), (body,)) or self._last
+            except StoreError as error:  # of a queue that is paged
+                self._failed = error
+            yield
+        if not self._taken and self._send_return is not None:
+            self._send_return(body)
+
+    def _append(self, body: bytes, others: list[Queue]) -> Iterator[None]:
+        """To the durable queues; `others` gets those that are not. Raises StoreError."""
+        wide = WideAppend(self._broker, self._head, (body,))
+        for some in _slices(self._queues):
+            others += [queue for queue in some if not queue.durable]
+            open_ = self._open([queue for queue in some if queue.durable])
+            wide.expect([(queue, queue.log) for queue in open_ if queue.log is not None])
+            yield
+        wide.append()
+        self._last = wide.done
+        yield
+
+    def _open(self, queues: Sequence[Queue]) -> Sequence[Queue]:
+        """Those that will have the message."""
+        queues = [queue for queue in queues if not queue.deleted]
+        if self._send_return is not None:
+            queues = [queue for queue in queues if queue.takes_now]
+        for queue in queues:
+            if queue.capped and queue.kind.arguments.rejects and not queue.room_for(self._head, 1):
+                self._failed = self._failed or StoreError("a queue is full")
+        open_ = self._broker.with_room(self._head, queues)
+        self._taken = self._taken or bool(queues)
+        return open_
