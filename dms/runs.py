@@ -48,7 +48,7 @@ CONSUME = tuple(head(Type.CONSUME, length) for length in range(2 + NAME_BYTES_MA
 """By payload length: a CONSUME's payload is a name and its length."""
 PRODUCE_OK = head(Type.PRODUCE_OK)
 DELIVER = tuple(head(Type.DELIVER, length) for length in range(PAYLOAD_BYTES_MAX + 1))
-"""By the length of the message: 190 KB, to save 0.2 us a delivery."""
+"""By the length of the message: 0.07 us a delivery, and 0.18 with a head packed for each. Memory: 0.2 MB."""
 
 
 @lru_cache(maxsize=128)
