@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
+from dms.engine import Credit
 from dms.wire import NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, Refusal, Status
 from shared.access import READ, WRITE
 from shared.addresses import MessageOrigin, NameTemplate, unescaped
@@ -78,7 +79,7 @@ class DmsSource:
         if room < CREDITS_LEAST or self._closed or self._failed:
             return
         self._asked += room
-        self._queue.line_up(self._consumer.wait(self._queue, (_CREDIT,) * room, inf))
+        self._queue.line_up(Credit(self._consumer, self._queue, (_CREDIT,) * room, inf))
 
     def lag(self) -> int:
         return self._queue.depth

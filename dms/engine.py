@@ -112,7 +112,9 @@ class DeliveryReceiver(Protocol):
 
 
 class Credit:
-    """CONSUMEs of one consumer that came together: `ids` from `at` on wait. `deadline` is the session's."""
+    """CONSUMEs of one consumer that came together: `ids` from `at` on wait, from now on. `deadline` is the
+    session's. It is to be given to `queue.line_up`. All that wait at a time are of one queue.
+    """
 
     __slots__ = ("at", "consumer", "deadline", "ids", "queue")
 
@@ -122,6 +124,8 @@ class Credit:
         self.ids = ids
         self.at = 0
         self.deadline = deadline
+        consumer.waiting += len(ids)
+        consumer.credits.append(self)
 
     @property
     def left(self) -> int:
@@ -168,15 +172,6 @@ class Consumer:
             self.credits_room += steps * CREDITS_STEP
         return True
 
-    def wait(self, queue: Queue, ids: Sequence[bytes], deadline: float) -> Credit:
-        """A credit for each of `ids`, to be given to `queue.line_up`. All that wait at a time are of one
-        queue.
-        """
-        credit = Credit(self, queue, ids, deadline)
-        self.waiting += len(ids)
-        self.credits.append(credit)
-        return credit
-
     def end(self, credit: Credit, refusal: Refusal) -> None:
         """End a credit: tell the session that its remaining CONSUMEs are refused."""
         left = credit.ids[credit.at :]
@@ -202,27 +197,13 @@ class Consumer:
         self.engine.credits.give((self.credits_room - CREDITS_FREE) * CREDIT_BYTES)
         self.credits_room = CREDITS_FREE
 
-    def deliver(self, credit: Credit, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
-        """Pass on messages that are already in `unacked`, one for each credit."""
-        count = len(ids)
-        self.engine.counts.delivered += count
-        self.delivered += count
-        credit.at += count
-        self.waiting -= count
-        if credit.at == len(credit.ids):
-            self.credits.popleft()
-        try:
-            self.receiver.deliver(ids, bodies)
-        except Exception as error:
-            self._fail(error)
-
     def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
             call(*arguments)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """The session raised in another session's call, or the store's: it ends, and nothing is lost."""
         self.engine.gone(self)
         self.receiver.fail(error)
@@ -360,7 +341,10 @@ class Queue:
                 observe(self.name, bodies)
         if self.tick != engine.waits.tick:
             engine.waits.take_sample(self, self.tail)
-        self.on_produced(count)
+        self.depth += count
+        self.tail += count
+        if self.expiry is not None:
+            self.expiry.on_produced(self.tail)
         if ticket is None:
             if engine.durable is not None:
                 engine.unkept(count)
@@ -370,7 +354,7 @@ class Queue:
         return ticket
 
     def on_produced(self, count: int) -> None:
-        """So many messages were added."""
+        """So many messages were added, other than by `produce`."""
         self.depth += count
         self.tail += count
         if self.expiry is not None:
@@ -438,6 +422,9 @@ class Queue:
             if not want:
                 line.popleft()
                 continue
+            consumer = credit.consumer
+            ids: Sequence[bytes]
+            taken: Sequence[bytes]
             if self.returned:
                 if again >= REDELIVERED_AT_ONCE:
                     self.wake_by(engine.times.now_ms())
@@ -450,33 +437,42 @@ class Queue:
                 if self.log is not None:
                     self.log.note_delivered(seq, (body,))
                 delivery_id = engine.take_ids(1).to_bytes(4)
-                credit.consumer.unacked.single[delivery_id] = self, seq, body, deliveries + 1
-                credit.consumer.deliver(credit, (delivery_id,), (body,))
-                continue
-            ready = len(bodies)
-            if self.released < self.head + ready:
-                ready = self.released - self.head
-            if ready <= 0:
-                if (
-                    self.cold is not None
-                    and not bodies
-                    and self.head < self.end
-                    and self.released > self.head
-                ):
-                    self.cold.fetch()  # this may bring some at once
-                    if bodies:
-                        continue
-                return
-            if ready == 1 or want == 1:
-                delivery_id, body = self._take_first(credit.consumer)
-                credit.consumer.deliver(credit, (delivery_id,), (body,))
-                continue
-            taken = self._take(min(ready, want))
-            count = len(taken)
-            seq = self.head - count
-            ids = counted(engine.take_ids(count), count)
-            credit.consumer.unacked.add(DeliveredRun(ids, self, seq, taken))
-            credit.consumer.deliver(credit, ids, taken)
+                consumer.unacked.single[delivery_id] = self, seq, body, deliveries + 1
+                ids, taken = (delivery_id,), (body,)
+            else:
+                ready = len(bodies)
+                if self.released < self.head + ready:
+                    ready = self.released - self.head
+                if ready <= 0:
+                    if (
+                        self.cold is not None
+                        and not bodies
+                        and self.head < self.end
+                        and self.released > self.head
+                    ):
+                        self.cold.fetch()  # this may bring some at once
+                        if bodies:
+                            continue
+                    return
+                if ready == 1 or want == 1:
+                    ids, taken = self._take_first(consumer)
+                else:
+                    taken = self._take(min(ready, want))
+                    count = len(taken)
+                    run_ids = counted(engine.take_ids(count), count)
+                    consumer.unacked.add(DeliveredRun(run_ids, self, self.head - count, taken))
+                    ids = run_ids
+            count = len(ids)
+            engine.counts.delivered += count
+            consumer.delivered += count
+            consumer.waiting -= count
+            credit.at += count
+            if credit.at == len(credit.ids):
+                consumer.credits.popleft()
+            try:
+                consumer.receiver.deliver(ids, taken)
+            except Exception as error:
+                consumer.fail(error)
 
     def pause(self) -> None:
         """Deliver nothing until `resume`."""
@@ -490,7 +486,7 @@ class Queue:
         if self.line and not self.deleted:
             self.dispatch()
 
-    def try_fast_take(self, consumer: Consumer) -> tuple[bytes, bytes] | None:
+    def try_fast_take(self, consumer: Consumer) -> tuple[tuple[bytes], tuple[bytes]] | None:
         """Fast path of `line_up` for one credit: the next message's id and body, now held by `consumer`. None
         if it is not that simple: no message is ready, or other messages or credits go first.
         """
@@ -502,20 +498,20 @@ class Queue:
         consumer.delivered += 1
         return self._take_first(consumer)
 
-    def _take_first(self, consumer: Consumer) -> tuple[bytes, bytes]:
+    def _take_first(self, consumer: Consumer) -> tuple[tuple[bytes], tuple[bytes]]:
         """Take the row's first message, which is in memory; `consumer` holds it. Returns its id and body."""
-        bodies, seq = self.bodies, self.head
+        bodies, seq, engine = self.bodies, self.head, self.engine
         size = self.hot_bytes // len(bodies)
         self.head = seq + 1
         if seq >= self.mark:
-            self.engine.waits.count_sample(self)
+            engine.waits.count_sample(self)
         self.held += 1
         self.held_bytes += size + HELD_OVERHEAD_BYTES
         self.hot_bytes -= size
         body = bodies.popleft()
+        taken = (body,)
         if self.log is not None:
-            self.log.note_delivered(seq, (body,))
-        engine = self.engine
+            self.log.note_delivered(seq, taken)
         engine.hot_bytes -= size
         engine.held_bytes += size + HELD_OVERHEAD_BYTES
         number = engine.next_id
@@ -525,7 +521,7 @@ class Queue:
             number = engine.take_ids(1)
         delivery_id = number.to_bytes(4)
         consumer.unacked.single[delivery_id] = self, seq, body, 1
-        return delivery_id, body
+        return (delivery_id,), taken
 
     def _take(self, count: int) -> Sequence[bytes]:
         """Take the front of the row, to be held by a consumer."""
@@ -593,7 +589,9 @@ class Queue:
         self.let_go(count)
         engine = self.engine
         engine.counts.acked += count
-        self.on_left(count)
+        self.depth -= count
+        if engine.parked:
+            engine.has_room(self)
         if ticket is None and engine.durable is not None:
             engine.unkept(count)
         return ticket
@@ -622,7 +620,9 @@ class Queue:
             self.dispatch()
 
     def on_left(self, count: int) -> None:
-        """So many messages have left: other queues' dead letters may have waited for the room."""
+        """So many messages have left, other than by `ack`: other queues' dead letters may have waited for the
+        room.
+        """
         self.depth -= count
         if self.engine.parked:
             self.engine.has_room(self)
@@ -724,12 +724,11 @@ class Queue:
             if self.head + len(self.bodies) >= self.end:  # all of the row is in memory
                 if self.head == self.end:
                     cold.positions.clear()
+                cold.found_at(arrival.first, arrival.offset)
                 if self.may_heat:
-                    cold.found_at(arrival.first, arrival.offset)
                     self.warm(bodies, arrival.size)
                 else:
                     cold.offset = arrival.offset
-                    cold.positions.append((arrival.first, arrival.offset))
             self.end = arrival.first + len(bodies)
         if self.expiry is not None:
             self.expiry.row_grew()
@@ -1134,7 +1133,7 @@ class Engine:
             )
         except StoreError as error:
             raise refusal_for(error) from None
-        source.log.departed(partial(_undo_move, source), {seq: source.back[seq] for seq in seqs})
+        source.log.departed(seqs, partial(_undo_move, source), {seq: source.back[seq] for seq in seqs})
         target.log.appended(letters, size, offset, first, ticket)
         target.on_produced(len(letters))
 

@@ -56,7 +56,7 @@ _HEADS_BYTES = 3 * HEAD.size
 _LENGTH_BYTES = 4
 
 # Looking up an enum member takes as long as packing a record.
-_ACKED, _DELIVERED, _NO_REASON = RecordKind.ACKED, RecordKind.DELIVERED, Reason.NONE
+_DELIVERED, _NO_REASON = RecordKind.DELIVERED, Reason.NONE
 
 Acked = tuple[Any, Sequence[bytes], Sequence[Any]]
 """Consumer, delivery ids, deliveries: what the owner needs to undo ACKs. Opaque here."""
@@ -248,9 +248,9 @@ class QueueLog:
         self._times = times
         self.detached = False
         """The disk has failed and the queue is in memory: no notes, no snapshots."""
-        # Made when first needed: an empty deque is 760 bytes, and most queues of many are idle.
-        self._arrivals: deque[Arrival] | tuple[()] = ()
-        self._departures: deque[tuple[int, Callable[[Any], None], Any]] | tuple[()] = ()
+        # Lists, mostly of one: an empty deque is 760 bytes, and most queues of many are idle.
+        self._arrivals: list[Arrival] = []
+        self._departures: list[tuple[int, Callable[[Any], None], Any]] = []
         """(the log's end behind a record of messages that leave, how to undo that, and with what)."""
 
         # Pending records, for the batch being filled. `_reserved`: bytes reserved for them there.
@@ -272,8 +272,6 @@ class QueueLog:
         self._snapshot_bytes = self._kept_bytes = 0
         self._copies: Copies | None = None
         """The copies of the snapshot being made."""
-        self._leaving: Sequence[tuple[int, int]] = ()
-        """Runs of messages that leave, until `departed`."""
         log.advanced = self._advanced
         log.rolled_back = self._rolled_back
 
@@ -288,10 +286,12 @@ class QueueLog:
         needed = size + _LENGTH_BYTES * len(bodies)
         pending = self._pending
         if pending is None or pending is not self.log.pending or needed > pending.batch.room:
-            pending = self._begin(needed, reserved=False)
+            needed += _HEADS_BYTES
+            # If the batch is full this seals it, which writes what is pending.
+            pending = self._pending = self.log.gather(needed, self.write_pending)
         else:
             pending.batch.room -= needed
-            self._reserved += needed
+        self._reserved += needed
         if not self._bodies:
             self._first = first
         self._bodies += bodies
@@ -303,20 +303,14 @@ class QueueLog:
         needed = RUN_BYTES * len(seqs)
         pending = self._pending
         if pending is None or pending is not self.log.pending or needed > pending.batch.room:
-            pending = self._begin(needed, reserved=True)
+            needed += _HEADS_BYTES
+            pending = self._pending = self.log.gather(needed, self.write_pending, reserved=True)
         else:
             pending.batch.room -= needed
-            self._reserved += needed
+        self._reserved += needed
         self._acked_seqs += seqs
         self._acks.append(acked)
         return pending.ticket
-
-    def _begin(self, needed: int, *, reserved: bool) -> LogAppend:
-        needed += _HEADS_BYTES
-        # If the batch is full this seals it, which writes what is pending.
-        pending = self._pending = self.log.gather(needed, self.write_pending, reserved)
-        self._reserved += needed
-        return pending
 
     def write_pending(self) -> None:
         """Append the pending records, if there are any."""
@@ -326,7 +320,7 @@ class QueueLog:
         batch = pending.batch
         batch.room += self._reserved
         self._reserved = 0
-        bodies, acks = self._bodies, self._acks
+        bodies, acks, seqs = self._bodies, self._acks, self._acked_seqs
         age_ms, time_ms = self._times.stamp()
         produced = gone = b""
         count = 0
@@ -334,22 +328,24 @@ class QueueLog:
             produced = records.pack_enqueued(bodies, self._first, age_ms, time_ms)
             count = 1
         if acks:
-            seqs, self._acked_seqs = self._acked_seqs, []
             seqs.sort()
-            self._leaving = runs = to_runs(seqs)
-            gone = records.pack_run_record(_ACKED, runs, age_ms, time_ms)
+            gone = records.pack_acked(seqs, age_ms, time_ms)
             count += 1
         if self._notes:
             notes, noted = self._take_notes(age_ms, time_ms, batch.room - len(produced) - len(gone))
             offset = pending.add(produced + notes + gone, count + noted)
         else:
             offset = pending.add(produced + gone, count)
+        end = self.log.end
         if bodies:
-            size, self._bodies, self._bodies_size = self._bodies_size, [], 0
-            self.appended(bodies, size, offset, self._first, pending.ticket)
+            arrival = Arrival(end, offset, self._first, bodies, self._bodies_size, pending.ticket)
+            self._arrivals.append(arrival)
+            self._bodies, self._bodies_size = [], 0
         if acks:
-            self._acks = []
-            self.departed(self._owner.undo_acks, acks)
+            self._departures.append((end, self._owner.undo_acks, acks))
+            self._acks, self._acked_seqs = [], []
+            if self._copies is not None:
+                self._copies.left(to_runs(seqs))
 
     # -- records appended at once
 
@@ -364,8 +360,6 @@ class QueueLog:
 
     def appended(self, bodies: Sequence[bytes], size: int, offset: int, first: int, ticket: Ticket) -> None:
         """Messages are in the log, from `offset` to its end."""
-        if isinstance(self._arrivals, tuple):
-            self._arrivals = deque()
         self._arrivals.append(Arrival(self.log.end, offset, first, bodies, size, ticket))
 
     def moving(self, seqs: Sequence[int], reason: Reason, target: str) -> tuple[bytes, int]:
@@ -373,16 +367,13 @@ class QueueLog:
         self.write_pending()
         runs = to_runs(seqs)
         body = records.pack_runs(runs) + target.encode()
-        self._leaving = runs
         return self._with_notes(self._pack(RecordKind.MOVED, len(runs), 0, body, reason))
 
-    def departed(self, undo: Callable[[Any], None], undone: Any) -> None:
+    def departed(self, seqs: Sequence[int], undo: Callable[[Any], None], undone: Any) -> None:
         """The last append makes messages leave; if it fails, `undo` is called with `undone`."""
-        if isinstance(self._departures, tuple):
-            self._departures = deque()
         self._departures.append((self.log.end, undo, undone))
         if self._copies is not None:
-            self._copies.left(self._leaving)
+            self._copies.left(to_runs(seqs))
 
     def gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket:
         """Messages leave unacknowledged."""
@@ -490,11 +481,11 @@ class QueueLog:
         visible = log.visible
         departures, arrivals = self._departures, self._arrivals
         while departures and departures[0][0] <= visible:
-            departures.popleft()
+            del departures[0]
         if arrivals and arrivals[0].end <= visible:
-            arrived = [arrivals.popleft()]
+            arrived = [arrivals.pop(0)]
             while arrivals and arrivals[0].end <= visible:
-                arrived.append(arrivals.popleft())
+                arrived.append(arrivals.pop(0))
             owner.arrived(arrived)
         end = log.end
         may_be_due = end - self.snapshot_end >= SNAPSHOT_BYTES or end - self._snapshot_floor >= SNAPSHOT_BYTES
@@ -503,8 +494,8 @@ class QueueLog:
 
     def _rolled_back(self, log: Log) -> None:
         """What was appended and is not visible has been rolled back."""
-        arrivals, self._arrivals = self._arrivals, ()
-        departures, self._departures = self._departures, ()
+        arrivals, self._arrivals = self._arrivals, []
+        departures, self._departures = self._departures, []
         self.snapshot_end = min(self.snapshot_end, log.end)
         self._snapshot_floor = min(self._snapshot_floor, log.first)
         self._copies = None

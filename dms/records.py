@@ -104,7 +104,7 @@ class Record(NamedTuple):
     end: int
 
 
-_ENQUEUED = int(RecordKind.ENQUEUED)
+_ENQUEUED, _ACKED = int(RecordKind.ENQUEUED), int(RecordKind.ACKED)
 _ONE_BODY_BYTES = _ONE_BODY.size - _LENGTH_BYTES
 _ONE_RUN_BYTES = _ONE_RUN.size - _LENGTH_BYTES
 
@@ -144,6 +144,13 @@ def pack_run_record(
         first, length = runs[0]
         return _ONE_RUN.pack(_ONE_RUN_BYTES, kind, VERSION, reason, 1, age_ms, time_ms, 0, first, length)
     return pack(kind, len(runs), 0, age_ms, time_ms, pack_runs(runs), reason)
+
+
+def pack_acked(seqs: Sequence[int], age_ms: int, time_ms: int) -> bytes:
+    """An ACKED record of these sequences, which ascend."""
+    if len(seqs) == 1:
+        return _ONE_RUN.pack(_ONE_RUN_BYTES, _ACKED, VERSION, 0, 1, age_ms, time_ms, 0, seqs[0], 1)
+    return pack_run_record(RecordKind.ACKED, to_runs(seqs), age_ms, time_ms)
 
 
 def unpack(data: bytes) -> Iterator[Record]:

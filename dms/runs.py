@@ -14,10 +14,10 @@ What it saves, in microseconds of processor time a message: without `produced` 2
 import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import chain
 from operator import add
 
-from dms.wire import HEADER_BYTES, ID_AT, MAGIC, NAME_BYTES_MAX, VERSION, Type
+from dms.wire import HEADER_BYTES, ID_AT, MAGIC, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, VERSION, Type
 
 WORDS = struct.Struct(">IIII")
 """A header as the server splits it: magic, payload length, word, message id."""
@@ -47,7 +47,8 @@ ACK_OK = head(Type.ACK_OK)
 CONSUME = tuple(head(Type.CONSUME, length) for length in range(2 + NAME_BYTES_MAX + 1))
 """By payload length: a CONSUME's payload is a name and its length."""
 PRODUCE_OK = head(Type.PRODUCE_OK)
-_DELIVER_WORD = word(Type.DELIVER)
+DELIVER = tuple(head(Type.DELIVER, length) for length in range(PAYLOAD_BYTES_MAX + 1))
+"""By the length of the message: 0.07 us a delivery, and 0.18 with a head packed for each. Memory: 0.2 MB."""
 
 
 @lru_cache(maxsize=128)
@@ -157,15 +158,10 @@ def answered(replies: bytes) -> list[bytes]:
     return [replies[at + ID_AT : at + HEADER_BYTES] for at in range(0, len(replies), HEADER_BYTES)]
 
 
-def delivery(delivery_id: bytes, body: bytes) -> bytes:
-    """A DELIVER frame."""
-    return _HEAD.pack(MAGIC, len(body), _DELIVER_WORD) + delivery_id + body
-
-
 def deliveries(ids: Sequence[bytes], bodies: Sequence[bytes]) -> bytes:
     """A DELIVER frame for each body."""
     size = len(bodies[0])
     if set(map(len, bodies)) == {size}:
-        return answers(_HEAD.pack(MAGIC, size, _DELIVER_WORD), map(add, ids, bodies))
-    heads = map(_HEAD.pack, repeat(MAGIC), map(len, bodies), repeat(_DELIVER_WORD))
+        return answers(DELIVER[size], map(add, ids, bodies))
+    heads = map(DELIVER.__getitem__, map(len, bodies))
     return b"".join(chain.from_iterable(zip(heads, ids, bodies, strict=False)))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dms import runs, session, wire
-from dms.engine import Consumer, Engine, Queue
+from dms.engine import Credit, Engine, Queue
 from dms.refusals import Refusals
 from dms.settings import DmsSettings
 from dms.unacked import Unacked
@@ -88,7 +88,7 @@ def test_acks_of_what_nobody_holds_are_refused_together_and_keep_no_consume_from
     peer = full_of()
     peer.produce("a", *[b"x"] * 100)  # the first goes to who waits
     refusals = counted(monkeypatch, Refusals, "note", lambda *_: 1)
-    consumes = counted(monkeypatch, Consumer, "wait", lambda *_: 1)
+    consumes = counted(monkeypatch, Credit, "__init__", lambda *_: 1)
     peer.send((wire.pack(Type.CONSUME, 2, A) + UNKNOWN) * 50)
     frames = peer.take()
     assert len(deliveries(frames)) == 50
@@ -115,7 +115,7 @@ def test_runs_of_one_kind_behind_another_are_each_taken_at_once(monkeypatch: pyt
     held = [number for number, _ in peer.consume("a", 20)]
     acks = counted(monkeypatch, Engine, "ack", lambda _, __, ids: len(ids))
     adds = counted(monkeypatch, Queue, "produce", lambda _, bodies, size: len(bodies))
-    consumes = counted(monkeypatch, Consumer, "wait", lambda _, queue, ids, deadline: len(ids))
+    consumes = counted(monkeypatch, Credit, "__init__", lambda _, consumer, queue, ids, *__: len(ids))
     runs_taken = (
         counted(monkeypatch, runs, "alike", lambda *_: 1),
         counted(monkeypatch, runs, "produced", lambda *_: 1),
@@ -150,6 +150,6 @@ def test_a_read_of_many_turns_stays_whole_though_its_first_delivery_is_held_alon
     for _ in range(7):  # each by itself
         peer.produce("a", b"x")
         held += [number for number, _ in peer.consume("a")]
-    consumes = counted(monkeypatch, Consumer, "wait", lambda _, queue, ids, deadline: len(ids))
+    consumes = counted(monkeypatch, Credit, "__init__", lambda _, consumer, queue, ids, *__: len(ids))
     peer.send(b"".join(wire.pack(Type.ACK, number) + wire.pack(Type.CONSUME, 2, A) for number in held))
     assert consumes == [len(held)]

@@ -62,10 +62,10 @@ def test_nothing_is_answered_where_the_records_cannot_be_made(monkeypatch: pytes
     peer.produce("q", b"a")
     ((held, _),) = peer.consume("q")
 
-    def broken(those: object) -> bytes:
+    def broken(*those: object) -> bytes:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(queue_log, "to_runs", broken)
+    monkeypatch.setattr(records, "pack_acked", broken)
     together(world, (other, produce(b"b")), (peer, wire.pack(Type.ACK, held)))
     assert statuses(other.take()) == statuses(peer.take()) == [Status.INTERNAL]
     assert world.store.read_only is not None
