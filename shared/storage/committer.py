@@ -233,6 +233,7 @@ class Committer:
                 if log.entries_written == UNKNOWN or log.fold is not None:
                     break
                 each[log] = [data]
+                batch.log_count += 1
                 size += ENTRY_HEADER_BYTES
             size += len(data)
             offsets.append(log.end)
@@ -641,11 +642,12 @@ class Committer:
         for batch in good:
             for change in batch.changes:
                 self._registry.changed(change)
-        for log in [log for log in moved if log.watchers or log.advanced is not None]:
+        for log in moved:
             if log.advanced is not None:
                 call(log.advanced, log)
-            for watcher in tuple(log.watchers):
-                call(watcher, log)
+            if log.watchers:
+                for watcher in tuple(log.watchers):
+                    call(watcher, log)
         direct_error = None if commit.direct_error is None else error_for_unwritten(commit.direct_error)
         if direct_failed:
             # Also what is pending behind it, and before tickets resolve: later appends begin at the

@@ -160,6 +160,7 @@ class CommitBatch:
     gathering: list[Callable[[], None]] = attrs.Factory(list)
     broken: Exception | None = None
     tickets: defaultdict[Mode, Ticket] = attrs.Factory(partial(defaultdict, Ticket))
+    log_count: int = 0
     with_files: int = 0  # logs whose own files the commit must touch
     sealed: bool = False
     unawaited: bool = False  # it holds records that nobody waits for
@@ -188,10 +189,6 @@ class CommitBatch:
         return [*self.appends, *self.each, *(log for log, _, _, _ in self.light)]
 
     @property
-    def log_count(self) -> int:
-        return len(self.appends) + len(self.each) + len(self.light)
-
-    @property
     def strictest(self) -> Ticket | None:
         """Done when the batch is as durable as its strictest part asks; None if it is empty."""
         return self.tickets[min(self.tickets)] if self.tickets else None
@@ -205,6 +202,7 @@ class CommitBatch:
             part = self.appends[log] = LogAppend(
                 log, self, self.tickets[mode], mode is not Mode.DIRECT, log.end, log.end
             )
+            self.log_count += 1
             self.room -= ENTRY_HEADER_BYTES
             if mode is Mode.DIRECT or log.entries_written == UNKNOWN:
                 self.with_files += 1
