@@ -242,11 +242,10 @@ class Commit:
             pieces.append(change.body)
             size += ENTRY_HEADER_BYTES + len(change.body)
         entries = len(batch.changes) + len(batch.light)
-        for part in batch.light:
-            length = part.end - part.offset
-            pieces.append(pack_entry_header(_APPEND, 0, part.records, part.log.id, part.offset, length))
-            pieces += part.chunks
-            size += ENTRY_HEADER_BYTES + length
+        for log, offset, records, count in batch.light:
+            pieces.append(pack_entry_header(_APPEND, 0, count, log.id, offset, len(records)))
+            pieces.append(records)
+            size += ENTRY_HEADER_BYTES + len(records)
         placed: list[tuple[LogAppend, int, int]] = []
         ahead: list[LogCommit] = []
         for part in batch.appends.values():

@@ -218,28 +218,27 @@ class Committer:
             return offsets, Ticket()
         batch = self._batch_with_room(sum(map(len, records)) + ENTRY_HEADER_BYTES * len(logs))
         ticket = batch.tickets[Mode.SYNCED]
-        appends = batch.appends
+        each, appends = batch.each, batch.appends
         size = 0
         for log, data in zip(logs, records, strict=True):
-            offset = log.end
-            part = log.pending
-            if part is None:
-                if log in appends or log.deleted or log.unawaited or log.mode.mode != "always":
+            if (chunks := each.get(log)) is not None:
+                chunks.append(data)
+            elif (part := log.pending) is not None:
+                if part.ticket is not ticket or log.fold is not None:
                     break
-                if log.entries_written == UNKNOWN:
-                    break
-                log.pending = appends[log] = LogAppend(log, batch, ticket, True, offset, offset, [data], [1])
-                size += ENTRY_HEADER_BYTES
-            elif part.ticket is ticket:
                 part.chunks.append(data)
                 part.counts.append(1)
             else:
-                break
+                if log in appends or log.deleted or log.unawaited or log.mode.mode != "always":
+                    break
+                if log.entries_written == UNKNOWN or log.fold is not None:
+                    break
+                each[log] = [data]
+                batch.log_count += 1
+                size += ENTRY_HEADER_BYTES
             size += len(data)
-            log.end = offset + len(data)
-            offsets.append(offset)
-            if log.fold is not None:
-                log.fold(offset, data)
+            offsets.append(log.end)
+            log.end += len(data)
         batch.room -= size
         return offsets, ticket
 
@@ -489,7 +488,7 @@ class Committer:
         return (
             size <= settings.inline_bytes_max
             and not (batch.unawaited and size > _INLINE_UNAWAITED_BYTES)
-            and (len(batch.appends) <= _INLINE_LOGS_MAX or self._may_be_light(batch))
+            and (batch.log_count <= _INLINE_LOGS_MAX or self._may_be_light(batch))
             and (size <= self.journal.room or self.journal.is_ready(size))
         )
 
@@ -497,7 +496,7 @@ class Committer:
         """Whether `_take_light` will probably set nearly all of it apart: the batch has few bytes, so few of
         its appends are large.
         """
-        few = len(batch.appends) <= _INLINE_LIGHT_MAX and batch.with_files <= _INLINE_LOGS_MAX
+        few = batch.log_count <= _INLINE_LIGHT_MAX and batch.with_files <= _INLINE_LOGS_MAX
         return few and self._light_most > 0 and not batch.changes
 
     async def _wait_for_room(self) -> None:
@@ -540,6 +539,10 @@ class Committer:
             synced |= Mode.SYNCED in batch.tickets
         if len(batches) == 1 and not batches[0].changes:
             self._take_light(batches[0])
+        else:
+            for batch in batches:
+                while batch.light:
+                    batch.add_heavy(batch.light.pop())
         for batch in batches:
             for log, part in batch.appends.items():
                 if log.tail_bytes or log in journaled:
@@ -587,8 +590,13 @@ class Committer:
         batch, or a change of the catalog, may want more of the same log.
         """
         most = self._light_most
+        rows, batch.light = batch.light, []
+        for row in rows:
+            if len(row[2]) <= most and not row[0].direct_dirty:
+                batch.light.append(row)
+            else:
+                batch.add_heavy(row)
         others: dict[Log, LogAppend] = {}
-        light = batch.light
         for log, part in batch.appends.items():
             if (
                 part.end - part.offset <= most
@@ -598,7 +606,7 @@ class Committer:
                 and (log.tail_bytes or not log.direct)
                 and not log.unawaited
             ):
-                light.append(part)
+                batch.light.append((log, part.offset, b"".join(part.chunks), part.records))
             else:
                 others[log] = part
         batch.appends = others
@@ -715,9 +723,8 @@ class Committer:
             if size > counts.batch_bytes_max:
                 counts.batch_bytes_max = size
             records: dict[str, int] = {}
-            for part in batch.light:
-                log = part.log
-                records[log.namespace] = records.get(log.namespace, 0) + part.records
+            for log, _, _, count in batch.light:
+                records[log.namespace] = records.get(log.namespace, 0) + count
                 moved[log] = None
             if batch.light:
                 self.tails.add_light(batch.light, commit.now_ms, now)

@@ -7,6 +7,7 @@ there. Writes go in steps of many logs, in a thread, while commits go on.
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -113,13 +114,14 @@ class LogWriter:
         async with self._lock:
             now = self._clock.monotonic()
             due: dict[Log, None] = {}
-            async for log in _in_slices(self._tails.due(now)):
-                due[log] = None
-            async for log in _in_slices(list(self._committer.unindexed)):
-                if now - log.open_since >= ENTRY_COVERS_SECONDS and not log.busy:
-                    log.close_entry()
-                if log not in due and log.entries_below(log.tail_start):
-                    due[log] = None
+            async for logs in _in_slices(self._tails.due(now)):
+                due |= dict.fromkeys(logs)
+            async for logs in _in_slices(list(self._committer.unindexed)):
+                for log in logs:
+                    if now - log.open_since >= ENTRY_COVERS_SECONDS and not log.busy:
+                        log.close_entry()
+                    if log not in due and log.entries_below(log.tail_start):
+                        due[log] = None
             return await self._flush(due)
 
     async def flush(self) -> bool:
@@ -150,9 +152,10 @@ class LogWriter:
             tail_errors |= {w.log.name: w.tail_error for w in step if w.tail_error is not None}
             index_errors += [w.index_error for w in step if w.index_error is not None]
         self._complain(tail_errors, index_errors)
-        async for log in _in_slices(list(self._committer.unindexed)):
-            if log.gone or log.indexed:
-                self._committer.unindexed.pop(log, None)
+        async for logs in _in_slices(list(self._committer.unindexed)):
+            for log in logs:
+                if log.gone or log.indexed:
+                    self._committer.unindexed.pop(log, None)
         return not tail_errors and not index_errors
 
     def _take(self, left: deque[Log], open_entries: bool) -> list[_Writing]:
@@ -169,7 +172,7 @@ class LogWriter:
                 left.appendleft(log)
                 break
             cut = end < log.visible
-            data = log.tail[: end - offset]
+            data = log.tail[: end - offset] if cut else log.tail  # not copied: `tail_lent`
             if (data or open_entries) and not cut:
                 log.close_entry()
             size += len(data)
@@ -180,6 +183,7 @@ class LogWriter:
             index_fd = self._files.pin(log.index_file)
             if data:
                 self._tails.writing.add(log)
+                log.tail_lent = True
             start, number = log.entries_start, log.entries_written
             step.append(
                 _Writing(
@@ -329,9 +333,9 @@ class LogWriter:
             writing.index_error = error
 
 
-async def _in_slices(logs: Iterable[Log]) -> AsyncIterator[Log]:
-    """The logs; other tasks run between slices."""
-    for number, log in enumerate(logs, 1):
-        yield log
-        if number % _LOOKED_AT_ONCE == 0:
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+async def _in_slices(logs: Iterable[Log]) -> AsyncIterator[list[Log]]:
+    """The logs, a slice at a time; other tasks run between slices."""
+    left = iter(logs)
+    while part := list(islice(left, _LOOKED_AT_ONCE)):
+        yield part
+        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone

@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 import attrs
 
 from shared.budget import Account, unbounded
-from shared.storage.log import Log, LogAppend, opaque
+from shared.storage.entries import ENTRY_COVERS_SECONDS
+from shared.storage.log import LightAppend, Log, opaque
 
 LATE_SECONDS = 1.0
 """A tail is written once its oldest record has this age."""
 _STEP_BYTES = 64 << 10
 """Light appends are charged in steps of this size, or of a 16th of what all tails may take."""
+
+_NOT_INDEXED_MAX = 256
+"""Commits whose records are indexed together: a bound on their list, not on the work."""
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -64,16 +68,29 @@ class Tails:
         if log.tail_bytes >= self.log_bytes and log not in self.failing:
             self._long[log] = None
 
-    def add_light(self, parts: Iterable[LogAppend], now_ms: int, now: float) -> None:
-        """The same for light appends that are durable now. They are charged in steps: each such commit has
-        few bytes.
+    def add_light(self, appends: Iterable[LightAppend], now_ms: int, now: float) -> None:
+        """The same for light appends that are durable now: makes them visible. `now`: monotonic seconds.
+
+        One loop, without a call for each of a thousand logs. Index entries are made later
+        (`Log.make_entries`). Tails are charged in steps: each such commit has few bytes.
         """
-        for part in parts:
-            log = part.log
+        for log, offset, records, count in appends:
+            size = len(records)
             if not log.tail_bytes:
                 self._since[log] = now
-            log.took_light(part, now_ms, now)
-            self.bytes += part.end - part.offset
+            log.tail_new.append(records)
+            log.tail_bytes += size
+            log.visible = offset + size
+            if now_ms > log.last_ms:
+                log.last_ms = now_ms
+            log.not_indexed.append((log.last_ms, size, count))
+            if log.open_since == math.inf:
+                log.open_since = now
+            elif now - log.open_since >= ENTRY_COVERS_SECONDS:
+                log.close_entry()
+            elif len(log.not_indexed) >= _NOT_INDEXED_MAX:
+                log.make_entries()
+            self.bytes += size
             if log.tail_bytes >= self.log_bytes and log not in self.failing:
                 self._long[log] = None
         if self.bytes - self._charged >= self._step_bytes or self._long or self.crowded:

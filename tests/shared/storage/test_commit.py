@@ -16,6 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
 from shared.storage.commit import Commit
+from shared.storage.format import IndexEntry
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store
 from shared.units import KIB
@@ -354,6 +355,36 @@ async def test_one_record_after_the_other_goes_to_its_log_as_if_appended_alone()
     assert [await read_all(log) for log in logs] == kept
     store, _ = await reopen(store, disk)
     assert [await read_all(log) for log in store.namespace("logmq", ALWAYS).logs.values()] == kept
+
+
+@pytest.mark.parametrize("behind", ["nothing", "an append", "several", "a change", "another batch"])
+async def test_one_record_after_the_other_is_on_disk_as_if_appended_alone(behind: str) -> None:
+    written: list[tuple[list[bytes], list[IndexEntry]]] = []
+    for each in (True, False):
+        disk, store = await fresh_store()
+        logs = await logs_of(store, ALWAYS, ALWAYS)
+        turn, bodies = [logs[0], logs[1], logs[0]], [records(b"a"), records(b"bb"), records(b"ccc")]
+        if each:
+            assert len(store.append_each(turn, bodies)[0]) == 3
+        else:
+            for log, body in zip(turn, bodies, strict=True):
+                log.append(body, 1)
+        if behind == "an append":
+            logs[0].append(records(b"more"), 1)
+        elif behind == "several":
+            store.append_all([(log, records(b"all"), 1) for log in logs])
+        elif behind == "a change":
+            logs[0].drop_below(5)
+        elif behind == "another batch":
+            logs[1].append(records(bytes(9 << 20)), 1)
+        store.commit_pending()
+        await trio.sleep(2)
+        kept = [await read_all(log) for log in logs]
+        written.append((kept, [entry for log in logs for entry in log.index_entries(0, log.visible)]))
+        store, _ = await reopen(store, disk)
+        again = store.namespace("logmq", ALWAYS).logs.values()
+        assert [await read_all(log) for log in again] == kept
+    assert written[0] == written[1]
 
 
 @pytest.mark.parametrize("odd", ["deleted", "of another mode", "appended in another mode", "with others"])

@@ -123,7 +123,9 @@ def show_before_sync() -> list[Change]:
     def show_then_sync(self: Commit) -> None:
         apply(self, self.batches[: self.good])
         for batch in self.batches[: self.good]:
-            for part in (*batch.appends.values(), *batch.light):
+            for log, offset, records, _ in batch.light:
+                log.visible = offset + len(records)
+            for part in batch.appends.values():
                 log, target = part.log, self.logs.get(part.log)
                 if target is None or not target.closed:
                     if target is not None:
