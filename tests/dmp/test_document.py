@@ -112,8 +112,9 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
     for name in limits:
         assert re.search(rf"\| {getattr(defaults, name)} [^|]* \| `{name}` \|", DOCUMENT), name
     assert "| 10 s for these where a login is required | `login_seconds` |" in DOCUMENT
-    assert "| 30 s from the connection to connection.open, or to the lease | `net.first_request_seconds` |" in (
-        DOCUMENT
+    assert (
+        "| 30 s from the connection to connection.open, or to the lease | `net.first_request_seconds` |"
+        in (DOCUMENT)
     )
     assert NetSettings().first_request_seconds == 30
     assert defaults.login_seconds == 10
