@@ -20,7 +20,7 @@ FIELDS_MAX = 4096  # in one table, with those of inner tables: decoding costs so
 _U32 = struct.Struct(">I")
 _FIXED = {
     **dict.fromkeys(b"tbB", 1),
-    **dict.fromkeys(b"su", 2),
+    **dict.fromkeys(b"sUu", 2),
     **dict.fromkeys(b"Iif", 4),
     **dict.fromkeys(b"lLdT", 8),
     **dict.fromkeys(b"D", 5),
@@ -28,6 +28,9 @@ _FIXED = {
 }
 _STRINGS = frozenset(b"Sx")
 _TABLE, _ARRAY = b"FA"
+# RabbitMQ's clients write a short-int as `s`, which the published grammar has for short strings; there it is
+# `U`, which pamqp does not know. `l` and `L` are both signed, as RabbitMQ and pamqp have them.
+_DECODE = {**decode.TABLE_MAPPING, b"U": decode.short_int}
 
 
 def short(data: bytes) -> bytes:
@@ -146,7 +149,7 @@ def _read_value(data: bytes, at: int) -> tuple[Any, int]:
             value, at = _read_value(data, at)
             found.append(value)
         return found, end
-    return decode.TABLE_MAPPING[data[at:start]](data[start:end])[1], end
+    return _DECODE[data[at:start]](data[start:end])[1], end
 
 
 def _end_of_value(data: bytes, at: int) -> int:

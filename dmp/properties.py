@@ -10,11 +10,11 @@ which is taken out of the headers before the message goes anywhere.
 """
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
-from pamqp import commands
+from pamqp import commands, decode
 
 from dmp.data_types import SHORT_BYTES_MAX, check_table, read_table, without_field
 from dmp.refusals import Code, Refusal
@@ -41,8 +41,14 @@ FIELDS = (
 )
 _UNUSED_FLAGS = 0x0003
 NO_PROPERTIES = b"\x00\x00"
-UNREADABLE = (ValueError, TypeError, ArithmeticError, OSError, struct.error)
+UNREADABLE = (Refusal, ValueError, TypeError, ArithmeticError, OSError, struct.error)
 """What `unpack` raises for well-formed properties with a value that Python has none of."""
+_READ: Mapping[int, Callable[[bytes], Any]] = {
+    _SHORT: lambda data: decode.short_str(data)[1],
+    _TABLE: read_table,
+    _OCTET: lambda data: decode.octet(data)[1],
+    _TIME: lambda data: decode.timestamp(data)[1],
+}
 _PERSISTENT = 2
 TTL_MS_MAX = 0xFFFFFFFF  # what fits four bytes: 49 days. RabbitMQ has the same bound.
 CC, BCC = "CC", "BCC"
@@ -161,8 +167,12 @@ def headers_of(properties: bytes, noted: Noted) -> dict[str, Any]:
 
 def unpack(properties: bytes) -> commands.Basic.Properties:
     """Well-formed properties, decoded. Raises UNREADABLE."""
-    unpacked = commands.Basic.Properties()
-    unpacked.unmarshal(_U16.unpack_from(properties)[0], properties[2:])
+    (flags,) = _U16.unpack_from(properties)
+    unpacked, at = commands.Basic.Properties(), 2
+    for bit, kind, name in FIELDS:
+        if flags & bit:
+            start, at = at, _end_of_property(kind, properties, at)
+            setattr(unpacked, name, _READ[kind](properties[start:at]))
     return unpacked
 
 
