@@ -6,6 +6,7 @@ is checked. Then it is decoded field by field, in place: pamqp gets single value
 """
 
 import struct
+from contextlib import suppress
 from typing import Any
 
 from pamqp import decode
@@ -109,6 +110,19 @@ def read_table(data: bytes) -> dict[str, Any]:
         return _read_fields(data, 4, len(data))
     except (ValueError, ArithmeticError, OSError) as error:
         raise _out_of_range() from error
+
+
+def read_readable_fields(data: bytes) -> dict[str, Any]:
+    """`read_table`, without the fields that Python has no value for."""
+    found: dict[str, Any] = {}
+    at = 4
+    while at < len(data):
+        name_end = at + 1 + data[at]
+        end = _end_of_value(data, name_end)
+        with suppress(ValueError, ArithmeticError, OSError):
+            found.update(_read_fields(data, at, end))
+        at = end
+    return found
 
 
 def read_field(data: bytes, name: bytes) -> Any:

@@ -10,13 +10,20 @@ which is taken out of the headers before the message goes anywhere.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import attrs
 from pamqp import commands, decode
 
-from dmp.data_types import SHORT_BYTES_MAX, check_table, read_table, without_field
+from dmp.data_types import (
+    SHORT_BYTES_MAX,
+    check_table,
+    read_readable_fields,
+    read_table,
+    without_field,
+)
 from dmp.refusals import Code, Refusal
 
 _U16 = struct.Struct(">H")
@@ -167,13 +174,38 @@ def headers_of(properties: bytes, noted: Noted) -> dict[str, Any]:
 
 def unpack(properties: bytes) -> commands.Basic.Properties:
     """Well-formed properties, decoded. Raises UNREADABLE."""
+    unpacked = commands.Basic.Properties()
+    for name, kind, data in _each(properties):
+        setattr(unpacked, name, _READ[kind](data))
+    return unpacked
+
+
+def unpack_readable(properties: bytes) -> commands.Basic.Properties:
+    """What a server sent, decoded, without the properties and headers that Python has no value for.
+
+    Raises Refusal (SYNTAX_ERROR) where they do not fill their place.
+    """
+    if end_of_properties(properties, 0, len(properties)) != len(properties):
+        raise Refusal(Code.SYNTAX_ERROR, "properties do not fill their content header")
+    unpacked = commands.Basic.Properties()
+    for name, kind, data in _each(properties):
+        with suppress(*UNREADABLE):
+            if kind == _TABLE:
+                check_table(data, 0, len(data))
+                unpacked.headers = read_readable_fields(data)
+            else:
+                setattr(unpacked, name, _READ[kind](data))
+    return unpacked
+
+
+def _each(properties: bytes) -> Iterator[tuple[str, int, bytes]]:
+    """Name, kind and bytes of each property that is there; they are well formed."""
     (flags,) = _U16.unpack_from(properties)
-    unpacked, at = commands.Basic.Properties(), 2
+    at = 2
     for bit, kind, name in FIELDS:
         if flags & bit:
             start, at = at, _end_of_property(kind, properties, at)
-            setattr(unpacked, name, _READ[kind](properties[start:at]))
-    return unpacked
+            yield name, kind, properties[start:at]
 
 
 def without_bcc(properties: bytes, noted: Noted) -> tuple[bytes, tuple[bytes, ...]]:
