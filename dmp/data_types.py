@@ -6,7 +6,6 @@ is checked. Then it is decoded field by field, in place: pamqp gets single value
 """
 
 import struct
-from contextlib import suppress
 from typing import Any
 
 from pamqp import decode
@@ -14,6 +13,8 @@ from pamqp import decode
 from dmp.refusals import Code, Refusal
 
 SHORT_BYTES_MAX = 255  # of names, too, and of routing keys
+NO_VALUE = object()
+"""In place of a field's value that Python has none for: it equals no other."""
 EMPTY_TABLE = b"\0\0\0\0"
 DEPTH_MAX = 16  # tables in tables. RabbitMQ sets none and grows its stack; dead-letter headers need three.
 FIELDS_MAX = 4096  # in one table, with those of inner tables: decoding costs some microseconds a field
@@ -112,15 +113,17 @@ def read_table(data: bytes) -> dict[str, Any]:
         raise _out_of_range() from error
 
 
-def read_readable_fields(data: bytes) -> dict[str, Any]:
-    """`read_table`, without the fields that Python has no value for."""
+def read_leniently(data: bytes) -> dict[str, Any]:
+    """`read_table`, with `NO_VALUE` where Python has none."""
     found: dict[str, Any] = {}
     at = 4
     while at < len(data):
         name_end = at + 1 + data[at]
-        end = _end_of_value(data, name_end)
-        with suppress(ValueError, ArithmeticError, OSError):
-            found.update(_read_fields(data, at, end))
+        name, end = data[at + 1 : name_end].decode(), _end_of_value(data, name_end)
+        try:
+            found[name] = _read_value(data, name_end)[0]
+        except (ValueError, ArithmeticError, OSError):
+            found[name] = NO_VALUE
         at = end
     return found
 

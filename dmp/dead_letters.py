@@ -192,9 +192,11 @@ def _head_of(queue: Queue, message: Message, reason: str, wall: float) -> Head:
         return head
     except UNREADABLE:  # or it cannot be written again as it was read
         try:
-            return old.sent_to(exchange, key, _properties_as_bytes(old, death))
+            head = old.sent_to(exchange, key, _properties_as_bytes(old, death))
         except UNREADABLE:  # no field more fits the table: better without x-death than not at all
-            return old.sent_to(exchange, key, old.properties)
+            head = old.sent_to(exchange, key, old.properties)
+        head.read_headers_leniently()  # a headers exchange goes by those that can be read
+        return head
 
 
 def _properties_as_bytes(old: Head, death: dict[str, Any]) -> bytes:

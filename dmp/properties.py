@@ -18,9 +18,10 @@ import attrs
 from pamqp import commands, decode
 
 from dmp.data_types import (
+    NO_VALUE,
     SHORT_BYTES_MAX,
     check_table,
-    read_readable_fields,
+    read_leniently,
     read_table,
     without_field,
 )
@@ -192,7 +193,8 @@ def unpack_readable(properties: bytes) -> commands.Basic.Properties:
         with suppress(*UNREADABLE):
             if kind == _TABLE:
                 check_table(data, 0, len(data))
-                unpacked.headers = read_readable_fields(data)
+                fields = read_leniently(data).items()
+                unpacked.headers = {name: value for name, value in fields if value is not NO_VALUE}
             else:
                 setattr(unpacked, name, _READ[kind](data))
     return unpacked

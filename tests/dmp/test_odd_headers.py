@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from pamqp import commands
+from pamqp import commands, encode
 
 from dmp.amqp_client import open_amqp
 from dmp.data_types import read_field
@@ -80,6 +80,39 @@ async def test_whatever_headers_a_message_has_its_dead_letter_arrives(
     newest = field(head, b"x-death")[0]
     assert (newest["queue"], newest["reason"]) == ("q", reason)
     assert field(head, b"x-first-death-queue") == "q"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "arrives"),
+    [
+        ({}, True),
+        ({"x-match": "any"}, False),
+        ({"n": 5}, True),
+        ({"n": 6}, False),
+        ({"n": 6, "x-match": "any"}, False),
+        ({"n": 5, "m": 1, "x-match": "any"}, True),
+        ({"n": 5, "t": None}, True),  # the header that cannot be read is there
+        ({"n": 5, "t": 1}, False),
+    ],
+)
+@pytest.mark.parametrize("reason", ["expired", "rejected"])
+async def test_a_headers_exchange_takes_a_dead_letter_by_the_headers_that_can_be_read(
+    world: World, wanted: dict[str, Any], arrives: bool, reason: str
+) -> None:
+    queue = world.queue(ttl_ms=1000, dead_letter_exchange=b"amq.headers")
+    dead = world.queue(b"dead")
+    table = encode.field_table(wanted)
+    world.topology.bind(b"amq.headers", dead, b"", table, wanted)
+    world.publish(b"", b"q", b"odd", properties=properties(LATE + b"\x01nI\0\0\0\x05"))
+    if reason == "rejected":
+        taken = Taker(no_ack=False)
+        queue.add_consumer(taken)
+        queue.dispatch()
+        queue.reject(taken.messages)
+    else:
+        world.advance(1.5)
+    assert ready(dead) == [b"odd"] * arrives
+    assert world.broker.counts.dead_letters_lost == (not arrives)
 
 
 @pytest.mark.parametrize("fields", [BYTES, LATE, NUMBER + BYTES])
