@@ -34,7 +34,7 @@ from dmp.amqp import wire
 from dmp.amqp.wire import FRAME_END, FRAME_HEAD, encode
 from dmp.data_types import short
 from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, error_for, logged_in
-from dmp.properties import unpack
+from dmp.properties import unpack_readable
 from dmp.refusals import Refusal
 from dmp.wire import Message
 from shared.client.dial import Address, Disconnected, How, broken
@@ -98,7 +98,11 @@ class _Answer(Generic[T]):
 
 @attrs.define(eq=False)
 class Delivery:
-    """A message to acknowledge. `redelivered`: it may have been delivered before."""
+    """A message to acknowledge. `redelivered`: it may have been delivered before.
+
+    `properties` are without those, and without headers, that Python has no value for: a time after the year
+    9999, a text that is not UTF-8.
+    """
 
     body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
     exchange: str
@@ -281,7 +285,7 @@ class _Channel:
         exchange, key, body = method.exchange or "", method.routing_key or "", message.body
         if isinstance(method, commands.Basic.Deliver):
             redelivered, tag = bool(method.redelivered), method.delivery_tag or 0
-            properties = unpack(message.properties)
+            properties = unpack_readable(message.properties)
             self._delivered.append(Delivery(body, exchange, key, redelivered, properties, tag, self))
             self._arrival.set()
             self._arrival = trio.Event()

@@ -330,7 +330,7 @@ ENDS = DmpBridgeEnds()
 def _properties(head: Head) -> Mapping[str, Any]:
     """The properties that were set, as JSON has them."""
     found = {}
-    with suppress(Refusal, StoreError, *UNREADABLE):
+    with suppress(StoreError, *UNREADABLE):
         for name, value in dict(unpack(head.properties)).items():
             if value is not None and value != "":
                 found[name] = value

@@ -5,6 +5,7 @@ durable and the messages persistent, the records of all queues are appended toge
 ticket says when they are on the disk. What leaves durable queues is written once a round (`flush`).
 """
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 
@@ -98,6 +99,15 @@ class Broker:
         self.bodies.begun_bytes_max = settings.begun_bytes_max
         self.leases.leases_max = settings.leases_max
         self.memory.take_bounds(settings.memory_bytes_max, settings.hot_bytes)
+
+    @property
+    def login_seconds_max(self) -> float:
+        """The longest time to log in, inf where no login is required. A lease is a login, too."""
+        access, settings = self.access, self.settings
+        has_to_log_in = access is not None and access.asks_login
+        if access is None or not access.has_users:
+            has_to_log_in = has_to_log_in or settings.logs_in
+        return settings.login_seconds if has_to_log_in else math.inf
 
     # -- publishing
 

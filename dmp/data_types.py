@@ -13,6 +13,8 @@ from pamqp import decode
 from dmp.refusals import Code, Refusal
 
 SHORT_BYTES_MAX = 255  # of names, too, and of routing keys
+NO_VALUE = object()
+"""In place of a field's value that Python has none for: it equals no other."""
 EMPTY_TABLE = b"\0\0\0\0"
 DEPTH_MAX = 16  # tables in tables. RabbitMQ sets none and grows its stack; dead-letter headers need three.
 FIELDS_MAX = 4096  # in one table, with those of inner tables: decoding costs some microseconds a field
@@ -20,7 +22,7 @@ FIELDS_MAX = 4096  # in one table, with those of inner tables: decoding costs so
 _U32 = struct.Struct(">I")
 _FIXED = {
     **dict.fromkeys(b"tbB", 1),
-    **dict.fromkeys(b"su", 2),
+    **dict.fromkeys(b"sUu", 2),
     **dict.fromkeys(b"Iif", 4),
     **dict.fromkeys(b"lLdT", 8),
     **dict.fromkeys(b"D", 5),
@@ -28,6 +30,9 @@ _FIXED = {
 }
 _STRINGS = frozenset(b"Sx")
 _TABLE, _ARRAY = b"FA"
+# RabbitMQ's clients write a short-int as `s`, which the published grammar has for short strings; there it is
+# `U`, which pamqp does not know. `l` and `L` are both signed, as RabbitMQ and pamqp have them.
+_DECODE = {**decode.TABLE_MAPPING, b"U": decode.short_int}
 
 
 def short(data: bytes) -> bytes:
@@ -108,6 +113,21 @@ def read_table(data: bytes) -> dict[str, Any]:
         raise _out_of_range() from error
 
 
+def read_leniently(data: bytes) -> dict[str, Any]:
+    """`read_table`, with `NO_VALUE` where Python has none."""
+    found: dict[str, Any] = {}
+    at = 4
+    while at < len(data):
+        name_end = at + 1 + data[at]
+        name, end = data[at + 1 : name_end].decode(), _end_of_value(data, name_end)
+        try:
+            found[name] = _read_value(data, name_end)[0]
+        except (ValueError, ArithmeticError, OSError):
+            found[name] = NO_VALUE
+        at = end
+    return found
+
+
 def read_field(data: bytes, name: bytes) -> Any:
     """The value that `read_table` has by that name, None without one; others may be unreadable.
 
@@ -146,7 +166,7 @@ def _read_value(data: bytes, at: int) -> tuple[Any, int]:
             value, at = _read_value(data, at)
             found.append(value)
         return found, end
-    return decode.TABLE_MAPPING[data[at:start]](data[start:end])[1], end
+    return _DECODE[data[at:start]](data[start:end])[1], end
 
 
 def _end_of_value(data: bytes, at: int) -> int:

@@ -36,8 +36,6 @@ LETTER_QUEUES = 16  # putting it into so many queues costs as much, too
 LETTER_ROUTING = 32
 """And so does so much routing work, in messages that could have been put into a queue meanwhile."""
 _DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
-_UNWRITABLE = (*UNREADABLE, Refusal)
-"""What pamqp and we raise for headers that cannot be read, or not written again as they were read."""
 
 
 @attrs.define(eq=False)
@@ -192,11 +190,13 @@ def _head_of(queue: Queue, message: Message, reason: str, wall: float) -> Head:
         if key is None:
             head.more_keys = copies[:KEYS_MAX]
         return head
-    except _UNWRITABLE:
+    except UNREADABLE:  # or it cannot be written again as it was read
         try:
-            return old.sent_to(exchange, key, _properties_as_bytes(old, death))
-        except _UNWRITABLE:  # no field more fits the table: better without x-death than not at all
-            return old.sent_to(exchange, key, old.properties)
+            head = old.sent_to(exchange, key, _properties_as_bytes(old, death))
+        except UNREADABLE:  # no field more fits the table: better without x-death than not at all
+            head = old.sent_to(exchange, key, old.properties)
+        head.read_headers_leniently()  # a headers exchange goes by those that can be read
+        return head
 
 
 def _properties_as_bytes(old: Head, death: dict[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from dmp.data_types import read_leniently
 from dmp.properties import NO_PROPERTIES, Noted, headers_of, note_untrusted
 
 MESSAGE_BYTES = 200
@@ -74,6 +75,11 @@ class Head:
         if self._headers is None:
             self._headers = headers_of(self.properties, self.noted)
         return self._headers
+
+    def read_headers_leniently(self) -> None:
+        """`headers` raises nothing from now on: what Python has no value for is there as `NO_VALUE`."""
+        if self.noted.headers is not None:
+            self._headers = read_leniently(self.properties[slice(*self.noted.headers)])
 
 
 class Message:

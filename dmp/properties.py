@@ -10,13 +10,21 @@ which is taken out of the headers before the message goes anywhere.
 """
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import attrs
-from pamqp import commands
+from pamqp import commands, decode
 
-from dmp.data_types import SHORT_BYTES_MAX, check_table, read_table, without_field
+from dmp.data_types import (
+    NO_VALUE,
+    SHORT_BYTES_MAX,
+    check_table,
+    read_leniently,
+    read_table,
+    without_field,
+)
 from dmp.refusals import Code, Refusal
 
 _U16 = struct.Struct(">H")
@@ -41,8 +49,14 @@ FIELDS = (
 )
 _UNUSED_FLAGS = 0x0003
 NO_PROPERTIES = b"\x00\x00"
-UNREADABLE = (ValueError, TypeError, ArithmeticError, OSError, struct.error)
+UNREADABLE = (Refusal, ValueError, TypeError, ArithmeticError, OSError, struct.error)
 """What `unpack` raises for well-formed properties with a value that Python has none of."""
+_READ: Mapping[int, Callable[[bytes], Any]] = {
+    _SHORT: lambda data: decode.short_str(data)[1],
+    _TABLE: read_table,
+    _OCTET: lambda data: decode.octet(data)[1],
+    _TIME: lambda data: decode.timestamp(data)[1],
+}
 _PERSISTENT = 2
 TTL_MS_MAX = 0xFFFFFFFF  # what fits four bytes: 49 days. RabbitMQ has the same bound.
 CC, BCC = "CC", "BCC"
@@ -162,8 +176,38 @@ def headers_of(properties: bytes, noted: Noted) -> dict[str, Any]:
 def unpack(properties: bytes) -> commands.Basic.Properties:
     """Well-formed properties, decoded. Raises UNREADABLE."""
     unpacked = commands.Basic.Properties()
-    unpacked.unmarshal(_U16.unpack_from(properties)[0], properties[2:])
+    for name, kind, data in _each(properties):
+        setattr(unpacked, name, _READ[kind](data))
     return unpacked
+
+
+def unpack_readable(properties: bytes) -> commands.Basic.Properties:
+    """What a server sent, decoded, without the properties and headers that Python has no value for.
+
+    Raises Refusal (SYNTAX_ERROR) where they do not fill their place.
+    """
+    if end_of_properties(properties, 0, len(properties)) != len(properties):
+        raise Refusal(Code.SYNTAX_ERROR, "properties do not fill their content header")
+    unpacked = commands.Basic.Properties()
+    for name, kind, data in _each(properties):
+        with suppress(*UNREADABLE):
+            if kind == _TABLE:
+                check_table(data, 0, len(data))
+                fields = read_leniently(data).items()
+                unpacked.headers = {name: value for name, value in fields if value is not NO_VALUE}
+            else:
+                setattr(unpacked, name, _READ[kind](data))
+    return unpacked
+
+
+def _each(properties: bytes) -> Iterator[tuple[str, int, bytes]]:
+    """Name, kind and bytes of each property that is there; they are well formed."""
+    (flags,) = _U16.unpack_from(properties)
+    at = 2
+    for bit, kind, name in FIELDS:
+        if flags & bit:
+            start, at = at, _end_of_property(kind, properties, at)
+            yield name, kind, properties[start:at]
 
 
 def without_bcc(properties: bytes, noted: Noted) -> tuple[bytes, tuple[bytes, ...]]:

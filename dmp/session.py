@@ -67,14 +67,15 @@ class Session(SessionBase):
 
     __slots__ = ("_broker", "_right", "_role", "state")
 
-    def __init__(self, connection: Connection, broker: Broker) -> None:
+    def __init__(self, connection: Connection, broker: Broker, lease_until: float) -> None:
+        """`lease_until`: when its lease must be there."""
         super().__init__(connection)
         self._broker = broker
         self._role: Sink | Feed | None = None
         self._right = "", b""  # what its user must be allowed: an action, and a name
         self.state = State.LEASE
         connection.write(reply(Reply.OK, GREETING))
-        self.deadline(_LEASE, connection.now + broker.settings.login_seconds)
+        self.deadline(_LEASE, lease_until)
 
     def apply(self, data: bytes, at: int) -> int:
         role = self._role
@@ -192,7 +193,7 @@ def _no_access() -> RemoteProtocolError:
     return wire_error(Reply.NO_ACCESS, "not allowed")
 
 
-PROTOCOLS: Mapping[bytes, Callable[[Connection, Broker], SessionBase]] = {
+PROTOCOLS: Mapping[bytes, Callable[[Connection, Broker, float], SessionBase]] = {
     AMQP_HEADER: AmqpSession,
     DMP_HEADER: Session,
 }
@@ -206,13 +207,15 @@ class ProtocolHeader:
     closes.
     """
 
-    __slots__ = ("_broker", "_connection", "_header")
+    __slots__ = ("_broker", "_connection", "_header", "_until")
 
     def __init__(self, connection: Connection, broker: Broker) -> None:
         self._connection = connection
         self._broker = broker
         self._header = b""
-        connection.wake_at(connection.now + broker.settings.login_seconds)
+        # From the connection on: for connection.open, or for the lease.
+        self._until = connection.now + min(connection.first_request_seconds, broker.login_seconds_max)
+        connection.wake_at(self._until)
 
     def receive(self, data: bytes) -> None:
         missing = HEADER_BYTES - len(self._header)
@@ -223,7 +226,7 @@ class ProtocolHeader:
         if len(self._header) < HEADER_BYTES:
             self._connection.await_rest()
             return
-        session = PROTOCOLS[self._header](self._connection, self._broker)
+        session = PROTOCOLS[self._header](self._connection, self._broker, self._until)
         self._connection.hand_over(session)
         if len(data) > missing:
             session.receive(data[missing:])

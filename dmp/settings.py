@@ -69,7 +69,8 @@ class DmpSettings:
     heartbeat_seconds: int = limit(60, 0, 3600)
     """The heartbeat that is proposed to clients, which decide; 0: none. RabbitMQ's default."""
     login_seconds: float = attrs.field(default=10.0, validator=validators.gt(0))
-    """The longest time from the TCP connection to connection.open."""
+    """Where a login is required: the longest time from the connection to connection.open, or to the lease.
+    Elsewhere, and as a maximum, `net.first_request_seconds` counts."""
     frame_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """The longest time from a frame's first byte to its last."""
     frame_bytes_max: int = limit(128 * KIB, 4096, MIB)

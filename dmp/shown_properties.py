@@ -10,7 +10,6 @@ from pamqp import commands, encode
 
 from dmp.data_types import check_table
 from dmp.properties import FIELDS, UNREADABLE, note_untrusted, unpack
-from dmp.refusals import Refusal
 from shared.objects import BadArgument, time_text
 
 _NAMES: Mapping[str, str] = {
@@ -21,7 +20,7 @@ _NAMES: Mapping[str, str] = {
 """Of the properties that a message may be given, and pamqp's. `user_id` is the login's."""
 
 
-_UNPACKABLE = (Refusal, RecursionError, *UNREADABLE)
+_UNPACKABLE = (RecursionError, *UNREADABLE)
 """What pamqp and we raise for values that the wire cannot have."""
 
 

@@ -87,7 +87,8 @@ class AmqpSession(SessionBase):
         "state",
     )
 
-    def __init__(self, connection: Connection, broker: Broker) -> None:
+    def __init__(self, connection: Connection, broker: Broker, open_until: float) -> None:
+        """`open_until`: when it must be open."""
         settings = broker.settings
         super().__init__(connection, settings.frame_seconds)
         self.broker = broker
@@ -100,7 +101,7 @@ class AmqpSession(SessionBase):
         self._heard = connection.now
         self.admit(broker.access)
         connection.on_drained = self.drained
-        self.deadline(LOGIN, connection.now + settings.login_seconds)
+        self.deadline(LOGIN, open_until)
         mechanisms = "PLAIN EXTERNAL" if connection.certificate_user else "PLAIN"
         connection.write(_start(settings.prefer_direct, mechanisms))
 

@@ -168,6 +168,11 @@ class Connection:
         """Have `on_deadline` called at `deadline`. Replaces the one set before; inf cancels it."""
         raise NotImplementedError
 
+    @property
+    def first_request_seconds(self) -> float:
+        """The setting, for sessions that keep the time of their first request themselves."""
+        raise NotImplementedError
+
     def await_first_request(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
         """Give the peer `first_request_seconds`, at most `seconds_max`, for its first complete request.
 

@@ -120,6 +120,10 @@ class DrivenConnection(Connection):
         if not self._mute:
             self._loop.set_deadline(self, deadline)
 
+    @property
+    def first_request_seconds(self) -> float:
+        return self._loop.settings.first_request_seconds
+
     def await_first_request(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
         self._loop.await_first_request(self, farewell, seconds_max)
 

@@ -58,8 +58,9 @@ class NetSettings:
     """The longest time of a TLS handshake."""
     first_request_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """The longest time from the connection (with TLS: from its handshake) to the first whole request. That is
-    a line of LogMQ, DMS's handshake, a subscriber's id, or a role of KqueueMsgQ. Then the connection is
-    closed. At most 10 s where a login is required. (AMQP and DMP have `dmp.login_seconds`.)"""
+    a line of LogMQ, DMS's handshake, a subscriber's id, a role of KqueueMsgQ, AMQP's connection.open, or
+    DMP's lease. Then the connection is closed. At most 10 s where a login is required (AMQP and DMP:
+    `dmp.login_seconds`)."""
     linger_seconds: float = attrs.field(default=1.0, validator=validators.gt(0))
     """How long input is read and dropped after the last answer, so that the peer can read that answer."""
     flush_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))

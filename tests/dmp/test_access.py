@@ -105,6 +105,38 @@ async def test_a_user_of_the_file_logs_in_with_his_password_and_nobody_else_does
     assert {line["user"] for line in place.audited} == {"ann", "(unknown)"}
 
 
+ANNS = Users.parse("ann:secret")
+
+
+@pytest.mark.parametrize(
+    ("required", "file", "settings", "seconds"),
+    [
+        ("never", False, DmpSettings(), 30),
+        ("never", True, DmpSettings(), 30),
+        ("never", True, DmpSettings(users=ANNS), 30),
+        ("never", True, DmpSettings(login_seconds=40), 30),
+        ("always", True, DmpSettings(), 10),
+        ("always", True, DmpSettings(login_seconds=4), 4),
+        ("always", True, DmpSettings(login_seconds=40), 30),
+        ("never", False, DmpSettings(users=ANNS), 10),
+    ],
+)
+@pytest.mark.parametrize("header", [AMQP_HEADER, DMP_HEADER, b""])
+async def test_whoever_must_log_in_has_less_time_for_his_first_word(
+    required: Required, file: bool, settings: DmpSettings, seconds: int, header: bytes
+) -> None:
+    """Its first eight bytes come in the middle of it, and bring no more time."""
+    place = await Place.open(EVERYTHING, required=required, settings=settings, file=file)
+    peer = Peer(place.world)
+    peer.advance(seconds / 2)
+    peer.send(header)
+    peer.advance(seconds / 2 - 1)
+    assert not peer.connection.finished
+    peer.advance(1)
+    assert peer.connection.finished
+    assert place.world.broker.counts.too_late == 1
+
+
 async def test_a_password_that_is_checked_later_holds_the_dialog_up_and_nothing_else() -> None:
     place = await Place.open(EVERYTHING)
     answers: list[Callable[[bool], None]] = []

@@ -1,6 +1,8 @@
 """What is packed by hand is what pamqp packs; what is taken apart is taken apart as far as it is there."""
 
 from contextlib import suppress
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from pamqp import body, commands, decode, encode, frame, header
 
 from dmp.amqp import wire
 from dmp.amqp.wire import METHODS, Direct, decode_untrusted
-from dmp.data_types import check_table, read_table
+from dmp.data_types import check_table, read_field, read_table
 from dmp.message import Head
 from dmp.properties import NO_PROPERTIES, note_untrusted, unpack
 from dmp.refusals import Code, Refusal
@@ -157,6 +159,43 @@ def test_a_table_is_taken_whole_or_not(table: dict[str, Any]) -> None:
             read_table(changed)
         except Refusal:  # and nothing else, also of a time in the year 110,035,675
             continue
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (b"t\1", True),
+        (b"b\xff", -1),
+        (b"B\xff", 255),
+        (b"U\xff\xfe", -2),  # the published grammar's short-int
+        (b"s\xff\xfe", -2),  # RabbitMQ's
+        (b"u\xff\xfe", 65534),
+        (b"I\xff\xff\xff\xfe", -2),
+        (b"i\xff\xff\xff\xfe", 0xFFFFFFFE),
+        (b"L" + b"\xff" * 8, -1),
+        (b"l" + b"\xff" * 8, -1),  # signed, as RabbitMQ has it
+        (b"f\x3f\x80\0\0", 1.0),
+        (b"d\x3f\xf0\0\0\0\0\0\0", 1.0),
+        (b"D\x02\0\0\0\x7b", Decimal("1.23")),
+        (b"S\0\0\0\2ab", "ab"),
+        (b"A\0\0\0\3U\0\1", [1]),
+        (b"T" + b"\0" * 8, datetime(1970, 1, 1, tzinfo=UTC)),
+        (b"F\0\0\0\5\1aU\0\1", {"a": 1}),
+        (b"V", None),
+        (b"x\0\0\0\2ab", b"ab"),  # RabbitMQ's
+    ],
+    ids=lambda part: part[:1].decode() if isinstance(part, bytes) else "",
+)
+def test_every_type_of_the_grammar_and_of_rabbitmq_is_read(field: bytes, value: Any) -> None:
+    """Also before another field, by itself, and as a header of a message."""
+    fields = b"\1n" + field + b"\4lastt\1"
+    table = len(fields).to_bytes(4, "big") + fields
+    check_table(table, 0, len(table))
+    assert read_table(table) == {"n": value, "last": True}
+    assert read_field(table, b"n") == value
+    assert unpack(b"\x20\0" + table).headers == {"n": value, "last": True}
+    declare = wire.encode(commands.Queue.Declare(0, "q"), 1)[7:-5] + table
+    assert dict(decode_untrusted(declare).arguments) == {"n": value, "last": True}
 
 
 class Copied(bytes):

@@ -214,7 +214,9 @@ async def test_a_durable_declaration_is_answered_after_the_sync(world: World, pe
 async def test_time_ends_logins_frames_and_silence() -> None:
     world = await World.open()
     silent = Peer(world)
-    silent.advance(11)
+    silent.advance(29)
+    assert not silent.connection.finished
+    silent.advance(1)
     assert silent.connection.finished
     half = Peer(world).login()
     half.send(encode(C.Basic.Qos(), 1)[:9])

@@ -21,6 +21,7 @@ from dmp.session import State as DmpState
 from dmp.settings import DmpSettings
 from dmp.topology import REPLIES_WAITING_MAX
 from dmp.wire import AMQP_HEADER, DMP_HEADER
+from shared.net.settings import NetSettings
 from tests.dmp.amqp_peer import Peer, content_header
 from tests.dmp.peers import Application, texts
 from tests.dmp.peers import Peer as DmpPeer
@@ -110,7 +111,12 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
     limits = {field.name for field in attrs.fields(DmpSettings) if field.name.endswith("_max")}
     for name in limits:
         assert re.search(rf"\| {getattr(defaults, name)} [^|]* \| `{name}` \|", DOCUMENT), name
-    assert "| 10 s to log in | `login_seconds` |" in DOCUMENT
+    assert "| 10 s for these where a login is required | `login_seconds` |" in DOCUMENT
+    assert (
+        "| 30 s from the connection to connection.open, or to the lease | `net.first_request_seconds` |"
+        in (DOCUMENT)
+    )
+    assert NetSettings().first_request_seconds == 30
     assert defaults.login_seconds == 10
     assert "| 30 s for a frame, and for each 256 KiB of a large body | `frame_seconds` |" in DOCUMENT
     assert PART_BYTES == 256 << 10

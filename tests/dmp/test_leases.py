@@ -1,5 +1,7 @@
 """Leases: forged, reused, lapsed, foreign; what they keep alive and what they do not. No sockets."""
 
+import math
+
 import pytest
 
 from dmp.data_types import short
@@ -184,10 +186,13 @@ async def test_there_is_a_bound_on_unused_leases() -> None:
 
 
 async def test_a_client_that_says_no_lease_is_closed_in_time() -> None:
-    world, _ = await opened(DmpSettings(login_seconds=10))
+    world, _ = await opened()
     peer = Peer(world)
-    peer.say(DMP_HEADER + b"\x05abc")
-    assert texts(peer.wait(10)) == ["503 INVALID no lease came in time"]
+    peer.say(DMP_HEADER[:4])
+    assert peer.wait(20) == b""
+    peer.say(DMP_HEADER[4:] + b"\x05abc")
+    assert peer.wait(9) == b""
+    assert texts(peer.wait(1)) == ["503 INVALID no lease came in time"]
     assert peer.connection.finished
     assert world.broker.counts.too_late == 1
 
@@ -196,7 +201,7 @@ async def test_the_states_are_all_in_the_table() -> None:
     assert set(TRANSITIONS) == set(State)
     assert {event for moves in TRANSITIONS.values() for event in moves} == set(Event)
     world, _ = await opened()
-    session = Session(MemoryConnection(), world.broker)
+    session = Session(MemoryConnection(), world.broker, math.inf)
     session.receive_eof()
     session.connection_lost()
     assert session.state is State.ENDED

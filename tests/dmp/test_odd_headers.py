@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from pamqp import commands
+from pamqp import commands, encode
 
+from dmp.amqp_client import open_amqp
 from dmp.data_types import read_field
 from dmp.listener import DmpService
 from dmp.message import Head
+from dmp.properties import unpack_readable
+from dmp.refusals import Refusal
+from dmp.wire import Message
 from shared.tracing import Tap
 from tests.dmp.amqp_peer import Peer, publish
+from tests.dmp.served import PATIENCE_SECONDS, Served
 from tests.dmp.world import Taker, World, ready
 
 BYTES = b"\x01hS\0\0\0\x02\xff\xfe"  # no text: pamqp reads it as bytes, and writes no bytes
@@ -77,6 +82,39 @@ async def test_whatever_headers_a_message_has_its_dead_letter_arrives(
     assert field(head, b"x-first-death-queue") == "q"
 
 
+@pytest.mark.parametrize(
+    ("wanted", "arrives"),
+    [
+        ({}, True),
+        ({"x-match": "any"}, False),
+        ({"n": 5}, True),
+        ({"n": 6}, False),
+        ({"n": 6, "x-match": "any"}, False),
+        ({"n": 5, "m": 1, "x-match": "any"}, True),
+        ({"n": 5, "t": None}, True),  # the header that cannot be read is there
+        ({"n": 5, "t": 1}, False),
+    ],
+)
+@pytest.mark.parametrize("reason", ["expired", "rejected"])
+async def test_a_headers_exchange_takes_a_dead_letter_by_the_headers_that_can_be_read(
+    world: World, wanted: dict[str, Any], arrives: bool, reason: str
+) -> None:
+    queue = world.queue(ttl_ms=1000, dead_letter_exchange=b"amq.headers")
+    dead = world.queue(b"dead")
+    table = encode.field_table(wanted)
+    world.topology.bind(b"amq.headers", dead, b"", table, wanted)
+    world.publish(b"", b"q", b"odd", properties=properties(LATE + b"\x01nI\0\0\0\x05"))
+    if reason == "rejected":
+        taken = Taker(no_ack=False)
+        queue.add_consumer(taken)
+        queue.dispatch()
+        queue.reject(taken.messages)
+    else:
+        world.advance(1.5)
+    assert ready(dead) == [b"odd"] * arrives
+    assert world.broker.counts.dead_letters_lost == (not arrives)
+
+
 @pytest.mark.parametrize("fields", [BYTES, LATE, NUMBER + BYTES])
 async def test_a_circle_ends_also_where_headers_cannot_be_written_again(world: World, fields: bytes) -> None:
     one = world.queue(b"one", ttl_ms=10, dead_letter_exchange=b"", dead_letter_key=b"two")
@@ -99,6 +137,35 @@ async def test_a_letter_whose_headers_are_bytes_does_not_expire_again(world: Wor
     head = dead.ready[0].head
     assert head.ttl_ms is None
     assert head.properties.startswith(b"\xa0\0\x04text")
+
+
+@pytest.mark.parametrize(
+    ("odd", "readable"),
+    [
+        (properties(LATE + b"\x01nI\0\0\0\x05"), commands.Basic.Properties(headers={"n": 5})),
+        (b"\x80\x40\x04text" + b"\xff" * 8, commands.Basic.Properties("text")),
+        (b"\x84\0\x02\xff\xff\x01c", commands.Basic.Properties(correlation_id="c")),
+    ],
+    ids=["header", "timestamp", "text"],
+)
+async def test_our_own_client_gets_the_message_without_what_it_cannot_read(
+    server: Served, odd: bytes, readable: commands.Basic.Properties
+) -> None:
+    async with open_amqp(port=server.port) as client:
+        queue = await client.declare_queue(exclusive=True, durable=False)
+        await client.publish_many([Message(b"", queue.encode(), b"odd", odd)])
+        await client.publish(queue, b"plain")
+        async with client.consume(queue) as deliveries:
+            with trio.fail_after(PATIENCE_SECONDS):
+                first, second = await anext(deliveries), await anext(deliveries)
+        assert (first.body, second.body) == (b"odd", b"plain")
+        assert first.properties == readable
+
+
+@pytest.mark.parametrize("odd", [b"\x80\0", b"\x80\0\x05text", b"\x20\0\0\0", b"\0\0\0"])
+def test_properties_of_a_server_that_do_not_fill_their_place_are_refused(odd: bytes) -> None:
+    with pytest.raises(Refusal, match="do not fill"):
+        unpack_readable(odd)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,10 @@ class MemoryConnection(Connection):
         if not self._mute:
             self.deadline = deadline
 
+    @property
+    def first_request_seconds(self) -> float:
+        return NetSettings().first_request_seconds
+
     def await_first_request(self, farewell: bytes = b"", seconds_max: float = math.inf) -> None:
         self.awaits_first = farewell
 
