@@ -39,6 +39,8 @@ PSEUDO_USERS = (ANONYMOUS, UDP)
 CLIENTS_AT_ONCE = 10
 """Clients that one step after a change of users checks again: 25 us each with 5 subscriptions, 1.4 ms where
 four thousand CONSUMEs end."""
+USERS_AT_ONCE = 500
+"""Users of before that one step after a change frees: half a millisecond with 10 rules each."""
 DECISIONS_MAX = 16 * 1024
 """Cached decisions of one protocol: some 8 MiB. One more clears the cache. Longer names are not cached."""
 DECIDED_NAME_MAX = 256
@@ -458,29 +460,26 @@ class Access:
         stay open, and lose what is no longer allowed.
         """
         before, after = self.users or {}, users or {}
-        gone = {
-            name
-            for name, user in before.items()
-            if name not in after
-            or (after[name].password, after[name].certificate) != (user.password, user.certificate)
-        }
         self.users = users
         for guard in self.guards.values():
             guard.forget()
-        # Chosen before the first step: a client that logs in between two steps has the new password.
-        gone -= set(PSEUDO_USERS)
-        clients = [
-            (guard, client, client.user in gone) for guard in self.guards.values() for client in guard.clients
-        ]
-        for number, (guard, client, ends) in enumerate(clients):
+        # Noted before the first step: a client that logs in between two steps has the new password.
+        clients = [(guard, client, client.user) for guard in self.guards.values() for client in guard.clients]
+        for number, (guard, client, name) in enumerate(clients):
             if number % CLIENTS_AT_ONCE == 0:
                 yield
             if client not in guard.clients:  # the client left meanwhile
                 continue
-            if ends:
+            if _must_log_in_again(name, before, after):
                 client.close_for("its user is gone, or has another password")
             else:
                 client.access_changed()
+        # To free 20,000 users with 10 rules each at once takes 25 ms.
+        old = list(before.values())
+        before = {}
+        while old:
+            yield
+            del old[-USERS_AT_ONCE:]
 
     def may_admin(self, user: str, action: str) -> bool:
         """Whether a user may do `read` or `manage` of the administration."""
@@ -490,6 +489,14 @@ class Access:
     def samples(self) -> Iterator[Sample]:
         for guard in self.guards.values():
             yield from guard.samples()
+
+
+def _must_log_in_again(name: str, before: Mapping[str, User], after: Mapping[str, User]) -> bool:
+    """Whether a user is gone, or proves who it is with something else."""
+    if name in PSEUDO_USERS or name not in before:
+        return False
+    was, now = before[name], after.get(name)
+    return now is None or (now.password, now.certificate) != (was.password, was.certificate)
 
 
 class Guard:

@@ -158,6 +158,18 @@ async def test_a_get_behind_what_expires_waits_until_that_is_gone(world: World) 
     assert bodies(peer.frames()) == [b"alive"]
 
 
+async def test_messages_that_differ_leave_others_their_turn(world: World) -> None:
+    peer, queue = Peer(world).login(), world.queue()
+    count = 2000
+    pair = [publish("", "q", b"x" * size) for size in (1, 2)]
+    peer.session.receive(b"".join(pair) * (count // 2))
+    assert not peer.connection.reading
+    assert 0 < queue.depth < 1000
+    while not peer.connection.reading:
+        peer.wake()
+    assert queue.depth == count
+
+
 async def test_methods_in_great_number_leave_others_their_turn(world: World) -> None:
     peer = Peer(world).login()
     count = 5000

@@ -3,6 +3,7 @@
 import itertools
 from functools import cache
 from itertools import pairwise
+from weakref import WeakSet
 
 import attrs
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from shared.access import (
     CLIENTS_AT_ONCE,
     DECISIONS_MAX,
+    USERS_AT_ONCE,
     Access,
     Required,
     Rule,
@@ -362,3 +364,39 @@ def test_other_users_count_with_the_first_step_and_clients_look_at_it_some_at_a_
     counts = [len(looked) for _ in steps]
     assert max(after - before for before, after in pairwise([0, *counts, len(looked)])) <= CLIENTS_AT_ONCE
     assert set(looked) >= set(clients[:-10])
+
+
+def test_users_of_before_are_freed_some_at_a_time() -> None:
+    before = {f"u{n}": User(f"u{n}", (Rule.parse("logmq:read:*"),)) for n in range(3 * USERS_AT_ONCE)}
+    alive = WeakSet(before.values())
+    access = Access(before)
+    del before
+    counts = [len(alive), *(len(alive) for _ in access.replacing({})), len(alive)]
+    assert access.users == {}
+    assert counts[-1] == 0
+    assert max(earlier - later for earlier, later in pairwise(counts)) <= USERS_AT_ONCE
+
+
+def test_who_logs_in_between_two_steps_has_the_new_password() -> None:
+    old, new = (Secret(bytes(16), bytes([n]) * 32) for n in range(2))
+    access = Access({"ann": User("ann", password=old)})
+    guard = access.guard("logmq", "always")
+    closed: list[str] = []
+
+    @attrs.define(eq=False)
+    class Late:
+        name: str
+        user: str = ""
+
+        def access_changed(self) -> None: ...
+
+        def close_for(self, reason: str) -> None:
+            closed.append(self.name)
+
+    late = Late("late")
+    guard.clients |= {late, Late("early", "ann")}
+    steps = access.replacing({"ann": User("ann", password=new)})
+    next(steps)
+    late.user = "ann"
+    assert list(steps)
+    assert closed == ["early"]

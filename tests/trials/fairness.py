@@ -855,6 +855,17 @@ def api_10000_users_are_taken_up(served: Served) -> None:
         served.ask("POST", "/reload", {})
 
 
+def api_20000_users_with_10_rules_each_are_taken_up(served: Served) -> None:
+    rules = ", ".join(f'"*:read:orders-{n}-*"' for n in range(10))
+    rows = "".join(f"[users.u{n}]\nallow = [{rules}]\n" for n in range(20_000))
+    file = served.folder / "data" / "users.toml"
+    served.begin()
+    for text in (rows, rows.replace("orders", "sales")):
+        file.write_text(text)
+        file.chmod(0o600)
+        served.ask("POST", "/reload", {})
+
+
 def api_10000_bindings_are_exported_and_imported(served: Served) -> None:
     with _bound(served, "topic", _topic) as peer:
         served.begin()
