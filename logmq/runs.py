@@ -8,8 +8,6 @@ exact, and is tested against the plain loop.
 from collections.abc import Sequence
 from itertools import accumulate, islice
 
-from shared.storage.format import length_at, split_records
-
 HEADER_BYTES = 4
 _HEADERS = [size.to_bytes(HEADER_BYTES, "big") for size in range(4097)]
 _LENGTHS = [HEADER_BYTES + size for size in range(4097)]
@@ -134,6 +132,8 @@ def message_lines(records: bytes, offset: int) -> tuple[bytes, int]:
 
     Returns the lines and the bytes of the records that they are of.
     """
+    from shared.storage.format import length_at  # not for clients: it needs crc32c
+
     size = int.from_bytes(records[:HEADER_BYTES], "big")
     length = HEADER_BYTES + size
     count = min(_same(records, length), AT_ONCE)
@@ -169,6 +169,8 @@ class BatchCount:
 
         It may be called with other `data` each time, as long as the same records stand there.
         """
+        from shared.storage.format import split_records  # not for clients: it needs crc32c
+
         left = AT_ONCE
         try:
             for begins, ends, count in split_records(data, _PIECE_BYTES, start + self._size, end):
@@ -197,6 +199,8 @@ def consumed(
     `records[at:]` are whole records from offset `first` on. `length`: of each, or 0 where they differ
     (`same_length`). `AT_ONCE` at most.
     """
+    from shared.storage.format import length_at  # not for clients: it needs crc32c
+
     end = len(records)
     if length:
         most = min(len(offsets) - start, (end - at) // length, AT_ONCE)
