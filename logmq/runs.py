@@ -5,10 +5,12 @@ splitting, joining and formatting whole runs costs a fifth of that. Each functio
 exact, and is tested against the plain loop.
 """
 
+import struct
 from collections.abc import Sequence
 from itertools import accumulate, islice
 
 HEADER_BYTES = 4
+_length_at = struct.Struct(">I").unpack_from
 _HEADERS = [size.to_bytes(HEADER_BYTES, "big") for size in range(4097)]
 _LENGTHS = [HEADER_BYTES + size for size in range(4097)]
 _SAME_LEAST = 4
@@ -19,9 +21,6 @@ LINE_BYTES_MAX = 4096
 
 AT_ONCE = 8192
 """Records that are counted, or become lines, before other connections are served: 1 ms or 3 ms, if short."""
-_PIECE_BYTES = 16 * 1024
-"""Of a BATCH, much less than an index entry covers. So the store does not walk the records a second time, and
-its entries are hardly longer than they should be."""
 
 Lengths = int | Sequence[int]
 """The lengths of a run's records with headers: a list, or one number if all are equal."""
@@ -132,8 +131,6 @@ def message_lines(records: bytes, offset: int) -> tuple[bytes, int]:
 
     Returns the lines and the bytes of the records that they are of.
     """
-    from shared.storage.format import length_at  # not for clients: it needs crc32c
-
     size = int.from_bytes(records[:HEADER_BYTES], "big")
     length = HEADER_BYTES + size
     count = min(_same(records, length), AT_ONCE)
@@ -146,49 +143,11 @@ def message_lines(records: bytes, offset: int) -> tuple[bytes, int]:
     parts: list[int | bytes] = []
     at, end = 0, len(records)
     while at < end and len(parts) < 3 * AT_ONCE:
-        size = length_at(records, at)[0]
+        size = _length_at(records, at)[0]
         start = at + HEADER_BYTES
         parts += (offset + at, size, records[start : start + size])
         at = start + size
     return (b"MESSAGE %d %d %b\n" * (len(parts) // 3)) % tuple(parts), at
-
-
-class BatchCount:
-    """Counts the records of a BATCH: 260,000 of 0 or 1 byte, which take 30 ms, in slices."""
-
-    __slots__ = ("_pieces", "_size", "broken")
-
-    def __init__(self) -> None:
-        self._pieces: list[tuple[int, int]] = []
-        self._size = 0
-        self.broken = False
-        """The batch is not whole records."""
-
-    def go_on(self, data: bytes | bytearray, start: int, end: int) -> bool:
-        """Count some more of the records in `data[start:end]`; returns whether that was the last.
-
-        It may be called with other `data` each time, as long as the same records stand there.
-        """
-        from shared.storage.format import split_records  # not for clients: it needs crc32c
-
-        left = AT_ONCE
-        try:
-            for begins, ends, count in split_records(data, _PIECE_BYTES, start + self._size, end):
-                self._pieces.append((ends - begins, count))
-                self._size = ends - start
-                left -= count
-                if left <= 0:
-                    break
-        except ValueError:
-            self.broken = True
-        return self.broken or start + self._size >= end
-
-    def pieces(self, records: bytes) -> Sequence[tuple[bytes, int]]:
-        """The same records in pieces, each with its count."""
-        ends = accumulate([size for size, _ in self._pieces])
-        return [
-            (records[end - size : end], count) for (size, count), end in zip(self._pieces, ends, strict=True)
-        ]
 
 
 def consumed(
@@ -199,8 +158,6 @@ def consumed(
     `records[at:]` are whole records from offset `first` on. `length`: of each, or 0 where they differ
     (`same_length`). `AT_ONCE` at most.
     """
-    from shared.storage.format import length_at  # not for clients: it needs crc32c
-
     end = len(records)
     if length:
         most = min(len(offsets) - start, (end - at) // length, AT_ONCE)
@@ -211,7 +168,7 @@ def consumed(
     for offset in islice(offsets, start, start + AT_ONCE):
         if offset != base + at or at >= end:
             break
-        at += HEADER_BYTES + length_at(records, at)[0]
+        at += HEADER_BYTES + _length_at(records, at)[0]
         count += 1
     return count, at
 

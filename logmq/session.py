@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from logmq import runs
+from logmq.batch_count import BatchCount
 from logmq.readers import READER_BYTES, Fetch, Tail
 from logmq.states import TRANSITIONS, Event, State
 from logmq.windows import FIRST_READ_BYTES, NEXT_READ_BYTES, Window
@@ -133,7 +134,7 @@ class Session(SessionBase):
         self._mixed = b""
         self._body_length = 0
         self._body_done: Callable[[bytes], None] | None = None
-        self._batch_count: runs.BatchCount | None = None  # of the BATCH that is coming
+        self._batch_count: BatchCount | None = None  # of the BATCH that is coming
         # Writes: what the next run may begin with, and what is queued.
         self._run_word = self._run_separator = _NEVER
         self._run_log: Log | None = None
@@ -515,7 +516,7 @@ class Session(SessionBase):
                 self._refuse(refusal)
 
         end = after + length
-        counted = runs.BatchCount()
+        counted = BatchCount()
         if len(data) >= end and (word == b"APPEND" or counted.go_on(data, after, end)):
             done(data[after:end])
             return end
@@ -524,7 +525,7 @@ class Session(SessionBase):
         self._step(Event.BODY_ANNOUNCED)
         return after
 
-    def _batch(self, topic: bytes, writer: str, seq: int, records: bytes, counted: runs.BatchCount) -> None:
+    def _batch(self, topic: bytes, writer: str, seq: int, records: bytes, counted: BatchCount) -> None:
         if counted.broken:
             raise Refusal(Code.SYNTAX, "a batch is whole records: length in 4 bytes, payload")
         log = self._writable(topic)

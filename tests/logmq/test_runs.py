@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from logmq import runs
+from logmq.batch_count import BatchCount
 from tests.logmq.world import record, records
 
 
@@ -177,7 +178,7 @@ def test_message_lines_are_those_of_the_plain_loop(bodies: list[bytes], offset: 
 
 def counted(data: bytes, *, before: bytes = b"", after: bytes = b"") -> tuple[int | None, int]:
     """How many records a BATCH has that stands in a read, None where it is broken; and in how many slices."""
-    batch, slices = runs.BatchCount(), 1
+    batch, slices = BatchCount(), 1
     while not batch.go_on(before + data + after, len(before), len(before) + len(data)):
         slices += 1
         before = before[1:]  # a session may get the rest of its input anew
