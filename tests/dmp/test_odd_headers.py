@@ -14,6 +14,7 @@ from dmp.data_types import read_field
 from dmp.listener import DmpService
 from dmp.message import Head
 from dmp.properties import unpack_readable
+from dmp.queues import Queue
 from dmp.refusals import Refusal
 from dmp.wire import Message
 from shared.tracing import Tap
@@ -43,6 +44,17 @@ def field(head: Head, name: bytes) -> Any:
     return read_field(head.properties[slice(*head.noted.headers)], name)
 
 
+def leave(world: World, queue: Queue, reason: str) -> None:
+    """Have all that is ready leave the queue, whose time to live is a second."""
+    if reason == "rejected":
+        taken = Taker(no_ack=False)
+        queue.add_consumer(taken)
+        queue.dispatch()
+        queue.reject(taken.messages)
+    else:
+        world.advance(1.5)
+
+
 @pytest.mark.parametrize(
     ("fields", "kept"),
     [
@@ -66,13 +78,7 @@ async def test_whatever_headers_a_message_has_its_dead_letter_arrives(
     world.publish(b"", b"q", b"before")
     world.publish(b"", b"q", b"odd", properties=properties(fields))
     world.publish(b"", b"q", b"after")
-    if reason == "rejected":
-        taken = Taker(no_ack=False)
-        queue.add_consumer(taken)
-        queue.dispatch()
-        queue.reject(taken.messages)
-    else:
-        world.advance(1.5)
+    leave(world, queue, reason)
     assert ready(dead) == [b"before", b"odd", b"after"]
     assert world.broker.counts.dead_letters_lost == 0
     head = dead.ready[1].head
@@ -104,13 +110,7 @@ async def test_a_headers_exchange_takes_a_dead_letter_by_the_headers_that_can_be
     table = encode.field_table(wanted)
     world.topology.bind(b"amq.headers", dead, b"", table, wanted)
     world.publish(b"", b"q", b"odd", properties=properties(LATE + b"\x01nI\0\0\0\x05"))
-    if reason == "rejected":
-        taken = Taker(no_ack=False)
-        queue.add_consumer(taken)
-        queue.dispatch()
-        queue.reject(taken.messages)
-    else:
-        world.advance(1.5)
+    leave(world, queue, reason)
     assert ready(dead) == [b"odd"] * arrives
     assert world.broker.counts.dead_letters_lost == (not arrives)
 
