@@ -10,8 +10,7 @@ came to it meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import attrs
 
@@ -20,23 +19,16 @@ from dmp.queue_log import QueueLog
 from dmp.queue_records import put_bytes, putter
 from dmp.queues import Queue
 from shared.errors import StoreError
+from shared.queues.sliced_work import SlicedWork, batched
 from shared.storage.log import Log, Ticket
 
 if TYPE_CHECKING:
     from dmp.bodies import Bodies
-    from shared.queues.sliced_work import SlicedWork
     from shared.storage.store import Store
 
 QUEUES_PER_STEP = 128  # that get a message, or are about to: half a millisecond
 
 _Expected: TypeAlias = tuple[Queue, Log, list[Message]]
-_T = TypeVar("_T")
-
-
-def _slices(items: Iterable[_T]) -> Iterator[Sequence[_T]]:
-    each = iter(items)
-    while some := list(islice(each, QUEUES_PER_STEP)):
-        yield some
 
 
 class WideContext(Protocol):
@@ -117,13 +109,13 @@ class WideAppend:
     ) -> Iterator[None]:
         """The disk has it, or refuses it. Whatever came to the queues later waits until all is told here."""
         size = put_bytes(self._head)
-        for those in _slices(zip(self._expected, firsts, offsets, strict=False)):
+        for those in batched(zip(self._expected, firsts, offsets, strict=False), QUEUES_PER_STEP):
             for (_, _, messages), first, offset in those:
                 for place, message in enumerate(messages):
                     message.number, message.offset = first + place, offset + place * size
             yield
         self._stored.resolve(error)
-        for some in _slices(self._expected):
+        for some in batched(self._expected, QUEUES_PER_STEP):
             for queue, _, _ in some:
                 queue.synced(self._stored)
             yield
@@ -131,7 +123,7 @@ class WideAppend:
 
 
 def _not_coming(expected: Iterable[_Expected]) -> Iterator[None]:
-    for some in _slices(expected):
+    for some in batched(expected, QUEUES_PER_STEP):
         for queue, _, messages in some:
             queue.not_coming(messages)
         yield
@@ -186,7 +178,7 @@ class Publication:
         if self._head.persistent:
             queues = []
             yield from self._append(body, queues)
-        for some in _slices(queues):
+        for some in batched(queues, QUEUES_PER_STEP):
             try:
                 self._last = self._broker.publish_to(self._head, self._open(some), (body,)) or self._last
             except StoreError as error:  # of a queue that is paged
@@ -198,7 +190,7 @@ class Publication:
     def _append(self, body: bytes, others: list[Queue]) -> Iterator[None]:
         """To the durable queues; `others` gets those that are not. Raises StoreError."""
         wide = WideAppend(self._broker, self._head, (body,))
-        for some in _slices(self._queues):
+        for some in batched(self._queues, QUEUES_PER_STEP):
             others += [queue for queue in some if not queue.durable]
             open_ = self._open([queue for queue in some if queue.durable])
             wide.expect([(queue, queue.log) for queue in open_ if queue.log is not None])

@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from itertools import chain, islice
+from itertools import chain
 from itertools import count as counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -51,7 +51,7 @@ from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues import pausing
-from shared.queues.sliced_work import SlicedWork
+from shared.queues.sliced_work import SlicedWork, batched
 from shared.queues.waits import NONE, Waits
 
 if TYPE_CHECKING:
@@ -784,11 +784,9 @@ class Queue:
         due: Mapping[int, int],
         held: Sequence[Sequence[Delivery[Queue]]],
     ) -> Iterator[list[KeptMessage]]:
-        entries = iter(back.items())
-        while some := list(islice(entries, KEPT_AT_ONCE)):
+        for some in batched(back.items(), KEPT_AT_ONCE):
             yield [KeptMessage(seq, count, due.get(seq, 0), body) for seq, (body, count) in some]
-        deliveries = chain.from_iterable(held)
-        while looked := list(islice(deliveries, KEPT_AT_ONCE)):
+        for looked in batched(chain.from_iterable(held), KEPT_AT_ONCE):
             yield [KeptMessage(seq, count, 0, body) for queue, seq, body, count in looked if queue is self]
 
     def unacked(self) -> list[Delivery[Queue]]:

@@ -51,6 +51,7 @@ from dmp.takers import LOOKED_AT_ONCE
 from shared.access import READ
 from shared.budget import CacheBytes
 from shared.net.session import SessionBase
+from shared.queues.sliced_work import batched
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
@@ -491,7 +492,7 @@ def _come_back(unacked: Sequence[Iterator[Delivery]], queues: Iterable[Queue]) -
                 yield
         for queue, rows in of.items():
             merged = merge(*rows.values(), key=_NUMBER, reverse=True)
-            while some := list(islice(merged, RETURNED_AT_ONCE)):
+            for some in batched(merged, RETURNED_AT_ONCE):
                 queue.requeue(some)
                 if len(some) == RETURNED_AT_ONCE:
                     yield

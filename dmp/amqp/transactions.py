@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,7 @@ from dmp.refusals import Code, Refusal
 from shared.access import READ, WRITE
 from shared.budget import Account
 from shared.errors import StoreError
+from shared.queues.sliced_work import batched
 
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel, Delivery
@@ -286,8 +286,7 @@ class QueueChange:
     def gather(self, settled: Mapping[Outcome, Mapping[int, Delivery]]) -> Iterator[None]:
         """Take what a transaction has settled, a slice at each step."""
         for outcome, by_tag in settled.items():
-            deliveries = iter(list(by_tag.values()))
-            while some := list(islice(deliveries, RETURNED_AT_ONCE)):
+            for some in batched(list(by_tag.values()), RETURNED_AT_ONCE):
                 if outcome is Outcome.REJECTED:
                     self.letters += [(queue, message) for _, queue, message in some if _leaves_letters(queue)]
                 for queue, messages in by_queue(some).items():

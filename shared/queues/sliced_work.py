@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
 
 STEPS_PER_TURN = 4
 """Steps of one turn: a few milliseconds."""
+
+_T = TypeVar("_T")
+
+
+def batched(items: Iterable[_T], most: int) -> Iterator[list[_T]]:
+    """The items, at most so many at a time; each slice is taken when it is asked for."""
+    left = iter(items)
+    while some := list(islice(left, most)):
+        yield some
 
 
 @attrs.define(eq=False)
