@@ -57,8 +57,8 @@ length_at = _LENGTH.unpack_from
 _EQUAL_LEAST = 8
 """From this many records of one length on, `skip_records` looks whether more follow."""
 _SHORT = [b"\\x%02x.{%d}" % (length, length) for length in range(256)]
-_SHORT_RECORDS = re.compile(rb"(?:\x00\x00\x00(?:%b))*+" % b"|".join(_SHORT), re.DOTALL)
-"""Records of under 256 bytes, one behind the other."""
+_SHORT_RECORDS = re.compile(rb"(?:\x00\x00\x00(?:%b))*" % b"|".join(_SHORT), re.DOTALL)
+"""Records of under 256 bytes, one behind the other. Not `*+`: before 3.11.5 it may end inside a record."""
 
 
 def record(payload: bytes) -> bytes:
@@ -102,7 +102,7 @@ def skip_records(data: bytes | bytearray, position: int, stop: int) -> tuple[int
 
 
 def records_end(data: bytes | bytearray, position: int, stop: int) -> int:
-    """Where `skip_records` ends. 64 KiB of records of 0 and 1 byte take 0.4 ms, and 2 ms with their count."""
+    """Where `skip_records` ends. 64 KiB of records of 0 and 1 byte take 0.7 ms, and 2 ms with their count."""
     while position <= stop - LENGTH_BYTES:
         size = length_at(data, position)[0] + LENGTH_BYTES
         if position + size > stop:
