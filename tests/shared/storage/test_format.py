@@ -37,7 +37,7 @@ def test_a_record_is_the_specs_hex_example() -> None:
 
 
 @given(payloads, st.integers(0, 4000))
-@example([b"\0"], 4)  # the stop inside a record: see `_SHORT_RECORDS`
+@example([b"", b"\0"], 8)  # the stop inside a record: see `_SHORT_RECORDS`
 def test_walking_stops_at_the_last_boundary_not_above_the_stop(payloads: list[bytes], stop: int) -> None:
     data = encode(payloads)
     stop = min(stop, len(data))
