@@ -133,7 +133,7 @@ def application(host: Operated) -> Starlette:
         # wait.
         # One at a time, so that a flood of scrapes delays only itself.
         async with scraping:
-            samples = await metrics.worked_out(host.samples())
+            samples = await metrics.computed(host.samples())
             text = await run_in_threadpool(metrics.render, samples)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 

@@ -15,12 +15,12 @@ CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 TURN_SECONDS = 0.002
 
 
-async def worked_out(samples: Iterable[Sample]) -> list[Sample]:
+async def computed(samples: Iterable[Sample]) -> list[Sample]:
     """The same with their values, in turns: some add up what 50,000 queues have, which takes milliseconds."""
     found: list[Sample] = []
     began = thread_time()
     for each in samples:
-        found.append(each.worked_out())
+        found.append(each.computed())
         if thread_time() - began > TURN_SECONDS:
             await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
             began = thread_time()
@@ -28,7 +28,7 @@ async def worked_out(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def render(samples: Sequence[Sample]) -> bytes:
-    """Return the text of all samples, which are worked out, and of what the system knows of the process.
+    """Return the text of all samples, which are computed, and of what the system knows of the process.
 
     It may run in any thread: 60,000 series take over a second.
     """

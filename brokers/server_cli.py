@@ -103,7 +103,7 @@ def ask(request: "VerbRequest") -> Any:
         try:
             return client.request("POST", f"/{request.protocol}/{request.verb}", arguments)
         except Refusal as error:
-            if not request.cold or error.code != ExitCode.UNAVAILABLE or server.url is not None:
+            if not request.offline or error.code != ExitCode.UNAVAILABLE or server.url is not None:
                 raise
             if folder is None or not folder.is_dir():
                 raise

@@ -309,7 +309,7 @@ async def stress(
 
 
 def _administrative(verb: str, data_dir: Path | None, *paths: str, **arguments: Any) -> VerbRequest:
-    return VerbRequest("dms", verb, arguments, data_dir, cold=True, own_dir=DATA_DIR, paths=paths)
+    return VerbRequest("dms", verb, arguments, data_dir, offline=True, own_dir=DATA_DIR, paths=paths)
 
 
 @command("queues", "queues --json | jq 'select(.held)'")

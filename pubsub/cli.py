@@ -210,7 +210,7 @@ def sessions(
     This is no request of the protocol: the server is asked over the control socket
     in its data folder.
     """
-    return VerbRequest("pubsub", "sessions", {"topics": topics}, data_dir, cold=True)
+    return VerbRequest("pubsub", "sessions", {"topics": topics}, data_dir, offline=True)
 
 
 @command("forget A")
@@ -221,7 +221,7 @@ def forget(
     json: Json = False,
 ) -> VerbRequest:
     """End the session of a client that is away: its subscriptions, and what is kept for it."""
-    return VerbRequest("pubsub", "forget", {"client": client_id}, data_dir, cold=True)
+    return VerbRequest("pubsub", "forget", {"client": client_id}, data_dir, offline=True)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class Sample:
     def value(self) -> float:
         return self._value() if callable(self._value) else self._value
 
-    def worked_out(self) -> "Sample":
+    def computed(self) -> "Sample":
         """The same with its value."""
         return attrs.evolve(self, value=self.value) if callable(self._value) else self
 

@@ -216,8 +216,8 @@ class VerbRequest:
     """The result of a protocol's command that calls one of its administrative verbs.
 
     The host asks the server on the data folder (None: the one from settings and environment), and shows its
-    answer. `cold`: if no server runs, the host opens the folder itself, serves nothing, and calls the verb of
-    that service; without `cold` that is an error (exit 69). `own_dir`: the folder of the protocol's own
+    answer. `offline`: if no server runs, the host opens the folder itself, serves nothing, and calls the verb
+    of that service; without `offline` that is an error (exit 69). `own_dir`: the folder of the protocol's own
     `serve`, used if none is named and the host's usual one does not exist. `flags` belongs to the host: the
     flags that it adds to every command of this return type. `paths`: the arguments that are paths; on another
     machine the server resolves them.
@@ -227,7 +227,7 @@ class VerbRequest:
     verb: str
     arguments: Mapping[str, Any]
     data_dir: Path | None = None
-    cold: bool = False
+    offline: bool = False
     own_dir: Path | None = None
     flags: Mapping[str, Any] = {}
     paths: Sequence[str] = ()

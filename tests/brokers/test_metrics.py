@@ -163,7 +163,7 @@ async def test_what_gauges_add_up_costs_a_scrape_a_turn_each_and_nobody_else(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others)
-        text = metrics.render(await metrics.worked_out(found())).decode()
+        text = metrics.render(await metrics.computed(found())).decode()
         nursery.cancel_scope.cancel()
     assert "brokers_x_all_2 7.0" in text
     assert [owner for owner, _ in read] == 3 * ["owner"]

@@ -14,8 +14,8 @@ from shared.storage.lock import FolderLock
 from tests.support.server import Server, speak
 
 
-def groups(folder: Path, *, cold: bool = True, verb: str = "groups") -> object:
-    return server_cli.ask(VerbRequest("logmq", verb, {"topic": "t"}, folder, cold=cold))
+def groups(folder: Path, *, offline: bool = True, verb: str = "groups") -> object:
+    return server_cli.ask(VerbRequest("logmq", verb, {"topic": "t"}, folder, offline=offline))
 
 
 def test_the_same_answer_from_the_server_and_from_its_folder(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_the_same_answer_from_the_server_and_from_its_folder(tmp_path: Path) -> 
     assert groups(server.data) == told
     assert groups(server.data) == told, "the folder was let go"
     with pytest.raises(Refusal) as refused:
-        groups(server.data, cold=False)
+        groups(server.data, offline=False)
     assert refused.value.code == ExitCode.UNAVAILABLE
 
 

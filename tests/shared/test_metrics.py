@@ -15,7 +15,7 @@ class Counts:
 def test_what_is_declared_is_read_in_order_and_what_is_not_is_not_shown() -> None:
     counts = Counts(taken=3, faults={2: 1, 1: 7}, inside=5)
     gauges = (Gauge("open", "Open.", lambda owner: len(owner)),)
-    assert [each.worked_out() for each in samples("echo", counts, gauges, [1, 2])] == [
+    assert [each.computed() for each in samples("echo", counts, gauges, [1, 2])] == [
         Sample("echo_taken_total", 3, "Taken."),
         Sample("echo_faults_total", 7, "Faults.", labels=(("fault", "F1"),)),
         Sample("echo_faults_total", 1, "Faults.", labels=(("fault", "F2"),)),
