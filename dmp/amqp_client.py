@@ -100,8 +100,8 @@ class _Answer(Generic[T]):
 class Delivery:
     """A message to acknowledge. `redelivered`: it may have been delivered before.
 
-    `properties` are without those, and without headers, that Python has no value for: a time after the year
-    9999, a text that is not UTF-8.
+    `exchange`, `key`: what is not UTF-8 in them is U+FFFD. `properties` are without those, and without
+    headers, that Python has no value for: a time after the year 9999, a text that is not UTF-8.
     """
 
     body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")

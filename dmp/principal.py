@@ -108,7 +108,13 @@ class Contents:
     def take(self, kind: int, payload: bytes) -> base.Frame | Arrived | None:
         """A frame: what it is, or completes. Raises RemoteProtocolError, Refusal."""
         if kind == wire.METHOD:
-            method = wire.decode_untrusted(payload)
+            try:
+                method = wire.decode_untrusted(payload)
+            except Refusal:  # AMQP's names need not be UTF-8
+                named = wire.content_method_untrusted(payload)
+                if named is None:
+                    raise
+                method = named
             if not isinstance(method, commands.Basic.Deliver | commands.Basic.Return):
                 return method
             self._method = method

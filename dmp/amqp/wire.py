@@ -107,6 +107,28 @@ def decode_untrusted(payload: bytes, fields_max: int = FIELDS_MAX) -> base.Frame
     return method
 
 
+def content_method_untrusted(payload: bytes) -> base.Frame | None:
+    """A Basic.Deliver or Basic.Return whose names may be any bytes; None for every other method.
+
+    What is not UTF-8 in a name becomes U+FFFD. Raises Refusal (SYNTAX_ERROR).
+    """
+    found = METHODS.get(int.from_bytes(payload[:4], "big"))
+    if found not in (commands.Basic.Deliver, commands.Basic.Return):
+        return None
+    _check(found, payload, 0)
+    method = found.__new__(found)
+    at = 4
+    for name in found.attributes():
+        kind = found.amqp_type(name)
+        size = payload[at] if kind == "shortstr" else _FIXED.get(kind, 1)
+        at += kind == "shortstr"
+        field = payload[at : at + size]
+        at += size
+        value = field.decode(errors="replace") if kind == "shortstr" else int.from_bytes(field, "big")
+        setattr(method, name, bool(value) if kind == "bit" else value)
+    return method
+
+
 def encode(method: base.Frame, channel: int) -> bytes:
     """The whole frame."""
     return framed(channel, _U32.pack(method.index) + method.marshal())

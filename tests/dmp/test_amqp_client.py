@@ -8,6 +8,7 @@ from pamqp import commands
 from dmp import amqp_client
 from dmp.amqp_client import Client, Deliveries, Disconnected, NotTaken, Refused, Unroutable, open_amqp
 from dmp.principal import NotThere
+from dmp.wire import Message
 from shared.client.dial import Unreachable
 from tests.dmp.served import Served
 
@@ -245,3 +246,24 @@ async def test_a_wrong_password_is_refused(server: Served) -> None:
     with pytest.raises(Refused, match="ACCESS_REFUSED"):
         async with open_amqp(port=server.port, password="wrong"):
             raise AssertionError("it was let in")
+
+
+async def test_a_name_that_is_not_utf8_arrives_and_the_connection_stands(server: Served) -> None:
+    keys = [b"caf\xe9", b"ok", b"\xff" * 255]
+    messages = [Message(b"amq.topic", key, b"%d" % at) for at, key in enumerate(keys)]
+    async with open_amqp(port=server.port) as client:
+        await client.declare_queue("any")
+        await client.bind("any", "amq.topic", "#")
+        await client.publish_many(messages)
+        async with client.consume("any") as deliveries:
+            found = [await anext(deliveries) for _ in keys]
+            assert [(each.key, each.body, each.redelivered) for each in found] == [
+                ("caf\ufffd", b"0", False),
+                ("ok", b"1", False),
+                ("\ufffd" * 255, b"2", False),
+            ]
+            for delivery in found:
+                await delivery.ack()
+        with pytest.raises(Unroutable):
+            await client.publish_many([Message(b"", b"caf\xe9", b"x")], mandatory=True)
+        assert await client.purge("any") == 0
