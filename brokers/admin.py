@@ -2,7 +2,7 @@
 
 It serves the control socket, for its owner, and the admin port (`admin_port`, `admin_gate`), for users who
 log in. On the control socket a change is refused (403) if a browser says that a web page asks for it
-(`Origin`). Errors are `{"error": ...}` there, and problem details (RFC 9457) on the admin port.
+(`Origin`). Errors are problem details (RFC 9457).
 
 | request | answer |
 |---|---|
@@ -12,7 +12,7 @@ log in. On the control socket a change is refused (403) if a browser says that a
 | GET /metrics | Prometheus text |
 | GET /metrics/detailed?family=&name= | the same for each object (`brokers.detailed`) |
 | GET /verbs | JSON: the administrative verbs of all protocols |
-| POST /<protocol>/<verb> | runs one; arguments and result are JSON. 409 and {"error"} where it refuses |
+| POST /<protocol>/<verb> | runs one; arguments and result are JSON; 409 where it refuses |
 | POST /reload {"action", "name"} | takes up what changed: settings, users, certificates; all or nothing |
 | POST /drain | stops the server as SIGTERM does |
 | POST /backup {"target"} | a consistent copy of the live data folder |
@@ -44,7 +44,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -294,6 +294,7 @@ def application(host: Operated) -> Starlette:
             OSError: _failed,
             HTTPException: _wrong,
             ClientDisconnect: _gone,
+            Exception: _crashed,
         },
     )
 
@@ -388,16 +389,12 @@ class _NotForPages:
                 path=printable(scope["path"].encode()),
                 origin=printable(headers.get("origin", "").encode()),
             )
-            app = JSONResponse({"error": "web pages (Origin) may change nothing here"}, 403)
+            app = problem(403, "web pages (Origin) may change nothing here")
         await app(scope, receive, send)
 
 
 def _error(request: Request, status: int, text: str, **more: Any) -> Response:
-    if (page := views.problem(request, status, text)) is not None:
-        return page
-    if api.caller_of(request)[1] != api.CONTROL or request.url.path.startswith("/api/"):
-        return problem(status, text, **more)
-    return JSONResponse({"error": text, **more}, status)
+    return views.problem(request, status, text) or problem(status, text, **more)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -420,6 +417,10 @@ async def _wrong(request: Request, error: Exception) -> Response:
     response = _error(request, error.status_code, error.detail)
     response.headers.update(error.headers or {})
     return response
+
+
+async def _crashed(request: Request, _: Exception) -> Response:
+    return _error(request, 500, "the server failed (500): its log shows why")
 
 
 async def _gone(_: Request, __: Exception) -> Response:

@@ -192,7 +192,8 @@ class AdminClient:
             return result
         found = result if isinstance(result, dict) else {}
         usual = f"the server answered {response.status} {response.reason}"
-        said = str(found.get("error") or found.get("detail") or usual)
+        # "error": of servers before their control socket had problem details (RFC 9457), too.
+        said = str(found.get("detail") or found.get("error") or usual)
         code = ExitCode.MISSING if response.status == 404 and is_api else ExitCode.FAILED
         if response.status == 401:
             said = f"{self.name} wants a login ({said}): --token-file, or --user and --password-file"

@@ -1,6 +1,7 @@
 """The control socket: what it answers, who may ask, and what a caller is told."""
 
 import http.client
+import json
 import os
 import socket
 import stat
@@ -192,6 +193,38 @@ async def test_what_is_no_request_is_refused(near_path: Path) -> None:
                     await stream.send_all(head.encode() + body)
                 answer = bytes(await stream.receive_some(65536))
                 assert answer.startswith(b"HTTP/1.1 %d" % status)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/a/refuse", 409),
+        ("POST", "/a/strict", 400),
+        ("POST", "/a/crash", 500),
+        ("POST", "/a/miss", 409),
+        ("POST", "/b/echo", 404),
+        ("POST", "/metrics", 405),
+        ("GET", "/nowhere", 404),
+        ("GET", "/api/v1/nothing", 404),
+        ("POST", "/backup", 403),
+    ],
+)
+async def test_every_error_of_the_control_socket_is_a_problem_document(
+    near_path: Path, method: str, path: str, status: int
+) -> None:
+    def heard() -> tuple[int, str, Mapping[str, Any]]:
+        with closing(control.ControlConnection(near_path)) as connection:
+            more = {"Origin": "http://page"} if status == 403 else {}
+            connection.request(method, path, b'{"three": 3}' if method == "POST" else None, more)
+            answer = connection.getresponse()
+            return answer.status, answer.headers.get_content_type(), json.loads(answer.read())
+
+    async with serving(near_path):
+        code, kind, found = await trio.to_thread.run_sync(heard)
+    assert (code, kind, found["status"]) == (status, "application/problem+json", status)
+    assert found["title"]
+    assert isinstance(found["detail"], str)
+    assert found.get("exit_code") == (66 if path == "/a/miss" else None)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
