@@ -29,7 +29,8 @@ import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from brokers import logs
 from brokers.admin_gate import is_announced_above
@@ -49,6 +50,8 @@ from shared.objects import (
 ROOT = "/api/v1"
 BODY_BYTES_MAX = 1 << 20
 """The body of an action: a few arguments, or one message. A larger body is refused while it is read."""
+
+LOOKING = ("GET", "HEAD")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -87,18 +90,47 @@ def routes(
         if kind is None:
             raise HTTPException(404, f"there is no {parts[0]} here; there are {', '.join(sorted(KINDS))}")
         those = [(protocol, each) for protocol, each in everything() if each.kind is kind]
-        if len(parts) == 1 and request.method in ("GET", "HEAD"):
+        if len(parts) > 1:
+            return await _answer_one(kind, those, parts[1:], request)
+        if request.method in LOOKING:
             return as_json(await listed(kind, those, request.query_params))
-        if len(parts) == 1 and request.method == "POST":
-            return await _create(those, request)
-        return await _answer_one(kind, those, parts[1:], request)
+        return await _create(those, request)
 
+    by_path: dict[str, dict[str, Endpoint]] = {"/overview": {"GET": see}, "/openapi.json": {"GET": describe}}
+    for each in own:
+        by_path.setdefault(each.path, {})[each.method] = _strict(each)
     return [
-        Route(f"{ROOT}/overview", see),
-        Route(f"{ROOT}/openapi.json", describe),
-        *(Route(f"{ROOT}{each.path}", _strict(each), methods=[each.method]) for each in own),
-        Route(f"{ROOT}/{{rest:path}}", objects, methods=["GET", "POST", "DELETE"]),
+        *(_WholePath(f"{ROOT}{path}", _by_method(ends), methods=[*ends]) for path, ends in by_path.items()),
+        _AnyMethod(f"{ROOT}/{{rest:path}}", objects),
     ]
+
+
+class _WholePath(Route):
+    """A route that no other one follows for its path: every method that it has not is 405."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return (Match.FULL if match is Match.PARTIAL else match), found
+
+
+class _AnyMethod(Route):
+    """A route that leaves it to its endpoint which methods its paths have."""
+
+    def __init__(self, path: str, endpoint: Endpoint) -> None:
+        super().__init__(path, endpoint)
+        self.methods = None
+
+
+def _by_method(ends: Mapping[str, Endpoint]) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        return await ends["GET" if request.method == "HEAD" else request.method](request)
+
+    return endpoint
+
+
+def _not_allowed(request: Request, allowed: Iterable[str], why: str) -> HTTPException:
+    """The error (405) for a method that a path does not have."""
+    return HTTPException(405, f"{request.method} does nothing here; {why}", {"Allow": ", ".join(allowed)})
 
 
 def _strict(operation: Operation) -> Endpoint:
@@ -166,7 +198,9 @@ async def arguments_of(request: Request) -> Mapping[str, Any]:
 async def _create(those: ObjectsByProtocol, request: Request) -> Response:
     makers = [(protocol, each.make) for protocol, each in those if each.make is not None]
     if not makers:
-        raise HTTPException(405, "these cannot be made here", {"Allow": "GET, HEAD"})
+        raise _not_allowed(request, LOOKING, "these cannot be made here")
+    if request.method != "POST":
+        raise _not_allowed(request, (*LOOKING, "POST"), "POST makes one")
     protocol, action = makers[0]
     return await _run_action(protocol, action, None, "", await arguments_of(request), request)
 
@@ -178,7 +212,7 @@ async def _answer_one(
     length = len(kind.parts) + kind.by_protocol
     name, rest = (parts[:length], parts[length]) if len(parts) == length + 1 else (parts, "")
     protocol, objects, found = object_at(kind, those, name)
-    reads = request.method in ("GET", "HEAD")
+    reads = request.method in LOOKING
     if reads and not rest:
         row = await row_of(protocol, objects, found, LOOK_AT_ONE_SECONDS)
         if row is None:
@@ -200,13 +234,15 @@ def _action_of(request: Request, actions: Mapping[str, Action], name: str) -> Ac
     can = ", ".join(sorted(actions)) or "nothing"
     if name and name not in actions:
         raise HTTPException(404, f"no such action here; there is {can}")
-    deletes = request.method == "DELETE"
     action = actions[name] if name else actions.get("delete") or actions.get("kick")
-    if action is None or deletes == bool(name):
-        detail = f"{request.method} does nothing here; there is {can}"
-        raise HTTPException(405, detail, {"Allow": "POST" if name else "GET, HEAD"})
-    if request.method in ("GET", "HEAD") and not action.looks:
-        raise HTTPException(405, f"{action.name} changes something: POST", {"Allow": "POST"})
+    allowed: tuple[str, ...]
+    if name:
+        assert action is not None
+        allowed = (*LOOKING, "POST") if action.looks else ("POST",)
+    else:
+        allowed = LOOKING if action is None else (*LOOKING, "DELETE")
+    if action is None or request.method not in allowed:
+        raise _not_allowed(request, allowed, f"there is {can}")
     return action
 
 
@@ -230,7 +266,7 @@ async def _run_action(
 ) -> Response:
     """Run an action. One that changes something leaves a line in the audit log."""
     refuse_unknown(action.name, arguments, action.takes)
-    dry_run = request.method not in ("GET", "HEAD") and is_dry_run(request)
+    dry_run = request.method not in LOOKING and is_dry_run(request)
     if dry_run and not action.dry_runs:
         raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")
     if dry_run or action.looks:

@@ -41,6 +41,17 @@ class Api:
             kind = error.headers.get_content_type()
             return (error.code, json.load(error)) if kind == "application/problem+json" else (0, kind)
 
+    def allowed(self, path: str, method: str) -> str:
+        """The methods that a path has, as the answer 405 to another one says; sorted."""
+        token = (self.server.data / "admin.token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        url = f"{self.server.ready['page']}api/v1/{path}"
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(url, b"{}", headers, method=method), timeout=30)
+        assert caught.value.code == 405
+        assert json.load(caught.value)["status"] == 405
+        return ", ".join(sorted(caught.value.headers["Allow"].split(", ")))
+
     def get(self, path: str) -> Any:
         status, found = self.ask(path)
         assert status == 200, found
@@ -223,6 +234,35 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
     ):
         assert served.ask(path, body)[0] == status, path
     assert served.ask("queues/dms/wrong/purge")[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("overview", "GET, HEAD"),
+        ("openapi.json", "GET, HEAD"),
+        ("history", "GET, HEAD"),
+        ("logs", "GET, HEAD"),
+        ("definitions", "GET, HEAD, POST"),
+        ("drain", "POST"),
+        ("backup", "POST"),
+        ("queues", "GET, HEAD"),
+        ("exchanges", "GET, HEAD, POST"),
+        ("queues/dms/methods", "DELETE, GET, HEAD"),
+        ("queues/dms/methods/peek", "GET, HEAD, POST"),
+        ("queues/dms/methods/purge", "POST"),
+        ("topics/methods/records", "GET, HEAD, POST"),
+        ("groups/g/methods", "DELETE, GET, HEAD"),
+    ],
+)
+def test_a_method_that_a_path_does_not_have_is_405_with_those_that_it_has(
+    served: Api, path: str, allowed: str
+) -> None:
+    if served.ask("queues/dms/methods")[0] != 200:
+        served.command("dms", "create", "-q", "methods")
+        speak(served.server.address("logmq"), b"PRODUCE methods one\nCOMMIT g methods 0\n")
+    for method in {"GET", "POST", "DELETE", "PUT", "PATCH", "OPTIONS", "QUERY"} - set(allowed.split(", ")):
+        assert served.allowed(path, method) == allowed, method
 
 
 def test_a_topics_records_are_read_and_trimmed(served: Api) -> None:
