@@ -12,7 +12,8 @@ from typing import Any
 import trio
 
 from brokers.listing import reader
-from shared.access import matcher, text_of
+from shared.access import text_of
+from shared.globs import matcher
 from shared.objects import (
     CONNECTIONS,
     GROUPS,

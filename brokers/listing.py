@@ -6,7 +6,6 @@ reads every name, or one column of every object. Whole rows are made only for wh
 
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from fnmatch import translate
 from heapq import merge
 from itertools import chain, islice
 from operator import itemgetter
@@ -16,6 +15,7 @@ import attrs
 import trio
 from starlette.exceptions import HTTPException
 
+from shared.globs import expression
 from shared.objects import UNSORTED, ObjectKind, Objects, ObjectsByProtocol
 
 LIMIT_USUAL, LIMIT_MAX = 100, 1000
@@ -214,5 +214,6 @@ def _plain(key: str) -> str:
 def _pattern(match: str) -> re.Pattern[str] | None:
     if not match:
         return None
-    globs = "*" in match or "?" in match
-    return re.compile(translate(match.replace("[", "[[]")) if globs else re.escape(match), re.IGNORECASE)
+    if "*" in match or "?" in match:
+        return expression(match, re.IGNORECASE)
+    return re.compile(re.escape(match), re.IGNORECASE)

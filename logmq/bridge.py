@@ -9,7 +9,6 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from shared.bridging import (
     may_name,
 )
 from shared.errors import CorruptRecord, NotARecord, OutOfRange, StoreError
+from shared.globs import matcher
 
 if TYPE_CHECKING:
     from logmq.broker import Broker
@@ -41,7 +41,7 @@ TOPICS_AT_ONCE = 8
 """Topics added, and read ahead, per call for a run; a step of a bridge has a hundred calls."""
 LAG_TOPICS_MAX = 4096
 """With more topics the lag of a paused bridge is not computed: it would hold the loop too long."""
-_WILD = re.compile(r"[*?[]")
+_WILD = re.compile(r"[*?]")
 _PLACE = struct.Struct(">QQ")
 """A position: the log's id, so that a topic created again is another one, and the offset."""
 
@@ -65,7 +65,7 @@ class LogmqSource:
 
     def __init__(self, broker: "Broker", pattern: str, context: BridgeContext) -> None:
         self._broker = broker
-        self._pattern = pattern
+        self._matches = matcher([pattern])
         self._context = context
         self._topics: dict[bytes, _Topic] = {}
         self._line: deque[_Topic] = deque()
@@ -73,7 +73,7 @@ class LogmqSource:
         self._unread: StoreError | None = None
         """Why a topic could not be read: the bridge restarts from its positions."""
         self._start = context.start if context.positions.first_run else "first"
-        found = (log for log in broker.topics.all() if fnmatchcase(log.name, pattern))
+        found = (log for log in broker.topics.all() if self._matches(log.name))
         self._unseen: list[Log] | None = list(found)
         """Topics that existed before and are not added yet; None: all are added."""
         broker.topics.on_made.add(self._made)
@@ -125,7 +125,7 @@ class LogmqSource:
                 self._context.positions.started()
 
     def _made(self, log: "Log") -> None:
-        if fnmatchcase(log.name, self._pattern):
+        if self._matches(log.name):
             self._add(log, "first")
 
     def _add(self, log: "Log", start: str) -> None:
@@ -292,6 +292,8 @@ class LogmqBridgeEnds:
     def check_source(self, place: str) -> None:
         if not place:
             raise ValueError("a topic or a glob of topics is missing: logmq:jobs, logmq:*")
+        if "[" in _pattern(place):
+            raise ValueError("no topic has [ in its name: * is any run of characters, ? is one")
 
     def target_name(self, place: str) -> NameTemplate:
         template = NameTemplate.parse(place)
@@ -315,12 +317,12 @@ class LogmqBridgeEnds:
         return LogmqTarget(service.broker, context)
 
     def lag_of(self, service: "LogmqService", place: str, positions: Positions) -> int | None:
-        pattern, topics = _pattern(place), service.broker.topics.all()
+        matches, topics = matcher([_pattern(place)]), service.broker.topics.all()
         if positions.first_run or len(topics) > LAG_TOPICS_MAX:
             return None
         lag = 0
         for log in topics:
-            if fnmatchcase(log.name, pattern):
+            if matches(log.name):
                 kept = positions.get(log.name.encode())
                 log_id, offset = (log.id, 0) if kept is None else _PLACE.unpack(kept)
                 lag += max(0, log.visible - max(log.first, offset if log_id == log.id else 0))

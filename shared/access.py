@@ -10,7 +10,6 @@ file sessions have no guard. Decisions are cached by (user, action, name) until 
 This module has no I/O, clock or randomness: callers pass the time, random bytes and the file's text.
 """
 
-import fnmatch
 import hashlib
 import hmac
 import re
@@ -23,6 +22,7 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from shared.errors import BrokerError, printable
+from shared.globs import matcher
 from shared.metrics import Sample
 
 READ, WRITE, MANAGE = "read", "write", "manage"
@@ -103,22 +103,6 @@ class Rule:
         if self.protocol != protocol and (self.protocol != "*" or protocol == ADMIN):
             return False
         return self.action in ("*", action)
-
-
-def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """A function of a name that is truthy if one of the globs matches all of it.
-
-    The expressions of `fnmatch` never backtrack over more than one `*`, so a name costs its length for each
-    glob.
-    """
-    parts = [fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns]
-    if not parts:
-        return lambda _: None
-    # fnmatch's expressions have named groups, which would clash in one joined expression.
-    compiled = [re.compile(part).match for part in parts]
-    if len(compiled) == 1:
-        return compiled[0]
-    return lambda name: any(match(name) for match in compiled)
 
 
 def text_of(name: str | bytes) -> str:

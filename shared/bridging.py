@@ -8,16 +8,15 @@ entry of the journal, and no crash separates them. Messages that a target refuse
 All is synchronous. A source never waits: its messages are in the bridge's `Inbox`, or it calls `wake` later.
 """
 
-import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from shared.addresses import MessageOrigin, NameTemplate, unescaped
 from shared.errors import BrokerError
+from shared.globs import matcher
 
 if TYPE_CHECKING:
     from shared.budget import Account
@@ -140,9 +139,6 @@ class Inbox:
         self.release(sum(run.size for run in runs))
         count, self.waiting = self.waiting, 0
         return count
-
-
-_CLASS = re.compile(r"\[.[^]]*\]")
 
 
 class Positions(Protocol):
@@ -331,13 +327,13 @@ def globs_meet(one: str, other: str) -> bool:
 def may_name(template: NameTemplate, pattern: str) -> bool:
     """Whether the template may make a name that matches the glob."""
     if not template.fields:
-        return fnmatchcase(template.name_for(MessageOrigin("", b"")).decode("latin-1"), pattern)
-    return globs_meet(template.as_glob(), _CLASS.sub("?", pattern))
+        return bool(matcher([pattern])(template.name_for(MessageOrigin("", b"")).decode("latin-1")))
+    return globs_meet(template.as_glob(), pattern)
 
 
 def may_be(template: NameTemplate, place: str) -> bool:
     """Whether the template may make the address's one name; wildcards in the address are plain characters."""
-    return may_name(template, unescaped(place).decode("latin-1").replace("*", "?").replace("[", "?"))
+    return may_name(template, unescaped(place).decode("latin-1").replace("*", "?"))
 
 
 def target_template(place: str, check: Callable[[str], None]) -> NameTemplate:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import trio
 
-from shared.access import matcher, text_of
+from shared.access import text_of
+from shared.globs import matcher
 from shared.net.connection import Connection
 from shared.net.outbox import Outbox
 from shared.objects import message_row

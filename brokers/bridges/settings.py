@@ -8,7 +8,6 @@ a merely possible circle counts, too.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from fnmatch import translate
 from pkgutil import resolve_name
 from typing import Any, Literal, cast
 
@@ -17,6 +16,7 @@ import attrs
 from brokers.errors import Problem, did_you_mean
 from shared.addresses import NameTemplate, split
 from shared.bridging import BridgeEnds
+from shared.globs import matcher
 from shared.plugin import Plugin
 
 Form = Literal["raw", "text", "json"]
@@ -54,8 +54,8 @@ class BridgeFilter:
     def by_name(self) -> Callable[[bytes], bool]:
         if not self.key:
             return lambda name: True
-        match = re.compile(translate(self.key)).match
-        return lambda name: match(name.decode("utf-8", "surrogateescape")) is not None
+        match = matcher([self.key])
+        return lambda name: bool(match(name.decode("utf-8", "surrogateescape")))
 
 
 @attrs.frozen

@@ -141,6 +141,7 @@ def _target(
             protocol, address = split(to)
         except ValueError as error:
             raise UsageError("--to", str(error)) from None
+        sources.check_protocol("--to", protocol)
     replays = sources.replays_to(protocol)
     if address is None:
         return protocol, lambda record: replays.same(record.message, renamed(record.message.name)), replays

@@ -10,7 +10,6 @@ A running server is not disturbed: only files are read.
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +20,7 @@ from brokers.errors import ExitCode, Refusal
 from brokers.replaying.engine import Extents, SourcedRecord
 from shared.addresses import split
 from shared.errors import UsageError
+from shared.globs import matcher
 from shared.local_path import local_path
 from shared.recording import blocks
 from shared.recording.blocks import GAP, NAMESPACE, BadBlock, Block
@@ -49,16 +49,17 @@ class Chosen:
     names: str | None = None
     since: float = float("-inf")
     until: float = float("inf")
+    _matches: Callable[[str], object] = attrs.field(init=False, eq=False, repr=False)
+
+    @_matches.default
+    def _matcher(self) -> Callable[[str], object]:
+        """Matches names in Latin-1: they are compared byte by byte."""
+        return matcher([(self.names or "*").encode().decode("latin-1")])
 
     def takes(self, record: SourcedRecord) -> bool:
         if not self.since <= record.time < self.until:
             return False
-        return self.names is None or fnmatchcase(record.message.name.decode("latin-1"), self._glob)
-
-    @property
-    def _glob(self) -> str:
-        """The glob of names in Latin-1: names are compared byte by byte."""
-        return (self.names or "*").encode().decode("latin-1")
+        return self.names is None or bool(self._matches(record.message.name.decode("latin-1")))
 
 
 class Traffic(Protocol):
@@ -85,6 +86,7 @@ def opened(source: str, folder: Path, chosen: Chosen) -> tuple[Traffic, Chosen]:
         protocol, slash, names = rest.partition("/")
         if slash and chosen.names is None:
             chosen = attrs.evolve(chosen, names=names)
+        check_protocol("FROM", protocol)
         return FromRecording(folder, protocol, _frames_of(protocol)), chosen
     if kind == TOPICS:
         return FromTopics(folder, rest or "*"), chosen
@@ -93,6 +95,12 @@ def opened(source: str, folder: Path, chosen: Chosen) -> tuple[Traffic, Chosen]:
             raise UsageError("FROM", "archive: is followed by the archive's folder")
         return FromArchived(local_path(rest).expanduser()), chosen
     raise UsageError("FROM", f"{kind} is no source; there are recorded:, {TOPICS}: and archive:")
+
+
+def check_protocol(argument: str, protocol: str) -> None:
+    """Raise UsageError, with the argument's name, unless such a protocol is installed."""
+    if protocol not in plugins.installed():
+        raise UsageError(argument, f"{protocol!r} is no protocol; there are {', '.join(plugins.names())}")
 
 
 def replays_to(protocol: str) -> Replays:
@@ -149,8 +157,9 @@ class FromTopics:
             yield from in_time([_records(view, logs[name], *span, told) for name, span in left.items()])
 
     def _logs(self, view: FolderView) -> Iterator[LogView]:
+        matches = matcher([self.glob])
         for log in view.sorted_logs():
-            if log.namespace == TOPICS and fnmatchcase(log.name, self.glob):
+            if log.namespace == TOPICS and matches(log.name):
                 yield log
 
 

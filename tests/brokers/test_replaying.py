@@ -214,9 +214,9 @@ def test_what_passed_goes_again_by_each_protocol_and_across(
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.bind(("127.0.0.1", 0))
             sender = "{}:{}".format(*sock.getsockname())
-            for number in range(3):
+            for number, topic in enumerate((b"hall/0", b"hall/1", b"hall/[01]")):
                 sock.sendto(
-                    datagram(b"hall/%d" % number, Kind.STRING, b"%d" % number),
+                    datagram(topic, Kind.STRING, b"%d" % number),
                     server.address("pubsub", "pubsub-udp"),
                 )
         with socket.create_connection(server.address("kqmsgq")) as producer:
@@ -235,10 +235,12 @@ def test_what_passed_goes_again_by_each_protocol_and_across(
         until(lambda: [row["name"] for row in recorded(server, "kqmsgq")] == ["q", "again-q"])
 
         # Across, once, however often it is said.
-        across = ("recorded:pubsub/hall/[01]", "--to", "logmq:hall-{name.2}", "--rate", "max")
+        across = ("recorded:pubsub/hall/?", "--to", "logmq:hall-{name.2}", "--rate", "max")
         for messages in (4, 0):
             assert replayed(server, *across, "--resume", "hall")["messages"] == messages
         until(lambda: [values(server, f"hall-{number}") for number in "01"] == [["0", "0"], ["1", "1"]])
+        aside = ("recorded:pubsub/hall/[01]", "--to", "logmq:aside", "--rate", "max")
+        assert replayed(server, *aside)["messages"] == 2, "a bracket stands for itself"
         until(lambda: values(server, "jobs") == ["1", "2"])  # files have it a second later
         assert replayed(server, "logmq:jobs", "--to", "dmp:orders.one", "--rate", "max")["messages"] == 2
         assert [body for body, *_ in trio.run(amqp, server, consume)] == [b"1", b"2"]
@@ -262,6 +264,8 @@ def test_what_passed_goes_again_by_each_protocol_and_across(
         (("jobs",), "begins with a protocol"),
         (("mail:x",), "mail is no source"),
         (("recorded:dms",), "cannot be recorded"),
+        (("recorded:zap",), "FROM: 'zap' is no protocol; there are dmp, dms,"),
+        (("logmq:jobs", "--to", "zap:y"), "--to: 'zap' is no protocol; there are dmp, dms,"),
         (("logmq:jobs",), "appended to itself"),
         (("logmq:jobs", "--to", "dms:{x}"), "is no field"),
         (("logmq:jobs", "--to", "jobs"), "begins with a protocol"),

@@ -83,6 +83,14 @@ async def test_a_filter_leaves_out_by_name_and_by_size() -> None:
     assert (world.only.counts.carried, world.only.counts.filtered, world.only.lag) == (2, 3, 0)
 
 
+async def test_a_bracket_in_a_filter_stands_for_itself() -> None:
+    world = await _crossing("kqmsgq:*", "dms:in", filter={"key": "a[01]*"})
+    for name in ("a[01]", "a[01]x", "a0", "a1"):
+        world.send("kqmsgq", name, name.encode())
+    world.carry()
+    assert await world.found("dms", "in") == [b"a[01]", b"a[01]x"]
+
+
 async def test_a_rate_is_kept_to_over_time_with_a_burst_of_one_second() -> None:
     world = await _crossing("logmq:in", "dms:in", rate="10/s")
     world.send("logmq", "in", *[b"%d" % number for number in range(40)])

@@ -63,6 +63,7 @@ def test_a_file_has_bridges(tmp_path: Path) -> None:
         ('to = "dms:jobs"', 'to = "dms:{nam}"', 15, "{nam} is no field"),
         ('from = "logmq:jobs"', 'from = "kafka:jobs"', 14, "no protocol 'kafka'"),
         ('from = "logmq:jobs"', 'from = "jobs"', 14, "is no address"),
+        ('from = "logmq:jobs"', 'from = "logmq:jobs-[ab]"', 14, "no topic has [ in its name"),
         ('name = "jobs"', 'name = "sensors"', 13, "there are two bridges 'sensors'"),
         ('"dead:logmq:refused"', '"never"', 17, "none of wait, drop and dead:<address>"),
         ("min_bytes", "min_bites", 10, "min_bites: unknown key"),
@@ -122,6 +123,7 @@ def test_a_circle_that_names_show_is_refused_unless_it_is_meant(bridges: list[tu
         ("dmp:q", "dmp:amq.topic/q", "raw"),
         ("kqmsgq:a", "kqmsgq:b", "raw"),
         ("dms:a", "dms:a%2Fb", "raw"),
+        ("kqmsgq:[ab]", "kqmsgq:a", "raw"),
     ],
 )
 def test_what_cannot_go_round_is_no_circle(source: str, target: str, form: str) -> None:
