@@ -63,6 +63,8 @@ from shared.plugin import Verb
 
 BARE = ("/reload", "/drain", "/backup")
 """Operations of the API that have a path outside it, too."""
+RELOADS = ("reload", *(f"user-{verb}" for verb in ("add", "passwd", "rm", "allow", "deny")))
+"""What the audit log calls a reload. Any other word would be a line about what was not done."""
 _CREDENTIALS = struct.Struct("=iII")
 """The peer's process, user and group."""
 
@@ -246,6 +248,8 @@ def application(host: Operated) -> Starlette:
         said = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
         if not all(isinstance(each, str) and len(each) <= 64 for each in said):
             raise HTTPException(400, "action, name: short texts")
+        if said[0] not in RELOADS:
+            raise HTTPException(400, f"action is one of {', '.join(RELOADS)}")
         user, peer = api.caller_of(request)
         return api.as_json(await host.reload(*said, user=user, peer=peer))
 

@@ -45,6 +45,7 @@ from shared.objects import (
     ObjectMissing,
     Objects,
     ObjectsByProtocol,
+    key_of,
 )
 
 ROOT = "/api/v1"
@@ -202,7 +203,9 @@ async def _create(those: ObjectsByProtocol, request: Request) -> Response:
     if request.method != "POST":
         raise _not_allowed(request, (*LOOKING, "POST"), "POST makes one")
     protocol, action = makers[0]
-    return await _run_action(protocol, action, None, "", await arguments_of(request), request)
+    arguments = await arguments_of(request)
+    name = key_of(*(str(arguments.get(each, "")) for each in action.named_by))
+    return await _run_action(protocol, action, None, name, arguments, request)
 
 
 async def _answer_one(

@@ -299,6 +299,7 @@ class Admin:
             "alternate": "the exchange that gets what it cannot route",
         },
         answers=("declared",),
+        named_by=("name",),
     )
     async def _declare(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         name = name_in(arguments, "name")
@@ -359,6 +360,7 @@ class Admin:
             "arguments": "a table beside it, as a headers exchange has them",
         },
         answers=("bound",),
+        named_by=("exchange", "queue", "key"),
     )
     async def _bind(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         source = _exchange_name(a_text(arguments, "exchange"))

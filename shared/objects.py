@@ -265,8 +265,9 @@ class Action:
     """An action on one object: `call(object, arguments, dry_run)` returns JSON's values.
 
     `takes`: argument to description. `dry_runs`: it supports dry runs. `looks`: it changes nothing.
-    `answers`: the names of the numbers in its answer, the main result first; or `MESSAGES`. Raises
-    BrokerError, whose text is for the user.
+    `answers`: the names of the numbers in its answer, the main result first; or `MESSAGES`. `named_by`: of an
+    action that creates an object, the arguments that name it, for the audit log. Raises BrokerError, whose
+    text is for the user.
     """
 
     name: str
@@ -276,6 +277,7 @@ class Action:
     dry_runs: bool = False
     looks: bool = False
     answers: Sequence[str] = ()
+    named_by: Sequence[str] = ()
 
 
 @attrs.frozen

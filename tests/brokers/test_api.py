@@ -394,6 +394,20 @@ def test_over_tcp_no_file_is_written_or_read_but_among_the_backups(served: Api, 
     assert not list(served.server.data.rglob("away"))
 
 
+def test_the_audit_log_names_what_was_made_and_takes_no_other_word_for_a_reload(served: Api) -> None:
+    served.command("dmp", "declare", "queue", "q/1")
+    assert served.ask("exchanges", {"name": "made"})[0] == 200
+    assert served.ask("bindings", {"exchange": "made", "queue": "q/1", "key": "k"})[0] == 200
+    assert served.ask("bindings", {"exchange": "made", "queue": "none"})[0] == 404
+    for name, result in (("made", "done"), ("made/q%2F1/k", "done"), ("made/none/", "refused")):
+        until(lambda end=f"name={name} result={result}": any(end in line for line in audited(served)))
+    for action in ("kick", "user-", "user-forge", ""):
+        assert served.ask("reload", {"action": action, "name": "nobody"})[0] == 400, action
+    assert served.ask("reload", {"action": "user-allow", "name": "somebody"})[0] == 200
+    until(lambda: any("action=user-allow name=somebody" in line for line in audited(served)))
+    assert not any("nobody" in line for line in audited(served))
+
+
 def test_a_backup_over_tcp_is_found_among_the_backups_and_in_the_audit_log(served: Api) -> None:
     served.command("dms", "create", "-q", "kept")
     assert served.post("backup", {"target": "today"})["bytes"] > 0
