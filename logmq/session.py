@@ -911,8 +911,8 @@ class Session(SessionBase):
 
     def _seek(self, fields: Sequence[bytes]) -> None:
         self._await_turn()
-        log = self._existing(READ, fields[0])
         unix_ms = number_untrusted(fields[1], "unix-ms")
+        log = self._existing(READ, fields[0])
         self._has_read()
         try:
             offset = log.seek(unix_ms)
@@ -923,8 +923,8 @@ class Session(SessionBase):
     def _commit(self, fields: Sequence[bytes]) -> None:
         group = name_untrusted(fields[0], "group")
         self._require(READ, b"group/" + fields[0])
-        log = self._existing(READ, fields[1])
         offset = number_untrusted(fields[2], "offset")
+        log = self._existing(READ, fields[1])
         if offset < log.first:
             raise Refusal(Code.OUT_OF_RANGE, f"the first kept offset is {log.first}")
         if offset > log.visible:
@@ -995,9 +995,9 @@ class Session(SessionBase):
 
     def _marks(self, fields: Sequence[bytes]) -> None:
         self._await_turn()
+        start, stop = number_untrusted(fields[1], "from"), number_untrusted(fields[2], "to")
         log = self._existing(READ, fields[0])
-        start = number_untrusted(fields[1], "from")
-        stop = min(number_untrusted(fields[2], "to"), log.visible)
+        stop = min(stop, log.visible)
 
         def pieces() -> Iterator[tuple[bytes, bool]]:
             at = listed = max(start, log.first)
