@@ -472,9 +472,10 @@ def test_an_announced_length_is_compared_whatever_it_looks_like(length: str, abo
 @pytest.mark.parametrize("body", ["Content-Length: 9\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\nno\r\n"])
 @pytest.mark.parametrize("head", [f"Authorization: Bearer {TOKEN}\r\n", ""], ids=["login", "none"])
 async def test_a_body_that_breaks_off_or_is_none_is_refused_without_a_word_in_the_log(
-    body: str, head: str, caplog: pytest.LogCaptureFixture
+    body: str, head: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hypercorn refuses it, and ends its side while the application answers, too."""
+    monkeypatch.setattr(admin_port, "PACE_SECONDS", 0.005)  # of the sixty here without a login
     async with admin_port_at() as port:
         start = (
             f"POST /nowhere HTTP/1.1\r\nHost: {port.name}\r\n{head}Content-Type: application/json\r\n{body}"

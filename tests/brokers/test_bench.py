@@ -58,6 +58,7 @@ from tests.support.stores import open_store
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "WARM_UP_SECONDS", 0.02)
+    monkeypatch.setattr(load, "SILENCE_SECONDS", 0.03)
     monkeypatch.setattr(logmq, "PRELOADED_BYTES", 200_000)
     monkeypatch.setattr(recording, "DISK_SECONDS", 0.01)
     monkeypatch.setattr(servers, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": _small_server}))
@@ -467,6 +468,7 @@ def test_the_clock_starts_when_a_message_of_each_name_was_delivered() -> None:
 
 def test_a_server_that_never_takes_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "COLD_SECONDS", 0.0)
+    monkeypatch.setattr(load, "CLOSE_SECONDS", 0.1)  # nobody is there to close
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Refusal, match="each name"):
         load.run(server.getsockname(), [Talk.repeating(NAMES, 1, 1)], 0.05, cold=1)
 

@@ -22,7 +22,7 @@ from brokers.errors import ExitCode
 from shared.net.tls import client_context
 from tests.brokers.conftest import Run
 from tests.support.echo import install_echo
-from tests.support.server import NotReadyError, Server, speak, until
+from tests.support.server import SHORT_LINGER, NotReadyError, Server, speak, until
 
 NewServer = Callable[..., Server]
 
@@ -164,7 +164,7 @@ def test_sighup_takes_up_the_users_file_and_stops_nothing(new_server: NewServer)
 
 
 def test_sigterm_drains_and_ends_with_0_and_a_folder_in_order(new_server: NewServer, command: Run) -> None:
-    server = new_server().start()
+    server = new_server(environ=SHORT_LINGER).start()
     assert speak(server.address("logmq"), b"PRODUCE orders one\nPRODUCE orders two\n") == b"OK 0\nOK 7\n"
     with socket.create_connection(server.address("logmq")) as idle:
         server.signal(signal.SIGTERM)

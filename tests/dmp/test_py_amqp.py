@@ -14,7 +14,7 @@ from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import publish, start_ok
 from tests.dmp.served import Served
 from tests.dmp.world import PERSISTENT
-from tests.support.server import Server
+from tests.support.server import SHORT_LINGER, Server
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_kill_9_amid_transactions_leaves_each_message_where_it_was_or_where_it_w
 
 
 def test_a_drain_says_goodbye(new_server: Callable[..., Server]) -> None:
-    server = new_server("--enable", "dmp").start()
+    server = new_server("--enable", "dmp", environ=SHORT_LINGER).start()
     connection = connected(server.address("dmp")[1])
     connection.connect()
     assert server.stop() == 0

@@ -60,14 +60,13 @@ class Entries:
     """The bytes behind a record's head, taken from the front."""
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
+        self._data, self._at = data, 0
 
     def take(self, kind: int) -> Any:
         return tuple(self._fields(kind)) if kind not in (9, 10) else json.loads(self.rest())
 
     def rest(self) -> bytes:
-        rest, self._data = self._data, b""
-        return rest
+        return self._bytes(len(self._data) - self._at)
 
     def _fields(self, kind: int) -> Iterator[Any]:
         match kind:
@@ -92,7 +91,7 @@ class Entries:
         return int.from_bytes(self._bytes(size), "big")
 
     def _bytes(self, size: int) -> bytes:
-        if size > len(self._data):
-            raise ValueError(f"{size} bytes are announced, {len(self._data)} are there")
-        taken, self._data = self._data[:size], self._data[size:]
-        return taken
+        start, self._at = self._at, self._at + size
+        if self._at > len(self._data):
+            raise ValueError(f"{size} bytes are announced, {len(self._data) - start} are there")
+        return self._data[start : self._at]

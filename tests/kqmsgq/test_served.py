@@ -48,7 +48,7 @@ async def test_the_end_of_its_input_ends_a_consumer_once_what_waited_is_written(
 
 @everywhere
 async def test_a_drain_sends_what_waits_and_closes_all(driver: Driver) -> None:
-    async with served(net=NetSettings(driver=driver)) as server:
+    async with served(net=NetSettings(driver=driver, linger_seconds=0.1)) as server:
         consumer = await server.connect(b"consume" + subscribe())
         await server.until(subscriptions=1)
         sent = message(b"a", b"x" * 5_000_000)

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from brokers.errors import ExitCode
 from tests.support.leaving import run_and_leave
-from tests.support.server import Command, Server, begun, run, run_here, speak
+from tests.support.server import SHORT_LINGER, Command, Server, begun, run, run_here, speak
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_every_command_has_help_with_an_example(logmq: Command) -> None:
 
 
 def test_the_stand_alone_form_serves_logmq_alone_and_drains_well(tmp_path: Path) -> None:
-    with Server(tmp_path, "--port", "0", verb=("logmq", "serve")) as alone:
+    with Server(tmp_path, "--port", "0", verb=("logmq", "serve"), environ=SHORT_LINGER) as alone:
         assert {bound["protocol"] for bound in alone.ready["addresses"]} == {"logmq"}
         with socket.create_connection(alone.address("logmq")) as waiting:
             waiting.sendall(b"PRODUCE t one\nFETCH t 7 100 60000\nPING\n")

@@ -35,6 +35,9 @@ START_SECONDS = 60.0
 SMALL_JOURNAL = {"BROKERS_STORAGE_SEGMENT_BYTES": "1MiB"}
 """A hundred starts need not each write the usual 128 MiB of zeros ahead."""
 
+SHORT_LINGER = {"BROKERS_NET_LINGER_SECONDS": "100ms"}
+"""For a server that is stopped while a client stays: it need not wait the usual second for it to leave."""
+
 
 Process = subprocess.Popen[bytes] | forked.Process
 

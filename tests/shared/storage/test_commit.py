@@ -358,7 +358,9 @@ async def test_one_record_after_the_other_goes_to_its_log_as_if_appended_alone()
 
 
 @pytest.mark.parametrize("behind", ["nothing", "an append", "several", "a change", "another batch"])
-async def test_one_record_after_the_other_is_on_disk_as_if_appended_alone(behind: str) -> None:
+async def test_one_record_after_the_other_is_on_disk_as_if_appended_alone(
+    behind: str, autojump_clock: MockClock
+) -> None:
     written: list[tuple[list[bytes], list[IndexEntry]]] = []
     for each in (True, False):
         disk, store = await fresh_store()
