@@ -35,6 +35,8 @@ PEEK_MAX = 1000
 READ_BYTES = 1 << 20
 OPTIONS = ("ttl_ms", "max_deliveries", "dead_letter", "delay_ms", "retry_ms", "retry_max_ms")
 MOVED_AT_ONCE = 500
+PURGED_AT_ONCE = 2000
+"""Returned messages dropped per slice: some milliseconds."""
 LOOKED_AT_ONCE = 10_000
 """Sequences searched per slice: a millisecond."""
 
@@ -120,18 +122,36 @@ class Admin:
         if dry_run:
             return {"purged": queue.depth - queue.held, "held": queue.held}
         await self._confirm(queue)
-        before = queue.depth
+        older = list(queue.back)
+        purged = 0
         ticket = None
-        those = [(queue.head, queue.end - queue.head)] if queue.end > queue.head else []
-        if queue.back:
-            those = [*records.to_runs(sorted(queue.back)), *those]
-        if those:
-            ticket = queue.log_gone(those, Reason.PURGED)
-        queue.drop_ready()
-        self._engine.counts.purged += before - queue.depth
+        try:
+            for at in range(0, max(len(older), 1), PURGED_AT_ONCE):
+                if at:
+                    self._engine.commit_pending()
+                    await self._pause()
+                if queue.deleted:
+                    break
+                some = sorted([seq for seq in older[at : at + PURGED_AT_ONCE] if seq in queue.back])
+                those = records.to_runs(some) if some else []
+                row = 0 if at else queue.end - queue.head
+                if row:
+                    those.append((queue.head, row))
+                if those:
+                    ticket = queue.log_gone(those, Reason.PURGED)
+                    if not at:
+                        queue.drop_row()
+                        queue.set_aside()
+                    queue.drop_back(some)
+                    purged += len(some) + row
+        finally:
+            self._engine.counts.purged += purged
+            self._engine.tell_budget()
+            if purged and not queue.deleted and (stay := [seq for seq in older if seq in queue.back]):
+                self._let_out(queue, stay)  # the disk has failed
         if ticket is not None:
             await self._engine.store.wait(ticket)
-        return {"purged": before - queue.depth, "held": queue.held}
+        return {"purged": purged, "held": queue.held}
 
     @changing("redrive", "Move dead letters back to where they came from.", answers=("moved", "left"))
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -165,8 +185,7 @@ class Admin:
                 await self._pause()
         finally:
             stay = [seq for seq in stay if seq in queue.back]
-            queue.stops += 1
-            self._engine.sliced_work.add(_let_out(queue, stay))
+            self._let_out(queue, stay)
         return {"moved": moved, "left": len(stay)}
 
     @changing(
@@ -204,10 +223,9 @@ class Admin:
     async def queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """`queue`: only that."""
         only = arguments.get("queue")
-        those = [queue for _, queue in sorted(self._engine.queues.items()) if only in (None, queue.text)]
-        if only is not None and not those:
-            raise _missing(str(only))
-        return [self._describe(queue) for queue in those]
+        if only is not None:
+            return [self._describe(self._queue(arguments))]
+        return [self._describe(queue) for _, queue in sorted(self._engine.queues.items())]
 
     @verb("peek", "the first messages of a queue; takes nothing", takes=("queue", "limit"))
     async def peek(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -397,6 +415,11 @@ class Admin:
 
     async def _pause(self) -> None:
         await self._engine.store.in_thread(_nothing)
+
+    def _let_out(self, queue: Queue, seqs: Sequence[int]) -> None:
+        """Make messages that are in `back` and nowhere else deliverable again."""
+        queue.stops += 1
+        self._engine.sliced_work.add(_let_out(queue, seqs))
 
     def _front(self, queue: Queue, end: int) -> list[int]:
         """Move the first messages of the row into `back`, where they are not delivered; returns their

@@ -29,10 +29,10 @@ import json
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, islice
 from itertools import count as counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -46,7 +46,7 @@ from dms.queue_log import Acked, Arrival, QueueLog
 from dms.records import KeptMessage, Reason
 from dms.runs import counted
 from dms.settings import DmsSettings
-from dms.unacked import DeliveredRun, Delivery, Unacked
+from dms.unacked import DeliveredRun, Delivery, Returning, Unacked
 from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
@@ -77,12 +77,22 @@ CREDITS_FREE, CREDITS_STEP = 16, 256
 """So many waiting CONSUMEs of a connection are not charged; more are, in steps of this, until it ends."""
 LINE_LEAST = 64
 """From so many credits in a queue's line on, ended ones are searched for and removed."""
+STOPPED_AT_ONCE = 2000
+"""Deliveries of a lost connection that stop their queues, per slice: some hundred microseconds."""
 RETURNED_AT_ONCE = 500
 """Deliveries of a lost connection returned per slice: half a millisecond."""
+JUDGED_AT_ONCE = 200
+"""Deliveries whose queues are looked up in a user's rules per slice: half a millisecond."""
+RETURNED_QUEUES = 100
+"""The most queues of a slice: each takes longer than a delivery."""
 REDELIVERED_AT_ONCE = 500
 """Messages delivered again per slice: some milliseconds."""
+SERVED_AT_ONCE = 1000
+"""Credits that get messages of the row per slice: some milliseconds, where each is another connection's."""
 ENDED_AT_ONCE = 100
 """Credits ended per slice: half a millisecond."""
+FREED_AT_ONCE = 5000
+"""Messages whose memory is freed per slice: half a millisecond."""
 FLUSHED_AT_ONCE = 50
 """Queues whose notes are written per slice, when the server stops: half a millisecond."""
 KEPT_AT_ONCE = 200
@@ -415,7 +425,7 @@ class Queue:
     def dispatch(self) -> None:
         """Serve the credits in line, in order, as far as messages are ready."""
         line, bodies, engine = self.line, self.bodies, self.engine
-        again = 0
+        served = 0
         while line and not self.stops:
             credit = line[0]
             want = len(credit.ids) - credit.at
@@ -426,10 +436,11 @@ class Queue:
             ids: Sequence[bytes]
             taken: Sequence[bytes]
             if self.returned:
-                if again >= REDELIVERED_AT_ONCE:
+                if served >= REDELIVERED_AT_ONCE or (
+                    self.expiry is not None and self.expiry.returned_expired
+                ):
                     self.wake_by(engine.times.now_ms())
                     return
-                again += 1
                 seq = heappop(self.returned)
                 body, deliveries = self.take_out(seq)
                 self.hold(1, len(body) + BODY_OVERHEAD_BYTES)
@@ -439,6 +450,9 @@ class Queue:
                 delivery_id = engine.take_ids(1).to_bytes(4)
                 consumer.unacked.single[delivery_id] = self, seq, body, deliveries + 1
                 ids, taken = (delivery_id,), (body,)
+            elif served >= SERVED_AT_ONCE:
+                self.wake_by(engine.times.now_ms())
+                return
             else:
                 ready = len(bodies)
                 if self.released < self.head + ready:
@@ -462,6 +476,7 @@ class Queue:
                     run_ids = counted(engine.take_ids(count), count)
                     consumer.unacked.add(DeliveredRun(run_ids, self, self.head - count, taken))
                     ids = run_ids
+            served += 1
             count = len(ids)
             engine.counts.delivered += count
             consumer.delivered += count
@@ -666,15 +681,24 @@ class Queue:
         self.head += count
         self.on_left(count)
 
-    def drop_ready(self) -> None:
-        """Remove all messages that no consumer holds, except those that the disk has not confirmed yet."""
-        gone = len(self.back) + self.end - self.head
-        self.back.clear()
-        self.returned.clear()
-        self.bodies.clear()
-        self.cool()
+    def drop_back(self, seqs: Sequence[int]) -> None:
+        """Remove messages that are in `back` and nowhere else: nobody would get them any more."""
+        for seq in seqs:
+            self.take_out(seq)
+        self.on_left(len(seqs))
+
+    def drop_row(self) -> None:
+        """Remove the row, except what the disk has not confirmed yet."""
+        gone = self.end - self.head
+        bodies, self.bodies = self.bodies, deque()
+        self.engine.free(bodies)
+        self.heat(-self.hot_bytes)
         self.head = self.end
         self.on_left(gone)
+
+    def set_aside(self) -> None:
+        """Nobody gets what is in `back` now, until it is put into `returned` again."""
+        self.returned = []
         if self.expiry is not None:
             self.expiry.forget()
 
@@ -797,7 +821,7 @@ class Queue:
         """The sequences of deliveries that have them, as of now; other queues' may be among them."""
         engine = self.engine
         pieces = [piece for consumer in engine.consumers.values() for piece in consumer.unacked.pieces()]
-        pieces += chain.from_iterable(engine.returning.values())
+        pieces += map(tuple, engine.returning.values())
         return [piece for piece in pieces if not isinstance(piece, DeliveredRun) or piece.queue is self]
 
     def add_sliced_work(self, steps: Iterator[None]) -> None:
@@ -853,7 +877,7 @@ class Engine:
         self.queues: dict[bytes, Queue] = {}
         self.consumers: dict[int, Consumer] = {}
         self._numbers = counter(1)
-        self.returning: dict[int, deque[Sequence[Delivery[Queue]]]] = {}
+        self.returning: dict[int, Returning[Queue]] = {}
         """By the number of a lost consumer: its deliveries that are not returned yet."""
         self.parked: dict[bytes, dict[Queue, None]] = {}
         """Queues whose dead letters have no place, by the name of the queue that is missing or full."""
@@ -1026,9 +1050,10 @@ class Engine:
         self.discard(queue)
         queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
 
-        def revive(ticket: Ticket) -> None:
-            """The deletion failed."""
-            if ticket.error is not None and queue.name not in self.queues:
+        def decided(ticket: Ticket) -> None:
+            if ticket.error is None:
+                self.free(queue.bodies, queue.back)
+            elif queue.name not in self.queues:  # revive it
                 self.queues[queue.name], self._asked[queue] = queue, asked
                 self._name_added(queue.name)
                 queue.deleted = False
@@ -1041,8 +1066,15 @@ class Engine:
                 self.has_room(queue)
 
         if ticket is not None:
-            ticket.when_done(revive)
+            ticket.when_done(decided)
+        else:
+            self.free(queue.bodies, queue.back)
         return ticket
+
+    def free(self, *messages: deque[bytes] | dict[int, tuple[bytes, int]]) -> None:
+        """Free the memory of messages that have left, in slices: a million at once takes 50 ms."""
+        if sum(map(len, messages)) > FREED_AT_ONCE:
+            self.sliced_work.add(_free_in_slices(messages))
 
     def _undo_create(self, queue: Queue) -> None:
         """The disk refused its creation."""
@@ -1197,60 +1229,79 @@ class Engine:
 
     def give_back(self, consumer: Consumer) -> None:
         """Return all that it holds. Until then a message counts as held, in snapshots and exports too."""
-        unacked, consumer.unacked = consumer.unacked, Unacked()
-        pieces = deque(unacked.take_pieces(RETURNED_AT_ONCE))
-        if not pieces:
-            return
-        queues = {delivery[0] for piece in pieces for delivery in piece}
-        for queue in queues:
-            queue.stops += 1
-        self.returning[consumer.number] = pieces
-        self.sliced_work.add(self._return_in_slices(consumer.number, queues))
+        held, consumer.unacked = consumer.unacked, Unacked()
+        if held:
+            self.returning[consumer.number] = Returning(held)
+            self.sliced_work.add(self._return_in_slices(consumer.number))
 
-    def _return_in_slices(self, number: int, queues: Collection[Queue]) -> Iterator[None]:
-        pieces = self.returning[number]
-        try:
-            while pieces:
-                by_queue: dict[Queue, list[Delivery[Queue]]] = {}
-                for delivery in pieces.popleft():
-                    by_queue.setdefault(delivery[0], []).append(delivery)
-                for queue, deliveries in by_queue.items():
+    def _return_in_slices(self, number: int) -> Iterator[None]:
+        """Each delivery stops its queue until it is back. So a queue delivers nothing between its first and
+        its last.
+        """
+        returning = self.returning[number]
+        count = 0
+        for some in batched(returning, STOPPED_AT_ONCE):
+            for queue, _, _, _ in some:
+                queue.stops += 1
+            count += len(some)
+            if len(some) == STOPPED_AT_ONCE:
+                yield
+        left = iter(returning)
+        while by_queue := _next_by_queue(left):
+            returning.back += sum(map(len, by_queue.values()))
+            for queue, deliveries in by_queue.items():
+                if not self.draining:  # whoever got them now would soon lose them, too
+                    queue.stops -= len(deliveries)
+                try:
                     queue.requeue(deliveries, nacked=False)
-                if pieces:
-                    yield
-        finally:
-            del self.returning[number]
-            self._deliver_again(queues)
+                except Exception as error:
+                    _report_crash(error)
+            if returning.back < count:
+                yield
+        del self.returning[number]
+        self.tell_budget()
 
-    def take_back(self, consumer: Consumer, queues: Collection[Queue]) -> None:
-        """Return what a consumer holds of these queues, in slices. Until then they deliver nothing."""
-        for queue in queues:
-            queue.stops += 1
-        self.sliced_work.add(self._take_back_in_slices(consumer, queues))
+    def take_back(self, consumer: Consumer, may_keep: Callable[[Queue], bool]) -> None:
+        """Return what a consumer holds of queues that it may not read any more, in slices. Until then those
+        deliver nothing.
+        """
+        if consumer.unacked:
+            self.sliced_work.add(self._take_back_in_slices(consumer, may_keep))
 
-    def _take_back_in_slices(self, consumer: Consumer, queues: Collection[Queue]) -> Iterator[None]:
+    def _take_back_in_slices(self, consumer: Consumer, may_keep: Callable[[Queue], bool]) -> Iterator[None]:
+        keeps: dict[Queue, bool] = {}
         try:
-            ids = tuple(consumer.unacked)
-            for at in range(0, len(ids), RETURNED_AT_ONCE):
+            for queues in batched(consumer.unacked.queues(), JUDGED_AT_ONCE):
+                for queue in queues:
+                    if queue not in keeps:
+                        keeps[queue] = may_keep(queue)
+                        queue.stops += not keeps[queue]
+                if len(queues) == JUDGED_AT_ONCE:
+                    yield
+            if all(keeps.values()):
+                return
+            for ids in batched(tuple(consumer.unacked), min(RETURNED_AT_ONCE, RETURNED_QUEUES)):
                 by_queue: dict[Queue, list[Delivery[Queue]]] = {}
-                for delivery_id in ids[at : at + RETURNED_AT_ONCE]:
-                    delivery = consumer.unacked.get(delivery_id)  # None: it has been acknowledged meanwhile
-                    if delivery is not None and delivery[0] in queues:
-                        consumer.unacked.pop(delivery_id)
+                for each in ids:
+                    delivery = consumer.unacked.get(each)  # None: it has been acknowledged meanwhile
+                    if delivery is not None and not keeps.get(delivery[0], True):
+                        consumer.unacked.pop(each)
                         by_queue.setdefault(delivery[0], []).append(delivery)
                 for queue, deliveries in by_queue.items():
                     queue.requeue(deliveries, nacked=False)
                 yield
         finally:
-            self._deliver_again(queues)
+            self.sliced_work.add(self._deliver_again([each for each in keeps if not keeps[each]]))
 
-    def _deliver_again(self, queues: Collection[Queue]) -> None:
+    def _deliver_again(self, queues: Sequence[Queue]) -> Iterator[None]:
         """Messages have returned to these queues, which delivered nothing meanwhile."""
         self.tell_budget()
-        for queue in () if self.draining else queues:  # a consumer would lose them at once
-            queue.stops -= 1
-            if queue.line:
-                queue.dispatch()
+        for some in batched(queues, RETURNED_QUEUES):
+            for queue in () if self.draining else some:  # a consumer would lose them at once
+                queue.stops -= 1
+                if queue.line:
+                    queue.dispatch()
+            yield
 
     def take_ids(self, count: int) -> int:
         """The first of `count` consecutive unused delivery ids."""
@@ -1319,6 +1370,25 @@ class Engine:
                 self.table.put(ENGINE_KEY, json.dumps({"age_ms": self.times.now_ms()}).encode())
             except StoreError:
                 pass  # records also have it, if less exactly
+
+
+def _next_by_queue(deliveries: Iterator[Delivery[Queue]]) -> dict[Queue, list[Delivery[Queue]]]:
+    """The next of `deliveries`, as many as are returned at once; {}: there are none."""
+    by_queue: dict[Queue, list[Delivery[Queue]]] = {}
+    for delivery in islice(deliveries, RETURNED_AT_ONCE):
+        by_queue.setdefault(delivery[0], []).append(delivery)
+        if len(by_queue) == RETURNED_QUEUES:
+            break
+    return by_queue
+
+
+def _free_in_slices(messages: Sequence[deque[bytes] | dict[int, tuple[bytes, int]]]) -> Iterator[None]:
+    for some in messages:
+        take: Callable[[], object] = some.popitem if isinstance(some, dict) else some.pop
+        while some:
+            for _ in range(min(len(some), FREED_AT_ONCE)):
+                take()
+            yield
 
 
 def _end_in_slices(line: deque[Credit] | tuple[()], refusal: Refusal) -> Iterator[None]:

@@ -11,7 +11,6 @@ them hold up nobody. If the dead-letter queue is missing or full, or the disk re
 (`Engine.has_room`).
 """
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
@@ -30,6 +29,8 @@ BACK_MAX = 10_000
 EVER = 1 << 62
 DEAD_AT_ONCE = 500
 """Dead letters that leave the row and move, per slice."""
+EXPIRED_AT_ONCE = 1000
+"""Returned messages found dead per slice: a millisecond."""
 DROPPED_AT_ONCE = 10_000
 """Messages of the row dropped per slice: one record, however many."""
 
@@ -153,6 +154,12 @@ class Expiry:
         return self.expired > self.queue.head
 
     @property
+    def returned_expired(self) -> bool:
+        """Whether the oldest that was returned is dead. Until those have left, nothing is delivered."""
+        returned = self.queue.returned
+        return bool(returned) and returned[0] < self.expired
+
+    @property
     def delayed(self) -> int:
         """Messages in `back` that may not be delivered yet."""
         return len(self.put_off_until)
@@ -168,7 +175,7 @@ class Expiry:
     def arm(self) -> None:
         """Have the engine call `on_time` when something is due."""
         parked = self._parked_until
-        if (not parked and any(self._dead.values())) or self._may_leave():
+        if (not parked and any(self._dead.values())) or self.returned_expired or self._may_leave():
             self._soon()
             return
         firsts = [times[0][0] for times in (self.lifetimes, self.delays, self._put_off) if times]
@@ -221,12 +228,10 @@ class Expiry:
     def _expire(self) -> None:
         """Remove messages past their lifetime from `returned`, and from the row's front."""
         queue = self.queue
-        returned = queue.returned
-        if returned and returned[0] < self.expired:
-            returned.sort()  # a sorted list is a heap
-            count = bisect_left(returned, self.expired)
-            self._dead[Reason.TTL].extend(returned[:count])
-            del returned[:count]
+        for _ in range(EXPIRED_AT_ONCE):
+            if not self.returned_expired:
+                break
+            self._dead[Reason.TTL].append(heappop(queue.returned))
         count = self._may_leave()
         if queue.options.dead_letter:
             self._dead[Reason.TTL].extend(queue.front_to_back(count))

@@ -7,7 +7,7 @@ everything else done for it. Ids count up within a run, and no two runs overlap.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import Generic, TypeVar, overload
 
 Q = TypeVar("Q")
@@ -59,6 +59,19 @@ class Unacked(Generic[Q]):
 
     def __iter__(self) -> Iterator[bytes]:
         return chain(self.single, *(run.ids for run in self._runs.values()))
+
+    @property
+    def deliveries(self) -> Iterator[Delivery[Q]]:
+        """All deliveries, one after the other; nothing may be added or removed meanwhile."""
+        return chain(self.single.values(), chain.from_iterable(self._runs.values()))
+
+    def queues(self) -> Iterator[Q]:
+        """The queue of each delivery as of now, once for a run; deliveries may be removed meanwhile."""
+        yield from [run.queue for run in self._runs.values()]
+        for each in tuple(self.single):
+            delivery = self.single.get(each)
+            if delivery is not None:
+                yield delivery[0]
 
     def pieces(self) -> list[Sequence[Delivery[Q]]]:
         """A copy of all deliveries as of now."""
@@ -117,17 +130,6 @@ class Unacked(Generic[Q]):
             self._runs[run.ids[0]] = run
         return ()
 
-    def take_pieces(self, length: int) -> Iterator[Sequence[Delivery[Q]]]:
-        """Remove all, in sequences of at most `length`; the ids are free."""
-        single, runs = self.single, self._runs
-        self.single, self._runs, self.in_runs = {}, {}, 0
-        for some in (tuple(single.values()), *runs.values()):
-            if len(some) > length:
-                some = tuple(some)
-                yield from (some[at : at + length] for at in range(0, len(some), length))
-            elif some:
-                yield some
-
     def _split(self, ids: Iterable[bytes]) -> None:
         """Split the runs that hold one of these ids."""
         firsts, single = self._firsts, self.single
@@ -142,3 +144,21 @@ class Unacked(Generic[Q]):
                 del self._runs[run.ids[0]]
                 self.in_runs -= len(run.ids)
                 self.add_all(run.ids, run)
+
+
+class Returning(Generic[Q]):
+    """What a lost consumer held, on its way back to the queues. `back`: so many of them have returned.
+
+    Nothing is copied: the garbage collector walks a new container of 50,000 deliveries three times, with all
+    that is in it, and that takes 40 ms.
+    """
+
+    __slots__ = ("_held", "back")
+
+    def __init__(self, held: Unacked[Q]) -> None:
+        self._held = held
+        self.back = 0
+
+    def __iter__(self) -> Iterator[Delivery[Q]]:
+        """Those that have not returned."""
+        return islice(self._held.deliveries, self.back, None)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from dms import wire
+from dms import expiry, wire
 from dms.settings import DmsSettings, QueueSettings
 from dms.wire import Status, Type
 from tests.dms.world import Peer, World, deliveries, statuses
@@ -117,6 +117,29 @@ def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_
         world.advance(3)
         taken += bodies(world.connect(), "dead", room)
         assert len(set(taken)) == 2 * room
+
+
+def test_however_many_that_came_back_die_at_once_none_goes_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 2)
+    peer = made(world, ttl_ms=10_000, dead_letter="dead")
+    old = [b"%d" % number for number in range(9)]
+    peer.produce("orders", *old)
+    held = peer.consume("orders", 9)
+    world.advance(5)
+    peer.produce("orders", b"young")
+    held += peer.consume("orders")
+    peer.nack(*(number for number, _ in reversed(held)))
+    world.now += 5.1
+    queue = world.engine.queues[b"orders"]
+    queue.expire(world.times.now_ms())
+    assert 0 < len(queue.returned) < 10, "the first turn is over, and there is more to do"
+    waiting = world.connect()
+    assert waiting.consume("orders") == []
+    world.advance(1)
+    assert [body for _, body in deliveries(waiting.take())] == [b"young"]
+    assert [body for _, body in waiting.consume("dead", 20)] == old
 
 
 @pytest.mark.parametrize("missing", [False, True])

@@ -141,3 +141,21 @@ def test_others_are_served_first_after_a_stretch(requests: list[bytes]) -> None:
     answered = len(wire.decode(peer.connection.taken())[0])
     assert 0 < answered < expected, "the first turn is over, and there is more to do"
     assert len(goes_on(peer)) == expected - answered
+
+
+@pytest.mark.parametrize("step", [1, 3], ids=["runs", "single"])
+def test_others_are_served_before_a_full_queue_refuses_all(step: int) -> None:
+    world = World(DmsSettings(persist=False, depth=1))
+    peer = with_queue(world)
+    peer.produce("orders", b"x")
+    requests = b"".join(produces(b"x" * (n % step)) for n in range(5000))
+    peer.session.receive(requests)
+    is_stopped(peer)
+    answered = len(wire.decode(peer.connection.taken())[0])
+    assert 0 < answered < 5000, "the first turn is over, and there is more to do"
+    peer.world.settle()
+    while more := len(peer.take()):
+        answered += more
+        peer.world.settle()
+    assert answered == 5001  # with that of `is_stopped`
+    assert peer.connection.reading

@@ -1,5 +1,7 @@
 """What takes long goes in turns: others are served in between, and what is there then is as promised."""
 
+from typing import Any
+
 import pytest
 
 from dms import admin, engine, queue_log, session, wire
@@ -7,6 +9,7 @@ from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.access import ANONYMOUS, Access, Rule, User
 from shared.queues import sliced_work
+from shared.storage.store import Store
 from tests.dms.world import MEMORY, Peer, World, deliveries, statuses
 
 COUNT = 40
@@ -343,3 +346,170 @@ def test_a_connection_that_is_lost_while_it_may_not_read_any_more_loses_nothing(
     assert (queue.held, queue.stops, queue.depth) == (0, 0, COUNT - 1)
     assert len(world.connect().consume("orders", COUNT)) == COUNT - 1
     assert len(bodies) == COUNT
+
+
+def test_what_was_held_of_many_queues_comes_back_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RETURNED_QUEUES", 1)
+    monkeypatch.setattr(engine, "STOPPED_AT_ONCE", 3)
+    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 1)
+    world = World(MEMORY)
+    peer = world.connect()
+    names = [f"q{number}" for number in range(4)]
+    for name in names:
+        peer.create(name)
+    for round_ in range(3):
+        for name in names:
+            peer.produce(name, b"%d" % round_)
+    for _ in range(2):
+        for name in names:
+            assert len(peer.consume(name)) == 1
+    waiting = [world.connect() for _ in names]
+    peer.lose()
+    got: list[list[bytes]] = []
+    for name, each in zip(names, waiting, strict=True):
+        got.append([body for _, body in each.consume(name)])
+    while world.engine.sliced_work.busy:
+        world.advance(0)
+        for name, each, bodies in zip(names, waiting, got, strict=True):
+            bodies += [body for _, body in deliveries(each.take()) + each.consume(name)]
+    for name, each, bodies in zip(names, waiting, got, strict=True):
+        bodies += [body for _, body in each.consume(name, 3)]
+        since = bodies.index(b"0")  # when the server took note of the loss
+        assert bodies[since:] == [b"0", b"1", b"2"][: len(bodies) - since]
+        assert sorted(bodies) == [b"0", b"1", b"2"]
+        assert world.engine.queues[name.encode()].stops == 0
+    assert world.engine.returning == {}
+
+
+def test_where_one_queue_takes_nothing_back_the_others_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(MEMORY)
+    peer, bodies = holding(world)
+    peer.produce("other", b"x")
+    assert len(peer.consume("other")) == 1
+    requeue = engine.Queue.requeue
+
+    def fails(queue: engine.Queue, *arguments: Any, **named: Any) -> None:
+        if queue.text == "other":
+            raise RuntimeError("a bug")
+        requeue(queue, *arguments, **named)
+
+    monkeypatch.setattr(engine.Queue, "requeue", fails)
+    peer.lose()
+    world.advance(1)
+    assert "long work crashed" in capsys.readouterr().out
+    assert world.engine.queues[b"other"].stops == 0
+    assert [body for _, body in world.connect().consume("orders", COUNT)] == bodies
+
+
+def test_many_who_wait_are_served_in_turns_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "SERVED_AT_ONCE", 3)
+    world = World(MEMORY)
+    peer = world.connect()
+    peer.create("orders")
+    peer.create("other")
+    waiting = [world.connect() for _ in range(10)]
+    for each in waiting:
+        assert each.consume("orders") == []
+    peer.produce("orders", *(b"%d" % number for number in range(8)))
+    assert world.engine.queues[b"orders"].held == 3, "the first turn is over, and there is more to do"
+    is_served(world)
+    late = world.connect()
+    assert late.consume("orders") == []
+    peer.produce("orders", b"8", b"9", b"late")
+    world.advance(1)
+    expected = [b"%d" % number for number in range(10)]
+    assert [body for each in waiting for _, body in deliveries(each.take())] == expected
+    assert [body for _, body in deliveries(late.take())] == [b"late"]
+
+
+@pytest.mark.parametrize("settings", [MEMORY, DmsSettings()], ids=["memory", "disk"])
+def test_a_purge_of_many_that_were_returned_takes_turns(
+    settings: DmsSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "PURGED_AT_ONCE", 7)
+    world = World(settings)
+    peer, bodies = holding(world)
+    peer.lose()
+    world.advance(1)
+    other = world.connect()
+    held = [number for number, _ in other.consume("orders", 3)]
+    other.produce("orders", b"row")
+    pauses = 0
+
+    async def pause(*_: Any) -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 2:
+            other.nack(held[0])
+            other.produce("orders", b"new")
+            assert [body for _, body in other.consume("orders", 2)][:1] == bodies[:1]
+            other.nack(held[1])
+
+    monkeypatch.setattr(Store, "in_thread", pause)
+    answer = world.call("purge", queue="orders")
+    assert answer["purged"] == COUNT - 3 + 1
+    assert pauses == COUNT // 7
+    world.settle()
+    if settings.persist:
+        world.kill()
+    else:
+        other.lose()
+        world.advance(1)
+    assert [body for _, body in world.connect().consume("orders", COUNT)] == [*bodies[:3], b"new"]
+    assert world.depths()["orders"] == 4
+
+
+def test_a_purge_that_the_disk_ends_leaves_the_rest_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PURGED_AT_ONCE", 7)
+    world = World()
+    peer, bodies = holding(world)
+    peer.lose()
+    world.advance(1)
+
+    async def pause(*_: Any) -> None:
+        monkeypatch.setattr(engine.Queue, "log_gone", refuse)
+
+    def refuse(*_: Any) -> None:
+        raise engine.NO_MEMORY
+
+    monkeypatch.setattr(Store, "in_thread", pause)
+    with pytest.raises(engine.Refusal):
+        world.call("purge", queue="orders")
+    world.advance(1)
+    assert [body for _, body in world.connect().consume("orders", COUNT)] == bodies[7:]
+
+
+def test_a_queue_that_is_deleted_during_its_purge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PURGED_AT_ONCE", 7)
+    world = World()
+    peer, _ = holding(world)
+    peer.lose()
+    world.advance(1)
+    other = world.connect()
+
+    async def pause(*_: Any) -> None:
+        other.delete("orders")
+
+    monkeypatch.setattr(Store, "in_thread", pause)
+    assert world.call("purge", queue="orders")["purged"] == 7
+    assert "orders" not in world.depths()
+
+
+def test_a_deleted_queue_is_freed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "FREED_AT_ONCE", 3)
+    world = World()
+    peer, _ = holding(world)
+    peer.lose()
+    world.advance(1)
+    other = world.connect()
+    other.produce("orders", *[b"row"] * COUNT)
+    queue = world.engine.queues[b"orders"]
+    assert statuses(other.delete("orders")) == [Status.OK]
+    assert len(queue.bodies) + len(queue.back) < 2 * COUNT
+    assert queue.back, "the first turn is over, and there is more to do"
+    world.advance(1)
+    assert not queue.bodies
+    assert not queue.back
+    assert (world.engine.hot_bytes, world.engine.held_bytes) == (0, 0)

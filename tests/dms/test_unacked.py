@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dms.engine import Queue
-from dms.unacked import DeliveredRun, Delivery, Unacked
+from dms.unacked import DeliveredRun, Delivery, Returning, Unacked
 from tests.dms.world import World
 
 RUNS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 1)), min_size=1, max_size=8)
@@ -94,11 +94,12 @@ def test_of_many_runs_only_that_is_taken_apart_of_which_a_part_is_asked_for() ->
     assert unacked.get(ids[0]) is None
 
 
-@given(RUNS, st.integers(1, 4))
-def test_all_that_is_held_is_taken_in_pieces(runs: list[tuple[int, int]], length: int) -> None:
+@given(RUNS, st.data())
+def test_what_has_not_returned_is_all_but_the_first(runs: list[tuple[int, int]], data: st.DataObject) -> None:
     unacked, model = filled(runs)
     unacked.pop(next(iter(model)))
-    pieces = list(unacked.take_pieces(length))
-    assert all(0 < len(piece) <= length for piece in pieces)
-    assert sorted(seq for piece in pieces for _, seq, _, _ in piece) == list(range(2, len(model) + 1))
-    assert not unacked
+    returning = Returning(unacked)
+    all_ = list(returning)
+    assert sorted(seq for _, seq, _, _ in all_) == list(range(2, len(model) + 1))
+    returning.back = data.draw(st.integers(0, len(all_)))
+    assert list(returning) == all_[returning.back :]
