@@ -149,8 +149,8 @@ class Unacked(Generic[Q]):
 class Returning(Generic[Q]):
     """What a lost consumer held, on its way back to the queues. `back`: so many of them have returned.
 
-    Nothing is copied: the garbage collector walks a new container of 50,000 deliveries three times, with all
-    that is in it, and that takes 40 ms.
+    Nothing is copied. The garbage collector would walk a new container of 50,000 deliveries three times, with
+    all that is in it: 40 ms.
     """
 
     __slots__ = ("_held", "back")
