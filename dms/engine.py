@@ -87,7 +87,7 @@ RETURNED_QUEUES = 100
 """The most queues of a slice: each takes longer than a delivery."""
 REDELIVERED_AT_ONCE = 500
 """Messages delivered again per slice: some milliseconds."""
-SERVED_AT_ONCE = 1000
+SERVED_AT_ONCE = 500
 """Credits that get messages of the row per slice: some milliseconds, where each is another connection's."""
 ENDED_AT_ONCE = 100
 """Credits ended per slice: half a millisecond."""
