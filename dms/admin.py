@@ -122,33 +122,32 @@ class Admin:
         if dry_run:
             return {"purged": queue.depth - queue.held, "held": queue.held}
         await self._confirm(queue)
-        older = list(queue.back)
-        purged = 0
+        older = queue.in_back()
+        purged, row = 0, queue.end - queue.head
         ticket = None
         try:
-            for at in range(0, max(len(older), 1), PURGED_AT_ONCE):
-                if at:
-                    self._engine.commit_pending()
-                    await self._pause()
-                if queue.deleted:
-                    break
-                some = sorted([seq for seq in older[at : at + PURGED_AT_ONCE] if seq in queue.back])
+            while (older or row) and not queue.deleted:
+                some = sorted([seq for seq in older[-PURGED_AT_ONCE:] if seq in queue.back])
                 those = records.to_runs(some) if some else []
-                row = 0 if at else queue.end - queue.head
                 if row:
                     those.append((queue.head, row))
                 if those:
                     ticket = queue.log_gone(those, Reason.PURGED)
-                    if not at:
-                        queue.drop_row()
-                        queue.set_aside()
-                    queue.drop_back(some)
-                    purged += len(some) + row
+                if not purged:
+                    queue.drop_row()
+                    queue.set_aside()
+                queue.drop_back(some)
+                purged += len(some) + row
+                row = 0
+                del older[-PURGED_AT_ONCE:]
+                if older:
+                    self._engine.commit_pending()
+                    await self._pause()
         finally:
             self._engine.counts.purged += purged
             self._engine.tell_budget()
-            if purged and not queue.deleted and (stay := [seq for seq in older if seq in queue.back]):
-                self._let_out(queue, stay)  # the disk has failed
+            if purged and older and not queue.deleted:  # the disk has failed
+                self._let_out(queue, older)
         if ticket is not None:
             await self._engine.store.wait(ticket)
         return {"purged": purged, "held": queue.held}

@@ -60,10 +60,14 @@ class Unacked(Generic[Q]):
     def __iter__(self) -> Iterator[bytes]:
         return chain(self.single, *(run.ids for run in self._runs.values()))
 
-    @property
-    def deliveries(self) -> Iterator[Delivery[Q]]:
-        """All deliveries, one after the other; nothing may be added or removed meanwhile."""
-        return chain(self.single.values(), chain.from_iterable(self._runs.values()))
+    def deliveries(self, start: int) -> Iterator[Delivery[Q]]:
+        """All deliveries but the first `start`; nothing may be added or removed meanwhile."""
+        yield from islice(self.single.values(), start, None)
+        start -= len(self.single)
+        for run in self._runs.values():
+            if start < len(run):
+                yield from islice(run, max(start, 0), None)
+            start -= len(run)
 
     def queues(self) -> Iterator[Q]:
         """The queue of each delivery as of now, once for a run; deliveries may be removed meanwhile."""
@@ -160,5 +164,5 @@ class Returning(Generic[Q]):
         self.back = 0
 
     def __iter__(self) -> Iterator[Delivery[Q]]:
-        """Those that have not returned."""
-        return islice(self._held.deliveries, self.back, None)
+        """Those that have not returned now; others may return meanwhile."""
+        return self._held.deliveries(self.back)

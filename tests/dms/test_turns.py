@@ -478,7 +478,7 @@ def test_a_purge_that_the_disk_ends_leaves_the_rest_where_it_was(monkeypatch: py
     with pytest.raises(engine.Refusal):
         world.call("purge", queue="orders")
     world.advance(1)
-    assert [body for _, body in world.connect().consume("orders", COUNT)] == bodies[7:]
+    assert [body for _, body in world.connect().consume("orders", COUNT)] == bodies[:-7]
 
 
 def test_a_queue_that_is_deleted_during_its_purge(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1507,6 +1507,94 @@ def dms_100000_deliveries_are_held_when_rules_change(served: Served) -> None:
             _until(lambda: other.ask([dms.frame(dms.CONSUME, 1, dms.name("q"))]) != [])
 
 
+@contextmanager
+def _one_held_of_each(served: Served) -> Iterator[Dms]:
+    """A connection that holds a delivery of each of 50,000 queues."""
+    with Dms(served.address("dms")) as client:
+        client.create(*_QUEUES)
+        client.produce(*_QUEUES, body=b"x")
+        client.ask([dms.frame(dms.CONSUME, n, dms.name(name)) for n, name in enumerate(_QUEUES)])
+        yield client
+
+
+def dms_50000_deliveries_of_as_many_queues_come_back_with_their_connection(served: Served) -> None:
+    with _one_held_of_each(served) as client:
+        served.begin()
+        client.socket.close()
+    with Dms(served.address("dms")) as other:
+        other.ask([dms.frame(dms.CONSUME, 1, dms.name(_QUEUES[-1]))])
+    time.sleep(2)  # what came back is noted on the disk
+
+
+def dms_50000_deliveries_of_as_many_queues_are_held_when_the_server_stops(served: Served) -> None:
+    with _one_held_of_each(served):
+        served.begin()
+        served.stop()
+
+
+def dms_50000_deliveries_of_as_many_queues_are_held_when_rules_change(served: Served) -> None:
+    with _one_held_of_each(served):
+        served.begin()
+        _rules(served, "dms:*:other")
+        _ping(served)
+        time.sleep(2)
+
+
+def _held(served: Served, count: int) -> Dms:
+    """A connection that holds so many of `q`, in runs of 4,000."""
+    client = Dms(served.address("dms"))
+    client.create("q")
+    frames = b"".join([dms.frame(dms.PRODUCE, 1, dms.name("q", b"x" * 20))] * 20_000)
+    for _ in range(count // 20_000):
+        client.socket.sendall(frames)
+        client.replies(20_000)
+    for _ in range(count // 4000):
+        client.socket.sendall(b"".join(_consumes(4000)))
+        client.replies(4000)
+    return client
+
+
+def _held_left(served: Served) -> int:
+    return int(served.ask("POST", "/dms/queues", {"queue": "q"})[0]["held"])
+
+
+def dms_500000_deliveries_come_back_with_their_connection(served: Served) -> None:
+    client = _held(served, 500_000)
+    served.begin()
+    client.socket.close()
+    _until(lambda: not _held_left(served))
+
+
+def dms_a_purge_of_500000_that_came_back(served: Served) -> None:
+    _held(served, 500_000).socket.close()
+    _until(lambda: not _held_left(served))
+    served.begin()
+    served.ask("POST", "/dms/purge", {"queue": "q"})
+    _ping(served)
+
+
+def dms_a_full_queue_refuses_100000(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.create("q", options=b'{"depth": 1}')
+        client.produce("q")
+        served.begin()
+        frames = [dms.frame(dms.PRODUCE, n, dms.name("q", b"x" * (n % 3))) for n in range(100_000)]
+        for at in range(0, len(frames), 10_000):
+            client.socket.sendall(b"".join(frames[at : at + 10_000]))
+            client.until(lambda data: data.count(b"holds its 1 messages") == 10_000)
+            client.data.clear()
+
+
+def dms_the_delay_of_10000_ends_and_9000_wait_for_them(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.create("q", options=b'{"delay_ms": 10000}')
+        client.produce(*["q"] * 10_000)
+    with _who_wait(served, 9000) as others:
+        served.begin()
+        for other in others:
+            other.replies(1)
+
+
 OPERATIONS: Mapping[str, Callable[[Served], None]] = {
     name: operation
     for name, operation in globals().items()
