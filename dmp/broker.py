@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dmp.bodies import BODIES, Bodies, Body
 from dmp.dead_letters import DeadLetters
-from dmp.exchanges import DEFAULT, Exchange, route
+from dmp.exchanges import DEFAULT, Exchange, RouteSteps, at_once, route
 from dmp.leases import LeaseBook
 from dmp.memory import Accounts, Memory
 from dmp.message import Head, Message
@@ -115,11 +115,15 @@ class Broker:
         """The queues that it goes to, each once; and the work of finding them, in messages that could have
         been put into a queue meanwhile. Raises Refusal: no such exchange, malformed headers.
         """
-        if exchange == DEFAULT:
-            keys = dict.fromkeys((head.key, *head.more_keys))
-            found = [self.queues.get(key) or self.reply_queues.get(key) for key in keys]
-            return tuple([queue for queue in found if queue is not None]), 0
-        return route(self.topology.exchange(exchange), head, self.exchanges.get)
+        return at_once(self.route_steps(exchange, head))
+
+    def route_steps(self, exchange: bytes, head: Head) -> RouteSteps:
+        """The same in steps of half a millisecond, for who can wait while others have their turn."""
+        if exchange != DEFAULT:
+            return (yield from route(self.topology.exchange(exchange), head, self.exchanges.get))
+        keys = dict.fromkeys((head.key, *head.more_keys))
+        found = [self.queues.get(key) or self.reply_queues.get(key) for key in keys]
+        return tuple([queue for queue in found if queue is not None]), 0
 
     def publish(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
         """Put a run into its queues. A confirm waits for the ticket; None: for nothing.

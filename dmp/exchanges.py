@@ -6,8 +6,11 @@ Queues and exchanges that are bound are subscribers in `shared.routing`; what it
 exchanges, whose own answers are added. Nothing comes twice, and no circle of exchanges is walked twice.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from itertools import chain, starmap
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
@@ -16,6 +19,8 @@ from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from shared.budget import CacheBytes
+from shared.queues.sliced_work import batched
+from shared.routing.compact import CompactSet, insert, remove
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, Wildcards
 
@@ -47,10 +52,17 @@ KEYS_STEPS_MAX = 16_384
 """Of finding what the keys of one message lead to, before another key is looked up: some milliseconds. Others
 cannot have their turn meanwhile, and patterns may be made for a key to cost that much."""
 HEADERS_COMPARED = 4  # of a message's headers, so many are held against a binding in a step
+COMPARED_AT_ONCE = 2048
+"""So many steps of holding headers against bindings, and others have their turn: half a millisecond."""
 
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")
 
 Destination: TypeAlias = "Queue | Exchange"
+_Place: TypeAlias = tuple[object, ...]
+_EVERYWHERE: _Place = ()
+_VOID, _VALUE = "?", "="
+"""What stands before the name of a header: whatever it holds; with this value."""
+_ANYTHING, _TRUE, _FALSE = object(), object(), object()
 
 
 class HeaderMatch:
@@ -62,7 +74,7 @@ class HeaderMatch:
     (void) asks for the header, whatever it holds.
     """
 
-    __slots__ = ("_wanted", "needs_all", "places")
+    __slots__ = ("destinations", "needs_all", "place", "wanted")
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Raises Refusal (PRECONDITION_FAILED)."""
@@ -71,109 +83,170 @@ class HeaderMatch:
             raise Refusal(Code.PRECONDITION_FAILED, f"x-match is one of {', '.join(_MATCHES)}")
         with_x = match.endswith("-with-x")
         self.needs_all = match.startswith("all")
-        self._wanted = {
-            name: value
+        self.wanted = {
+            _VOID + name if value is None else _VALUE + name: _comparable(value)
             for name, value in arguments.items()
             if name != "x-match" and (with_x or not name.startswith("x-"))
         }
-        self.places: Sequence[_Place] = tuple([_place(name, value) for name, value in self._wanted.items()])
-        """Of each header that it asks for; once it stands in a `HeadersIndex`, those where it does."""
+        """As `_offered` has it of a message."""
+        self.place: _Place = _EVERYWHERE
+        """Where in a `HeadersIndex` it stands, if it needs all."""
+        self.destinations: CompactSet[Destination] | None = None
+        """Those of all bindings in a `HeadersIndex` that have these arguments."""
 
-    def fits(self, headers: Mapping[str, Any]) -> bool:
-        """The shorter of both is gone through, so a message with few headers is soon held against any."""
-        wanted = self._wanted
-        if self.needs_all:
-            return len(wanted) <= len(headers) and all(self._has(headers, name) for name in wanted)
-        names = wanted if len(wanted) <= len(headers) else headers
-        return any(name in wanted and self._has(headers, name) for name in names)
-
-    def _has(self, headers: Mapping[str, Any], name: str) -> bool:
-        value = self._wanted[name]
-        if name not in headers or value is None:
-            return name in headers
-        found = headers[name]  # a truth value is no number
-        return bool(found == value) and isinstance(found, bool) == isinstance(value, bool)
+    @property
+    def places(self) -> Iterator[_Place]:
+        """Of each header that it asks for."""
+        return starmap(_place, self.wanted.items())
 
 
-_Place: TypeAlias = tuple[object, ...]
-_ANY_VALUE, _NO_HASH = object(), object()
-_EVERYWHERE: _Place = ()
+def _comparable(value: object) -> object:
+    """Equal to another's where the two are the same for a binding: a truth value is no number."""
+    if value is None:
+        return _ANYTHING
+    return value if not isinstance(value, bool) else _TRUE if value else _FALSE
+
+
+def _offered(headers: Mapping[str, Any]) -> dict[str, object]:
+    """What a message with these headers has of what a binding may want."""
+    offered: dict[str, object] = {}
+    for name, value in headers.items():
+        offered[_VOID + name] = _ANYTHING
+        if value is not None:
+            offered[_VALUE + name] = _comparable(value)
+    return offered
 
 
 def _place(name: str, value: object) -> _Place:
-    """Where a binding stands that asks for this; None: for the header, whatever it holds."""
-    if value is None:
-        return name, _ANY_VALUE
-    if isinstance(value, bytearray):
-        value = bytes(value)  # which it equals
+    """Where a binding stands that wants this; equal for equal values."""
     try:
         hash(value)
-    except TypeError:  # a list, a table
-        return name, _NO_HASH
-    return name, isinstance(value, bool), value
+    except TypeError:
+        value = _hashable(value)
+    return name, value
+
+
+def _hashable(value: object) -> object:
+    """Equal to another's where the two values are."""
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, list):
+        return list, *map(_hashable, value)
+    if isinstance(value, dict):
+        return frozenset([(name, _hashable(each)) for name, each in value.items()])
+    return value
+
+
+Match: TypeAlias = Generator[None, None, Mapping[Destination, object]]
+"""Steps of half a millisecond; it returns what is found."""
 
 
 @attrs.define(eq=False)
 class HeadersIndex:
     """The bindings of a headers exchange, each under what a message must have for it to be looked at.
 
-    One that needs all its headers stands under the one where the fewest others stand; one that needs any,
-    under each. So a message looks at few, unless what is bound was made for it to look at many.
+    Where any header is enough, the destination stands under each: what a message finds there is to get it.
+    Bindings with the same arguments that need all are one `HeaderMatch`, under the header where the fewest
+    others stand. So a message is held against few, unless what is bound was made for it to be held against
+    many.
     """
 
-    _destinations: Mapping[Binding, Destination]
     compared: int = 0
     """The work so far, in bindings held against a message with few headers."""
-    _matches: dict[Binding, HeaderMatch] = attrs.Factory(dict)
-    _rows: dict[_Place, Binding | dict[Binding, None]] = attrs.Factory(dict)
-    """One that stands alone has no dict: that would take more than all the rest."""
+    _matches: dict[bytes, HeaderMatch] = attrs.Factory(dict)  # by the arguments as they came
+    _any: dict[_Place, Destination | dict[Destination, int]] = attrs.Factory(dict)
+    """With how many of `_matches` lead there."""
+    _all: dict[_Place, CompactSet[HeaderMatch]] = attrs.Factory(dict)
 
-    def __len__(self) -> int:
-        return len(self._matches)
+    def add(self, arguments: bytes, destination: Destination, match: HeaderMatch) -> None:
+        """Lead there what fits `match`, which was read from these arguments; it is not led there yet."""
+        known = self._matches.setdefault(arguments, match)
+        if not match.needs_all:
+            for place in match.places:
+                self._stand(place, destination)
+        elif known is match:
+            match.place = min(match.places, key=self._crowd, default=_EVERYWHERE)
+            self._all[match.place] = insert(self._all.get(match.place), match)
+        known.destinations = insert(known.destinations, destination)
 
-    def add(self, binding: Binding, match: HeaderMatch) -> None:
-        if match.needs_all:
-            match.places = (min(match.places, key=lambda place: len(self._at(place)), default=_EVERYWHERE),)
-        self._matches[binding] = match
-        rows = self._rows
-        for place in match.places:
-            row = rows.setdefault(place, binding)
-            if isinstance(row, dict):
-                row[binding] = None
-            elif row is not binding:
-                rows[place] = {row: None, binding: None}
+    def _crowd(self, place: _Place) -> int:
+        """How many stand there that need all."""
+        there = self._all.get(place)
+        return len(there) if isinstance(there, dict) else int(there is not None)
 
-    def remove(self, binding: Binding) -> None:
-        for place in self._matches.pop(binding).places:
-            row = self._rows[place]
-            if isinstance(row, dict):
-                del row[binding]
-            if not isinstance(row, dict) or not row:
-                del self._rows[place]
+    def _stand(self, place: _Place, destination: Destination) -> None:
+        there = self._any.get(place)
+        if there is None:
+            self._any[place] = destination
+            return
+        if not isinstance(there, dict):
+            there = self._any[place] = {there: 1}
+        there[destination] = there.get(destination, 0) + 1
 
-    def match(self, headers: Mapping[str, Any]) -> Iterable[Destination]:
-        found: dict[Destination, None] = {}
-        self._look(_EVERYWHERE, headers, found)
-        for name, value in headers.items():
-            self._look((name, _ANY_VALUE), headers, found)
-            self._look((name, _NO_HASH), headers, found)
-            if value is not None:
-                self._look(_place(name, value), headers, found)
-        self.compared += len(headers)
+    def _leave(self, place: _Place, destination: Destination) -> None:
+        there = self._any[place]
+        if isinstance(there, dict):
+            there[destination] -= 1
+            if there[destination]:
+                return
+            del there[destination]
+        if not isinstance(there, dict) or not there:
+            del self._any[place]
+
+    def remove(self, arguments: bytes, destination: Destination) -> None:
+        """Lead nothing there any more by these arguments."""
+        match = self._matches[arguments]
+        match.destinations = remove(match.destinations, destination)
+        if match.destinations is None:
+            del self._matches[arguments]
+        if not match.needs_all:
+            for place in match.places:
+                self._leave(place, destination)
+        elif match.destinations is None:
+            left = remove(self._all.pop(match.place), match)
+            if left is not None:
+                self._all[match.place] = left
+
+    def match(self, head: Head) -> Match:
+        """Raises Refusal where the headers cannot be decoded. What comes or goes between two steps is found,
+        or not."""
+        found: dict[Destination, object] = {}
+        if not self._matches:
+            return found  # and headers that nobody looks at are not decoded
+        headers = head.headers
+        offered = _offered(headers)
+        items = offered.items()
+        width = 1 + len(headers) // HEADERS_COMPARED
+        at_once = max(1, COMPARED_AT_ONCE // width)
+        since = len(headers)
+        for place in chain((_EVERYWHERE,), starmap(_place, items)):
+            there = self._any.get(place)
+            if there is not None:
+                since += _add_all(found, there)
+            row = self._all.get(place)
+            if row is None:
+                continue
+            for some in batched(tuple(row), at_once) if isinstance(row, dict) else ((row,),):
+                if since > COMPARED_AT_ONCE:
+                    self.compared, since = self.compared + since, 0
+                    yield
+                since += len(some) * width
+                for match in some:
+                    if match.wanted.items() <= items and match.destinations is not None:
+                        since += _add_all(found, match.destinations)
+        self.compared += since
         return found
 
-    def _look(self, place: _Place, headers: Mapping[str, Any], found: dict[Destination, None]) -> None:
-        row = self._at(place)
-        self.compared += len(row) * (1 + len(headers) // HEADERS_COMPARED)
-        for binding in row:
-            destination = self._destinations[binding]
-            if destination not in found and self._matches[binding].fits(headers):
-                found[destination] = None
 
-    def _at(self, place: _Place) -> Collection[Binding]:
-        """Those that stand there."""
-        row = self._rows.get(place, ())
-        return (row,) if isinstance(row, Binding) else row
+def _add_all(
+    found: dict[Destination, object], those: CompactSet[Destination] | dict[Destination, int]
+) -> int:
+    """How many they are."""
+    if isinstance(those, dict):
+        found.update(those)
+        return len(those)
+    found[those] = None
+    return 1
 
 
 @attrs.define(eq=False, repr=False)
@@ -190,7 +263,7 @@ class Exchange:
     bound: set[Binding] = attrs.field(factory=set, init=False)  # those that it is the destination of
     _index: RoutingIndex[Destination] = attrs.field(init=False)
     _uses: dict[tuple[Destination, bytes], int] = attrs.field(factory=dict, init=False)
-    """So many bindings differ in their arguments only."""
+    """So many bindings differ in what this exchange does not look at."""
     _headers: HeadersIndex | None = attrs.field(default=None, init=False)
     _everything: bool = attrs.field(init=False)
 
@@ -199,7 +272,7 @@ class Exchange:
         self._index = RoutingIndex(words, cache_bytes_max=_CACHE_BYTES, cache_books=self._cached)
         self._everything = self.kind.type == "fanout"
         if self.kind.type == "headers":
-            self._headers = HeadersIndex(self.bindings)
+            self._headers = HeadersIndex()
 
     @property
     def durable(self) -> bool:
@@ -210,28 +283,34 @@ class Exchange:
 
     def add(self, binding: Binding, destination: Destination, arguments: Mapping[str, Any]) -> None:
         """Add a binding that is not there. Raises Refusal for arguments that make no sense."""
-        if self._headers is not None:
-            self._headers.add(binding, HeaderMatch(arguments))
-        else:
-            key = b"" if self._everything else binding.key
-            uses = self._uses.get((destination, key), 0)
-            self._uses[destination, key] = uses + 1
-            if not uses:
-                self._index.subscribe(destination, EVERY_NAME if self._everything else key)
+        match = None if self._headers is None else HeaderMatch(arguments)
+        use = destination, self._told_by(binding)
+        uses = self._uses.get(use, 0)
+        self._uses[use] = uses + 1
+        if not uses:
+            if self._headers is not None and match is not None:
+                self._headers.add(binding.arguments, destination, match)
+            else:
+                self._index.subscribe(destination, EVERY_NAME if self._everything else binding.key)
         self.bindings[binding] = destination
 
     def remove(self, binding: Binding) -> None:
         """Remove a binding, which must be there."""
         destination = self.bindings.pop(binding)
-        if self._headers is not None:
-            self._headers.remove(binding)
-            return
-        key = b"" if self._everything else binding.key
-        uses = self._uses.pop((destination, key)) - 1
+        use = destination, self._told_by(binding)
+        uses = self._uses.pop(use) - 1
         if uses:
-            self._uses[destination, key] = uses
+            self._uses[use] = uses
+        elif self._headers is not None:
+            self._headers.remove(binding.arguments, destination)
         else:
-            self._index.unsubscribe(destination, EVERY_NAME if self._everything else key)
+            self._index.unsubscribe(destination, EVERY_NAME if self._everything else binding.key)
+
+    def _told_by(self, binding: Binding) -> bytes:
+        """By what of it a message is told to go there."""
+        if self._headers is not None:
+            return binding.arguments
+        return b"" if self._everything else binding.key
 
     def forget_routes(self) -> None:
         """Drop the kept routes of a deleted exchange."""
@@ -247,10 +326,12 @@ class Exchange:
         return self._index.visits if self._headers is None else self._headers.compared
 
     def match(self, head: Head) -> Iterable[Destination]:
-        """The destinations of its own bindings. Raises Refusal where headers cannot be decoded."""
-        if self._headers is None:
-            return self._match_each(head) if head.more_keys else self._index.match(head.key)
-        return self._headers.match(head.headers) if self._headers else ()
+        """The destinations of its own bindings, where these go by the key."""
+        return self._match_each(head) if head.more_keys else self._index.match(head.key)
+
+    def match_headers(self, head: Head) -> Match | None:
+        """The same in steps, where they go by headers; else None."""
+        return None if self._headers is None else self._headers.match(head)
 
     def _match_each(self, head: Head) -> Iterable[Destination]:
         """By each of its keys. Raises Refusal where one after the other costs too much."""
@@ -268,13 +349,17 @@ class Exchange:
         return found
 
 
-def route(
-    first: Exchange, head: Head, exchanges: Callable[[bytes], Exchange | None]
-) -> tuple[tuple[Queue, ...], int]:
-    """The queues that a message published to `first` goes to, each once.
+_T = TypeVar("_T")
 
-    And how much work it was to find them, beside that of putting messages into so many queues.
-    """
+Route: TypeAlias = tuple[tuple[Queue, ...], int]
+"""The queues, each once; and how much work it was to find them, beside that of putting messages into so many
+queues."""
+RouteSteps: TypeAlias = Generator[None, None, Route]
+
+
+def route(first: Exchange, head: Head, exchanges: Callable[[bytes], Exchange | None]) -> RouteSteps:
+    """To the queues that a message published to `first` goes to. There is one step only, unless headers
+    bindings are made for more. What is deleted between two may be among the queues."""
     queues: dict[Queue, None] = {}
     seen = {first}
     waiting = [first]
@@ -282,7 +367,9 @@ def route(
     while waiting:
         exchange = waiting.pop()
         steps -= exchange.steps
-        found = [destination for destination in exchange.match(head) if not destination.deleted]
+        by_headers = exchange.match_headers(head)
+        matched = exchange.match(head) if by_headers is None else (yield from by_headers)
+        found = [destination for destination in matched if not destination.deleted]
         steps += exchange.steps
         if not found and exchange.kind.alternate is not None:
             alternate = exchanges(exchange.kind.alternate)
@@ -294,3 +381,46 @@ def route(
                 seen.add(destination)
                 waiting.append(destination)
     return tuple(queues), steps // STEPS_PER_MESSAGE + len(seen) - 1
+
+
+def at_once(steps: Generator[None, None, _T]) -> _T:
+    """What they return."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: _T = end.value
+            return found
+
+
+def found_at_once(steps: RouteSteps) -> Route | None:
+    """What the first step finds; None where there are more: `Finding` takes them. Raises Refusal."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        found: Route = end.value
+        return found
+    return None
+
+
+@attrs.define(eq=False)
+class Finding:
+    """A route that takes more steps to find: while these are taken others have their turn."""
+
+    _steps: RouteSteps
+    _found: Route = ((), 0)
+    _refusal: Refusal | None = None
+
+    def rest(self) -> Iterator[None]:
+        """Steps of half a millisecond."""
+        try:
+            queues, work = yield from self._steps
+            self._found = tuple([queue for queue in queues if not queue.deleted]), work
+        except Refusal as refusal:
+            self._refusal = refusal
+
+    def found(self) -> Route:
+        """What was found. Raises Refusal where nothing could be."""
+        if self._refusal is not None:
+            raise self._refusal
+        return self._found

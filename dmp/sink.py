@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from dmp.exchanges import Exchange
+from dmp.exchanges import Exchange, Finding, found_at_once
 from dmp.leases import SendReturn
 from dmp.message import Head
-from dmp.pacing import STOP_MEMORY, WORK_PER_STRETCH
+from dmp.pacing import STOP_MEMORY, STOP_READY, WORK_PER_STRETCH
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
 from dmp.takers import FeedTaker
@@ -120,6 +120,7 @@ class Sink:
     _lanes: dict[tuple[Queue, ...], Sequence[Lane]] = attrs.field(factory=dict, init=False)
     _laned: set[Queue] = attrs.field(factory=set, init=False)  # the queues of these lanes
     _of_queue: dict[Queue, Lane] = attrs.field(factory=dict, init=False)  # not empty: each queue has its own
+    _finding: Finding | None = attrs.field(default=None, init=False)  # the route of the next message
     _touched: list[Lane] = attrs.field(factory=list, init=False)
     _work: int = attrs.field(default=0, init=False)
     _taken: int = attrs.field(default=0, init=False)  # of what is scanned, up to the last good message
@@ -229,6 +230,8 @@ class Sink:
                 if odd or route is None:
                     self._taken = at
                     at = self._odd(data, at, after)
+                    if self._finding is not None:
+                        return at
                     continue
                 lanes, start = route.lanes, at
                 most = self._touch(route)
@@ -344,6 +347,8 @@ class Sink:
         parts = layout_untrusted(data, at, after, self._broker.settings.message_bytes_max)
         names = data[at + SIZE_BYTES : parts.properties_end]
         route = self._routes.get(names) or self._route(names, parts)
+        if route is None:
+            return at
         most = self._touch(route)
         before = data[at : parts.body_at]
         stride, stop, count = after - at, after, 1
@@ -416,8 +421,8 @@ class Sink:
 
     # What names and envelopes mean.
 
-    def _route(self, names: bytes, parts: MessageLayout) -> SinkRoute:
-        """Raises RemoteProtocolError."""
+    def _route(self, names: bytes, parts: MessageLayout) -> SinkRoute | None:
+        """None: bindings are made for this to take long, and input waits. Raises RemoteProtocolError."""
         sink, broker = self._exchange.name, self._broker
         if parts.exchange not in (b"", sink):
             raise wire_error(Reply.SYNTAX_ERROR, "the exchange of a message is not the sink's")
@@ -426,7 +431,13 @@ class Sink:
             raise wire_error(Reply.SYNTAX_ERROR, f"{len(properties)} bytes of properties")
         try:
             head = Head(sink, parts.key, 0, properties)
-            queues, work = broker.route(sink, head)
+            finding, self._finding = self._finding, None
+            steps = broker.route_steps(sink, head)
+            found = found_at_once(steps) if finding is None else finding.found()
+            if found is None:
+                self._wait_for(Finding(steps))
+                return None
+            queues, work = found
         except Refusal as error:
             known = Reply.NOT_FOUND if error.code is Code.NOT_FOUND else Reply.SYNTAX_ERROR
             raise wire_error(known, error.text) from error
@@ -442,6 +453,14 @@ class Sink:
         )
         self._routes_cached.add(size)
         return route
+
+    def _wait_for(self, finding: Finding) -> None:
+        """Input waits until it is found, and comes again from this message on."""
+        session, sliced_work = self._session, self._broker.sliced_work
+        self._finding = finding
+        session.stop(STOP_READY)
+        sliced_work.when_idle(session.connection.guarded(partial(session.go_soon, STOP_READY)))
+        sliced_work.add(finding.rest())
 
     def _lanes_of(self, queues: tuple[Queue, ...]) -> Sequence[Lane]:
         """One shared sequence of lanes for each set of queues: `_scan` compares by identity."""

@@ -132,6 +132,7 @@ class Mux:
     def end(self) -> None:
         """The connection ends: everything that depends on it goes."""
         self.dispatching = False
+        self.publishing.forget_waiting()
         self.broker.memory.forget(self)
         self.release(
             [channel for channel in self.by_number.values() if channel.state is not ChannelState.CLOSING]

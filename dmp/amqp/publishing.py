@@ -28,7 +28,7 @@ from dmp.amqp.content import Content
 from dmp.amqp.states import ChannelState
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
 from dmp.data_types import short
-from dmp.exchanges import DEFAULT_IN_RULES
+from dmp.exchanges import DEFAULT_IN_RULES, Finding, Route, RouteSteps, found_at_once
 from dmp.message import Head
 from dmp.pacing import QUEUES_AT_ONCE
 from dmp.queues import Queue
@@ -80,10 +80,19 @@ class Post:
     rejecting: Sequence[Queue] = ()
 
 
+@attrs.define(eq=False)
+class _Waiting:
+    """A run whose route takes many steps to find."""
+
+    post: Post
+    bodies: Sequence[bytes]
+    finding: Finding
+
+
 class Publishing:
     """One connection's."""
 
-    __slots__ = ("_cached", "_last", "_mux", "_posts", "_tracks")
+    __slots__ = ("_cached", "_last", "_mux", "_posts", "_tracks", "waiting")
 
     def __init__(self, mux: Mux) -> None:
         self._mux = mux
@@ -91,6 +100,7 @@ class Publishing:
         self._cached = CacheBytes(mux.broker.accounts.caches)
         self._last: Post | None = None
         self._tracks: dict[bytes, Track] = {}  # of the recording, by exchange
+        self.waiting: _Waiting | None = None
 
     def forget(self) -> None:
         """A channel has ended, and some posts may be its."""
@@ -177,7 +187,12 @@ class Publishing:
         mux, head, channel = self._mux, post.head, post.channel
         broker = mux.broker
         if post.generation != broker.generation:
-            self._route(post)
+            steps = self._find(post)
+            route = found_at_once(steps)
+            if route is None:
+                self._wait_for_route(_Waiting(post, bodies, Finding(steps)))
+                return
+            self._take_route(post, route)
         count = len(bodies)
         for observe in broker.observers:
             observe(head.exchange, head, post.queues, bodies)
@@ -229,7 +244,8 @@ class Publishing:
         if broker.memory.full:
             mux.wait_for_memory()
 
-    def _route(self, post: Post) -> None:
+    def _find(self, post: Post) -> RouteSteps:
+        """Raises Refusal."""
         content, head = post.content, post.head
         broker = self._mux.broker
         self._mux.require(WRITE, content.exchange or DEFAULT_IN_RULES)
@@ -237,11 +253,44 @@ class Publishing:
         user = head.noted.user_id
         if user is not None and user != self._mux.owner.user.encode():
             raise Refusal(Code.PRECONDITION_FAILED, "user_id property set to another than the login's user")
-        post.queues, work = broker.route(content.exchange, head)
+        return broker.route_steps(content.exchange, head)
+
+    def _take_route(self, post: Post, route: Route) -> None:
+        post.queues, work = route
         self._mux.worked(work)
         post.rejecting = [queue for queue in post.queues if queue.capped and queue.kind.arguments.rejects]
-        post.generation = broker.generation
+        post.generation = self._mux.broker.generation
         post.run_max = max(1, _RUN_MAX // (len(post.queues) or 1))
+
+    def _wait_for_route(self, waiting: _Waiting) -> None:
+        """Bindings are made for this to take long: input waits meanwhile, so the channel keeps its order."""
+        mux = self._mux
+        if waiting.post.head.large:
+            for body in waiting.bodies:
+                mux.broker.bodies.refer(body)
+        self.waiting = waiting
+        mux.add_work(waiting.finding.rest())
+
+    def publish_waiting(self) -> None:
+        """Its route is found: publish what waits, before more input is taken. Raises Refusal.
+
+        What was bound since does not count: else one who keeps binding could hold it up for ever.
+        """
+        waiting, mux = self.waiting, self._mux
+        assert waiting is not None
+        mux.current, mux.index = waiting.post.channel, PUBLISH_INDEX
+        try:
+            self._take_route(waiting.post, waiting.finding.found())
+            self.publish(waiting.post, waiting.bodies)
+        finally:
+            self.forget_waiting()
+
+    def forget_waiting(self) -> None:
+        """It is published, or its connection ends."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None and waiting.post.head.large:
+            for body in waiting.bodies:
+                self._mux.broker.bodies.let_go(body)
 
     def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: Confirms) -> None:
         """Some queue is nearly full and rejects what it has no room for: each message has its own confirm."""

@@ -170,6 +170,22 @@ class AmqpSession(SessionBase):
             self.broker.counts.too_late += what != CLOSE
             self._end(Event.END)
 
+    def go(self, reason: int) -> None:
+        if self.mux.publishing.waiting is not None and not (self.stopped & ~reason or self.lost):
+            self._publish_waiting()
+        super().go(reason)
+
+    def _publish_waiting(self) -> None:
+        publishing = self.mux.publishing
+        if self.state is not State.OPEN:
+            publishing.forget_waiting()
+            return
+        try:
+            publishing.publish_waiting()
+        except Refusal as refusal:
+            self._refuse(refusal)
+        self.mux.end_stretch()
+
     def drained(self) -> None:
         super().drained()
         self.mux.dispatch()

@@ -1,5 +1,6 @@
 """Routing without a wire: four types, exchanges behind exchanges, what goes with what."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands, encode
 
+from dmp import exchanges
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import Exchange, HeaderMatch, HeadersIndex
+from dmp.exchanges import Exchange, HeaderMatch, HeadersIndex, at_once
 from dmp.message import Head
 from dmp.refusals import Code, Refusal
 from dmp.settings import DmpSettings
-from tests.dmp.world import World
+from tests.dmp.world import EIGHTEEN, World, bind_to_be_looked_at
 
 NO_TABLE = b"\0\0\0\0"
 
@@ -127,7 +129,33 @@ async def test_the_alternate_exchange_gets_what_nobody_wants(world: World) -> No
 def test_headers_fit_a_binding_by_all_or_any_of_its_arguments(
     arguments: dict[str, Any], headers: dict[str, Any], fits: bool
 ) -> None:
-    assert HeaderMatch(arguments).fits(headers) is fits
+    index, leads_to = HeadersIndex(), Exchange(b"", ExchangeKind("fanout"))
+    index.add(b"", leads_to, HeaderMatch(arguments))
+    assert list(at_once(index.match(having(headers)))) == [leads_to] * fits
+    assert fit(arguments, headers) is fits
+
+
+def having(headers: dict[str, Any]) -> Any:
+    """A message with these headers."""
+    return SimpleNamespace(headers=headers)
+
+
+def fit(arguments: dict[str, Any], headers: dict[str, Any]) -> bool:
+    """Whether a message with these headers goes where these arguments are bound: the plain definition."""
+    with_x = arguments.get("x-match", "all").endswith("-with-x")
+    counting = [name for name in arguments if name != "x-match" and (with_x or not name.startswith("x-"))]
+    there = [
+        name in headers
+        and (
+            arguments[name] is None
+            or (
+                arguments[name] == headers[name]
+                and isinstance(arguments[name], bool) == isinstance(headers[name], bool)
+            )
+        )
+        for name in counting
+    ]
+    return all(there) if arguments.get("x-match", "all").startswith("all") else any(there)
 
 
 async def test_a_binding_that_makes_no_sense_is_refused_before_anything_is_written(world: World) -> None:
@@ -245,33 +273,90 @@ async def test_a_message_is_held_against_few_of_many_headers_bindings(world: Wor
     assert found.steps - before < 20
 
 
-VALUES = st.sampled_from([None, True, False, 0, 1, 2, 1.0, "1", b"1", bytearray(b"1"), [1], [True], {"a": 1}])
-TABLES = st.dictionaries(st.sampled_from(["a", "b", "c", "x-d"]), VALUES, max_size=4)
+SIMPLE = st.sampled_from([None, True, False, 0, 1, 2, 1.0, "1", b"1", bytearray(b"1")])
+NESTED = st.sampled_from([[1], [True], [b"1"], [bytearray(b"1")], {"a": 1}, {"a": 1.0}, {"a": [1, {}]}])
+VALUES = SIMPLE | NESTED
+TABLES = st.dictionaries(st.sampled_from(["a", "b", "c", "x-d", "?a", "=a"]), VALUES, max_size=4)
 MATCHES = st.sampled_from(["all", "any", "all-with-x", "any-with-x"])
 
 
 @given(
-    tables=st.lists(st.tuples(TABLES, MATCHES), max_size=12),
+    tables=st.lists(st.tuples(TABLES, MATCHES, st.integers(0, 3)), max_size=12),
     gone=st.sets(st.integers(0, 11)),
     headers=st.lists(TABLES, min_size=1, max_size=4),
+    at_once_max=st.sampled_from([1, 1000]),
 )
 def test_the_bindings_found_are_those_that_fit(
-    tables: list[tuple[dict[str, Any], str]], gone: set[int], headers: list[dict[str, Any]]
+    tables: list[tuple[dict[str, Any], str, int]],
+    gone: set[int],
+    headers: list[dict[str, Any]],
+    at_once_max: int,
 ) -> None:
-    bindings = [Binding(b"h", b"%d" % number, True, b"", b"") for number in range(len(tables))]
-    matches = [HeaderMatch({**table, "x-match": match}) for table, match in tables]
+    """Of several destinations: some bindings differ in their keys only, some in where they lead."""
     kind = ExchangeKind("fanout")
-    index = HeadersIndex({binding: Exchange(binding.destination, kind) for binding in bindings})
-    for binding, match in zip(bindings, matches, strict=True):
-        index.add(binding, match)
-    for number, binding in enumerate(bindings):
+    places = [Exchange(b"%d" % number, kind) for number in range(4)]
+    exchange = Exchange(b"h", ExchangeKind("headers"))
+    bindings: dict[Binding, dict[str, Any]] = {}
+    for number, (table, match, place) in enumerate(tables):
+        arguments = {**table, "x-match": match}
+        same = repr(sorted(arguments.items(), key=str)).encode()
+        binding = Binding(b"h", places[place].name, True, b"%d" % number, same)
+        bindings[binding] = arguments
+        exchange.add(binding, places[place], arguments)
+    for number, binding in enumerate(list(bindings)):
         if number in gone:
-            index.remove(binding)
-    assert len(index) == len([number for number in range(len(bindings)) if number not in gone])
-    for each in headers:
-        fitting = {
-            binding.destination
-            for number, (binding, match) in enumerate(zip(bindings, matches, strict=True))
-            if number not in gone and match.fits(each)
-        }
-        assert {found.name for found in index.match(each) if isinstance(found, Exchange)} == fitting
+            exchange.remove(binding)
+            del bindings[binding]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchanges, "COMPARED_AT_ONCE", at_once_max)
+        for each in headers:
+            steps = exchange.match_headers(having(each))
+            assert steps is not None
+            fitting = {binding.destination for binding, wanted in bindings.items() if fit(wanted, each)}
+            assert {found.name for found in at_once(steps) if isinstance(found, Exchange)} == fitting
+
+
+async def test_bindings_made_to_be_looked_at_are_looked_at_a_few_at_a_time(world: World) -> None:
+    found = exchange(world, b"h", "headers")
+    of = queue(world, b"q")
+    bind_to_be_looked_at(world, b"h", of, 4000)
+    head = Head(b"h", b"", 0, EIGHTEEN)
+    before, most = found.steps, 0
+    for _ in world.broker.route_steps(b"h", head):
+        most, before = max(most, found.steps - before), found.steps
+    assert world.broker.route(b"h", head)[0] == (of,)
+    assert 0 < most <= 2 * exchanges.COMPARED_AT_ONCE
+    assert found.steps > 5 * exchanges.COMPARED_AT_ONCE
+
+
+async def test_where_any_header_is_enough_those_that_lead_to_one_queue_are_one_step(world: World) -> None:
+    found = exchange(world, b"h", "headers")
+    of, other = queue(world, b"q"), queue(world, b"other")
+    for number in range(1000):
+        bind(world, b"h", of, **{"x-match": "any", "shared": 1, "n": number})
+    bind(world, b"h", other, **{"x-match": "any", "shared": 1, "n": "other"})
+    before = found.steps
+    assert routed(world, b"h", headers={"shared": 1}) == {b"q", b"other"}
+    assert found.steps - before < 5
+
+
+async def test_bindings_that_need_the_same_headers_are_looked_at_as_one(world: World) -> None:
+    found = exchange(world, b"h", "headers")
+    for number in range(300):
+        bind(world, b"h", queue(world, b"%d" % number), shared=1, other=1)
+    before = found.steps
+    assert routed(world, b"h", headers={"shared": 1}) == set()
+    assert found.steps - before < 5
+    assert len(routed(world, b"h", headers={"shared": 1, "other": 1})) == 300
+
+
+async def test_a_message_with_few_headers_is_soon_held_against_a_large_binding(world: World) -> None:
+    found = exchange(world, b"h", "headers")
+    wanted = {f"{number}": 1 for number in range(200)}
+    bind(world, b"h", queue(world, b"any"), **{**wanted, "x-match": "any"})
+    bind(world, b"h", queue(world, b"all"), **wanted)
+    before = found.steps
+    assert routed(world, b"h", headers={"other": 1}) == set()
+    assert routed(world, b"h", headers={"7": 1, "other": 2}) == {b"any"}
+    assert found.steps - before < 10
+    assert routed(world, b"h", headers={**wanted, "other": 2}) == {b"any", b"all"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from dmp import wire
+from dmp import exchanges, wire
 from dmp.data_types import short
 from dmp.declarations import QueueKind
 from dmp.pacing import WORK_PER_STRETCH
@@ -15,7 +15,7 @@ from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
 from tests.dmp.peers import Application, Peer, bodies, opened, packed, texts
-from tests.dmp.world import World, laborious, ready
+from tests.dmp.world import EIGHTEEN, World, bind_to_be_looked_at, laborious, ready
 
 PERSISTENT = commands.Basic.Properties(delivery_mode=2).marshal()
 REFUSED = "502 SYNTAX-ERROR"
@@ -461,3 +461,23 @@ async def test_the_rest_of_a_message_that_came_in_pieces_is_awaited(app: Applica
         sink.say(piece)
         awaited.append(sink.connection.rests_awaited - before)
     assert awaited == [1, 2, 2, 2]
+
+
+async def test_a_sink_waits_for_a_route_that_takes_long_and_then_goes_on_in_order(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchanges, "COMPARED_AT_ONCE", 64)
+    app.exchange(b"h", "headers")
+    queue, gone = app.queue(b"q"), app.queue(b"gone")
+    bind_to_be_looked_at(app.world, b"h", queue, 500)
+    app.world.topology.bind(b"h", queue, b"", b"", {})
+    app.world.topology.bind(b"h", gone, b"", b"", {})
+    sink = app.sink(b"h")
+    sink.say(packed(b"first") + packed(b"slow", properties=EIGHTEEN) + packed(b"behind"))
+    assert ready(queue) == [b"first"]
+    app.world.topology.delete_queue(gone)
+    for _ in range(100):
+        app.world.advance(0)
+        sink.wake_if_due()
+    assert ready(queue) == [b"first", b"slow", b"behind"]
+    assert sink.connection.reading

@@ -7,18 +7,17 @@ import struct
 import pytest
 from pamqp import base, commands
 
-from dmp import queues
+from dmp import exchanges, queues
 from dmp.amqp import publishing
 from dmp.amqp.wire import encode
 from dmp.data_types import short
-from dmp.exchanges import HeaderMatch
 from dmp.message import Message
 from dmp.queues import Queue
 from dmp.ready import ReadyRow
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Peer, bodies, publish
-from tests.dmp.world import PERSISTENT, Taker, World, head, ready
+from tests.dmp.world import EIGHTEEN, PERSISTENT, Taker, World, bind_to_be_looked_at, head, ready
 from tests.support.commits import fail, journal_write, watch
 
 C = commands
@@ -471,22 +470,6 @@ async def test_bytes_that_wait_for_the_disk_are_counted_until_it_has_them(world:
     assert (queue.unsynced_bytes, queue.room_for(head(b"q", 4), 3)) == (0, 1)
 
 
-def test_a_message_with_few_headers_is_soon_held_against_a_large_binding() -> None:
-    class Counted(dict[str, object]):
-        looked = 0
-
-        def __contains__(self, name: object) -> bool:
-            Counted.looked += 1
-            return super().__contains__(name)
-
-    wanted = {f"{number}": 1 for number in range(1000)}
-    assert not HeaderMatch({**wanted, "x-match": "any"}).fits(Counted(other=1))
-    assert not HeaderMatch(wanted).fits(Counted({"1": 1}))
-    assert Counted.looked < 5
-    assert HeaderMatch({**wanted, "x-match": "any"}).fits({"7": 1, "other": 2})
-    assert HeaderMatch(wanted).fits({**wanted, "other": 2})
-
-
 async def many_bindings(world: World, exchange: str, count: int) -> Peer:
     """A client that has bound so many keys of a durable exchange, and one of another, to a durable queue."""
     peer = Peer(world).login()
@@ -887,3 +870,100 @@ async def test_an_immediate_message_for_very_many_queues_goes_to_those_that_deli
     assert peer.names() == (["Basic.Ack"] if takers else [*RETURNED, "Basic.Ack"])
     assert [taker.bodies for taker in given] == [[b"x"]] * takers
     assert depths(world, queues) == {0}
+
+
+@pytest.fixture
+def looked_at(world: World, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue whose headers bindings take a message of `EIGHTEEN` several turns to look through."""
+    monkeypatch.setattr(exchanges, "COMPARED_AT_ONCE", 64)
+    queue = world.queue(b"q")
+    bind_to_be_looked_at(world, b"amq.headers", queue, 500)
+    return queue
+
+
+async def test_a_message_whose_route_takes_long_keeps_its_place_on_its_channel_and_no_other(
+    world: World, looked_at: Queue
+) -> None:
+    peer, other = await confirming(world), await confirming(world)
+    before = world.broker.counts.published
+    slow = publish("amq.headers", "", b"slow", properties=EIGHTEEN)
+    peer.send(slow + publish("", "q", b"behind") + slow)
+    other.publish("", "q", b"between")
+    assert other.names() == ["Basic.Ack"]
+    assert (peer.frames_now(), looked_at.depth) == ([], 1)
+    for _ in range(100):
+        world.advance(0)
+        peer.pump()
+    assert ready(looked_at) == [b"between", b"slow", b"behind", b"slow"]
+    assert [ack.delivery_tag for _, ack in peer.frames()][-1] == 3
+    assert world.broker.counts.published == before + 4
+    assert peer.connection.reading
+
+
+async def test_what_waits_for_its_route_comes_before_the_end_of_its_connection(
+    world: World, looked_at: Queue
+) -> None:
+    peer, lost = Peer(world).login(), Peer(world).login()
+    for each in (peer, lost):
+        each.send(publish("amq.headers", "", b"x", properties=EIGHTEEN))
+    peer.session.receive_eof()
+    lost.session.connection_lost()
+    for _ in range(100):
+        world.advance(0)
+        peer.pump()
+    assert ready(looked_at) == [b"x"], "what is cut off was not taken"
+    assert peer.session.ended
+
+
+async def test_a_queue_that_goes_while_the_route_to_it_is_found_gets_nothing(
+    world: World, looked_at: Queue
+) -> None:
+    peer = await confirming(world)
+    peer.publish("amq.headers", "", b"x", properties=EIGHTEEN)
+    world.topology.delete_queue(looked_at)
+    for _ in range(100):
+        world.advance(0)
+        peer.pump()
+    assert peer.names() == ["Basic.Ack"]
+    assert world.broker.counts.unroutable == 1
+
+
+async def test_a_route_that_is_refused_after_many_steps_closes_its_channel(
+    world: World, looked_at: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchanges, "KEYS_STEPS_MAX", -1)
+    world.topology.bind(b"amq.headers", world.topology.exchange(b"amq.topic"), b"", b"", {"h0": 1})
+    world.topology.bind(b"amq.topic", looked_at, b"#", b"", {})
+    headers = {f"h{number}": 1 for number in range(18)} | {"CC": ["other"]}
+    peer = await confirming(world)
+    peer.publish("amq.headers", "", b"x", properties=C.Basic.Properties(headers=headers).marshal())
+    assert peer.names() == []
+    for _ in range(100):
+        world.advance(0)
+        peer.pump()
+    ((_, close),) = peer.frames()
+    assert (close.name, close.reply_code) == ("Channel.Close", 406)
+    assert looked_at.depth == 0
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+async def test_a_large_body_is_kept_while_its_route_is_found(
+    monkeypatch: pytest.MonkeyPatch, cut_off: bool
+) -> None:
+    monkeypatch.setattr(exchanges, "COMPARED_AT_ONCE", 64)
+    world = await World.open(DmpSettings(message_bytes_max=1000))
+    queue = world.queue(b"q")
+    bind_to_be_looked_at(world, b"amq.headers", queue, 500)
+    peer = Peer(world).login()
+    peer.send(publish("amq.headers", "", b"y" * 2000, properties=EIGHTEEN))
+    assert queue.depth + queue.unsynced == 0
+    if cut_off:
+        peer.session.connection_lost()
+    for _ in range(100):
+        world.advance(0)
+        peer.pump()
+        world.settle()
+    assert queue.depth == (not cut_off)
+    assert len(world.body_logs) == (not cut_off)
+    if not cut_off:
+        assert world.body(queue.ready.popleft()) == b"y" * 2000

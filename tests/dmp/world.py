@@ -1,9 +1,11 @@
 """A broker on a store in memory, and takers that a test looks into."""
 
 from collections.abc import Sequence
+from itertools import combinations, islice
 from typing import Any
 
 import structlog
+from pamqp import commands, encode
 
 from dmp.bodies import BODIES, REFERENCE_BYTES, part_bytes
 from dmp.broker import Broker
@@ -174,3 +176,16 @@ def head(key: bytes = b"", size: int = 0, properties: bytes = NO_PROPERTIES, exc
 def ready(queue: Queue) -> list[bytes]:
     """The bodies of what is ready, the next one out first."""
     return [message.body for message in queue.ready]
+
+
+EIGHTEEN = commands.Basic.Properties(headers={f"h{number}": 1 for number in range(18)}).marshal()
+"""Properties with headers that bindings are made for."""
+
+
+def bind_to_be_looked_at(world: World, source: bytes, queue: Queue, count: int) -> None:
+    """So many headers bindings that a message of `EIGHTEEN` is held against, as far as no index helps: each
+    wants nine of its headers, and one that it has not. And one more that it fits."""
+    names = [f"h{number}" for number in range(18)]
+    tables = [{**dict.fromkeys(some, 1), "missing": 1} for some in islice(combinations(names, 9), count)]
+    for arguments in (*tables, {"h0": 1}):
+        world.topology.bind(source, queue, b"", encode.field_table(arguments), arguments)

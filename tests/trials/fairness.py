@@ -1059,6 +1059,43 @@ def amqp_a_message_under_200000_headers_bindings(served: Served) -> None:
         peer.confirmed(4)
 
 
+def _looked_through(served: Served, arguments: Callable[[int], Mapping[str, Any]], headers: Any) -> None:
+    """Messages with these headers, under 200,000 bindings to 1,000 queues."""
+    with Amqp(served.address("dmp")) as peer:
+        for number in range(1000):
+            peer.say(1, commands.Queue.Declare(queue=f"q{number}", nowait=True))
+        for at in range(0, 200_000, 5000):
+            binds = [
+                commands.Queue.Bind(0, f"q{n % 1000}", "amq.headers", "", True, dict(arguments(n)))
+                for n in range(at, at + 5000)
+            ]
+            peer.say(1, *binds)
+        _depth(peer, "q0")
+        peer.call(commands.Confirm.Select())
+        served.begin()
+        for number in range(4):  # that differ, so that no route is known
+            properties = commands.Basic.Properties(headers={**headers, "other": number})
+            peer.socket.sendall(_message("amq.headers", "", b"x", properties))
+        peer.confirmed(4)
+
+
+def amqp_a_message_under_200000_bindings_to_any_of_eight_headers(served: Served) -> None:
+    shared = {f"shared{number}": 1 for number in range(8)}
+    _looked_through(served, lambda n: {**shared, "n": n, "x-match": "any"}, shared)
+
+
+def amqp_a_message_under_200000_bindings_to_all_of_some_headers(served: Served) -> None:
+    """Each wants eight or more of eighteen, and one that no message has: no index tells them apart."""
+    wanted = [n for n in range(1 << 18) if n.bit_count() >= 8]
+    names = [f"h{number}" for number in range(18)]
+
+    def arguments(number: int) -> Mapping[str, Any]:
+        some = wanted[number % len(wanted)]
+        return {name: 1 for bit, name in enumerate(names) if some >> bit & 1} | {"missing": 1}
+
+    _looked_through(served, arguments, dict.fromkeys(names, 1))
+
+
 def amqp_a_message_under_10000_topic_bindings_and_their_queues_end(served: Served) -> None:
     with _bound(served, "topic", lambda n: {"routing_key": f"*.*.*.{n}"}) as peer:
         peer.call(commands.Confirm.Select())
