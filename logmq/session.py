@@ -415,17 +415,23 @@ class Session(SessionBase):
     def _produce_run(self, data: bytes) -> int:
         """Handle the lines of `data`, which begins with `_run_word`, if all of them do.
 
-        Returns the end of the last complete line, or `at`. A read of 64 lines of 100 bytes takes 36 us so,
-        and 73 us line by line.
+        Returns the end of the last complete line, or 0. A read of 64 lines of 100 bytes takes 36 us so, and
+        73 us line by line.
         """
-        log = self._run_log
+        log, word = self._run_log, self._run_word
         last = data.rfind(b"\n") + 1
         if not last or log is None:
             return 0
+        if data.find(b"\n") == last - 1:  # one line, as from each client that waits for its answer
+            size = last - 1 - len(word)
+            if size > self._size_max or data[last - 2] == 13:
+                return 0
+            self._append(log, size.to_bytes(runs.HEADER_BYTES, "big") + data[len(word) : last - 1], 1, ())
+            return last
         if last > RUN_BYTES and data.count(b"\n") > RUN_LINES:
             last = data.rfind(b"\n", 0, RUN_BYTES) + 1 or last
         lines = data if last == len(data) else data[:last]
-        run = runs.produced(lines, self._run_word, self._run_separator, self._size_max)
+        run = runs.produced(lines, word, self._run_separator, self._size_max)
         if run is None:
             return 0
         self._append(log, *run)
@@ -588,7 +594,7 @@ class Session(SessionBase):
         counts.bytes_in += len(records)
         reply = b"OK %d\n" % first if count == 1 else runs.ok_lines(first, count, lengths)
         self.replies.reply_after(ticket, reply, count)
-        if self.broker.store.congested:
+        if log.committer.congested:
             self.stop_if_congested(self.broker.store)
 
     def _append_mixed(self, logs: "Sequence[Log]", messages: Sequence[bytes]) -> None:
