@@ -440,10 +440,15 @@ class Session(SessionBase):
         return last
 
     def _learn_run(self, data: bytes) -> bool:
-        """Prepare for a run by its first line, a PRODUCE; False if that needs a closer look."""
+        """Prepare for a run by its first line, a PRODUCE; False if that needs a closer look, or the next line
+        is of another topic.
+        """
         end = data.find(b"\n")
         space = data.find(b" ", len("PRODUCE "), end)
         if end < 0 or space < 0 or end - space > self._size_max:
+            return False
+        word = data[: space + 1]
+        if len(data) > end + 1 and not data.startswith(word, end + 1):
             return False
         topic = data[len("PRODUCE ") : space]
         if self.guard is not None and not self.guard.may(self.user, WRITE, topic):
@@ -452,7 +457,7 @@ class Session(SessionBase):
             self._run_log = self._writable(topic)
         except Refusal:
             return False
-        self._run_word = data[: space + 1]
+        self._run_word = word
         self._run_separator = b"\n" + self._run_word
         return True
 
@@ -609,7 +614,8 @@ class Session(SessionBase):
             self.replies.reply_after(ticket, (b"OK %d\n" * count) % tuple(offsets), count)
         if count < len(logs):
             self._append_by_topic(logs[count:], records[count:])
-        self.stop_if_congested(self.broker.store)
+        if logs[0].committer.congested:
+            self.stop_if_congested(self.broker.store)
 
     def _append_by_topic(self, logs: "Sequence[Log]", records: Sequence[bytes]) -> None:
         """The same with one append for each topic; the answers are in the order of the requests."""
