@@ -27,16 +27,12 @@ Lengths = int | Sequence[int]
 
 
 def produced(lines: bytes, word: bytes, separator: bytes, size_max: int) -> tuple[bytes, int, Lengths] | None:
-    """The records of PRODUCE lines, their count and lengths. None where the lines need a closer look.
+    """The records of several PRODUCE lines, their count and lengths. None where they need a closer look.
 
     `lines` begins with `word`, which is `PRODUCE <topic> `, and ends in LF. `separator`: LF and `word`. None:
-    a line begins otherwise or ends in CR LF, or a message is above `size_max`, or several are long.
+    a line begins otherwise or ends in CR LF, or a message is above `size_max`, or the first is long.
     """
     size = lines.find(b"\n") - len(word)
-    if len(word) + size + 1 == len(lines):
-        if size > size_max or lines[-2] == 13:
-            return None
-        return size.to_bytes(HEADER_BYTES, "big") + lines[len(word) : -1], 1, HEADER_BYTES + size
     if size > LINE_BYTES_MAX or not lines.startswith(separator, len(word) + size) or b"\r" in lines:
         return None
     messages = lines[len(word) : -1].split(separator)
