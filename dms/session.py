@@ -184,6 +184,8 @@ class Session(SessionBase):
                 done = size
             else:
                 done = self._fast_produce(data, 0, size) * size
+            if not done and size >= runs.RUN_LEAST * HEADER_BYTES:
+                done = self._fast_runs(data)
             if done == size:
                 durable, outbox = self._engine.durable, self.connection.outbox
                 if outbox.size > outbox.bound or (durable is not None and durable.congested):
@@ -258,6 +260,78 @@ class Session(SessionBase):
             return HEADER_BYTES
         self._consume((data[last + ID_AT : last + HEADER_BYTES],))
         return len(data)
+
+    def _fast_runs(self, data: bytes) -> int:
+        """Handle the runs with which a read begins: PRODUCEs to one queue, ACKs, CONSUMEs of `queue`, or ACKs
+        with a CONSUME behind each. From clients with a window that is mostly all of it.
+
+        Returns how many bytes are done; the rest is for `apply`. 0 is always right. `apply` takes runs as
+        well, but gathers neighbours between them, and may stop anywhere: with a window of 16 that costs a
+        tenth more.
+        """
+        at, end = 0, len(data)
+        name = self.queue_name
+        for _ in range(FRAMES_PER_TURN // runs.RUN_MOST):
+            if end - at < runs.RUN_LEAST * HEADER_BYTES:
+                break
+            magic, length, what, _ = _unpack(data, at)
+            if magic != MAGIC:
+                break
+            done = 0
+            if what == _PRODUCE:
+                done = self._fast_produces(data, at, length)
+            elif what == _CONSUME:
+                if length == len(name) and data.startswith(name, at + HEADER_BYTES):
+                    done = self._fast_consumes(data, at, length)
+            elif what == _ACK and not length:
+                done = self._fast_acks(data, at)
+            if not done:
+                break
+            at += done
+        return at
+
+    def _fast_acks(self, data: bytes, at: int) -> int:
+        if runs.begins(data, at, HEADER_BYTES):
+            acks = runs.alike(data, at, 0)
+            return len(acks) * HEADER_BYTES if acks is not None and self._try_ack(acks) else 0
+        turn = 2 * HEADER_BYTES + len(self.queue_name)
+        run = runs.by_turns(data, at, self.queue_name) if runs.begins(data, at, turn) else None
+        if run is None or not self._may_want(len(run[0])) or not self._try_ack(run[0]):
+            return 0
+        self._consume(run[1])
+        return len(run[0]) * turn
+
+    def _fast_consumes(self, data: bytes, at: int, length: int) -> int:
+        step = HEADER_BYTES + length
+        wants = runs.alike(data, at, length) if runs.begins(data, at, step) else None
+        if wants is None or not self._may_want(len(wants)):
+            return 0
+        self._consume(wants)
+        return len(wants) * step
+
+    def _fast_produces(self, data: bytes, at: int, length: int) -> int:
+        payload = at + HEADER_BYTES
+        if not (2 < length <= PAYLOAD_BYTES_MAX and runs.begins(data, at, HEADER_BYTES + length)):
+            return 0
+        width = 2 + (data[payload] << 8 | data[payload + 1])
+        name = data[payload + 2 : payload + width]
+        queue = self._queues.get(name)
+        if queue is None or width > length:
+            return 0
+        run = runs.produced(data, at, length, width)
+        if run is None:
+            return 0
+        ids, names, bodies = run
+        count = len(ids)
+        if names.count(name) < count or count > queue.room:
+            return 0
+        try:
+            ticket = queue.produce(bodies, count * (length - width))
+        except Refusal:
+            return 0  # the slow path refuses them
+        self.produced += count
+        self._answer(ticket, PRODUCE_OK, ids)
+        return count * (HEADER_BYTES + length)
 
     # -- input
 

@@ -69,11 +69,11 @@ def test_both_paths_say_the_same(persist: bool, reads: list[tuple[int, bytes]]) 
     assert said(persist, reads) == said(persist, reads, fast_path=False)
 
 
-def said(persist: bool, reads: list[tuple[int, bytes]], *, fast_path: bool = True) -> object:
+def said(persist: bool, reads: list[tuple[int, bytes]], *, fast_path: bool = True, depth: int = 5) -> object:
     with pytest.MonkeyPatch.context() as patch:
         if not fast_path:
             patch.setattr(Session, "receive", SessionBase.receive)
-        world = World(DmsSettings(persist=persist, depth=5))
+        world = World(DmsSettings(persist=persist, depth=depth))
         peers = [world.connect(), world.connect()]
         for name in "qr":
             peers[0].create(name)
@@ -84,6 +84,63 @@ def said(persist: bool, reads: list[tuple[int, bytes]], *, fast_path: bool = Tru
         peers[0].lose()
         found.append([peers[1].take()])
         return found, world.depths(), world.engine.counts.produced, world.engine.counts.delivered
+
+
+def each(type_: Type, first: int, count: int, payload: bytes = b"") -> bytes:
+    return b"".join(wire.pack(type_, number, payload) for number in range(first, first + count))
+
+
+def turns(held: int, count: int, name: bytes = NAME) -> bytes:
+    return b"".join(turn(first_id(held + number), number, name) for number in range(count))
+
+
+NAMES = st.sampled_from([NAME, NAME, OTHER, b"\0\1s", b"\0\2q", b"\0\0", b"\0"])
+COUNTS = st.sampled_from([1, 3, 4, 5, 6])
+HELD = st.integers(0, 12)
+RUNS = st.lists(
+    st.one_of(
+        st.builds(lambda name, count: each(Type.PRODUCE, 1, count, name + b"body"), NAMES, COUNTS),
+        st.builds(lambda name, count: each(Type.CONSUME, 1, count, name), NAMES, COUNTS),
+        st.builds(lambda held, count: each(Type.ACK, first_id(held), count), HELD, COUNTS),
+        st.builds(turns, HELD, COUNTS, NAMES),
+        st.sampled_from([b"", b"\xde", produce(1)[:-1], b"bad!" * 16, each(Type.ACK, 5, 4, NAME)]),
+    ),
+    max_size=5,
+).map(b"".join)
+
+
+@pytest.mark.parametrize("persist", [False, True], ids=["memory", "disk"])
+@given(st.lists(st.tuples(st.integers(0, 1), RUNS), max_size=8))
+def test_both_paths_say_the_same_of_runs(persist: bool, reads: list[tuple[int, bytes]]) -> None:
+    assert said(persist, reads, depth=20) == said(persist, reads, depth=20, fast_path=False)
+
+
+def test_more_than_a_few_runs_are_taken_too() -> None:
+    reads = [(0, each(Type.PRODUCE, 1, 2500, NAME + b"body")), (0, each(Type.CONSUME, 1, 1500, NAME))]
+    reads += [(0, turns(0, 1000)), (0, each(Type.ACK, first_id(1000), 1500))]
+    assert said(False, reads, depth=3000) == said(False, reads, depth=3000, fast_path=False)
+
+
+def test_what_a_client_with_a_window_sends_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(DmsSettings(persist=False))
+    producer, consumer = world.connect(), world.connect()
+    producer.create("q")
+    consumer.send(wire.pack(Type.CONSUME, 1, NAME))  # the first names the queue
+    monkeypatch.delattr(Session, "apply")
+    consumer.send(each(Type.CONSUME, 2, 4, NAME))
+    exchange(producer, each(Type.PRODUCE, 0, 5, NAME + b"body"), *((Type.PRODUCE_OK, n) for n in range(5)))
+    exchange(consumer, b"", *((Type.DELIVER, first_id(n)) for n in range(5)))
+    exchange(consumer, turns(0, 4), *((Type.ACK_OK, first_id(n)) for n in range(4)))
+    made = each(Type.PRODUCE, 5, 4, NAME + b"body")
+    exchange(consumer, made, *came(5, 4), *((Type.PRODUCE_OK, n) for n in range(5, 9)))
+    acked = [(Type.ACK_OK, first_id(n)) for n in range(5, 9)]
+    both = [(Type.PRODUCE_OK, n) for n in range(9, 13)]
+    acks, wants = each(Type.ACK, first_id(5), 4), each(Type.CONSUME, 9, 4, NAME)
+    exchange(consumer, acks + each(Type.PRODUCE, 9, 4, NAME + b"body") + wants, *acked, *both, *came(9, 4))
+
+
+def came(first: int, count: int) -> list[tuple[Type, int]]:
+    return [(Type.DELIVER, first_id(number)) for number in range(first, first + count)]
 
 
 def test_what_a_closed_loop_sends_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
