@@ -103,13 +103,13 @@ def publish(
     part: int = 1 << 30,
     **options: bool,
 ) -> bytes:
-    data = b""
+    method = encode(commands.Basic.Publish(0, exchange, key, **options), channel)
+    parts: list[bytes] = []
     for content in bodies:
-        data += encode(commands.Basic.Publish(0, exchange, key, **options), channel)
-        data += content_header(len(content), properties, channel)
+        parts += [method, content_header(len(content), properties, channel)]
         for start in range(0, len(content), part):
-            data += frame.marshal(body.ContentBody(content[start : start + part]), channel)
-    return data
+            parts.append(frame.marshal(body.ContentBody(content[start : start + part]), channel))
+    return b"".join(parts)
 
 
 def content_header(size: int, properties: bytes = NO_PROPERTIES, channel: int = 1) -> bytes:
@@ -119,9 +119,10 @@ def content_header(size: int, properties: bytes = NO_PROPERTIES, channel: int = 
 
 def decoded(data: bytes) -> Frames:
     found: Frames = []
-    while data:
-        size = int.from_bytes(data[3:7], "big")
-        whole, data = data[: size + 8], data[size + 8 :]
+    end = 0
+    while end < len(data):
+        start, end = end, end + 8 + int.from_bytes(data[end + 3 : end + 7], "big")
+        whole = data[start:end]
         assert whole[-1] == 0xCE, whole
         if whole[0] == 1:
             method = METHODS[int.from_bytes(whole[7:11], "big")]()

@@ -11,7 +11,7 @@ from dmp.data_types import short
 from dmp.principal import open_principal
 from dmp.wire import DMP_HEADER
 from shared.client.dial import Address
-from tests.support.server import Command, Server, begun, run, run_here, speak, until
+from tests.support.server import Begun, Command, Server, run, run_here, speak, until
 
 
 @pytest.fixture(scope="module")
@@ -25,19 +25,13 @@ def here(server: Server, commands: Callable[[Server, str], Command]) -> Command:
     return commands(server, "dmp")
 
 
-class Getting:
+class Getting(Begun):
     """`brokers dmp get`, its feed open."""
 
     def __init__(self, server: Server, here: Command, feed: str, *arguments: str) -> None:
         port = str(server.address("dmp")[1])
-        self.process = begun("dmp", "get", feed, *arguments, "--port", port)
+        super().__init__("dmp", "get", feed, *arguments, "--port", port)
         until(lambda: _fed(here, server, feed) or self.process.poll() is not None)
-
-    def end(self) -> bytes:
-        """What it has said, once it has ended by itself."""
-        out, err = self.process.communicate(timeout=60)
-        assert (self.process.returncode, err) == (0, b"")
-        return out
 
 
 def _fed(here: Command, server: Server, feed: str) -> bool:

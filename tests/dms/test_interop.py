@@ -1,6 +1,6 @@
 """Clients that know the specification alone, on real sockets, through what it leaves open.
 
-The server is the stand-alone form with one second of patience, so that a CONSUME that nobody answers ends.
+The server is the stand-alone form with half a second of patience, so that a CONSUME that nobody answers ends.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _names = count()
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
-    flags = ("-p", "0", "-d", "5", "-t", "1")
+    flags = ("-p", "0", "-d", "5", "-t", "0.5")
     with Server(tmp_path_factory.mktemp("dms"), *flags, verb=("dms", "serve")) as server:
         yield server.address("dms")
         assert "Traceback" not in server.said

@@ -10,7 +10,7 @@ import pytest
 
 from brokers.errors import ExitCode
 from kqmsgq.wire import message, subscribe
-from tests.support.server import Command, Server, begun, run, run_here, speak, until
+from tests.support.server import Begun, Command, Server, run, run_here, speak, until
 
 
 @pytest.fixture(scope="module")
@@ -24,20 +24,14 @@ def kqmsgq(server: Server, commands: Callable[[Server, str], Command]) -> Comman
     return commands(server, "kqmsgq")
 
 
-class Consuming:
+class Consuming(Begun):
     """`brokers kqmsgq consume`, subscribed."""
 
     def __init__(self, server: Server, *arguments: str, subscriptions: int = 1) -> None:
         before = _subscriptions(server)
         port = str(server.address("kqmsgq")[1])
-        self.process = begun("kqmsgq", "consume", *arguments, "--port", port)
+        super().__init__("kqmsgq", "consume", *arguments, "--port", port)
         until(lambda: _subscriptions(server) == before + subscriptions or self.process.poll() is not None)
-
-    def end(self) -> bytes:
-        """What it has said, once it has ended by itself."""
-        out, err = self.process.communicate(timeout=60)
-        assert (self.process.returncode, err) == (0, b"")
-        return out
 
 
 def _subscriptions(server: Server) -> int:

@@ -10,22 +10,7 @@ from hypothesis import strategies as st
 from shared.errors import StoreError, StoreReadOnly
 from shared.file_range import FileRange
 from shared.replies import PART_BYTES, Replies, ReplySlot
-from tests.support.connections import MemoryConnection
-
-
-class Ticket:
-    def __init__(self) -> None:
-        self.done = False
-        self.error: StoreError | None = None
-        self.callbacks: list[Callable[[Any], None]] = []
-
-    def when_done(self, callback: Callable[[Any], None]) -> None:
-        self.callbacks.append(callback)
-
-    def resolve(self, error: StoreError | None = None) -> None:
-        self.done, self.error = True, error
-        for callback in self.callbacks:
-            callback(self)
+from tests.support.connections import HandTicket, MemoryConnection
 
 
 def refused(error: StoreError, reply: bytes, count: int) -> bytes:
@@ -59,7 +44,7 @@ def pair(**limits: int) -> tuple[Replies, MemoryConnection]:
     return Replies(Owner(connection), **cast(Any, limits)), connection
 
 
-def owe(replies: Replies, ticket: Ticket, reply: bytes, count: int = 1) -> None:
+def owe(replies: Replies, ticket: HandTicket, reply: bytes, count: int = 1) -> None:
     replies.reply_after(cast(Any, ticket), reply, count)
 
 
@@ -84,7 +69,7 @@ def test_what_is_ready_leaves_at_once() -> None:
 
 def test_what_is_ready_waits_behind_what_is_not() -> None:
     replies, connection = pair()
-    ticket = Ticket()
+    ticket = HandTicket()
     owe(replies, ticket, b"1")
     replies.reply(b"2")
     held = replies.slot()
@@ -101,7 +86,7 @@ def test_what_is_ready_waits_behind_what_is_not() -> None:
 
 def test_a_held_answer_lets_go_what_was_ready_before_it() -> None:
     replies, connection = pair()
-    ticket = Ticket()
+    ticket = HandTicket()
     owe(replies, ticket, b"1")
     held = replies.slot()
     ticket.resolve()
@@ -112,7 +97,7 @@ def test_a_held_answer_lets_go_what_was_ready_before_it() -> None:
 
 def test_all_that_shares_a_ticket_is_one_entry_and_one_write() -> None:
     replies, connection = pair()
-    ticket = Ticket()
+    ticket = HandTicket()
     for _ in range(1000):
         owe(replies, ticket, b"x")
     assert len(ticket.callbacks) == 1
@@ -124,7 +109,7 @@ def test_all_that_shares_a_ticket_is_one_entry_and_one_write() -> None:
 
 def test_tickets_that_resolve_out_of_order_answer_in_order() -> None:
     replies, connection = pair()
-    slow, quick = Ticket(), Ticket()
+    slow, quick = HandTicket(), HandTicket()
     owe(replies, slow, b"1")
     owe(replies, quick, b"2")
     owe(replies, slow, b"3")
@@ -136,7 +121,7 @@ def test_tickets_that_resolve_out_of_order_answer_in_order() -> None:
 
 def test_a_failed_ticket_refuses_each_of_its_requests_and_no_other() -> None:
     replies, connection = pair()
-    ticket = Ticket()
+    ticket = HandTicket()
     owe(replies, ticket, b"OK\nOK\n", 2)
     replies.reply(b"PONG\n")
     owe(replies, ticket, b"OK\n")
@@ -146,7 +131,7 @@ def test_a_failed_ticket_refuses_each_of_its_requests_and_no_other() -> None:
 
 def test_a_ticket_that_is_done_already_is_answered_at_once() -> None:
     replies, connection = pair()
-    good, bad = Ticket(), Ticket()
+    good, bad = HandTicket(), HandTicket()
     good.resolve()
     bad.resolve(StoreReadOnly("bad"))
     owe(replies, good, b"fine")
@@ -156,7 +141,7 @@ def test_a_ticket_that_is_done_already_is_answered_at_once() -> None:
 
 def test_a_turn_comes_once_everything_before_has_left() -> None:
     replies, connection = pair()
-    ticket = Ticket()
+    ticket = HandTicket()
     turns: list[ReplySlot] = []
 
     def on_turn(held: ReplySlot) -> None:
@@ -197,7 +182,7 @@ def test_a_file_range_keeps_its_place() -> None:
 def test_a_lost_connection_lets_go_of_files_and_ignores_what_comes_later() -> None:
     replies, connection = pair()
     released: list[bytes] = []
-    ticket = Ticket()
+    ticket = HandTicket()
     early = replies.slot()
     late = replies.slot()
     owe(replies, ticket, b"x")
@@ -213,7 +198,7 @@ def test_a_lost_connection_lets_go_of_files_and_ignores_what_comes_later() -> No
 
 def test_reading_pauses_while_too_many_bytes_are_owed() -> None:
     replies, connection = pair(bytes_max=1260)
-    ticket, other = Ticket(), Ticket()
+    ticket, other = HandTicket(), HandTicket()
     owe(replies, ticket, b"x" * 600)
     owe(replies, other, b"y" * 400)
     assert connection.reading
@@ -227,7 +212,7 @@ def test_reading_pauses_while_too_many_bytes_are_owed() -> None:
 
 def test_reading_goes_on_once_half_of_the_bytes_have_left() -> None:
     replies, connection = pair(bytes_max=1000)
-    tickets = [Ticket() for _ in range(3)]
+    tickets = [HandTicket() for _ in range(3)]
     for ticket, size in zip(tickets, (300, 400, 400), strict=True):
         owe(replies, ticket, bytes(size))
     assert not connection.reading
@@ -291,7 +276,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_in_any_course_of_events_answers_leave_in_request_order(steps: list[tuple[str, int]]) -> None:
     replies, connection = pair()
-    tickets = [Ticket() for _ in range(4)]
+    tickets = [HandTicket() for _ in range(4)]
     held: list[tuple[ReplySlot, bytes]] = []
     expected = sent = b""
     for number, (what, which) in enumerate(steps):
@@ -301,7 +286,7 @@ def test_in_any_course_of_events_answers_leave_in_request_order(steps: list[tupl
             expected += answer
         elif what == "owe":
             if tickets[which].done:
-                tickets[which] = Ticket()
+                tickets[which] = HandTicket()
             owe(replies, tickets[which], answer)
             expected += answer
         elif what == "hold":
@@ -345,7 +330,7 @@ def bug(*_: object) -> bytes:
 
 def test_a_bug_behind_a_ticket_is_its_own_connections_end() -> None:
     bad, good = Guarded(), Guarded()
-    ticket = Ticket()
+    ticket = HandTicket()
     one, other = Replies(Owner(bad, bug)), Replies(Owner(good))
     owe(one, ticket, b"1")
     owe(other, ticket, b"2")
@@ -358,7 +343,7 @@ def test_a_bug_behind_a_ticket_is_its_own_connections_end() -> None:
 
 def test_a_bug_in_what_goes_on_when_a_ticket_is_done_is_its_own_connections_end() -> None:
     for later in ("on_turn", "when_empty", "room"):
-        connection, ticket = Guarded(), Ticket()
+        connection, ticket = Guarded(), HandTicket()
         owner = Owner(connection)
         owner.replies_full = lambda full: None if full else cast(None, bug())  # type: ignore[method-assign]
         replies = Replies(owner, bytes_max=1 if later == "room" else 99)
@@ -391,14 +376,14 @@ def test_what_waits_is_told_in_steps_and_once_more_when_nothing_does() -> None:
     assert len(owner.held_bytes) == replies.pending_bytes // (16 * 1024)
     slot.resolve(b"")
     assert owner.held_bytes[-1] == replies.pending_bytes == 0
-    ticket = Ticket()
+    ticket = HandTicket()
     owe(replies, ticket, b"x" * 20_000)
     assert owner.held_bytes[-1] > 20_000
     ticket.resolve()
     assert owner.held_bytes[-1] == 0
     told = len(owner.held_bytes)
     for _ in range(1000):
-        ticket = Ticket()
+        ticket = HandTicket()
         owe(replies, ticket, b"x" * 100)
         ticket.resolve()
     assert len(owner.held_bytes) == told, "who waits with little costs nothing"

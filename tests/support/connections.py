@@ -1,12 +1,14 @@
 """For the tests of any protocol: a connection to drive a session by hand, and a server without sockets."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 import trio
 
 from shared.budget import Account
+from shared.errors import StoreError
 from shared.file_range import FileRange
 from shared.net.admission import Admission
 from shared.net.connection import Connection, Session
@@ -172,3 +174,20 @@ class StreamServer:
         """Serve one stream to its end, and close it."""
         assert self.loop.admission.admit("", encrypted=isinstance(stream, TlsStream)) is None
         await self._driver.serve(stream, peer, "", open_session, pushes)
+
+
+class HandTicket:
+    """What a session asks of a write that it waits for; `resolve` is the disk's answer."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: StoreError | None = None
+        self.callbacks: list[Callable[[Any], None]] = []
+
+    def when_done(self, callback: Callable[[Any], None]) -> None:
+        self.callbacks.append(callback)
+
+    def resolve(self, error: StoreError | None = None) -> None:
+        self.done, self.error = True, error
+        for callback in self.callbacks:
+            callback(self)

@@ -231,6 +231,19 @@ def begun(*arguments: str, environ: Mapping[str, str] | None = None, **options: 
     return forked.start(arguments, env=clean | dict(environ or {}), **pipes | options)
 
 
+class Begun:
+    """A `brokers` command that goes on while a test does something else."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = begun(*arguments)
+
+    def end(self) -> bytes:
+        """What it has said, once it has ended by itself."""
+        out, err = self.process.communicate(timeout=START_SECONDS)
+        assert (self.process.returncode, err) == (0, b"")
+        return out
+
+
 def run_here(*arguments: str) -> Any:
     """As `run`, in this process: many times as fast, for what is asked again and again."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared.access import Access
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.session import SessionBase, Stop
-from tests.support.connections import MemoryConnection
+from tests.support.connections import HandTicket, MemoryConnection
 
 SECONDS = 30.0
 OWN = Stop.FIRST_OWN
@@ -304,25 +304,9 @@ def test_a_disk_that_is_behind_holds_input_back_until_it_says_so() -> None:
     assert connection.reading
 
 
-class Ticket:
-    done = False
-    error: StoreError | None = None
-
-    def __init__(self) -> None:
-        self.callbacks: list[Any] = []
-
-    def when_done(self, callback: Any) -> None:
-        self.callbacks.append(callback)
-
-    def resolve(self, error: StoreError | None = None) -> None:
-        self.done, self.error = True, error
-        for callback in self.callbacks:
-            callback(self)
-
-
 def test_answers_leave_in_the_order_of_requests_and_the_last_finishes() -> None:
     session, connection = opened()
-    good, bad = Ticket(), Ticket()
+    good, bad = HandTicket(), HandTicket()
     session.reply(b"1")
     session.reply_after(good, b"2")  # type: ignore[arg-type]
     session.reply(b"3")

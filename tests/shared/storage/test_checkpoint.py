@@ -393,12 +393,7 @@ async def test_a_log_whose_deletion_was_refused_is_in_the_next_checkpoint(mode: 
     await append(store, log, b"second")
     deleted = things.delete("a")
     assert await store.checkpoint()
-
-    def refuse(operation: Operation) -> None:
-        disk.before = None
-        raise OSError(errno.ENOSPC, "no space")
-
-    disk.before = refuse
+    fail(disk, errno.ENOSPC, lambda operation: True, times=1)
     store.commit_pending()
     assert deleted.error is not None
     assert things.logs["a"] is log
@@ -415,12 +410,7 @@ async def test_index_entries_of_a_log_whose_deletion_was_refused_still_reach_its
     await append(store, log, b"first")
     deleted = things.delete("a")
     assert await store.checkpoint()  # it writes what entries there are
-
-    def refuse(operation: Operation) -> None:
-        disk.before = None
-        raise OSError(errno.ENOSPC, "no space")
-
-    disk.before = refuse
+    fail(disk, errno.ENOSPC, lambda operation: True, times=1)
     store.commit_pending()
     assert deleted.error is not None
     await store.close()

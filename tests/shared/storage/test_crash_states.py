@@ -15,7 +15,6 @@ import trio
 from tests.support.crashes import Tally, check_cuts, check_kills, check_recovery, record, varied
 from tests.support.fake_disk import FakeDisk
 from tests.support.promises import BrokenPromiseError
-from tests.support.workers import worker_processes
 from tests.support.workloads import SMALL, check_short, drawn, sequence, something
 
 # Of these all triples are run, of all operations all pairs but _DEAREST: "change weak" makes states of those
@@ -38,12 +37,6 @@ _LAP = ("append much", "append much", "checkpoint")
 _LAPS = (*_LAP, "append much", "append much"), (*_LAP, *_LAP, "append much", "append")
 _SEEDS = (0, 1, 2, 5, 6, 7, 12)
 _SAMPLE = 16
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[ProcessPoolExecutor]:
-    with worker_processes() as pool:
-        yield pool
 
 
 def _tally(results: Iterator[Tally]) -> Tally:

@@ -8,7 +8,7 @@ that also empties the page cache, and after power cuts.
 import errno
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 
 import attrs
@@ -22,7 +22,6 @@ from tests.support.explore import sampled_states
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.promises import BrokenPromiseError, Witness
 from tests.support.stores import FakeClock
-from tests.support.workers import worker_processes
 from tests.support.workloads import Worker
 
 
@@ -153,12 +152,6 @@ def _check_some(faults: list[tuple[Operation, Fault]]) -> int:
         except Exception as error:
             raise BrokenPromiseError(f"{fault.name} at {operation}: {error!r}") from error
     return len(faults)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[ProcessPoolExecutor]:
-    with worker_processes() as pool:
-        yield pool
 
 
 def test_one_fault_at_any_operation_breaks_no_promise(workers: ProcessPoolExecutor) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -35,7 +34,6 @@ from tests.support.stores import (
     reopen,
     running,
 )
-from tests.support.workers import worker_processes
 from tests.support.workloads import REFERRING, check_short
 
 ROOMY = attrs.evolve(SMALL, segment_bytes=1 << 20, reference_bytes=32 * KIB)
@@ -254,12 +252,6 @@ async def test_tools_see_it_and_a_backup_has_it(tmp_path: Path) -> None:
 
 _LARGE = ("append large", "change large")
 _THEN = ("append", "checkpoint", "drop", "restart")
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[ProcessPoolExecutor]:
-    with worker_processes() as pool:
-        yield pool
 
 
 def test_every_state_of_both_syncs_keeps_the_promises(workers: ProcessPoolExecutor) -> None:

@@ -12,6 +12,7 @@ from shared.storage.format import INDEX_ENTRY_BYTES
 from shared.storage.log import Log
 from shared.storage.store import Durability, Retention, Store
 from shared.units import KIB
+from tests.support.commits import fail, journal_write
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
@@ -318,13 +319,7 @@ async def test_a_first_offset_that_cannot_be_written_is_taken_back() -> None:
     disk, clock = FakeDisk(), HandClock()
     store = await open_store(disk, clock=clock)
     log = await filled(store, clock, Retention(), count=5)
-
-    def refuse(operation: Operation) -> None:
-        if operation.kind == "write" and operation.path.startswith("journal/"):
-            disk.before = None
-            raise OSError(errno.ENOSPC, "injected")
-
-    disk.before = refuse
+    fail(disk, errno.ENOSPC, journal_write, times=1)
     ticket = log.drop_below(2 * RECORD)
     assert isinstance(await ask(log.read, 0, 10), OutOfRange)
     with pytest.raises(StoreFull):

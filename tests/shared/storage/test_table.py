@@ -156,13 +156,7 @@ async def test_what_a_failed_change_takes_back_is_as_old_as_it_was() -> None:
     table.put(b"dead", bytes(70 << 10))
     table.delete(b"dead")
     await store.wait(table.put(b"young", b"1"))
-
-    def refuse(operation: Operation) -> None:
-        if operation.kind == "write" and operation.path.startswith("journal"):
-            disk.before = None
-            raise OSError(errno.ENOSPC, "injected")
-
-    disk.before = refuse
+    fail(disk, errno.ENOSPC, journal_write, times=1)
     table.put(b"new", b"1")
     with pytest.raises(StoreError):
         await store.wait(table.put(b"old", b"changed"))
