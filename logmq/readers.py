@@ -115,9 +115,12 @@ class Feeds:
         """Logs and topics that readers wait for."""
         return len(self._by_log) + len(self._awaited)
 
+    def find(self, topic: str) -> "Log | None":
+        return self._logs.get(topic)
+
     def enter(self, reader: "_Reader") -> None:
         """`reader.found` is called with its topic's log: now, or when that is created."""
-        log = self._logs.get(reader.topic)
+        log = self.find(reader.topic)
         if log is not None:
             reader.found(log)
         else:
@@ -364,9 +367,26 @@ class Tail(_Reader):
         """Begin, once all earlier requests are answered."""
         self._slot = slot
         if self.ended:
-            slot.resolve(b"OK %d\n" % self.next)
+            self._answer_ended(slot)
         else:
             self._feeds.enter(self)
+
+    def _answer_ended(self, slot: ReplySlot) -> None:
+        """Answer a tail that ended before its turn: its offset is checked all the same."""
+
+        def checked(result: bool | StoreError) -> None:
+            if isinstance(result, StoreError):
+                refusal = refusal_for(result)
+                self.owner.counts.count_refused(refusal)
+                slot.resolve(refusal.line)
+            else:
+                slot.resolve(b"OK %d\n" % self.next)
+
+        log = self._feeds.find(self.topic)
+        if log is None or self.next >= log.visible:
+            checked(True)
+        else:
+            log.is_record_start(self.next, self.owner.connection.guarded(checked))
 
     def found(self, log: "Log") -> None:
         self._log = log

@@ -76,6 +76,14 @@ def test_a_tail_that_ends_before_its_turn_says_so_in_turn(reader: Peer) -> None:
     assert reader.take() == b"OK 0\nOK 0\nPONG\n"
 
 
+def test_a_tail_that_ends_before_its_turn_is_refused_as_one_that_goes_on(writer: Peer, reader: Peer) -> None:
+    writer.ask(b"PRODUCE t one\nPRODUCE t two\n")
+    reader.send(b"PRODUCE u x\nTAIL t 9\nenough\nTAIL t 7\nenough\nTAIL none 9\nenough\nPING\n")
+    reader.settle()
+    refused = b"ERR BAD_OFFSET not the start of a record; the nearest below is 7\n"
+    assert reader.take() == b"OK 0\n" + refused + b"OK 7\nOK 9\nPONG\n"
+
+
 def test_a_half_close_ends_a_tail(writer: Peer, reader: Peer) -> None:
     writer.ask(b"PRODUCE t one\n")
     reader.send(b"TAIL t 0\n")
