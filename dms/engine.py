@@ -220,8 +220,10 @@ class Consumer:
 
 
 class _Back(dict[int, tuple[bytes, int]]):
-    """A dict that the garbage collector does not forget. It forgets a plain one whose values need no look,
-    and takes it for new with the next value: with a million in it 50 ms, each time.
+    """A dict that stays old to the garbage collector.
+
+    A plain one whose values need no look is forgotten, and is new again with the next value: a million take
+    50 ms, each time.
     """
 
     __slots__ = ()
