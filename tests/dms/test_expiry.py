@@ -142,6 +142,18 @@ def test_however_many_that_came_back_die_at_once_none_goes_out(
     assert [body for _, body in waiting.consume("dead", 20)] == old
 
 
+def test_all_that_came_back_die_also_where_they_have_no_place(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 2)
+    peer = made(world, ttl_ms=10_000, dead_letter="missing")
+    peer.produce("orders", *(b"%d" % number for number in range(9)))
+    peer.nack(*(number for number, _ in peer.consume("orders", 9)))
+    world.advance(10.5)
+    assert world.engine.queues[b"orders"].returned == []
+    assert world.depths()["orders"] == 9
+
+
 @pytest.mark.parametrize("missing", [False, True])
 def test_where_the_dead_have_no_place_they_are_held_back_and_tried_again(world: World, missing: bool) -> None:
     peer = world.connect()
