@@ -3,6 +3,7 @@
 import errno
 import math
 import struct
+from collections.abc import Callable
 
 import pytest
 from pamqp import base, commands
@@ -263,6 +264,93 @@ async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(
     assert free.bodies == [b"a", b"b", b"c", b"d"]
 
 
+async def test_very_many_messages_are_given_to_who_has_room_in_turns_and_in_order(world: World) -> None:
+    queue, sent = world.queue(), numbered(5000)
+    world.publish(b"", b"q", *sent)
+    taker = Taker()
+    queue.add_consumer(taker)
+    queue.dispatch()
+    first = len(taker.bodies)
+    assert 0 < first < 1500
+    world.publish(b"", b"q", b"last")
+    queue.dispatch()
+    assert len(taker.bodies) == first, "neither what comes nor who asks hurries it"
+    world.advance(0)
+    assert taker.bodies == [*sent, b"last"]
+    assert queue.deadline == math.inf
+
+
+async def test_very_many_messages_go_round_all_consumers_in_turns(world: World) -> None:
+    queue, sent = world.queue(), numbered(5001)
+    takers = [Taker(no_ack=False) for _ in range(3)]
+    for taker in takers:
+        queue.add_consumer(taker)
+    queue.pause()
+    world.publish(b"", b"q", *sent)
+    queue.resume()
+    assert 0 < queue.unacked < 1500
+    world.advance(0)
+    assert [taker.bodies for taker in takers] == [sent[at::3] for at in range(3)]
+
+
+async def test_what_is_large_is_given_to_many_in_turns_by_its_bytes(world: World) -> None:
+    queue = world.queue()
+    takers = [Taker() for _ in range(100)]
+    for taker in takers:
+        queue.add_consumer(taker)
+    queue.pause()
+    sent = [b"%0100000d" % number for number in range(100)]
+    world.publish(b"", b"q", *sent)
+    queue.resume()
+    assert 40 < queue.depth < 60, "of ten megabytes"
+    world.advance(0)
+    assert [body for taker in takers for body in taker.bodies] == sent
+
+
+@pytest.mark.parametrize("stops", [Queue.purge, Queue.pause, Queue.delete])
+async def test_nothing_goes_on_where_a_queue_stops_amid_what_it_gives_in_turns(
+    world: World, stops: Callable[[Queue], object]
+) -> None:
+    queue = world.queue()
+    world.publish(b"", b"q", *numbered(5000))
+    taker = Taker()
+    queue.add_consumer(taker)
+    queue.dispatch()
+    stops(queue)
+    world.advance(0)
+    assert len(taker.bodies) < 1500
+    assert queue.deadline == math.inf
+
+
+@pytest.mark.parametrize("stops", [Queue.purge, Queue.pause])
+async def test_nobody_is_asked_on_where_a_queue_stops_amid_that(
+    world: World, stops: Callable[[Queue], object]
+) -> None:
+    queue = world.queue()
+    for _ in range(3000):
+        queue.add_consumer(Taker(room=0))
+    world.publish(b"", b"q", b"a")
+    assert queue.deadline == world.clock.now
+    stops(queue)
+    for _ in range(3):
+        world.broker.timers.run_due()
+    assert queue.deadline == math.inf
+
+
+async def test_who_comes_when_a_queue_is_resumed_amid_what_it_gives_gets_the_rest(world: World) -> None:
+    queue, sent = world.queue(), numbered(5000)
+    world.publish(b"", b"q", *sent)
+    first, second = Taker(), Taker()
+    queue.add_consumer(first)
+    queue.dispatch()
+    queue.pause()
+    queue.remove_consumers(first)
+    queue.add_consumer(second)
+    queue.resume()
+    world.advance(0)
+    assert [*first.bodies, *second.bodies] == sent
+
+
 async def test_all_that_a_connection_held_comes_back_in_its_order(world: World) -> None:
     owner = Peer(world).login()
     owner.method(C.Queue.Declare(0, "q"))
@@ -291,10 +379,12 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
         peer.method(C.Basic.Consume(0, "q", "tag"), channel)
     half = len(sent) // 2
     other.send(publish("", "q", *sent[:half]))
+    world.advance(0)
     for channel in (2, 3):
         peer.method(C.Basic.Cancel("tag"), channel)
     peer.method(C.Basic.Consume(0, "q", "tag"), 4)
     other.send(publish("", "q", *sent[half:]))
+    world.advance(0)
     queue = world.broker.queues[b"q"]
     assert (queue.depth, queue.unacked) == (0, len(sent))
     taker = Taker(no_ack=False)
@@ -315,6 +405,7 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
         assert before - queue.unacked < 3000
         turns += 1
     assert turns > 4
+    world.advance(0)
     assert taker.bodies == [*sent, b"new"]
     assert other.names() == ["Basic.GetEmpty"]
     assert last.names() == ["Queue.PurgeOk"]
@@ -336,6 +427,7 @@ async def test_very_many_that_are_acknowledged_or_given_back_at_once_go_in_turns
     peer.method(C.Basic.Consume(0, "q", "tag"))
     sent = numbered(count)
     peer.send(publish("", "q", *sent))
+    world.advance(0)
     peer.frames()
     assert queue.unacked == count
     peer.method(C.Basic.Cancel("tag"))
