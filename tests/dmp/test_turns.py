@@ -489,6 +489,95 @@ async def test_very_many_that_are_delivered_again_at_once_go_in_turns(world: Wor
     assert queue.unacked == len(sent) + 1
 
 
+def of_many_queues(world: World, peer: Peer, count: int, *, durable: bool = False) -> list[Queue]:
+    """So many queues with a message each, which the peer has got and not acknowledged."""
+    names = [b"q%d" % number for number in range(count)]
+    queues = [world.queue(name, durable=durable) for name in names]
+    for name in names:
+        world.publish(b"", name, name, properties=PERSISTENT if durable else b"\0\0")
+    world.settle()
+    for name in names:
+        peer.method(C.Basic.Get(0, name.decode()))
+    peer.frames()
+    assert all(queue.unacked == 1 for queue in queues)
+    return queues
+
+
+@pytest.mark.parametrize("method", ["requeue", "recover", "close", "lost"])
+async def test_messages_of_very_many_queues_come_back_in_turns(world: World, method: str) -> None:
+    peer = Peer(world).login()
+    queues = of_many_queues(world, peer, 2000)
+    for queue in queues:
+        world.publish(b"", queue.name, b"behind")
+    takers = [Taker(no_ack=False) for _ in queues]
+    for queue, taker in zip(queues[:1000], takers, strict=False):
+        queue.add_consumer(taker)
+        queue.dispatch()
+    if method == "lost":
+        peer.session.connection_lost()
+    else:
+        said = {
+            "requeue": C.Basic.Nack(0, True, True),
+            "recover": C.Basic.Recover(True),
+            "close": C.Channel.Close(200, "", 0, 0),
+        }[method]
+        peer.session.receive(encode(said, 1))
+    turns = 0
+    back = sum(not queue.unacked for queue in queues[1000:])
+    while world.broker.sliced_work.busy:
+        world.broker.timers.run_due()
+        now = sum(not queue.unacked for queue in queues[1000:])
+        assert now - back < 600
+        back = now
+        turns += 1
+    assert turns > 3
+    for queue, taker in zip(queues, takers[:1000], strict=False):
+        assert taker.bodies == [b"behind", queue.name]
+    assert all(ready(queue) == [queue.name, b"behind"] for queue in queues[1000:])
+    assert all(queue.ready[0].redelivered and not queue.ready[1].redelivered for queue in queues[1000:])
+    assert not any(queue.stops for queue in queues)
+
+
+async def test_acknowledgements_of_very_many_queues_go_in_turns_and_are_written(world: World) -> None:
+    peer = Peer(world).login()
+    queues = of_many_queues(world, peer, 1500, durable=True)
+    peer.session.receive(encode(C.Basic.Ack(0, True), 1) + encode(C.Queue.Declare(0, "q0", True), 1))
+    turns = 0
+    while world.broker.sliced_work.busy or world.broker.timers.next <= world.clock.now:
+        world.broker.timers.run_due()
+        world.broker.flush()
+        turns += 1
+    assert turns > 1
+    assert not any(queue.unacked for queue in queues)
+    world.settle()
+    after = await world.again()
+    assert not any(after.broker.queues[queue.name].depth for queue in queues)
+
+
+async def test_what_has_left_very_many_queues_is_written_in_turns_and_whole_at_the_end(world: World) -> None:
+    queues = [world.queue(b"q%d" % number, durable=True) for number in range(1500)]
+    for queue in queues:
+        world.publish(b"", queue.name, b"x", properties=PERSISTENT)
+    world.settle()
+    logs = [queue.log.log for queue in queues if queue.log is not None]
+    ends = [log.end for log in logs]
+
+    def written() -> int:
+        return sum(log.end > end for log, end in zip(logs, ends, strict=True))
+
+    for queue in queues:
+        assert queue.get(True) is not None
+    world.broker.flush()
+    assert 0 < written() < 600
+    world.broker.timers.run_due()
+    assert 600 < written() < 1100
+    world.broker.draining = True
+    world.broker.flush()
+    assert written() == 1500
+    world.advance(0)
+    assert world.broker.timers.next > world.clock.now
+
+
 async def test_very_many_queues_of_one_owner_go_in_turns(world: World) -> None:
     count = 1280
     peer = Peer(world).login()
