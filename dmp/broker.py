@@ -246,6 +246,10 @@ class Broker:
         """To very many queues: go through its `steps`."""
         return Publication(self, head, queues, bodies, on_refused, send_return)
 
+    def append_in_slices(self, head: Head, bodies: Sequence[bytes]) -> WideAppend:
+        """To very many durable queues, with what leaves others."""
+        return WideAppend(self, head, bodies)
+
     def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
         """To one queue, without a record."""
         try:

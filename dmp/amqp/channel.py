@@ -522,15 +522,15 @@ def _newest_first(unacked: dict[int, Delivery]) -> Iterator[Delivery]:
 
 
 def _come_back(unacked: Sequence[Iterator[Delivery]], queues: Collection[Queue]) -> Iterator[None]:
-    return _and_all_are_back(_each_back(unacked, queues), queues)
+    return _and_all_are_back(_each_back(unacked), queues)
 
 
-def _each_back(unacked: Sequence[Iterator[Delivery]], queues: Iterable[Queue]) -> Iterator[None]:
+def _each_back(unacked: Sequence[Iterator[Delivery]]) -> Iterator[None]:
     """The newest come back first, so that each finds its place at the front."""
-    of: dict[Queue, dict[int, list[Message]]] = {queue: {} for queue in queues}
+    of: dict[Queue, dict[int, list[Message]]] = {}
     taken = ((number, delivery) for number, each in enumerate(unacked) for delivery in each)
     for count, (number, (_, queue, message)) in enumerate(taken, 1):
-        of[queue].setdefault(number, []).append(message)
+        of.setdefault(queue, {}).setdefault(number, []).append(message)
         if count % RETURNED_AT_ONCE == 0:
             yield
     work = 0

@@ -461,3 +461,29 @@ async def test_the_rest_of_a_message_that_came_in_pieces_is_awaited(app: Applica
         sink.say(piece)
         awaited.append(sink.connection.rests_awaited - before)
     assert awaited == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("properties", [b"\0\0", PERSISTENT])
+async def test_messages_for_very_many_queues_leave_others_their_turn_and_keep_their_order(
+    world: World, app: Application, properties: bytes
+) -> None:
+    queues = [world.queue(b"q%d" % number, durable=True) for number in range(2100)]
+    for queue in queues:
+        world.topology.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
+    sink = app.sink(b"quotes")
+    sent = [b"%d" % number for number in range(6)]
+    sink.session.receive(packed(*sent, properties=properties))
+    reached = turns = 0
+    while reached < len(sent) * len(queues):
+        world.broker.timers.run_due()
+        world.settle()
+        sink.wake_if_due()
+        now = sum(len(queue.ready) for queue in queues)
+        assert now - reached < 1100
+        reached = now
+        turns += 1
+        assert turns < 1000
+    assert turns > 10
+    for queue in queues:
+        assert [message.body for message in queue.ready] == sent
+    assert world.broker.counts.sunk == len(sent)

@@ -87,6 +87,59 @@ async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many(world: Worl
     assert all(ready(target) == numbered(3) for target in targets)
 
 
+@pytest.mark.parametrize("durable", [False, True])
+async def test_dead_letters_that_go_to_very_many_queues_go_in_turns_and_in_order(
+    world: World, durable: bool
+) -> None:
+    count = 2100
+    targets = [world.queue(b"dead%d" % number, durable=durable) for number in range(count)]
+    for target in targets:
+        world.topology.bind(b"amq.fanout", target, b"", b"\0\0\0\0", {})
+    world.topology.bind(b"amq.fanout", world.queue(b"plain"), b"", b"\0\0\0\0", {})
+    queue = world.queue(b"q", durable=durable, dead_letter_exchange=b"amq.fanout")
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", *numbered(3), properties=PERSISTENT if durable else b"\0\0")
+    world.settle()
+    queue.reject(taker.messages)
+    reached = 0
+    turns = 0
+    while world.broker.timers.next <= world.clock.now or world.broker.sliced_work.busy:
+        world.broker.timers.run_due()
+        world.settle()
+        now = sum(len(target.ready) for target in targets)
+        assert now - reached < 1100
+        reached = now
+        turns += 1
+    assert turns > 10
+    assert all(ready(target) == numbered(3) for target in targets)
+    assert ready(world.broker.queues[b"plain"]) == numbered(3)
+    assert (queue.unacked, world.broker.counts.dead_lettered) == (0, 3)
+    if durable:
+        after = await world.again()
+        assert not after.broker.queues[b"q"].depth
+        assert all(ready(after.broker.queues[target.name]) == numbered(3) for target in targets)
+
+
+async def test_a_dead_letter_to_very_many_queues_that_cannot_be_written_is_there_again(world: World) -> None:
+    targets = [world.queue(b"dead%d" % number, durable=True) for number in range(2100)]
+    for target in targets:
+        world.topology.bind(b"amq.fanout", target, b"", b"\0\0\0\0", {})
+    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", b"x", properties=PERSISTENT)
+    world.settle()
+    world.disk.full = True
+    queue.reject(taker.messages)
+    world.advance(0)
+    world.disk.full = False
+    assert world.broker.counts.dead_letters_lost + world.broker.counts.dead_lettered == 1
+    after = await world.again()
+    held = after.broker.queues[b"q"].depth
+    assert {after.broker.queues[target.name].depth for target in targets} == {1 - held}
+
+
 async def test_dead_letters_outlive_their_queue(world: World) -> None:
     dead = world.queue(b"dead", durable=True)
     queue = world.queue(b"q", durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
