@@ -9,6 +9,8 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 
+import attrs
+
 from dmp.bodies import BODIES, Bodies, Body
 from dmp.dead_letters import DeadLetters
 from dmp.exchanges import DEFAULT, Exchange, RouteSteps, at_once, route
@@ -34,10 +36,60 @@ from shared.storage.log import Log
 from shared.storage.lost import Lost
 from shared.storage.store import Ticket
 
+LOGS_FLUSHED = 512  # of queues that something has left, at once: four milliseconds
 QUEUES_GOING = 64  # exclusive queues that go with their owner at once: half a millisecond
 _NAME_BYTES = 16  # random ones, of a name that nobody can guess
 
 Observer = Callable[[bytes, Head, Sequence[Queue], Sequence[bytes]], None]
+
+
+@attrs.define(eq=False)
+class ChangedLogs:
+    """Of queues that something has left which is not written yet. `deadline` and `scheduled` are the
+    timers'."""
+
+    _broker: "Broker"
+    deadline: float = math.inf
+    scheduled: float = math.inf
+    logs: dict[QueueLog, None] = attrs.Factory(dict)
+    _disk_failed: bool = False
+
+    def flush(self, *, whole: bool) -> None:
+        """Write it; of very many queues some at once, unless it is to be `whole`. The timers bring the
+        rest."""
+        broker = self._broker
+        before, self.logs = self.logs, {}
+        count = 0
+        try:
+            while before and (whole or count < LOGS_FLUSHED):
+                log = next(iter(before))
+                try:
+                    log.flush()
+                except StoreError:
+                    raise
+                except Exception as error:
+                    broker.report_crash(error)
+                del before[log]
+                count += 1
+            if before:
+                broker.timers.set(self, broker.timers.now())
+        except StoreError as error:
+            if not self._disk_failed:
+                # Once: the store says more itself. What is not written comes back at a restart.
+                self._disk_failed = True
+                broker.log.error(
+                    "acknowledgements cannot be written: their messages come again after a restart; look at "
+                    "the disk",
+                    reason=str(error),
+                )
+        if before:
+            self.logs = before | self.logs
+        if not self.logs:  # else a large body would go before the word that its message has
+            broker.bodies.flush()
+
+    def expire(self, now: float) -> None:
+        """The timers': there is more."""
+        self.flush(whole=False)
 
 
 class Broker:
@@ -89,9 +141,8 @@ class Broker:
         self.topology = Topology(self)
         self.observers: list[Observer] = []
         """Called with what is published, while somebody traces: the exchange, the head, where to, bodies."""
-        self._changed: dict[QueueLog, None] = {}
+        self._changed = ChangedLogs(self)
         self.dead_letters = DeadLetters(self)
-        self._disk_failed = False
 
     def take_settings(self, settings: DmpSettings) -> None:
         """Take other settings from now on; connections and channels keep the bounds that they began with."""
@@ -199,6 +250,10 @@ class Broker:
         """To very many queues: go through its `steps`."""
         return Publication(self, head, queues, bodies, on_refused, send_return)
 
+    def append_in_slices(self, head: Head, bodies: Sequence[bytes]) -> WideAppend:
+        """To very many durable queues, with what leaves others."""
+        return WideAppend(self, head, bodies)
+
     def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
         """To one queue, without a record."""
         try:
@@ -245,33 +300,11 @@ class Broker:
     # -- what queues ask for
 
     def log_changed(self, log: QueueLog) -> None:
-        self._changed[log] = None
+        self._changed.logs[log] = None
 
     def flush(self) -> None:
         """At the end of a stretch of work: write what has left durable queues."""
-        changed, self._changed = self._changed, {}
-        try:
-            while changed:
-                log = next(iter(changed))
-                try:
-                    log.flush()
-                except StoreError:
-                    raise
-                except Exception as error:
-                    self.report_crash(error)
-                del changed[log]
-        except StoreError as error:
-            self._changed = changed | self._changed
-            if not self._disk_failed:
-                # Once: the store says more itself. What is not written comes back at a restart.
-                self._disk_failed = True
-                self.log.error(
-                    "acknowledgements cannot be written: their messages come again after a restart; look at "
-                    "the disk",
-                    reason=str(error),
-                )
-        if not self._changed:  # else a large body would go before the word that its message has
-            self.bodies.flush()
+        self._changed.flush(whole=self.draining)
 
     def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
         if queue.kind.arguments.dead_letter_exchange is None:

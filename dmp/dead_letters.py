@@ -13,7 +13,7 @@ stands, so a restart has it in its old queue again.
 import datetime
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -21,10 +21,12 @@ from pamqp import encode
 
 from dmp.data_types import EMPTY_TABLE, joined_tables, read_field, without_field
 from dmp.message import Head, Message
+from dmp.pacing import QUEUES_AT_ONCE
 from dmp.properties import CC, KEYS_MAX, UNREADABLE, keys_in, replaced_headers, unpack
 from dmp.queues import Queue
 from dmp.refusals import Refusal
 from shared.errors import StoreError
+from shared.queues.sliced_work import batched
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
@@ -35,6 +37,7 @@ LETTER_BYTES = 64
 LETTER_QUEUES = 16  # putting it into so many queues costs as much, too
 LETTER_ROUTING = 32
 """And so does so much routing work, in messages that could have been put into a queue meanwhile."""
+TARGETS_PER_STEP = 128  # that get one, or are about to: half a millisecond
 _DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
 
 
@@ -48,6 +51,7 @@ class DeadLetters:
     _waiting: dict[Queue, deque[tuple[deque[Message], str]]] = attrs.Factory(dict)
     _turns: deque[Queue] = attrs.Factory(deque)
     _busy: bool = False
+    _wide: bool = False  # one goes to very many queues, in slices: the others wait
 
     def add(self, queue: Queue, messages: Sequence[Message], reason: str) -> None:
         """Deliver messages that have left `queue` for `reason`, in slices."""
@@ -59,7 +63,9 @@ class DeadLetters:
             letters = self._waiting[queue] = deque()
             self._turns.append(queue)
         letters.append((deque(messages), reason))
-        if not waited and not self._busy:  # busy: it was pushed out by a letter that is being delivered
+        if not (
+            waited or self._busy or self._wide
+        ):  # busy: it was pushed out by a letter that is being delivered
             self._deliver_some()
 
     def send_back(self, queue: Queue, message: Message) -> bool:
@@ -89,7 +95,7 @@ class DeadLetters:
         work = 0
         self._busy = True
         try:
-            while self._turns and work < LETTERS_PER_TURN:
+            while self._turns and work < LETTERS_PER_TURN and not self._wide:
                 queue = self._turns.popleft()
                 letters = self._waiting[queue]
                 messages, reason = letters[0]
@@ -103,9 +109,13 @@ class DeadLetters:
                 work += self._deliver(queue, message, reason)
         finally:
             self._busy = False
-            if self._turns:
-                timers = self._broker.timers
-                timers.set(self, timers.now())
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """In the next turn."""
+        if self._turns and not self._wide:
+            timers = self._broker.timers
+            timers.set(self, timers.now())
 
     def _deliver(self, queue: Queue, message: Message, reason: str) -> int:
         """Put it where its exchange says, or lose it; how much work that was, in plain letters."""
@@ -115,6 +125,10 @@ class DeadLetters:
             head, found, routing = addressed(broker, queue, message, reason)
             work += len(found) // LETTER_QUEUES + routing // LETTER_ROUTING
             targets = broker.with_room(head, found)
+            if len(targets) > QUEUES_AT_ONCE:
+                self._wide = True
+                broker.sliced_work.add(self._move_in_slices(queue, message, head, targets))
+                return work
             if targets:
                 self._move(queue, message, head, targets)
                 broker.counts.dead_lettered += 1
@@ -143,6 +157,47 @@ class DeadLetters:
         for target in targets:
             if target.log is None:
                 target.publish(head, (message.body,))
+
+    def _move_in_slices(
+        self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]
+    ) -> Iterator[None]:
+        """The same, to very many."""
+        broker, counts = self._broker, self._broker.counts
+        try:
+            if message.offset < 0 or queue.log is None or queue.deleted:
+                yield from self._publish_in_slices(queue, message, head, targets)
+            else:
+                wide = broker.append_in_slices(head, (message.body,))
+                others: list[Queue] = []
+                for some in batched(targets, TARGETS_PER_STEP):
+                    wide.expect([(target, target.log) for target in some if target.log is not None])
+                    others += [target for target in some if target.log is None]
+                    yield
+                wide.append(() if queue.deleted else [(queue.log.log, queue.log.leaving([message]), 1)])
+                queue.log.left([message])
+                queue.forget([message])
+                broker.log_changed(queue.log)
+                for some in batched(others, TARGETS_PER_STEP):
+                    for target in some:
+                        target.publish(head, (message.body,))
+                    yield
+            counts.dead_lettered += 1
+        except StoreError:  # its record stands: a restart brings it back
+            queue.forget([message])
+            counts.dead_letters_lost += 1
+        finally:
+            self._wide = False
+            self._go_on()
+
+    def _publish_in_slices(
+        self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]
+    ) -> Iterator[None]:
+        """Where it has no record that leaves with it. Raises StoreError."""
+        refused: list[StoreError] = []
+        yield from self._broker.publish_in_slices(head, targets, (message.body,), refused.append).steps()
+        if refused:
+            raise refused[0]
+        queue.leave([message])
 
 
 def addressed(broker: "Broker", queue: Queue, message: Message, reason: str) -> tuple[Head, list[Queue], int]:

@@ -10,7 +10,7 @@ envelope may leave it out. `_sinks` says which bytes are whose.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 IDLE = 1
 IDLE_SECONDS = 5.0  # silence after which a null message is written
+TAKEN_BACK_AT_ONCE = 256
+"""Messages: half a millisecond, where each has an envelope of its own."""
 _NO_LIMIT = 1 << 30
 
 
@@ -153,13 +155,36 @@ class Feed:
         queue, broker = self._queue, self._broker
         broker.counts.feeds -= 1
         if not queue.deleted:
-            for exchange, messages in reversed(self._not_begun()):
-                for head, bodies in reversed(self._heads(exchange, messages)):
-                    queue.take_back(head, bodies)
             queue.feed_lease = None
-            queue.dispatch()
+            queue.await_returns()
+            broker.sliced_work.add(self._come_back(self._not_begun()))
             broker.topology.consumer_left(queue)
         self._owner.release()
+
+    def _come_back(self, parts: list[tuple[bytes, bytes]]) -> Iterator[None]:
+        """Messages, with their exchange, to their queue, which gives out nothing meanwhile: the last one
+        first."""
+        queue = self._queue
+        back: list[tuple[Head, list[bytes]]] = []
+        work = 0
+        for exchange, messages in parts:
+            for some in _pieces(messages):
+                if work >= TAKEN_BACK_AT_ONCE:
+                    work = 0
+                    yield
+                heads = self._heads(exchange, some)
+                work += sum([len(bodies) for _, bodies in heads])
+                back += heads
+        while back:
+            head, bodies = back.pop()
+            if not queue.deleted:
+                queue.take_back(head, bodies)
+            work += len(bodies)
+            if work >= TAKEN_BACK_AT_ONCE:
+                work = 0
+                yield
+        if not queue.deleted:
+            queue.all_returned()
 
     def _drained(self) -> None:
         if not self.ended:
@@ -198,6 +223,19 @@ class Feed:
             head.envelope = before
             found.append((head, bodies))
         return found
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """Whole messages, some at a time."""
+    start = at = count = 0
+    while at < len(data):
+        at += wire.SIZE_BYTES + wire.read_u32(data, at)[0]
+        count += 1
+        if count == TAKEN_BACK_AT_ONCE:
+            yield data[start:at]
+            start, count = at, 0
+    if count:
+        yield data[start:at]
 
 
 def _next_message(whole: bytes | memoryview, written: int) -> int:

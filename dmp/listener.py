@@ -77,6 +77,7 @@ class DmpService:
 
     def drain(self) -> None:
         self.broker.draining = True
+        self.broker.flush()  # whole, from now on: what is not written is delivered again
 
     def samples(self) -> Iterable[Sample]:
         broker = self.broker

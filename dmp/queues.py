@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 EXPIRED_AT_ONCE = 4096  # so many leave before others have their turn: some milliseconds
 TRIMMED_AT_ONCE = 4096  # so many small messages that a large one pushes out, likewise
+GIVEN_AT_ONCE = 1024  # messages that consumers are given, likewise: their outboxes hold many times that
+GIVEN_BYTES_AT_ONCE = 4 << 20  # of bodies, which are copied: a millisecond
 FREED_AT_ONCE = 2048  # messages of a queue that is purged or deleted: half a millisecond
 CANCELLED_AT_ONCE = 256  # consumers of a queue that is deleted, likewise
 HOT_LEAST_BYTES = 16 << 10  # every queue may keep so much in memory, whatever the others do
@@ -175,7 +177,7 @@ class Queue:
     _when_warm: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     _warned: bool = attrs.field(default=False, init=False)
     _blocked: bool = attrs.field(default=False, init=False)  # nobody has room until the next `dispatch`
-    _ask_on: bool = attrs.field(default=False, init=False)  # in the next turn, the rest are asked
+    _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more are asked and given to
     _over: bool = attrs.field(default=False, init=False)  # in the next turn, more of what is too much goes
 
     def __attrs_post_init__(self) -> None:
@@ -456,7 +458,8 @@ class Queue:
 
     def _dispatch_new(self) -> None:
         """More is ready, or cold."""
-        self._dispatch_ready(check=self._behind)
+        if not self._goes_on:
+            self._dispatch_ready(check=self._behind)
         if self._timed:  # one with no time to live at all is given to who waits for it, or to nobody
             self._expire_ready()
             self._arm()
@@ -571,9 +574,14 @@ class Queue:
     # -- out
 
     def dispatch(self) -> None:
-        """Give out what can be given: something has changed that allows more."""
-        self._blocked = self._ask_on = False
+        """Give out what can be given: something has changed that allows more.
+
+        Of very many some at once; the rest follows in the next turns, whoever calls meanwhile.
+        """
+        self._blocked = False
         self.consumers.start_over()
+        if self._goes_on:
+            return
         if self._timed:
             self._expire_ready()
         self._dispatch_ready(check=self._timed)
@@ -584,7 +592,7 @@ class Queue:
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
         if self.stops:
             return
-        asked = 0
+        asked = given_now = bytes_now = 0
         while (depth := self.depth) and not self._blocked and not (check and self._behind):
             feed = self.feed
             takers = self.consumers.in_turn() if feed is None else (feed,)
@@ -595,15 +603,18 @@ class Queue:
                 self._blocked = not more
                 if more and asked < LOOKED_AT_ONCE:
                     continue
-                self._ask_on = more
                 if more:
-                    self._arm()
+                    self._go_on()
                 break
-            self._ask_on = False
-            given = share_out(self.ready, shares) if self.ready or self._warm() else 0
+            if given_now >= GIVEN_AT_ONCE or bytes_now >= GIVEN_BYTES_AT_ONCE:
+                self._go_on()
+                break
+            given, given_bytes = share_out(self.ready, shares) if self.ready or self._warm() else (0, 0)
             self.consumers.given(given)
             if not given:
                 break
+            given_now += given
+            bytes_now += given_bytes
             late: list[Message] = []
             for taker, messages, _, _ in shares:
                 if messages and messages[-1].number >= self.mark:
@@ -617,6 +628,11 @@ class Queue:
                     self._hand_over(taker, messages)
             if late:
                 self._expired(late)
+
+    def _go_on(self) -> None:
+        """The timers bring the rest."""
+        self._goes_on = True
+        self._arm()
 
     def _somebody_has_room(self) -> bool:
         if self.paused:
@@ -833,7 +849,8 @@ class Queue:
     # -- time, and the end
 
     def expire(self, now: float) -> None:
-        """The timers': something may be too old."""
+        """The timers': something may be too old, or more is to be given out."""
+        self._goes_on = False
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.in_use and self.used + expires_ms / 1000 <= now:
             self._context.queue_unused(self)
@@ -872,7 +889,7 @@ class Queue:
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.in_use:
             deadline = min(deadline, self.used + expires_ms / 1000)
-        if self._ask_on or self._over:
+        if self._goes_on or self._over:
             deadline = self._context.timers.now()
         if deadline != self.deadline:
             self._context.timers.set(self, deadline)

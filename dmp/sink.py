@@ -31,7 +31,7 @@ import attrs
 from dmp.exchanges import Exchange, Finding, found_at_once
 from dmp.leases import SendReturn
 from dmp.message import Head
-from dmp.pacing import STOP_MEMORY, STOP_READY, WORK_PER_STRETCH
+from dmp.pacing import QUEUES_AT_ONCE, STOP_MEMORY, STOP_READY, WORK_PER_STRETCH
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
 from dmp.takers import FeedTaker
@@ -380,7 +380,9 @@ class Sink:
                     rest.append(queue)
                 else:
                     queue.publish_whole(feed, chunks, count, name)
-            if rest:
+            if len(rest) > QUEUES_AT_ONCE:
+                self._publish_in_slices(runs(b"".join(pieces)), rest)
+            elif rest:
                 try:
                     for before, bodies in runs(b"".join(pieces)):
                         self._broker.publish(self._head(before), rest, bodies)
@@ -388,6 +390,21 @@ class Sink:
                     failed = error
         if failed is not None:
             raise self._store_refuses(failed) from failed
+
+    def _publish_in_slices(
+        self, messages: Sequence[tuple[bytes, Sequence[bytes]]], queues: Sequence[Queue]
+    ) -> None:
+        """To very many; input waits until all have it."""
+        session, sliced_work = self._session, self._broker.sliced_work
+
+        def refused(error: StoreError) -> None:
+            session.connection.fail(self._store_refuses(error))
+
+        session.stop(STOP_READY)
+        sliced_work.when_idle(session.connection.guarded(partial(session.go_soon, STOP_READY)))
+        for before, bodies in messages:
+            publication = self._broker.publish_in_slices(self._head(before), queues, bodies, refused)
+            sliced_work.add(publication.steps())
 
     def _publish_optional(
         self, route: SinkRoute, before: bytes, parts: MessageLayout, bodies: Sequence[bytes]
@@ -408,6 +425,8 @@ class Sink:
                 code = Code.NO_ROUTE if parts.options & MessageOptions.MANDATORY else Code.NO_CONSUMERS
                 for body in bodies:
                     self._send_return(code, head, body)
+            elif len(route.queues) > QUEUES_AT_ONCE and not parts.options & MessageOptions.IMMEDIATE:
+                self._publish_in_slices([(before, bodies)], route.queues)
             elif parts.options & MessageOptions.IMMEDIATE:
                 broker.publish_immediate(head, route.queues, bodies, self._send_return)
             else:

@@ -18,6 +18,7 @@ from dmp.ready import Ready
 
 LOOKED_AT_ONCE = 1024  # consumers asked for their room before others have their turn: about a millisecond
 _DISPATCHED_MAX = 256  # messages given to consumers at once before their outboxes are looked at again
+_DISPATCHED_BYTES_MAX = 1 << 20  # and bytes of them, to many consumers together
 
 
 class Taker(Protocol):
@@ -181,28 +182,31 @@ def able(takers: Sequence[Taker], most: int) -> list[Share]:
     return shares
 
 
-def share_out(ready: Ready, shares: Sequence[Share]) -> int:
-    """One message to each in turn, until one has no more room or enough is given; how many were given."""
-    given = 0
+def share_out(ready: Ready, shares: Sequence[Share]) -> tuple[int, int]:
+    """One message to each in turn, until one has no more room or enough is given; how many were given, and
+    how many bytes these are."""
+    given = given_bytes = 0
     if len(shares) == 1:
         _, messages, count, room_bytes = shares[0]
         count = min(count, _DISPATCHED_MAX, len(ready))
-        while given < count and room_bytes >= 0:
+        while given < count and given_bytes <= room_bytes:
             message = ready.popleft()
             messages.append(message)
-            room_bytes -= message.head.body_bytes
+            given_bytes += message.head.body_bytes
             given += 1
-        return given
+        return given, given_bytes
     rooms = [room_bytes for _, _, _, room_bytes in shares]
     rounds = min(_DISPATCHED_MAX // len(shares) + 1, min(count for _, _, count, _ in shares))
     for _ in range(rounds):
         for at, (_, messages, _, _) in enumerate(shares):
-            if not ready:
+            if not ready or given_bytes > _DISPATCHED_BYTES_MAX:
                 break
             message = ready.popleft()
             messages.append(message)
-            rooms[at] -= message.head.body_bytes
+            size = message.head.body_bytes
+            rooms[at] -= size
+            given_bytes += size
             given += 1
-        if not ready or min(rooms) < 0:
+        if not ready or given_bytes > _DISPATCHED_BYTES_MAX or min(rooms) < 0:
             break
-    return given
+    return given, given_bytes

@@ -62,6 +62,10 @@ if TYPE_CHECKING:
 RETURNED_AT_ONCE = 512
 # An acknowledgement of more is applied in slices of `RETURNED_AT_ONCE`: 3 ms for so many in one stretch.
 SETTLED_AT_ONCE = 8192
+# And one of messages of more queues, each of which is told, and dispatches: a millisecond.
+SETTLED_QUEUES_AT_ONCE = 512
+# For a queue to have its messages back, and to dispatch, takes as long as so many messages.
+_QUEUE_RETURNS = 4
 SETTLED_PER_WORK = 4  # so many acknowledged take as long as putting a message into a queue
 # A large body needs a log, which is made and removed again. This is its work, in messages put into a queue.
 LARGE_WORK = 512
@@ -315,7 +319,7 @@ class Mux:
 
     def settle(self, channel: Channel, deliveries: list[Delivery]) -> None:
         """They are acknowledged: the queues hear of it at the end of the stretch; of very many in slices."""
-        if len(deliveries) > SETTLED_AT_ONCE:
+        if settled_in_slices(deliveries):
             self.add_work(slices(deliveries, Queue.settle))
         else:
             self.worked(len(deliveries) // SETTLED_PER_WORK)
@@ -355,7 +359,8 @@ class Mux:
             self.add_work(steps)
         else:
             self.worked(len(deliveries))
-            next(steps, None)
+            for _ in steps:
+                pass
 
     def add_work(self, steps: Iterator[None]) -> None:
         """Of each half a millisecond. Input waits meanwhile: a confirm says that all before its publish was
@@ -431,6 +436,23 @@ def by_queue(deliveries: Iterable[Delivery]) -> dict[Queue, list[Message]]:
     return of
 
 
+def settled_in_slices(deliveries: Collection[Delivery]) -> bool:
+    """Whether these are too many, or those of too many queues, to be settled at once."""
+    count = len(deliveries)
+    return count > SETTLED_AT_ONCE or (
+        count > SETTLED_QUEUES_AT_ONCE and len(set(map(_QUEUE, deliveries))) > SETTLED_QUEUES_AT_ONCE
+    )
+
+
+def dispatched(queues: Iterable[Queue]) -> Iterator[None]:
+    """They dispatch: something has left them."""
+    for some in batched(queues, SETTLED_QUEUES_AT_ONCE):
+        for queue in some:
+            if not queue.deleted:
+                queue.dispatch()
+        yield
+
+
 def slices(deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], None]) -> Iterator[None]:
     """`apply` to the messages of each queue, the oldest first. They are freed in slices, too."""
     queues: set[Queue] = set()
@@ -443,9 +465,7 @@ def slices(deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], N
         queues.update(of)
         if deliveries:
             yield
-    for queue in queues:
-        if not queue.deleted:
-            queue.dispatch()
+    yield from dispatched(queues)
 
 
 def _deliver_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[None]:
@@ -454,26 +474,46 @@ def _deliver_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[Non
     for queue in queues:
         queue.await_returns()
     deliveries.reverse()
+    return _and_all_are_back(_each_again(channel, deliveries), queues)
+
+
+def _each_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[None]:
+    """The last one first."""
+    while deliveries:
+        of: dict[Consumer, list[Message]] = {}
+        back: dict[Queue, list[Message]] = {}  # of who has gone meanwhile
+        for consumer, queue, message in reversed(deliveries[-RETURNED_AT_ONCE:]):
+            if consumer is not None and channel.consumers.get(consumer.tag) is consumer:
+                message.redelivered = True
+                of.setdefault(consumer, []).append(message)
+            else:
+                back.setdefault(queue, []).append(message)
+        del deliveries[-RETURNED_AT_ONCE:]
+        for consumer, messages in of.items():
+            consumer.deliver(messages)
+        for queue, messages in back.items():
+            queue.requeue(messages)
+        if deliveries:
+            yield
+
+
+def _and_all_are_back(steps: Iterator[None], queues: Iterable[Queue]) -> Iterator[None]:
+    """Those steps; and behind them, also where one fails, the queues give out again."""
+    failed: Exception | None = None
     try:
-        while deliveries:
-            of: dict[Consumer, list[Message]] = {}
-            back: dict[Queue, list[Message]] = {}  # of who has gone meanwhile
-            for consumer, queue, message in reversed(deliveries[-RETURNED_AT_ONCE:]):
-                if consumer is not None and channel.consumers.get(consumer.tag) is consumer:
-                    message.redelivered = True
-                    of.setdefault(consumer, []).append(message)
-                else:
-                    back.setdefault(queue, []).append(message)
-            del deliveries[-RETURNED_AT_ONCE:]
-            for consumer, messages in of.items():
-                consumer.deliver(messages)
-            for queue, messages in back.items():
-                queue.requeue(messages)
-            if deliveries:
-                yield
-    finally:
-        for queue in queues:
-            queue.all_returned()
+        yield from steps
+    except Exception as error:
+        failed = error
+    work = 0
+    for queue in queues:
+        if work >= RETURNED_AT_ONCE:
+            work = 0
+            yield
+        before = queue.depth
+        queue.all_returned()
+        work += _QUEUE_RETURNS + max(before - queue.depth, 0)
+    if failed is not None:
+        raise failed
 
 
 def _newest_first(unacked: dict[int, Delivery]) -> Iterator[Delivery]:
@@ -482,24 +522,27 @@ def _newest_first(unacked: dict[int, Delivery]) -> Iterator[Delivery]:
         yield unacked.popitem()[1]
 
 
-def _come_back(unacked: Sequence[Iterator[Delivery]], queues: Iterable[Queue]) -> Iterator[None]:
+def _come_back(unacked: Sequence[Iterator[Delivery]], queues: Collection[Queue]) -> Iterator[None]:
+    return _and_all_are_back(_each_back(unacked), queues)
+
+
+def _each_back(unacked: Sequence[Iterator[Delivery]]) -> Iterator[None]:
     """The newest come back first, so that each finds its place at the front."""
-    of: dict[Queue, dict[int, list[Message]]] = {queue: {} for queue in queues}
-    try:
-        taken = ((number, delivery) for number, each in enumerate(unacked) for delivery in each)
-        for count, (number, (_, queue, message)) in enumerate(taken, 1):
-            of[queue].setdefault(number, []).append(message)
-            if count % RETURNED_AT_ONCE == 0:
+    of: dict[Queue, dict[int, list[Message]]] = {}
+    taken = ((number, delivery) for number, each in enumerate(unacked) for delivery in each)
+    for count, (number, (_, queue, message)) in enumerate(taken, 1):
+        of.setdefault(queue, {}).setdefault(number, []).append(message)
+        if count % RETURNED_AT_ONCE == 0:
+            yield
+    work = 0
+    for queue, rows in of.items():
+        merged = merge(*rows.values(), key=_NUMBER, reverse=True)
+        for some in batched(merged, RETURNED_AT_ONCE):
+            queue.requeue(some)
+            work += _QUEUE_RETURNS + len(some)
+            if work >= RETURNED_AT_ONCE:
+                work = 0
                 yield
-        for queue, rows in of.items():
-            merged = merge(*rows.values(), key=_NUMBER, reverse=True)
-            for some in batched(merged, RETURNED_AT_ONCE):
-                queue.requeue(some)
-                if len(some) == RETURNED_AT_ONCE:
-                    yield
-    finally:
-        for queue in of:
-            queue.all_returned()
 
 
 @attrs.define(eq=False, repr=False)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from pamqp import base, commands
 
 from dmp.amqp.channel import (
-    SETTLED_AT_ONCE,
     SETTLED_PER_WORK,
     Channel,
     Confirms,
@@ -20,6 +19,7 @@ from dmp.amqp.channel import (
     Delivery,
     by_queue,
     consumer_bytes,
+    settled_in_slices,
     slices,
 )
 from dmp.amqp.transactions import Outcome, Transaction
@@ -448,7 +448,7 @@ def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.Re
 def _give_back(channel: Channel, deliveries: list[Delivery], requeue: bool) -> None:
     """Of very many in slices."""
     mux = channel.mux
-    if len(deliveries) > SETTLED_AT_ONCE:
+    if settled_in_slices(deliveries):
         if requeue:
             mux.return_in_slices(deliveries)
         else:

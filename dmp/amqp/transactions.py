@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING
 import attrs
 from pamqp import commands
 
-from dmp.amqp.channel import RETURNED_AT_ONCE, SETTLED_AT_ONCE, by_queue, forget_unacked
+from dmp.amqp.channel import (
+    RETURNED_AT_ONCE,
+    SETTLED_AT_ONCE,
+    by_queue,
+    dispatched,
+    forget_unacked,
+    settled_in_slices,
+)
 from dmp.dead_letters import LETTERS_PER_TURN, addressed
 from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.memory import check
@@ -64,6 +71,7 @@ class Transaction:
     _posts: list[tuple[Post, Sequence[Queue], Sequence[bytes]]] = attrs.Factory(list)
     _deliveries: dict[Outcome, dict[int, Delivery]] = attrs.Factory(dict)  # settled ones, by tag
     _prepared: QueueChange | None = None  # for the commit
+    _in_slices: bool = False  # so are its deliveries gathered and forgotten
     _messages: int = 0
     _bytes: int = 0
     _cost_bytes: int = 0
@@ -126,7 +134,10 @@ class Transaction:
         if self._prepared is None:
             self._prepared = prepared = QueueChange(self._channel.mux.broker)
             steps = prepared.gather(self._deliveries)
-            if self.settled > SETTLED_AT_ONCE:
+            self._in_slices = self.settled > SETTLED_AT_ONCE or any(
+                settled_in_slices(by_tag.values()) for by_tag in self._deliveries.values()
+            )
+            if self._in_slices:
                 self._channel.mux.broker.sliced_work.add(steps)
             else:
                 _go_through(steps)
@@ -175,7 +186,7 @@ class Transaction:
         mux.worked(self._messages + min(self.settled, SETTLED_AT_ONCE))
         settled = list(self._deliveries.values())
         requeued = list(self._deliveries.get(Outcome.REQUEUED, {}).values())
-        in_slices = self.settled > SETTLED_AT_ONCE
+        in_slices = self._in_slices
         self._forget()
         channel.reply(commands.Tx.CommitOk(), ticket)  # before the deliveries that the commit makes possible
         for deliveries in settled:
@@ -184,13 +195,12 @@ class Transaction:
             if requeued:
                 mux.return_in_slices(requeued)
             mux.add_work(change.let_go())
+            mux.add_work(dispatched(change.queues))
         else:
             _go_through(change.let_go())
             for queue, messages in change.requeued.items():
                 queue.requeue(messages)
-        for queue in change.queues:
-            if not queue.deleted:
-                queue.dispatch()
+            _go_through(dispatched(change.queues))
         channel.crowded = False
         channel.dispatch()
         if broker.memory.full:
@@ -238,6 +248,7 @@ class Transaction:
         self._posts.clear()
         self._deliveries = {}
         self._prepared = None
+        self._in_slices = False
         self.settled = self._messages = self._bytes = self._cost_bytes = 0
 
 
@@ -368,14 +379,19 @@ class QueueChange:
 
     def let_go(self) -> Iterator[None]:
         """Have the queues forget what leaves, a slice at each step."""
+        done = 0
         for queue, part in self._parts.items():
             if not part.leaving:
                 continue
             try:
                 part.leaving.reverse()
                 while part.leaving:
-                    queue.settle_written(part.leaving.pop())
-                    yield
+                    messages = part.leaving.pop()
+                    queue.settle_written(messages)
+                    done += 1 + len(messages)
+                    if done >= RETURNED_AT_ONCE:
+                        done = 0
+                        yield
             finally:
                 if queue.log is not None:
                     queue.log.all_left()

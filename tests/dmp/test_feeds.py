@@ -33,7 +33,7 @@ async def test_what_was_queued_before_goes_first(world: World, app: Application)
     assert world.broker.memory.held_bytes == 0
 
 
-async def test_the_exchange_of_a_message_is_as_it_was_sent_or_the_publishs(
+async def test_the_exchange_of_a_message_is_as_it_was_givenor_the_publishs(
     world: World, app: Application
 ) -> None:
     app.queue(b"mine", b"quotes")
@@ -212,6 +212,33 @@ async def test_what_comes_back_stands_before_what_waited_behind_it() -> None:
     assert world.broker.memory.held_bytes > 0
     assert bodies(app.feed(b"mine").read) == [b"%d" % number + bytes(999) for number in range(10)]
     assert world.broker.memory.held_bytes == 0
+
+
+async def test_very_much_that_comes_back_does_so_in_turns_and_in_order(
+    world: World, app: Application
+) -> None:
+    queue = app.queue(b"q", b"quotes")
+    first = app.open(app.feed_lease(b"q"))
+    sink = app.sink(b"quotes")
+    given = names(0, 5000)
+    sink.say(packed(*given))
+    assert queue.depth == 0
+    outbox = first.connection.outbox
+    assert outbox.size == len(packed(*given))
+    first.close()
+    back = queue.depth
+    turns = 0
+    second = app.open(app.feed_lease(b"q"))
+    sink.say(packed(b"new"))
+    while world.broker.sliced_work.busy:
+        assert second.read + second.connection.taken() == b"", "what stands before it is not back yet"
+        world.broker.timers.run_due()
+        assert queue.depth - back < 2000
+        back = queue.depth
+        turns += 1
+    assert turns > 2
+    world.advance(0)
+    assert bodies(second.connection.taken()) == [*given, b"new"]
 
 
 async def test_a_feed_that_reads_slowly_gets_everything_in_order() -> None:

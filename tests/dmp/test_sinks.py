@@ -481,3 +481,29 @@ async def test_a_sink_waits_for_a_route_that_takes_long_and_then_goes_on_in_orde
         sink.wake_if_due()
     assert ready(queue) == [b"first", b"slow", b"behind"]
     assert sink.connection.reading
+
+
+@pytest.mark.parametrize("properties", [b"\0\0", PERSISTENT])
+async def test_messages_for_very_many_queues_leave_others_their_turn_and_keep_their_order(
+    world: World, app: Application, properties: bytes
+) -> None:
+    queues = [world.queue(b"q%d" % number, durable=True) for number in range(2100)]
+    for queue in queues:
+        world.topology.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
+    sink = app.sink(b"quotes")
+    sent = [b"%d" % number for number in range(6)]
+    sink.session.receive(packed(*sent, properties=properties))
+    reached = turns = 0
+    while reached < len(sent) * len(queues):
+        world.broker.timers.run_due()
+        world.settle()
+        sink.wake_if_due()
+        now = sum(len(queue.ready) for queue in queues)
+        assert now - reached < 1100
+        reached = now
+        turns += 1
+        assert turns < 1000
+    assert turns > 10
+    for queue in queues:
+        assert [message.body for message in queue.ready] == sent
+    assert world.broker.counts.sunk == len(sent)

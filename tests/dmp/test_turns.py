@@ -3,6 +3,7 @@
 import errno
 import math
 import struct
+from collections.abc import Callable
 
 import pytest
 from pamqp import base, commands
@@ -83,6 +84,59 @@ async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many(world: Worl
     assert {len(ready(target)) for target in targets} == {1}
     world.advance(0)
     assert all(ready(target) == numbered(3) for target in targets)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_dead_letters_that_go_to_very_many_queues_go_in_turns_and_in_order(
+    world: World, durable: bool
+) -> None:
+    count = 2100
+    targets = [world.queue(b"dead%d" % number, durable=durable) for number in range(count)]
+    for target in targets:
+        world.topology.bind(b"amq.fanout", target, b"", b"\0\0\0\0", {})
+    world.topology.bind(b"amq.fanout", world.queue(b"plain"), b"", b"\0\0\0\0", {})
+    queue = world.queue(b"q", durable=durable, dead_letter_exchange=b"amq.fanout")
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", *numbered(3), properties=PERSISTENT if durable else b"\0\0")
+    world.settle()
+    queue.reject(taker.messages)
+    reached = 0
+    turns = 0
+    while world.broker.timers.next <= world.clock.now or world.broker.sliced_work.busy:
+        world.broker.timers.run_due()
+        world.settle()
+        now = sum(len(target.ready) for target in targets)
+        assert now - reached < 1100
+        reached = now
+        turns += 1
+    assert turns > 10
+    assert all(ready(target) == numbered(3) for target in targets)
+    assert ready(world.broker.queues[b"plain"]) == numbered(3)
+    assert (queue.unacked, world.broker.counts.dead_lettered) == (0, 3)
+    if durable:
+        after = await world.again()
+        assert not after.broker.queues[b"q"].depth
+        assert all(ready(after.broker.queues[target.name]) == numbered(3) for target in targets)
+
+
+async def test_a_dead_letter_to_very_many_queues_that_cannot_be_written_is_there_again(world: World) -> None:
+    targets = [world.queue(b"dead%d" % number, durable=True) for number in range(2100)]
+    for target in targets:
+        world.topology.bind(b"amq.fanout", target, b"", b"\0\0\0\0", {})
+    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", b"x", properties=PERSISTENT)
+    world.settle()
+    world.disk.full = True
+    queue.reject(taker.messages)
+    world.advance(0)
+    world.disk.full = False
+    assert world.broker.counts.dead_letters_lost + world.broker.counts.dead_lettered == 1
+    after = await world.again()
+    held = after.broker.queues[b"q"].depth
+    assert {after.broker.queues[target.name].depth for target in targets} == {1 - held}
 
 
 async def test_dead_letters_outlive_their_queue(world: World) -> None:
@@ -262,6 +316,93 @@ async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(
     assert free.bodies == [b"a", b"b", b"c", b"d"]
 
 
+async def test_very_many_messages_are_given_to_who_has_room_in_turns_and_in_order(world: World) -> None:
+    queue, sent = world.queue(), numbered(5000)
+    world.publish(b"", b"q", *sent)
+    taker = Taker()
+    queue.add_consumer(taker)
+    queue.dispatch()
+    first = len(taker.bodies)
+    assert 0 < first < 1500
+    world.publish(b"", b"q", b"last")
+    queue.dispatch()
+    assert len(taker.bodies) == first, "neither what comes nor who asks hurries it"
+    world.advance(0)
+    assert taker.bodies == [*sent, b"last"]
+    assert queue.deadline == math.inf
+
+
+async def test_very_many_messages_go_round_all_consumers_in_turns(world: World) -> None:
+    queue, sent = world.queue(), numbered(5001)
+    takers = [Taker(no_ack=False) for _ in range(3)]
+    for taker in takers:
+        queue.add_consumer(taker)
+    queue.pause()
+    world.publish(b"", b"q", *sent)
+    queue.resume()
+    assert 0 < queue.unacked < 1500
+    world.advance(0)
+    assert [taker.bodies for taker in takers] == [sent[at::3] for at in range(3)]
+
+
+async def test_what_is_large_is_given_to_many_in_turns_by_its_bytes(world: World) -> None:
+    queue = world.queue()
+    takers = [Taker() for _ in range(100)]
+    for taker in takers:
+        queue.add_consumer(taker)
+    queue.pause()
+    sent = [b"%0100000d" % number for number in range(100)]
+    world.publish(b"", b"q", *sent)
+    queue.resume()
+    assert 40 < queue.depth < 60, "of ten megabytes"
+    world.advance(0)
+    assert [body for taker in takers for body in taker.bodies] == sent
+
+
+@pytest.mark.parametrize("stops", [Queue.purge, Queue.pause, Queue.delete])
+async def test_nothing_goes_on_where_a_queue_stops_amid_what_it_gives_in_turns(
+    world: World, stops: Callable[[Queue], object]
+) -> None:
+    queue = world.queue()
+    world.publish(b"", b"q", *numbered(5000))
+    taker = Taker()
+    queue.add_consumer(taker)
+    queue.dispatch()
+    stops(queue)
+    world.advance(0)
+    assert len(taker.bodies) < 1500
+    assert queue.deadline == math.inf
+
+
+@pytest.mark.parametrize("stops", [Queue.purge, Queue.pause])
+async def test_nobody_is_asked_on_where_a_queue_stops_amid_that(
+    world: World, stops: Callable[[Queue], object]
+) -> None:
+    queue = world.queue()
+    for _ in range(3000):
+        queue.add_consumer(Taker(room=0))
+    world.publish(b"", b"q", b"a")
+    assert queue.deadline == world.clock.now
+    stops(queue)
+    for _ in range(3):
+        world.broker.timers.run_due()
+    assert queue.deadline == math.inf
+
+
+async def test_who_comes_when_a_queue_is_resumed_amid_what_it_gives_gets_the_rest(world: World) -> None:
+    queue, sent = world.queue(), numbered(5000)
+    world.publish(b"", b"q", *sent)
+    first, second = Taker(), Taker()
+    queue.add_consumer(first)
+    queue.dispatch()
+    queue.pause()
+    queue.remove_consumers(first)
+    queue.add_consumer(second)
+    queue.resume()
+    world.advance(0)
+    assert [*first.bodies, *second.bodies] == sent
+
+
 async def test_all_that_a_connection_held_comes_back_in_its_order(world: World) -> None:
     owner = Peer(world).login()
     owner.method(C.Queue.Declare(0, "q"))
@@ -290,10 +431,12 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
         peer.method(C.Basic.Consume(0, "q", "tag"), channel)
     half = len(sent) // 2
     other.send(publish("", "q", *sent[:half]))
+    world.advance(0)
     for channel in (2, 3):
         peer.method(C.Basic.Cancel("tag"), channel)
     peer.method(C.Basic.Consume(0, "q", "tag"), 4)
     other.send(publish("", "q", *sent[half:]))
+    world.advance(0)
     queue = world.broker.queues[b"q"]
     assert (queue.depth, queue.unacked) == (0, len(sent))
     taker = Taker(no_ack=False)
@@ -314,6 +457,7 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
         assert before - queue.unacked < 3000
         turns += 1
     assert turns > 4
+    world.advance(0)
     assert taker.bodies == [*sent, b"new"]
     assert other.names() == ["Basic.GetEmpty"]
     assert last.names() == ["Queue.PurgeOk"]
@@ -335,6 +479,7 @@ async def test_very_many_that_are_acknowledged_or_given_back_at_once_go_in_turns
     peer.method(C.Basic.Consume(0, "q", "tag"))
     sent = numbered(count)
     peer.send(publish("", "q", *sent))
+    world.advance(0)
     peer.frames()
     assert queue.unacked == count
     peer.method(C.Basic.Cancel("tag"))
@@ -394,6 +539,95 @@ async def test_very_many_that_are_delivered_again_at_once_go_in_turns(world: Wor
     peer.pump()
     assert [*first, *bodies(peer.frames())] == [*sent, b"new"]
     assert queue.unacked == len(sent) + 1
+
+
+def of_many_queues(world: World, peer: Peer, count: int, *, durable: bool = False) -> list[Queue]:
+    """So many queues with a message each, which the peer has got and not acknowledged."""
+    names = [b"q%d" % number for number in range(count)]
+    queues = [world.queue(name, durable=durable) for name in names]
+    for name in names:
+        world.publish(b"", name, name, properties=PERSISTENT if durable else b"\0\0")
+    world.settle()
+    for name in names:
+        peer.method(C.Basic.Get(0, name.decode()))
+    peer.frames()
+    assert all(queue.unacked == 1 for queue in queues)
+    return queues
+
+
+@pytest.mark.parametrize("method", ["requeue", "recover", "close", "lost"])
+async def test_messages_of_very_many_queues_come_back_in_turns(world: World, method: str) -> None:
+    peer = Peer(world).login()
+    queues = of_many_queues(world, peer, 2000)
+    for queue in queues:
+        world.publish(b"", queue.name, b"behind")
+    takers = [Taker(no_ack=False) for _ in queues]
+    for queue, taker in zip(queues[:1000], takers, strict=False):
+        queue.add_consumer(taker)
+        queue.dispatch()
+    if method == "lost":
+        peer.session.connection_lost()
+    else:
+        said = {
+            "requeue": C.Basic.Nack(0, True, True),
+            "recover": C.Basic.Recover(True),
+            "close": C.Channel.Close(200, "", 0, 0),
+        }[method]
+        peer.session.receive(encode(said, 1))
+    turns = 0
+    back = sum(not queue.unacked for queue in queues[1000:])
+    while world.broker.sliced_work.busy:
+        world.broker.timers.run_due()
+        now = sum(not queue.unacked for queue in queues[1000:])
+        assert now - back < 600
+        back = now
+        turns += 1
+    assert turns > 3
+    for queue, taker in zip(queues, takers[:1000], strict=False):
+        assert taker.bodies == [b"behind", queue.name]
+    assert all(ready(queue) == [queue.name, b"behind"] for queue in queues[1000:])
+    assert all(queue.ready[0].redelivered and not queue.ready[1].redelivered for queue in queues[1000:])
+    assert not any(queue.stops for queue in queues)
+
+
+async def test_acknowledgements_of_very_many_queues_go_in_turns_and_are_written(world: World) -> None:
+    peer = Peer(world).login()
+    queues = of_many_queues(world, peer, 1500, durable=True)
+    peer.session.receive(encode(C.Basic.Ack(0, True), 1) + encode(C.Queue.Declare(0, "q0", True), 1))
+    turns = 0
+    while world.broker.sliced_work.busy or world.broker.timers.next <= world.clock.now:
+        world.broker.timers.run_due()
+        world.broker.flush()
+        turns += 1
+    assert turns > 1
+    assert not any(queue.unacked for queue in queues)
+    world.settle()
+    after = await world.again()
+    assert not any(after.broker.queues[queue.name].depth for queue in queues)
+
+
+async def test_what_has_left_very_many_queues_is_written_in_turns_and_whole_at_the_end(world: World) -> None:
+    queues = [world.queue(b"q%d" % number, durable=True) for number in range(1500)]
+    for queue in queues:
+        world.publish(b"", queue.name, b"x", properties=PERSISTENT)
+    world.settle()
+    logs = [queue.log.log for queue in queues if queue.log is not None]
+    ends = [log.end for log in logs]
+
+    def written() -> int:
+        return sum(log.end > end for log, end in zip(logs, ends, strict=True))
+
+    for queue in queues:
+        assert queue.get(True) is not None
+    world.broker.flush()
+    assert 0 < written() < 600
+    world.broker.timers.run_due()
+    assert 600 < written() < 1100
+    world.broker.draining = True
+    world.broker.flush()
+    assert written() == 1500
+    world.advance(0)
+    assert world.broker.timers.next > world.clock.now
 
 
 async def test_very_many_queues_of_one_owner_go_in_turns(world: World) -> None:

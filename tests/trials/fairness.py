@@ -27,6 +27,8 @@ from brokers import control, logs, plugins
 from brokers.collector import Collector
 from brokers.config import load
 from brokers.host import Host
+from dmp import wire as dmp
+from dmp.amqp.wire import Direct, encode
 from kqmsgq import wire as kqmsgq
 from pubsub import wire as pubsub
 from pubsub.wire import Command, Kind
@@ -1278,6 +1280,93 @@ _TRANSACTIONS = {
         commands.Tx.Rollback(),
     ),
 }
+
+
+def amqp_a_queue_of_200_consumers_is_resumed_over_600000(served: Served) -> None:
+    with ExitStack() as stack:
+        peers = [stack.enter_context(_amqp_queue(served)) for _ in range(200)]
+        served.ask("POST", "/api/v1/queues/dmp/q/pause", {})
+        for peer in peers:
+            peer.call(commands.Basic.Consume(queue="q"))
+        peers[0].publish("", "q", 600_000, b"x")
+        served.begin()
+        served.ask("POST", "/api/v1/queues/dmp/q/resume", {})
+        _ping(served)
+
+
+def amqp_a_feed_takes_400000_over_and_goes_with_what_it_has_not_read(served: Served) -> None:
+    with Amqp(served.address("dmp")) as peer:
+        peer.call(commands.Queue.Declare(queue="q", exclusive=True))
+        peer.publish("", "q", 400_000, b"x")
+        peer.socket.sendall(encode(Direct.Get("q"), 1))
+        lease = _lease(peer)
+        served.begin()
+        with Peer(served.address("dmp"), dmp.DMP_HEADER + lease):
+            _until(lambda: _depth(peer, "q") < 150_000)
+        _until(lambda: _depth(peer, "q") > 300_000)
+
+
+def _lease(peer: Amqp) -> bytes:
+    """The one that it has asked for, a short string: it stands behind the method's two numbers."""
+    peer.until(_has_frame)
+    lease = bytes(peer.data[11:-1])
+    peer.data.clear()
+    return lease
+
+
+def _got(served: Served, count: int, *, durable: bool = False) -> tuple[Amqp, Amqp]:
+    """A connection that holds a message of each of so many queues, and another one."""
+    peer, other = Amqp(served.address("dmp")), Amqp(served.address("dmp"))
+    _all_queues(peer, count, durable=durable)
+    peer.call(commands.Confirm.Select())
+    properties = commands.Basic.Properties(delivery_mode=1 + durable)
+    peer.socket.sendall(_message("amq.fanout", "", b"x", properties))
+    peer.confirmed(1)
+    other.say(1, *(commands.Basic.Get(queue=f"q{number}") for number in range(count)))
+    other.wait("Basic.GetOk", count)
+    return peer, other
+
+
+def amqp_messages_of_40000_queues_come_back_with_their_connection(served: Served) -> None:
+    peer, other = _got(served, 40_000)
+    with peer:
+        served.begin()
+        other.socket.close()
+        _until(lambda: _depth(peer, "q39999") == 1 and _depth(peer, "q0") == 1)
+
+
+def amqp_messages_of_8000_durable_queues_are_acknowledged_at_once(served: Served) -> None:
+    peer, other = _got(served, 8000, durable=True)
+    with peer, other:
+        served.begin()
+        other.say(1, commands.Basic.Ack(0, multiple=True))
+        _depth(other, "q0")
+        _ping(served)
+
+
+def amqp_dead_letters_for_10000_durable_queues(served: Served) -> None:
+    own: Any = {"x-dead-letter-exchange": "amq.fanout"}
+    properties = commands.Basic.Properties(delivery_mode=2)
+    with Amqp(served.address("dmp")) as peer:
+        _all_queues(peer, 10_000, durable=True)
+        peer.call(commands.Queue.Declare(0, "q", durable=True, arguments=own))
+        peer.socket.sendall(_message("", "q", b"x" * 100, properties) * 3)
+        peer.call(commands.Basic.Consume(queue="q"))
+        peer.wait("Basic.Deliver", 3)
+        served.begin()
+        peer.say(1, commands.Basic.Nack(0, True, False))
+        _until(lambda: _depth(peer, "q9999") == 3)
+
+
+def amqp_a_sink_writes_to_40000_queues(served: Served) -> None:
+    with Amqp(served.address("dmp")) as peer:
+        _all_queues(peer, 40_000)
+        peer.socket.sendall(encode(Direct.Put("amq.fanout"), 1))
+        lease = _lease(peer)
+        with Peer(served.address("dmp"), dmp.DMP_HEADER + lease) as sink:
+            served.begin()
+            sink.socket.sendall(dmp.message(dmp.Message(b"", b"k", b"x" * 100)) * 4)
+            _until(lambda: _depth(peer, "q39999") == 4)
 
 
 def amqp_a_transaction_of_4096_messages(served: Served) -> None:
