@@ -1373,8 +1373,10 @@ class Engine:
         self.note_age()
 
     def _flush_notes(self) -> Iterator[None]:
-        for number, queue in enumerate(tuple(self.queues.values()), 1):
-            if queue.log is not None:
+        # By name: the garbage collector would walk 50,000 queues in a new container, three times.
+        for number, name in enumerate(tuple(self.queues), 1):
+            queue = self.queues.get(name)
+            if queue is not None and queue.log is not None:
                 queue.log.flush_notes()
             if number % FLUSHED_AT_ONCE == 0:
                 yield

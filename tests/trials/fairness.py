@@ -1658,14 +1658,6 @@ def dms_50000_deliveries_of_as_many_queues_are_held_when_the_server_stops(served
         served.stop()
 
 
-def dms_50000_deliveries_of_as_many_queues_are_held_when_rules_change(served: Served) -> None:
-    with _one_held_of_each(served):
-        served.begin()
-        _rules(served, "dms:*:other")
-        _ping(served)
-        time.sleep(2)
-
-
 def _held(served: Served, count: int) -> Dms:
     """A connection that holds so many of `q`, in runs of 4,000."""
     client = Dms(served.address("dms"))
