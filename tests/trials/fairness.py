@@ -1294,18 +1294,6 @@ def amqp_a_queue_of_200_consumers_is_resumed_over_600000(served: Served) -> None
         _ping(served)
 
 
-def amqp_a_feed_takes_400000_over_and_goes_with_what_it_has_not_read(served: Served) -> None:
-    with Amqp(served.address("dmp")) as peer:
-        peer.call(commands.Queue.Declare(queue="q", exclusive=True))
-        peer.publish("", "q", 400_000, b"x")
-        peer.socket.sendall(encode(Direct.Get("q"), 1))
-        lease = _lease(peer)
-        served.begin()
-        with Peer(served.address("dmp"), dmp.DMP_HEADER + lease):
-            _until(lambda: _depth(peer, "q") < 150_000)
-        _until(lambda: _depth(peer, "q") > 300_000)
-
-
 def _lease(peer: Amqp) -> bytes:
     """The one that it has asked for, a short string: it stands behind the method's two numbers."""
     peer.until(_has_frame)
