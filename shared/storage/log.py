@@ -222,7 +222,7 @@ class CommitBatch:
     def add_heavy(self, row: LightAppend) -> None:
         """Have a row's log in `appends`."""
         log, offset, records, count = row
-        ticket, end = self.tickets[Mode.SYNCED], offset + len(records)
+        ticket, end = self.tickets[log.mode.waits_for], offset + len(records)
         self.appends[log] = LogAppend(log, self, ticket, True, offset, end, [records], [count], count)
 
     def add(self, change: Change) -> None:

@@ -15,6 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
+from shared.storage import committer
 from shared.storage.commit import Commit
 from shared.storage.format import IndexEntry
 from shared.storage.log import Ticket
@@ -807,3 +808,112 @@ async def test_a_sync_that_fails_beside_others_is_final(number: int, autojump_cl
     again = await open_store(disk.kill())
     for log in again.namespace("things", ALWAYS).logs.values():
         assert await read_all(log) == [b"x"]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_what_very_many_logs_got_becomes_visible_in_slices_and_is_acknowledged_last(
+    monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    monkeypatch.setattr(committer, "LIGHT_AT_ONCE", 16)
+    disk, store = await fresh_store(attrs.evolve(SMALL, inline_sync_seconds=0))
+    logs = await logs_of(store, *[ALWAYS] * 100)
+    before = store.statistics().records
+    told: list[Log] = []
+    for log in logs:
+        log.watchers.add(told.append)
+    with trio.CancelScope() as scope:
+        async with running(store):
+            _, ticket = store.append_all([(log, records(b"x"), 1) for log in logs])
+            store.commit_pending()
+            while not told:
+                await trio.lowlevel.checkpoint()
+            shown = [log.visible for log in logs]
+            assert 0 < len(told) < 100
+            assert sorted(shown) == [0] * (100 - len(told)) + [5] * len(told)
+            assert not ticket.done
+            late = logs[0].append(records(b"behind"), 1)[1]
+            store.commit_pending()
+            if stopped:
+                scope.cancel()
+            else:
+                await store.wait(ticket)
+                assert not late.done, "one commit after the other"
+                await store.wait(late)
+    await store.close()
+    assert (outcome(ticket), outcome(late)) == ([None], [None])
+    assert told[:100] == logs
+    assert store.statistics().records == before + 101
+    store = await open_store(disk.kill())
+    again = store.namespace("logmq", ALWAYS).logs
+    assert await read_all(again[logs[0].name]) == [b"x", b"behind"]
+    assert all([await read_all(again[log.name]) == [b"x"] for log in logs[1:]])
+
+
+async def test_a_store_that_turns_read_only_amid_the_slices_has_acknowledged_what_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committer, "LIGHT_AT_ONCE", 16)
+    disk, store = await fresh_store(attrs.evolve(SMALL, inline_sync_seconds=0))
+    logs = await logs_of(store, *[ALWAYS] * 100)
+    told: list[Log] = []
+    for log in logs:
+        log.watchers.add(told.append)
+    async with running(store):
+        _, ticket = store.append_all([(log, records(b"x"), 1) for log in logs])
+        store.commit_pending()
+        while not told:
+            await trio.lowlevel.checkpoint()
+        late = logs[0].append(records(b"behind"), 1)[1]
+        fail(disk, errno.EIO, lambda operation: operation.kind == "sync")
+        await store.wait(ticket)
+        with pytest.raises(StoreReadOnly):
+            await store.wait(late)
+        assert [log.end for log in logs] == [log.visible for log in logs] == [5] * 100
+
+
+@pytest.mark.parametrize("behind", ["nothing", "an append", "several", "twice", "a change", "other modes"])
+@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL])
+async def test_an_append_to_very_many_logs_is_on_disk_as_if_each_were_alone(
+    behind: str, mode: Durability
+) -> None:
+    written: list[tuple[list[bytes], list[IndexEntry]]] = []
+    for together in (True, False):
+        disk, store = await fresh_store()
+        logs = await logs_of(store, *[mode] * 70, *[INTERVAL, NONE] * (behind == "other modes"))
+        logs[0].append(records(b"before"), 1)
+        parts = [(log, records(b"%d" % number), 1) for number, log in enumerate(logs)]
+        if behind == "several":
+            parts.append((logs[7], records(b"one", b"two"), 2))
+        elif behind == "twice":
+            parts += parts[3:5]
+        if together:
+            offsets, ticket = store.append_all(parts)
+            assert offsets[:2] == [10, 0]
+        else:
+            for log, data, count in parts:
+                ticket = log.append(data, count)[1]
+        if behind == "an append":
+            logs[1].append(records(b"more"), 1)
+        elif behind == "a change":
+            logs[2].drop_below(5)
+        await store.wait(ticket)
+        await trio.sleep(2)
+        kept = [await read_all(log) for log in logs]
+        written.append((kept, [entry for log in logs for entry in log.index_entries(0, log.visible)]))
+        store, _ = await reopen(store, disk)
+        again = store.namespace("logmq", ALWAYS).logs
+        assert [await read_all(again[log.name]) for log in logs] == kept
+    assert written[0] == written[1]
+
+
+async def test_an_append_to_very_many_logs_that_ask_for_no_sync_gets_none_but_in_time() -> None:
+    disk, store = await fresh_store()
+    logs = await logs_of(store, *[INTERVAL] * 70)
+    async with running(store):
+        (syncs,) = watch(disk, "sync")
+        _, ticket = store.append_all([(log, records(b"x"), 1) for log in logs])
+        store.commit_pending()
+        await store.wait(ticket)
+        assert syncs == []
+        await trio.sleep(0.06)
+        assert syncs != []
