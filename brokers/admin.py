@@ -36,7 +36,6 @@ import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.applications import Starlette
@@ -50,6 +49,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from brokers import api, definitions, detailed, logs, metrics
 from brokers.admin_gate import problem
+from brokers.admin_port import HttpConnection
 from brokers.api import Operation
 from brokers.errors import ExitCode, copy_errors, exit_code
 from brokers.following import PARAMETERS, Followers, Stream
@@ -348,7 +348,7 @@ async def serve(
 
         wrapped = ASGIWrapper(asked)  # type: ignore[arg-type]  # an ASGI application by Starlette's types
         try:
-            await TCPServer(wrapped, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
+            await HttpConnection(wrapped, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
         except* Exception as group:
             log.warning(
                 "control connection failed: one request has no answer; ask again",

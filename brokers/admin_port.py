@@ -23,6 +23,7 @@ import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.events import Event, Updated
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -65,6 +66,27 @@ def listen(host: str, port: int) -> list[socket.socket]:
                 sock.setsockopt(level, option, value)
 
     return bind_each(host, port, socket.SOCK_STREAM, prepare, backlog=BACKLOG)
+
+
+class HttpConnection(TCPServer):
+    """Hypercorn's server of one connection, which ends when its client closes it.
+
+    Hypercorn waits for what a silent connection is allowed (5 s) even then. So 128 requests of a script in
+    that time, each on its own connection, took all places, and the next ones were reset.
+    """
+
+    has_left = False
+    """Whether the client has closed its side; an answer may be under way."""
+
+    async def protocol_send(self, event: Event) -> None:
+        await super().protocol_send(event)
+        if self.has_left and isinstance(event, Updated):  # it may have begun to wait for another request
+            await self.idle_task.stop()
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self.has_left = True
+        await self.idle_task.stop()
 
 
 @attrs.define(eq=False)
@@ -179,7 +201,7 @@ class AdminPort:
                     await secure.do_handshake()
                 opened.caller.certificate_user = secure.certificate_name(self.certificate_user)
             bounded = _BoundedStream(stream, opened, self._reads)
-            server = TCPServer(
+            server = HttpConnection(
                 ASGIWrapper(asked),  # type: ignore[arg-type]  # an ASGI application by Starlette's types
                 self._config,
                 self._context,

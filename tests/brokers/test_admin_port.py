@@ -414,6 +414,30 @@ async def test_connections_that_log_in_are_accepted_without_a_pause(monkeypatch:
                 assert (await port.ask("/status", {"Connection": "close", **BEARER})).status == 200
 
 
+async def test_a_connection_that_its_client_closes_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_port, "CONNECTIONS_MAX", 8)
+    request = "GET /status HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n"
+    async with admin_port_at() as port:
+        with trio.fail_after(4):  # less than what a silent connection is allowed
+            for _ in range(24):
+                async with await port.connect() as stream:
+                    await stream.send_all(request.format(port.name, TOKEN).encode())
+                    data = bytearray()
+                    while not data.endswith(b"}"):
+                        data += await stream.receive_some()
+                    assert parsed(bytes(data)).status == 200
+                    await trio.testing.wait_all_tasks_blocked(0.005)  # the server waits for another request
+
+
+async def test_an_answer_that_is_under_way_comes_whole_to_a_client_that_closes_its_side() -> None:
+    async with admin_port_at() as port, await port.connect() as stream:
+        head = f"GET /status HTTP/1.1\r\nHost: {port.name}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+        await stream.send_all(head.encode())
+        await stream.send_eof()
+        with trio.fail_after(4):
+            assert parsed(b"".join([part async for part in stream])).status == 200
+
+
 async def test_nobody_without_a_login_has_a_body_read() -> None:
     async with admin_port_at() as port, await port.connect() as stream:
         head = f"POST /a/echo HTTP/1.1\r\nHost: {port.name}\r\nContent-Type: application/json\r\n"
