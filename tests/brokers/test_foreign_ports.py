@@ -1,12 +1,15 @@
 """A command that is sent to another protocol's port says so soon; it used to wait for a word for ever."""
 
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from brokers.errors import ExitCode
+from pubsub import terminal
 from tests.brokers.conftest import Run
-from tests.support.server import Server, run
+from tests.support.server import Server, run_here
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +32,14 @@ def test_a_consumer_at_another_protocols_port_says_so(protocol: str, command: Ru
     ("protocol", "says"),
     [("dms", r"it says b'\xde\xad"), ("logmq", 'it says b"ERR '), ("kqmsgq", "it closed the connection")],
 )
-def test_a_subscriber_at_another_protocols_port_says_so(protocol: str, says: str, server: Server) -> None:
+def test_a_subscriber_at_another_protocols_port_says_so(
+    protocol: str, says: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "FRAME_SECONDS", 0.2)  # it is known by then that no more comes
     host, port = server.address(protocol)
-    ended = run("pubsub", "subscriber", "A", host, str(port))
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        ended = run_here("pubsub", "subscriber", "A", host, str(port))
     assert (ended.returncode, ended.stdout) == (ExitCode.UNAVAILABLE, "")
     assert ended.stderr.startswith(f"brokers: {host}:{port}: no pub/sub server answers ({says}")
 
