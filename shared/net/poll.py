@@ -26,7 +26,7 @@ from shared.file_range import FileRange
 from shared.net import liveness
 from shared.net.connection import Session
 from shared.net.listeners import acknowledge_now
-from shared.net.loop_turn import RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
+from shared.net.loop_turn import HOLD_LEAST, RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
 from shared.net.outbox import JOIN_BYTES
 
 EVENTS_MAX = 128
@@ -507,14 +507,31 @@ class PollDriver:
                 loop.end()
 
     def _look(self) -> list[tuple[int, int]]:
-        """Poll. Output that waits is sent to all who are not ready; the others get it with their answers."""
+        """Poll. Output that waits is sent to all who are not ready; the others get it with their answers.
+
+        After a commit's answers it polls again: who was told first has sent the next request, which joins the
+        next commit. Else that begins with the few who were ready before, and the many wait for it. 30 LogMQ
+        clients with a request at a time get 39,000 to 47,000 answers a second, and 33,000 to 37,000 else. With
+        more answers and events than one poll finds, the next commit is large anyway.
+        """
         if not self._pending:
             events = self._pending = self._epoll.poll(0, EVENTS_MAX)
             loop = self.loop
             if loop.to_send:
                 by_fd = self._by_fd
+                held = HOLD_LEAST <= len(loop.to_send) <= EVENTS_MAX - len(events)
                 loop.send({by_fd.get(fd) for fd, _ in events} if events else ())
+                if held:
+                    self._add_pending(self._epoll.poll(0, EVENTS_MAX))
         return self._pending
+
+    def _add_pending(self, events: list[tuple[int, int]]) -> None:
+        if events and self._pending:
+            flags_of = dict(self._pending)
+            for fd, flags in events:
+                flags_of[fd] = flags_of.get(fd, 0) | flags
+            events = [*flags_of.items()]
+        self._pending = events or self._pending
 
     def _serve(self, events: list[tuple[int, int]], slice_ends: float) -> bool:
         """Serve events and `_again` until the slice ends; the rest comes first in the next slice.

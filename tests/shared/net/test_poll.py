@@ -33,6 +33,7 @@ if sys.platform != "linux":
 
 from shared.net import loop_turn, poll
 from shared.net.liveness import TCP_INFO, UNACKED
+from shared.net.loop_turn import HOLD_LEAST
 from shared.net.poll import EVENTS_MAX, READ_BYTES, SLICE_SECONDS, SLICES_MAX
 
 
@@ -295,6 +296,51 @@ async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_the
             received += sock.recv(100)
         assert received == b"now later now last "
         assert sends == [b"now ", b"later now ", b"last "]
+
+
+async def test_who_goes_on_as_soon_as_answered_is_in_the_round_of_who_was_ready_before() -> None:
+    """Else a commit begins with one request, and four wait for it and for the next."""
+    asked: list[Recorder] = []
+    rounds_of: list[int] = []
+    clients: dict[Recorder, socket.socket] = {}
+
+    def prepare(session: Recorder) -> None:
+        send = session.connection.send_some  # type: ignore[attr-defined]
+
+        def answer_and_hear_more(data: bytes, flags: int = 0) -> int:
+            sent = int(send(data, flags))
+            if len(rounds_of) == 1:
+                clients[session].send(b"more")
+                wait_arrived(session)
+            return sent
+
+        session.connection.send_some = answer_and_hear_more  # type: ignore[attr-defined]
+        session.on_receive = lambda _: asked.append(session)
+
+    def after_turn() -> None:
+        if not asked:
+            return
+        rounds_of.append(len(asked))
+        if len(rounds_of) == 1:
+            (late,) = clients.keys() - set(asked)
+            clients[late].send(b"one")
+            wait_arrived(late)
+        for session in asked:
+            session.connection.write(b"answer")
+        asked.clear()
+
+    sessions = Sessions(prepare)
+    async with serving("poll", sessions, after_turn=after_turn) as served:
+        for _ in range(HOLD_LEAST + 1):
+            sock = served.connect_socket()
+            clients[await sessions.next()] = sock
+        for session in list(clients)[:HOLD_LEAST]:
+            clients[session].send(b"one")
+            wait_arrived(session)
+        with trio.fail_after(PATIENCE_SECONDS):
+            while len(rounds_of) < 2:
+                await trio.lowlevel.checkpoint()
+        assert rounds_of == [HOLD_LEAST, HOLD_LEAST + 1]
 
 
 async def test_a_round_is_all_that_was_ready_though_other_tasks_have_turns_meanwhile(
