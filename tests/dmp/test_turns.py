@@ -1201,3 +1201,57 @@ async def test_a_large_body_is_kept_while_its_route_is_found(
     assert len(world.body_logs) == (not cut_off)
     if not cut_off:
         assert world.body(queue.ready.popleft()) == b"y" * 2000
+
+
+def looks_through(world: World, looked_at: Queue, *names: bytes) -> list[Queue]:
+    """Queues whose dead letters take many turns to find their way to `looked_at`."""
+    return [world.queue(name, dead_letter_exchange=b"amq.headers") for name in names]
+
+
+async def test_dead_letters_whose_routes_take_long_are_found_in_turns_and_in_order(
+    world: World, looked_at: Queue
+) -> None:
+    slow, other = looks_through(world, looked_at, b"slow", b"other")
+    sent = numbered(3)
+    rejected(world, slow, sent, EIGHTEEN)
+    assert looked_at.depth == 0
+    rejected(world, other, [b"behind"], EIGHTEEN)
+    for _ in range(200):
+        world.advance(0)
+    assert sorted(ready(looked_at)) == sorted([*sent, b"behind"])
+    assert [body for body in ready(looked_at) if body != b"behind"] == sent
+    assert world.broker.counts.dead_lettered == 4
+
+
+@pytest.mark.parametrize("gone", ["the queue", "where to"])
+async def test_what_goes_while_a_dead_letters_route_is_found(
+    world: World, looked_at: Queue, gone: str
+) -> None:
+    (queue,) = looks_through(world, looked_at, b"slow")
+    rejected(world, queue, [b"x"], EIGHTEEN)
+    assert looked_at.depth == 0
+    world.topology.delete_queue(queue if gone == "the queue" else looked_at)
+    for _ in range(100):
+        world.advance(0)
+    counts = world.broker.counts
+    assert (counts.dead_lettered, counts.dead_letters_lost) == ((1, 0) if gone == "the queue" else (0, 1))
+    assert looked_at.depth == (gone == "the queue")
+
+
+async def test_a_transaction_whose_dead_letters_take_long_to_route_lets_others_in(
+    world: World, looked_at: Queue
+) -> None:
+    (queue,) = looks_through(world, looked_at, b"slow")
+    world.publish(b"", b"slow", b"x", properties=EIGHTEEN)
+    peer = Peer(world).login()
+    peer.ask(C.Tx.Select())
+    peer.ask_get("slow")
+    peer.send(encode(C.Basic.Reject(1, requeue=False), 1))
+    peer.send(encode(C.Tx.Commit(), 1))
+    assert (peer.names(), looked_at.depth) == ([], 0)
+    for _ in range(100):
+        world.advance(0)
+        peer.pump()
+    assert peer.names() == ["Tx.CommitOk"]
+    assert (ready(looked_at), queue.depth, queue.unacked) == ([b"x"], 0, 0)
+    assert world.broker.counts.dead_lettered == 1
