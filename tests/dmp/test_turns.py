@@ -1245,7 +1245,8 @@ async def test_a_transaction_whose_dead_letters_take_long_to_route_lets_others_i
     world.publish(b"", b"slow", b"x", properties=EIGHTEEN)
     peer = Peer(world).login()
     peer.ask(C.Tx.Select())
-    peer.ask_get("slow")
+    peer.send(encode(C.Basic.Get(queue="slow"), 1))
+    peer.frames()
     peer.send(encode(C.Basic.Reject(1, requeue=False), 1))
     peer.send(encode(C.Tx.Commit(), 1))
     assert (peer.names(), looked_at.depth) == ([], 0)
@@ -1255,3 +1256,36 @@ async def test_a_transaction_whose_dead_letters_take_long_to_route_lets_others_i
     assert peer.names() == ["Tx.CommitOk"]
     assert (ready(looked_at), queue.depth, queue.unacked) == ([b"x"], 0, 0)
     assert world.broker.counts.dead_lettered == 1
+
+
+@pytest.mark.parametrize("crash", ["amid it", "behind it"])
+async def test_very_many_durable_messages_are_purged_in_turns_and_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    monkeypatch.setattr(queues, "PURGED_AT_ONCE", 50)
+    monkeypatch.setattr(queues, "FREED_AT_ONCE", 10)
+    queue = world.queue(durable=True)
+    taker = Taker(no_ack=False, room=2)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", *numbered(200), properties=PERSISTENT)
+    world.settle()
+    assert (queue.depth, queue.unacked) == (198, 2)
+    peer = Peer(world).login()
+    peer.send(encode(C.Queue.Purge(queue="q"), 1) + publish("", "q", b"behind", properties=PERSISTENT))
+    other = Peer(world).login()
+    other.send(publish("", "q", b"meanwhile", properties=PERSISTENT))
+    world.settle()
+    assert (peer.names(), ready(queue)) == ([], [b"behind", b"meanwhile"])
+    if crash == "amid it":
+        world = await world.again()
+        assert set(ready(world.broker.queues[b"q"])) == {*numbered(200), b"behind", b"meanwhile"}
+        return
+    for _ in range(40):
+        world.advance(0)
+        peer.pump()
+        world.settle()
+    ((_, answer), *_) = peer.frames()
+    assert (answer.name, answer.message_count) == ("Queue.PurgeOk", 198)
+    assert ready(queue) == [b"behind", b"meanwhile"]
+    world = await world.again()
+    assert set(ready(world.broker.queues[b"q"])) == {*numbered(2), b"meanwhile", b"behind"}
