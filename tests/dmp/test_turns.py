@@ -9,6 +9,7 @@ import pytest
 from pamqp import base, commands
 
 from dmp import exchanges, queues
+from dmp.amqp import channel as channels
 from dmp.amqp import publishing
 from dmp.amqp.wire import encode
 from dmp.data_types import short
@@ -1289,3 +1290,26 @@ async def test_very_many_durable_messages_are_purged_in_turns_and_whole(
     assert ready(queue) == [b"behind", b"meanwhile"]
     world = await world.again()
     assert set(ready(world.broker.queues[b"q"])) == {*numbered(2), b"meanwhile", b"behind"}
+
+
+@pytest.mark.parametrize("how", ["nack", "loss"])
+async def test_what_very_many_queues_have_back_comes_in_turns_behind_that_which_stops_them(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(channels, "SETTLED_AT_ONCE", 4)
+    some = [world.queue(b"q%d" % number) for number in range(10)]
+    peer = Peer(world).login()
+    for queue in some:
+        world.publish(b"", queue.name, b"x")
+        peer.send(encode(C.Basic.Get(queue=queue.name.decode()), 1))
+    peer.frames()
+    if how == "nack":
+        peer.send(encode(C.Basic.Nack(0, True, True), 1))
+    else:
+        peer.session.connection_lost()
+    assert depths(world, some) == {0}
+    assert {queue.warming for queue in some} == {True}
+    for _ in range(10):
+        world.advance(0)
+    assert depths(world, some) == {1}
+    assert {(queue.unacked, queue.warming) for queue in some} == {(0, False)}
