@@ -20,6 +20,7 @@ import attrs
 from pamqp import encode
 
 from dmp.data_types import EMPTY_TABLE, joined_tables, read_field, without_field
+from dmp.exchanges import Finding, Route, found_at_once
 from dmp.message import Head, Message
 from dmp.pacing import QUEUES_AT_ONCE
 from dmp.properties import CC, KEYS_MAX, UNREADABLE, keys_in, replaced_headers, unpack
@@ -51,7 +52,7 @@ class DeadLetters:
     _waiting: dict[Queue, deque[tuple[deque[Message], str]]] = attrs.Factory(dict)
     _turns: deque[Queue] = attrs.Factory(deque)
     _busy: bool = False
-    _wide: bool = False  # one goes to very many queues, in slices: the others wait
+    _wide: bool = False  # one is on its way in slices, to very many queues, or long to find: the others wait
 
     def add(self, queue: Queue, messages: Sequence[Message], reason: str) -> None:
         """Deliver messages that have left `queue` for `reason`, in slices."""
@@ -122,24 +123,68 @@ class DeadLetters:
         broker = self._broker
         work = 1 + len(message.head.properties) // LETTER_BYTES
         try:
-            head, found, routing = addressed(broker, queue, message, reason)
-            work += len(found) // LETTER_QUEUES + routing // LETTER_ROUTING
-            targets = broker.with_room(head, found)
-            if len(targets) > QUEUES_AT_ONCE:
-                self._wide = True
-                broker.sliced_work.add(self._move_in_slices(queue, message, head, targets))
-                return work
-            if targets:
-                self._move(queue, message, head, targets)
-                broker.counts.dead_lettered += 1
-                return work
-            queue.leave([message])
+            head = letter_head(broker, queue, message, reason)
+            steps = broker.route_steps(head.exchange, head)
+            found = found_at_once(steps)
         except Refusal:  # the exchange is not there
-            queue.leave([message])
+            self._lose(queue, message)
+            return work
+        if found is None:
+            self._go_in_slices(self._find_in_slices(queue, message, head, reason, Finding(steps)))
+            return work
+        targets = self._targets(head, found, reason)
+        work += len(targets) // LETTER_QUEUES + found[1] // LETTER_ROUTING
+        if len(targets) > QUEUES_AT_ONCE:
+            self._go_in_slices(self._move_in_slices(queue, message, head, targets))
+        else:
+            self._move_or_lose(queue, message, head, targets)
+        return work
+
+    def _targets(self, head: Head, found: Route, reason: str) -> list[Queue]:
+        return self._broker.with_room(head, without_circles(head, found[0], reason))
+
+    def _move_or_lose(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> None:
+        if not targets:
+            self._lose(queue, message)
+            return
+        counts = self._broker.counts
+        try:
+            self._move(queue, message, head, targets)
+            counts.dead_lettered += 1
         except StoreError:  # its record stands: a restart brings it back
             queue.forget([message])
-        broker.counts.dead_letters_lost += 1
-        return work
+            counts.dead_letters_lost += 1
+
+    def _lose(self, queue: Queue, message: Message) -> None:
+        queue.leave([message])
+        self._broker.counts.dead_letters_lost += 1
+
+    def _go_in_slices(self, steps: Iterator[None]) -> None:
+        self._wide = True
+        self._broker.sliced_work.add(self._and_go_on(steps))
+
+    def _and_go_on(self, steps: Iterator[None]) -> Iterator[None]:
+        """Those steps; then the others have their turn."""
+        try:
+            yield from steps
+        finally:
+            self._wide = False
+            self._go_on()
+
+    def _find_in_slices(
+        self, queue: Queue, message: Message, head: Head, reason: str, finding: Finding
+    ) -> Iterator[None]:
+        """Bindings are made for its route to take long."""
+        yield from finding.rest()
+        try:
+            targets = self._targets(head, finding.found(), reason)
+        except Refusal:  # its keys cost too much
+            self._lose(queue, message)
+            return
+        if len(targets) > QUEUES_AT_ONCE:
+            yield from self._move_in_slices(queue, message, head, targets)
+        else:
+            self._move_or_lose(queue, message, head, targets)
 
     def _move(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> None:
         """Into the targets and out of the queue, in one batch where both are durable. Raises StoreError."""
@@ -185,9 +230,6 @@ class DeadLetters:
         except StoreError:  # its record stands: a restart brings it back
             queue.forget([message])
             counts.dead_letters_lost += 1
-        finally:
-            self._wide = False
-            self._go_on()
 
     def _publish_in_slices(
         self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]
@@ -200,14 +242,9 @@ class DeadLetters:
         queue.leave([message])
 
 
-def addressed(broker: "Broker", queue: Queue, message: Message, reason: str) -> tuple[Head, list[Queue], int]:
-    """A message that dies in `queue`: its new head, the queues that its exchange finds, and the routing work.
-
-    Work is counted in messages that could have been put into a queue meanwhile. Raises Refusal: no exchange.
-    """
-    head = _head_of(queue, message, reason, broker.wall_seconds())
-    queues, work = broker.route(head.exchange, head)
-    return head, without_circles(head, queues, reason), work
+def letter_head(broker: "Broker", queue: Queue, message: Message, reason: str) -> Head:
+    """The head with which a message that dies in `queue` is published to the dead-letter exchange."""
+    return _head_of(queue, message, reason, broker.wall_seconds())
 
 
 def _head_of(queue: Queue, message: Message, reason: str, wall: float) -> Head:

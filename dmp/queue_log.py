@@ -71,7 +71,7 @@ class QueueLog:
     _appended: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
     """Records that messages have left, with their offsets; all that may not be written are among them."""
     _refused: list[bytes] = attrs.field(factory=list, init=False)
-    """Those that were rolled back, until they are appended again."""
+    """Those that were rolled back, and those of long purges, until they are appended."""
 
     def appended(self, head: Head, messages: Sequence[Message], offset: int) -> int:
         """Their records were appended at `offset`. Returns where they end."""
@@ -141,6 +141,24 @@ class QueueLog:
     def take_cold(self, first: int, end: int) -> None:
         """All that is cold leaves the queue. Raises StoreError."""
         self._append(records.purged(first, end))
+        self.cold_left()
+
+    def numbers_of(self, messages: Sequence[Message]) -> bytes:
+        """Of those that have a record: a part of `taken_later`."""
+        live, copied = self._live, self._copied
+        found = [message.number for message in messages]
+        return records.numbers([number for number in found if number in live or number in copied])
+
+    def taken_later(self, parts: Sequence[bytes], cold: tuple[int, int] | None) -> None:
+        """What is numbered so leaves the queue, and the `cold` ones from the first to the end: `flush` writes
+        that down. `left` is told in slices, and the cold ones are counted out (`cold_left`)."""
+        if cold is not None:
+            self._refused.append(records.purged(*cold))
+        if any(parts):
+            self._refused.append(records.taken_in_parts(parts))
+
+    def cold_left(self) -> None:
+        """All that is cold has left, or will when `taken_later` is written."""
         self._live_bytes -= self._cold_bytes
         self._cold_bytes = 0
 
@@ -200,10 +218,12 @@ class QueueLog:
 
     def _tidy(self) -> None:
         log = self.log
+        if self._leaving:  # some of what a purge is about to write down must not go before the rest
+            return
         dead = log.visible - log.first - self._live_bytes
         if dead < SLACK_BYTES:
             return
-        if dead > self._live_bytes and not (self._copying or self._leaving):
+        if dead > self._live_bytes and not self._copying:
             self.copy_oldest()
         below = min([log.visible, *map(_first_offset, filter(None, (self._live, self._copied)))])
         if self.cold_at is not None:

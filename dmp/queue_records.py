@@ -104,6 +104,17 @@ def taken(numbers: Sequence[int]) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 
+def numbers(messages: Sequence[int]) -> bytes:
+    """A part of what a TAKEN record says."""
+    return struct.pack(f">{len(messages)}Q", *messages)
+
+
+def taken_in_parts(parts: Sequence[bytes]) -> bytes:
+    """The TAKEN record of all these `numbers`."""
+    payload = b"".join((bytes((Op.TAKEN,)), *parts))
+    return _LENGTH.pack(len(payload)) + payload
+
+
 def purged(first: int, end: int) -> bytes:
     """A PURGED record."""
     return _PURGED.pack(_PURGED.size - LENGTH_BYTES, Op.PURGED, first, end)

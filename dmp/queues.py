@@ -36,6 +36,7 @@ from dmp.settings import DmpSettings
 from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
+from shared.queues.sliced_work import batched
 from shared.queues.waits import NONE
 from shared.storage.lost import Lost
 
@@ -49,6 +50,7 @@ EXPIRED_AT_ONCE = 4096  # so many leave before others have their turn: some mill
 TRIMMED_AT_ONCE = 4096  # so many small messages that a large one pushes out, likewise
 GIVEN_AT_ONCE = 1024  # messages that consumers are given, likewise: their outboxes hold many times that
 GIVEN_BYTES_AT_ONCE = 4 << 20  # of bodies, which are copied: a millisecond
+PURGED_AT_ONCE = 16_384  # durable ones that leave in one step: two milliseconds
 FREED_AT_ONCE = 2048  # messages of a queue that is purged or deleted: half a millisecond
 CANCELLED_AT_ONCE = 256  # consumers of a queue that is deleted, likewise
 HOT_LEAST_BYTES = 16 << 10  # every queue may keep so much in memory, whatever the others do
@@ -894,29 +896,72 @@ class Queue:
         if deadline != self.deadline:
             self._context.timers.set(self, deadline)
 
-    def purge(self) -> int:
+    def purge(self, whole: Ticket | None = None) -> int:
         """Throw away what is ready; how many that were. What is lost is not missed any more. Raises
         StoreError.
 
-        What is durable leaves in one stretch, a fifth of a microsecond for each in memory (`hot_bytes` bounds
-        those). They leave the log in one record, so that a crash takes back all of it or nothing.
+        They are gone at once for whoever looks, and what comes from now on stays. Very many that are durable
+        are gathered in slices before `flush` writes that they have left. `whole`: it may write, and who waits
+        be told. All leave the log in one record, so that a crash takes back all of it or nothing.
         """
         count = self.depth
-        if self.lost and self.log is not None:
-            self.log.lost_is_known()
+        log, cold = self.log, self.cold
+        if self.lost and log is not None:
+            log.lost_is_known()
             self.lost = False
-        if self.cold is not None and self.cold.count:
-            assert self.log is not None
-            self.log.take_cold(self.cold.first, self.cold.end)
-            self._let_cold_go(self.cold)
+        in_slices = log is not None and len(self.ready) > PURGED_AT_ONCE
+        if cold is not None and cold.large:
+            in_slices = False  # these bodies go at the next `flush`: the record must be in it, too
+        cold_numbers: tuple[int, int] | None = None
+        if cold is not None and cold.count:
+            assert log is not None
+            if in_slices:
+                cold_numbers = cold.first, cold.end
+                log.cold_left()
+            else:
+                log.take_cold(cold.first, cold.end)
+            self._let_cold_go(cold)
             self._tell_waiting()
-        if self.log is not None:
-            self.log.take(self.ready)
-            self._context.log_changed(self.log)
         self._context.memory.give(self._hot_bytes)
         self._behind = False
+        if log is not None and in_slices:
+            ready, self.ready = self.ready, self._nothing_ready()
+            self.ready_bytes = self._hot_bytes = 0
+            self._context.sliced_work.add(self._purged(log, ready, cold_numbers, whole))
+            return count
+        if log is not None:
+            log.take(self.ready)
+            self._context.log_changed(log)
         self._empty()
+        if whole is not None:
+            whole.resolve(None)
         return count
+
+    def _purged(
+        self, log: QueueLog, ready: Ready, cold: tuple[int, int] | None, whole: Ticket | None
+    ) -> Iterator[None]:
+        """They leave the log, and are freed."""
+        log.leave_in_slices()
+        try:
+            parts: list[bytes] = []
+            for some in batched(ready, FREED_AT_ONCE):
+                parts.append(log.numbers_of(some))
+                yield
+            log.taken_later(parts, cold)
+            self._context.log_changed(log)
+            parts.clear()
+            yield
+            while ready:
+                some = [ready.popleft() for _ in range(min(len(ready), FREED_AT_ONCE))]
+                log.left(some)
+                if self._has_large:
+                    self._let_bodies_go(some)
+                yield
+        finally:
+            log.all_left()
+            self._context.log_changed(log)
+            if whole is not None:
+                whole.resolve(None)
 
     def _empty(self) -> None:
         """What is ready is so no more. It is freed in slices, with its large bodies."""

@@ -31,7 +31,7 @@ import attrs
 from dmp.exchanges import Exchange, Finding, found_at_once
 from dmp.leases import SendReturn
 from dmp.message import Head
-from dmp.pacing import QUEUES_AT_ONCE, STOP_MEMORY, STOP_READY, WORK_PER_STRETCH
+from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK, STOP_MEMORY, STOP_READY, WORK_PER_STRETCH
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
 from dmp.takers import FeedTaker
@@ -237,10 +237,10 @@ class Sink:
                 most = self._touch(route)
             count += 1
             overhead += route.envelope_bytes
+            stride, head_bytes = after - at, length_at + LENGTH_BYTES - at
             if count % _LOOK_EVERY == _LOOK_AT and (
                 route is last or data.startswith(data[at : at + 4], after)
             ):
-                stride, head_bytes = after - at, length_at + LENGTH_BYTES - at
                 if route is last:
                     same = min(uniform(data, at, stride, head_bytes), most - count + 1)
                 else:
@@ -249,6 +249,13 @@ class Sink:
                 overhead += (same - 1) * route.envelope_bytes
                 after = at + same * stride
             last = route
+            if count >= most:
+                like = self._most(route, 1) - count
+                if like > 0:  # a run that has begun may go on
+                    like = min(uniform(data, after - stride, stride, head_bytes) - 1, like)
+                    count += like
+                    overhead += like * route.envelope_bytes
+                    after += like * stride
             at = after
             if count >= most:
                 self._add(route.lanes, piece_of(data, start, at), count, overhead)
@@ -299,8 +306,7 @@ class Sink:
         return route.lanes
 
     def _touch(self, route: SinkRoute) -> int:
-        """Something goes there: how much of it before others should have a turn?"""
-        slow = 0
+        """Something goes there: how many messages that differ, before others should have a turn?"""
         for lane in route.lanes:
             if not lane.pieces:
                 lane.slow = 0
@@ -309,8 +315,12 @@ class Sink:
                     feed = queue.takes_whole
                     lane.takers.append((queue, feed))
                     lane.slow += feed is None
-            slow += lane.slow
-        return (WORK_PER_STRETCH - self._work) // slow + 1 if slow else _NO_LIMIT
+        return self._most(route, 1 + RUN_WORK)
+
+    def _most(self, route: SinkRoute, work: int) -> int:
+        """How many messages, of so much work in each queue, before others should have a turn?"""
+        slow = sum([lane.slow for lane in route.lanes])
+        return max(0, WORK_PER_STRETCH - self._work) // (slow * work) + 1 if slow else _NO_LIMIT
 
     def _add(self, lanes: Sequence[Lane], piece: bytes | memoryview, count: int, overhead: int) -> None:
         """So many messages, of which so many bytes are envelopes."""
@@ -322,12 +332,16 @@ class Sink:
         counts.sunk += count
         if not lanes:
             counts.unroutable += count
+        slow = 0
         for lane in lanes:
             if not lane.pieces:
                 self._touched.append(lane)
             lane.pieces.append(piece)
             lane.count += count
-            self._work += count * lane.slow
+            slow += lane.slow
+        if slow:
+            differing = 1 if count == 1 else len(runs(bytes(piece)))
+            self._work += slow * (count + RUN_WORK * differing)
 
     def _show(self, lanes: Sequence[Lane], piece: bytes) -> None:
         """To who traces."""
@@ -349,7 +363,8 @@ class Sink:
         route = self._routes.get(names) or self._route(names, parts)
         if route is None:
             return at
-        most = self._touch(route)
+        self._touch(route)
+        most = self._most(route, 1)  # for they are one run
         before = data[at : parts.body_at]
         stride, stop, count = after - at, after, 1
         while count < most and data.startswith(before, stop) and stop + stride <= len(data):
@@ -418,7 +433,8 @@ class Sink:
         counts.sunk += count
         for observe in broker.observers:
             observe(self._exchange.name, head, route.queues, bodies)
-        self._work += count * max(1, len(route.queues))
+        differing = count if parts.options & MessageOptions.IMMEDIATE else 1  # each goes for itself
+        self._work += (count + RUN_WORK * differing) * max(1, len(route.queues))
         try:
             if not route.queues:
                 counts.unroutable += count

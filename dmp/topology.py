@@ -265,11 +265,15 @@ class Topology:
         self._memory.queues.charge(queue.memory_bytes - before)
 
     def purge_queue(self, queue: Queue) -> tuple[int, Ticket | None]:
-        """How many messages that were. Raises StoreError."""
-        ticket = None
-        if queue.lost:
-            ticket = self._save(queue, lost=False)
-        return queue.purge(), ticket
+        """How many messages that were, and what the answer waits for. Raises StoreError."""
+        saved = self._save(queue, lost=False) if queue.lost else None
+        whole = Ticket()
+        count = queue.purge(whole)
+        if whole.done or saved is None:
+            return count, saved if whole.done else whole
+        both = Ticket()
+        whole.when_done(lambda _: saved.when_done(lambda done: both.resolve(done.error)))
+        return count, both
 
     def _save(self, queue: Queue, **changes: Any) -> Ticket:
         """Write its row, with these changes."""

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import merge
-from itertools import islice, takewhile
+from itertools import chain, islice, repeat, takewhile
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,7 @@ from dmp.takers import LOOKED_AT_ONCE
 from shared.access import READ
 from shared.budget import CacheBytes
 from shared.net.session import SessionBase
-from shared.queues.sliced_work import batched
+from shared.queues.sliced_work import STEPS_PER_TURN, batched
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
@@ -372,7 +372,8 @@ class Mux:
 
     def return_in_slices(self, deliveries: Sequence[Delivery]) -> None:
         """They go back to their queues, which give out nothing until all are there."""
-        queues = set(map(_QUEUE, deliveries))
+        # In their order, not a set's: 49,000 queues are touched here, and memory that is in order is faster.
+        queues = dict.fromkeys(map(_QUEUE, deliveries))
         for queue in queues:
             queue.await_returns()
         self.broker.sliced_work.add(_come_back([reversed(deliveries)], queues))
@@ -406,7 +407,7 @@ class Mux:
         broker.accounts.channels.give(len(channels) * CHANNEL_BYTES)
         unacked: list[Iterator[Delivery]] = []
         consumers: dict[Queue, list[Consumer]] = {}
-        queues: set[Queue] = set()
+        queues: dict[Queue, None] = {}  # in order, as in `return_in_slices`
         for channel in channels:
             channel.end()
             for consumer in channel.consumers.values():
@@ -414,7 +415,7 @@ class Mux:
                 consumer.end()
             channel.consumers.clear()
             if channel.unacked:
-                queues.update(map(_QUEUE, channel.unacked.values()))
+                queues |= dict.fromkeys(map(_QUEUE, channel.unacked.values()))
                 unacked.append(_newest_first(channel.unacked))
                 channel.unacked = {}
         for queue in queues:
@@ -523,7 +524,10 @@ def _newest_first(unacked: dict[int, Delivery]) -> Iterator[Delivery]:
 
 
 def _come_back(unacked: Sequence[Iterator[Delivery]], queues: Collection[Queue]) -> Iterator[None]:
-    return _and_all_are_back(_each_back(unacked), queues)
+    steps = _and_all_are_back(_each_back(unacked), queues)
+    if len(queues) <= SETTLED_AT_ONCE:
+        return steps
+    return chain(repeat(None, STEPS_PER_TURN), steps)  # to stop so many was a turn
 
 
 def _each_back(unacked: Sequence[Iterator[Delivery]]) -> Iterator[None]:

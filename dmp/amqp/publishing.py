@@ -30,7 +30,7 @@ from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
 from dmp.data_types import short
 from dmp.exchanges import DEFAULT_IN_RULES, Finding, Route, RouteSteps, found_at_once
 from dmp.message import Head
-from dmp.pacing import QUEUES_AT_ONCE
+from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from dmp.wire import RECORDED_PUBLISHES, envelope
@@ -52,10 +52,6 @@ _TRACKS_MAX = 64
 _HEAD_BYTES_MAX = 2048
 # Messages of one run, counted once for each queue. Between runs other connections may have their turn.
 _RUN_MAX = 4096
-# A message takes 0.4 us in a long run, and a run itself 5 to 12 us for each of its queues. So it counts as so
-# many messages more, in each. Without it three messages to 2,000 queues were one stretch of 30 ms. 2,048 that
-# differ took 24 ms in a queue with priorities.
-_RUN_WORK = 6
 _END = FRAME_END[0]
 PUBLISH_INDEX = commands.Basic.Publish.index
 _SIZE = struct.Struct(">I").unpack_from
@@ -225,7 +221,7 @@ class Publishing:
             and any(queue.room_for(head, count) < count for queue in post.rejecting)
         ):
             self._publish_one_by_one(post, bodies, channel.confirms)
-            mux.worked(count * (1 + _RUN_WORK) * len(queues))
+            mux.worked(count * (1 + RUN_WORK) * len(queues))
             return
         else:
             try:
@@ -240,7 +236,7 @@ class Publishing:
             self.record(post, bodies)
         if channel.confirms is not None:
             channel.confirms.add(count, ticket)
-        mux.worked((count + _RUN_WORK) * (len(queues) or 1))
+        mux.worked((count + RUN_WORK) * (len(queues) or 1))
         if broker.memory.full:
             mux.wait_for_memory()
 

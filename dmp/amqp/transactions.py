@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,8 @@ from dmp.amqp.channel import (
     forget_unacked,
     settled_in_slices,
 )
-from dmp.dead_letters import LETTERS_PER_TURN, addressed
-from dmp.exchanges import DEFAULT_IN_RULES
+from dmp.dead_letters import LETTERS_PER_TURN, letter_head, without_circles
+from dmp.exchanges import DEFAULT_IN_RULES, Finding, found_at_once
 from dmp.memory import check
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH
@@ -138,9 +139,12 @@ class Transaction:
                 settled_in_slices(by_tag.values()) for by_tag in self._deliveries.values()
             )
             if self._in_slices:
-                self._channel.mux.broker.sliced_work.add(steps)
+                self._channel.mux.broker.sliced_work.add(chain(steps, prepared.address()))
             else:
                 _go_through(steps)
+                steps = prepared.address()
+                if next(steps, steps) is not steps:  # bindings are made for a route to take long
+                    self._channel.mux.broker.sliced_work.add(steps)
         return self._prepared.whole
 
     def commit(self) -> None:
@@ -208,23 +212,17 @@ class Transaction:
 
     def _put_letters(self, change: QueueChange) -> tuple[int, int]:
         """Returns how many dead letters have a queue to go to, and how many have none. Raises Refusal."""
-        broker = self._channel.mux.broker
-        found = lost = work = 0
-        for queue, message in change.letters:
+        if change.laborious:
+            text = "the routes of the dead letters are too much work for one transaction"
+            raise Refusal(Code.PRECONDITION_FAILED, text)
+        found = lost = 0
+        for queue, message, head, targets in change.addressed:
             if not _leaves_letters(queue):  # it was deleted meanwhile
                 continue
-            try:
-                head, targets, more = addressed(broker, queue, message, "rejected")
-            except Refusal:  # the exchange is not there
-                lost += 1
-                continue
-            work += more
-            if work > WORK_PER_STRETCH:
-                text = "the routes of the dead letters are too much work for one transaction"
-                raise Refusal(Code.PRECONDITION_FAILED, text)
-            change.put(head, targets, (message.body,))
-            found += bool(targets)
-            lost += not targets
+            left = [target for target in targets if not target.deleted]
+            change.put(head, left, (message.body,))
+            found += bool(left)
+            lost += not left
         return found, lost
 
     def _need_room(self, messages: int, body_bytes: int) -> None:
@@ -281,18 +279,21 @@ class QueueChange:
     """Messages that come to queues and leave others in one step: after a crash all of it is done, or nothing.
 
     What is durable of it is one entry of the journal, however many queues there are. Go through
-    `gather`, then call `put` and `apply`, without a wait in between.
+    `gather` and `address`, then call `put` and `apply`, without a wait in between.
     """
 
     _broker: Broker
     _puts: list[tuple[Queue, Head, list[Message], bool]] = attrs.Factory(list)  # with a record, or without
     _parts: dict[Queue, _Part] = attrs.Factory(lambda: defaultdict(_Part))
     _large: dict[bytes, None] = attrs.Factory(dict)  # references that come to logs
-    whole: bool = False  # `gather` is through
+    whole: bool = False  # `gather` and `address` are through
     queues: dict[Queue, None] = attrs.Factory(dict)  # those of all that it has gathered
     requeued: dict[Queue, list[Message]] = attrs.Factory(dict)
     letters: list[tuple[Queue, Message]] = attrs.Factory(list)
     """Rejected messages that become dead letters, in the order in which they were rejected."""
+    addressed: list[tuple[Queue, Message, Head, Sequence[Queue]]] = attrs.Factory(list)
+    """These with their new heads, and where to; nowhere also where their exchange is not there."""
+    laborious: bool = False  # their routes are too much work, and not all of them found
 
     def gather(self, settled: Mapping[Outcome, Mapping[int, Delivery]]) -> Iterator[None]:
         """Take what a transaction has settled, a slice at each step."""
@@ -307,6 +308,30 @@ class QueueChange:
                     else:
                         self.leave(queue, messages)
                 yield
+
+    def address(self) -> Iterator[None]:
+        """Find where the letters go, all of them in one step unless bindings are made for more."""
+        broker, work = self._broker, 0
+        for queue, message in self.letters:
+            if not _leaves_letters(queue):
+                continue
+            head = letter_head(broker, queue, message, "rejected")
+            targets: Sequence[Queue] = ()
+            try:
+                steps = broker.route_steps(head.exchange, head)
+                found = found_at_once(steps)
+                if found is None:
+                    finding = Finding(steps)
+                    yield from finding.rest()
+                    found = finding.found()
+                targets = without_circles(head, found[0], "rejected")
+                work += found[1]
+            except Refusal:  # the exchange is not there
+                pass
+            if work > WORK_PER_STRETCH:
+                self.laborious = True
+                break
+            self.addressed.append((queue, message, head, targets))
         self.whole = True
 
     def put(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> None:

@@ -417,6 +417,22 @@ async def test_others_have_their_turn_within_a_long_stretch(app: Application) ->
     assert sink.connection.reading
 
 
+@pytest.mark.parametrize(("differ", "most"), [(True, 2), (False, 14)])
+async def test_messages_that_differ_are_more_work_for_many_queues(
+    app: Application, differ: bool, most: int
+) -> None:
+    queues = [app.queue(b"q%d" % n, b"quotes") for n in range(300)]
+    sink = app.sink(b"quotes")
+    sent = [b"%02d" % n + bytes(n * differ) for n in range(40)]
+    sink.say(packed(*sent))
+    turns = [queues[0].depth]
+    while queues[0].depth < len(sent):
+        sink.wait(0)
+        turns.append(queues[0].depth)
+    assert max(after - before for before, after in pairwise([0, *turns])) == most
+    assert [ready(queue) for queue in queues] == [sent] * len(queues)
+
+
 async def test_others_have_their_turn_between_messages_whose_routes_are_much_work() -> None:
     world, app = await opened(DmpSettings(wild_words_max=1_000_000))
     queue = app.queue(b"q")

@@ -9,6 +9,7 @@ import pytest
 from pamqp import base, commands
 
 from dmp import exchanges, queues
+from dmp.amqp import channel as channels
 from dmp.amqp import publishing
 from dmp.amqp.wire import encode
 from dmp.data_types import short
@@ -1201,3 +1202,114 @@ async def test_a_large_body_is_kept_while_its_route_is_found(
     assert len(world.body_logs) == (not cut_off)
     if not cut_off:
         assert world.body(queue.ready.popleft()) == b"y" * 2000
+
+
+def looks_through(world: World, looked_at: Queue, *names: bytes) -> list[Queue]:
+    """Queues whose dead letters take many turns to find their way to `looked_at`."""
+    return [world.queue(name, dead_letter_exchange=b"amq.headers") for name in names]
+
+
+async def test_dead_letters_whose_routes_take_long_are_found_in_turns_and_in_order(
+    world: World, looked_at: Queue
+) -> None:
+    slow, other = looks_through(world, looked_at, b"slow", b"other")
+    sent = numbered(3)
+    rejected(world, slow, sent, EIGHTEEN)
+    assert looked_at.depth == 0
+    rejected(world, other, [b"behind"], EIGHTEEN)
+    for _ in range(200):
+        world.advance(0)
+    assert sorted(ready(looked_at)) == sorted([*sent, b"behind"])
+    assert [body for body in ready(looked_at) if body != b"behind"] == sent
+    assert world.broker.counts.dead_lettered == 4
+
+
+@pytest.mark.parametrize("gone", ["the queue", "where to"])
+async def test_what_goes_while_a_dead_letters_route_is_found(
+    world: World, looked_at: Queue, gone: str
+) -> None:
+    (queue,) = looks_through(world, looked_at, b"slow")
+    rejected(world, queue, [b"x"], EIGHTEEN)
+    assert looked_at.depth == 0
+    world.topology.delete_queue(queue if gone == "the queue" else looked_at)
+    for _ in range(100):
+        world.advance(0)
+    counts = world.broker.counts
+    assert (counts.dead_lettered, counts.dead_letters_lost) == ((1, 0) if gone == "the queue" else (0, 1))
+    assert looked_at.depth == (gone == "the queue")
+
+
+async def test_a_transaction_whose_dead_letters_take_long_to_route_lets_others_in(
+    world: World, looked_at: Queue
+) -> None:
+    (queue,) = looks_through(world, looked_at, b"slow")
+    world.publish(b"", b"slow", b"x", properties=EIGHTEEN)
+    peer = Peer(world).login()
+    peer.ask(C.Tx.Select())
+    peer.send(encode(C.Basic.Get(queue="slow"), 1))
+    peer.frames()
+    peer.send(encode(C.Basic.Reject(1, requeue=False), 1))
+    peer.send(encode(C.Tx.Commit(), 1))
+    assert (peer.names(), looked_at.depth) == ([], 0)
+    for _ in range(100):
+        world.advance(0)
+        peer.pump()
+    assert peer.names() == ["Tx.CommitOk"]
+    assert (ready(looked_at), queue.depth, queue.unacked) == ([b"x"], 0, 0)
+    assert world.broker.counts.dead_lettered == 1
+
+
+@pytest.mark.parametrize("crash", ["amid it", "behind it"])
+async def test_very_many_durable_messages_are_purged_in_turns_and_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    monkeypatch.setattr(queues, "PURGED_AT_ONCE", 50)
+    monkeypatch.setattr(queues, "FREED_AT_ONCE", 10)
+    queue = world.queue(durable=True)
+    taker = Taker(no_ack=False, room=2)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", *numbered(200), properties=PERSISTENT)
+    world.settle()
+    assert (queue.depth, queue.unacked) == (198, 2)
+    peer = Peer(world).login()
+    peer.send(encode(C.Queue.Purge(queue="q"), 1) + publish("", "q", b"behind", properties=PERSISTENT))
+    other = Peer(world).login()
+    other.send(publish("", "q", b"meanwhile", properties=PERSISTENT))
+    world.settle()
+    assert (peer.names(), ready(queue)) == ([], [b"behind", b"meanwhile"])
+    if crash == "amid it":
+        world = await world.again()
+        assert set(ready(world.broker.queues[b"q"])) == {*numbered(200), b"behind", b"meanwhile"}
+        return
+    for _ in range(40):
+        world.advance(0)
+        peer.pump()
+        world.settle()
+    ((_, answer), *_) = peer.frames()
+    assert (answer.name, answer.message_count) == ("Queue.PurgeOk", 198)
+    assert ready(queue) == [b"behind", b"meanwhile"]
+    world = await world.again()
+    assert set(ready(world.broker.queues[b"q"])) == {*numbered(2), b"meanwhile", b"behind"}
+
+
+@pytest.mark.parametrize("how", ["nack", "loss"])
+async def test_what_very_many_queues_have_back_comes_in_turns_behind_that_which_stops_them(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(channels, "SETTLED_AT_ONCE", 4)
+    some = [world.queue(b"q%d" % number) for number in range(10)]
+    peer = Peer(world).login()
+    for queue in some:
+        world.publish(b"", queue.name, b"x")
+        peer.send(encode(C.Basic.Get(queue=queue.name.decode()), 1))
+    peer.frames()
+    if how == "nack":
+        peer.send(encode(C.Basic.Nack(0, True, True), 1))
+    else:
+        peer.session.connection_lost()
+    assert depths(world, some) == {0}
+    assert {queue.warming for queue in some} == {True}
+    for _ in range(10):
+        world.advance(0)
+    assert depths(world, some) == {1}
+    assert {(queue.unacked, queue.warming) for queue in some} == {(0, False)}
