@@ -511,8 +511,8 @@ class PollDriver:
 
         After a commit's answers it polls again: who was told first has sent the next request, which joins the
         next commit. Else that begins with the few who were ready before, and the many wait for it. 30 LogMQ
-        clients with a request at a time get 39,000 to 47,000 answers a second, and 33,000 to 37,000 else. With
-        more answers and events than one poll finds, the next commit is large anyway.
+        clients with a request at a time get 39,000 to 47,000 answers a second; 33,000 to 37,000 without it.
+        With more answers and events than one poll finds, the next commit is large anyway.
         """
         if not self._pending:
             events = self._pending = self._epoll.poll(0, EVENTS_MAX)
