@@ -248,10 +248,12 @@ class _BoundedStream:
         self._pace, self._begun = pace, False
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        if self._begun and not self._caller.trusted:
+        data = await self._stream.receive_some(READ_BYTES)
+        # Only now: a request that was read before may have logged in meanwhile, and an end costs nothing.
+        if data and self._begun and not self._caller.trusted:
             await self._pace.turn()  # a peer that sends single bytes gets no more of the loop than others
         self._begun = True
-        return await self._stream.receive_some(READ_BYTES)
+        return data
 
     async def send_all(self, data: bytes) -> None:
         with trio.move_on_after(SEND_SECONDS) as deadline:

@@ -429,6 +429,21 @@ async def test_a_connection_that_its_client_closes_keeps_no_place(monkeypatch: p
                     await trio.testing.wait_all_tasks_blocked(0.005)  # the server waits for another request
 
 
+async def test_an_end_that_comes_while_a_login_is_looked_at_waits_for_no_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_port, "PACE_SECONDS", 1000)
+    monkeypatch.setattr(admin_port, "CONNECTIONS_MAX", 8)
+    async with admin_port_at() as port:
+        head = f"GET /status HTTP/1.1\r\nHost: {port.name}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+        with trio.fail_after(10):  # a place that is kept is free again after 5 s
+            for _ in range(3 * admin_port.FEW):
+                async with await port.connect() as stream:
+                    await stream.send_all(head.encode())
+                    await stream.send_eof()
+                    assert parsed(b"".join([part async for part in stream])).status == 200
+
+
 async def test_an_answer_that_is_under_way_comes_whole_to_a_client_that_closes_its_side() -> None:
     async with admin_port_at() as port, await port.connect() as stream:
         head = f"GET /status HTTP/1.1\r\nHost: {port.name}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
