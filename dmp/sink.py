@@ -165,7 +165,7 @@ class Sink:
         if route is None or length != len(message) - length_at - LENGTH_BYTES:
             return False
         self._touch(route)
-        self._add(route.lanes, message, 1, route.envelope_bytes)
+        self._add(route.lanes, message, 1, 1, route.envelope_bytes)
         self.sunk += 1
         if self._track is not None:
             self._track.record(1, message)
@@ -204,9 +204,10 @@ class Sink:
         routes = self._routes
         body_bytes_max = self._broker.settings.message_bytes_max
         end = len(data)
-        count = overhead = 0
+        count = differing = overhead = 0
         start = at
         last: SinkRoute | None = None
+        last_stride = 0
         lanes: Sequence[Lane] | None = None  # of the messages since `start`
         most = _NO_LIMIT  # of them
         while at + SIZE_BYTES <= end:
@@ -223,8 +224,8 @@ class Sink:
                 odd, route = True, None
             if odd or route is None or route.lanes is not lanes:
                 if lanes is not None:
-                    self._add(lanes, piece_of(data, start, at), count, overhead)
-                    lanes, count, overhead = None, 0, 0
+                    self._add(lanes, piece_of(data, start, at), count, differing, overhead)
+                    lanes, count, differing, overhead = None, 0, 0, 0
                 if self._work > WORK_PER_STRETCH:
                     return at
                 if odd or route is None:
@@ -238,6 +239,9 @@ class Sink:
             count += 1
             overhead += route.envelope_bytes
             stride, head_bytes = after - at, length_at + LENGTH_BYTES - at
+            if route is not last or stride != last_stride:
+                differing += 1
+                last_stride = stride
             if count % _LOOK_EVERY == _LOOK_AT and (
                 route is last or data.startswith(data[at : at + 4], after)
             ):
@@ -245,6 +249,7 @@ class Sink:
                     same = min(uniform(data, at, stride, head_bytes), most - count + 1)
                 else:
                     same = self._in_lanes(route.lanes, data, at, stride, head_bytes, most - count + 1)
+                    differing += same - 1
                 count += same - 1
                 overhead += (same - 1) * route.envelope_bytes
                 after = at + same * stride
@@ -258,10 +263,10 @@ class Sink:
                     after += like * stride
             at = after
             if count >= most:
-                self._add(route.lanes, piece_of(data, start, at), count, overhead)
-                lanes, count, overhead = None, 0, 0
+                self._add(route.lanes, piece_of(data, start, at), count, differing, overhead)
+                lanes, count, differing, overhead = None, 0, 0, 0
         if lanes is not None:
-            self._add(lanes, piece_of(data, start, at), count, overhead)
+            self._add(lanes, piece_of(data, start, at), count, differing, overhead)
         return at
 
     def _in_lanes(
@@ -322,8 +327,10 @@ class Sink:
         slow = sum([lane.slow for lane in route.lanes])
         return max(0, WORK_PER_STRETCH - self._work) // (slow * work) + 1 if slow else _NO_LIMIT
 
-    def _add(self, lanes: Sequence[Lane], piece: bytes | memoryview, count: int, overhead: int) -> None:
-        """So many messages, of which so many bytes are envelopes."""
+    def _add(
+        self, lanes: Sequence[Lane], piece: bytes | memoryview, count: int, differing: int, overhead: int
+    ) -> None:
+        """So many messages in so many runs; so many bytes of them are envelopes."""
         if self._broker.observers:
             self._show(lanes, bytes(piece))
         counts = self._broker.counts
@@ -339,9 +346,7 @@ class Sink:
             lane.pieces.append(piece)
             lane.count += count
             slow += lane.slow
-        if slow:
-            differing = 1 if count == 1 else len(runs(bytes(piece)))
-            self._work += slow * (count + RUN_WORK * differing)
+        self._work += slow * (count + RUN_WORK * differing)
 
     def _show(self, lanes: Sequence[Lane], piece: bytes) -> None:
         """To who traces."""
@@ -376,7 +381,7 @@ class Sink:
             bodies = [data[end - stride + len(before) : end] for end in range(after, stop + 1, stride)]
             self._publish_optional(route, before, parts, bodies)
         else:
-            self._add(route.lanes, piece_of(data, at, stop), count, count * route.envelope_bytes)
+            self._add(route.lanes, piece_of(data, at, stop), count, 1, count * route.envelope_bytes)
         return stop
 
     def _deliver(self) -> None:
