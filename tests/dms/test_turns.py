@@ -32,6 +32,14 @@ def holding(world: World) -> tuple[Peer, list[bytes]]:
     return peer, bodies
 
 
+def returned(world: World) -> list[bytes]:
+    """All messages of `orders` have come back from a connection that was lost."""
+    peer, bodies = holding(world)
+    peer.lose()
+    world.advance(1)
+    return bodies
+
+
 def is_served(world: World) -> None:
     """Somebody with another queue, at once."""
     peer = world.connect()
@@ -219,9 +227,7 @@ def test_what_a_redrive_leaves_may_go_out_again_in_turns(monkeypatch: pytest.Mon
     monkeypatch.setattr(admin, "MOVED_AT_ONCE", 2)
     monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 1)
     world = World(MEMORY)
-    peer, _ = holding(world)
-    peer.lose()
-    world.advance(1)
+    returned(world)
     waiting = world.connect()
     world.call("redrive", queue="orders")
     queue = world.engine.queues[b"orders"]
@@ -430,9 +436,7 @@ def test_a_purge_of_many_that_were_returned_takes_turns(
 ) -> None:
     monkeypatch.setattr(admin, "PURGED_AT_ONCE", 7)
     world = World(settings)
-    peer, bodies = holding(world)
-    peer.lose()
-    world.advance(1)
+    bodies = returned(world)
     other = world.connect()
     held = [number for number, _ in other.consume("orders", 3)]
     other.produce("orders", b"row")
@@ -464,9 +468,7 @@ def test_a_purge_of_many_that_were_returned_takes_turns(
 def test_a_purge_that_the_disk_ends_leaves_the_rest_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "PURGED_AT_ONCE", 7)
     world = World()
-    peer, bodies = holding(world)
-    peer.lose()
-    world.advance(1)
+    bodies = returned(world)
 
     async def pause(*_: Any) -> None:
         monkeypatch.setattr(engine.Queue, "log_gone", refuse)
@@ -484,9 +486,7 @@ def test_a_purge_that_the_disk_ends_leaves_the_rest_where_it_was(monkeypatch: py
 def test_a_queue_that_is_deleted_during_its_purge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "PURGED_AT_ONCE", 7)
     world = World()
-    peer, _ = holding(world)
-    peer.lose()
-    world.advance(1)
+    returned(world)
     other = world.connect()
 
     async def pause(*_: Any) -> None:
@@ -500,9 +500,7 @@ def test_a_queue_that_is_deleted_during_its_purge(monkeypatch: pytest.MonkeyPatc
 def test_a_deleted_queue_is_freed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "FREED_AT_ONCE", 3)
     world = World()
-    peer, _ = holding(world)
-    peer.lose()
-    world.advance(1)
+    returned(world)
     other = world.connect()
     other.produce("orders", *[b"row"] * COUNT)
     queue = world.engine.queues[b"orders"]
