@@ -128,14 +128,9 @@ def read(spark: "SparkSession | None", job_input: JobInput, chosen: Sequence[Off
     return union([_read(spark, job_input, each, whole=True) for each in present(chosen, job_input)])
 
 
-def volumes(spark: "SparkSession | None", job_input: JobInput, chosen: Sequence[Offered]) -> Frame:
-    """Return the decoded rows of `volumes` of several protocols, which still have to be added up."""
-    return union([decoded(spark, job_input, each) for each in present(chosen, job_input)])
-
-
-def decoded(spark: "SparkSession | None", job_input: JobInput, each: Offered) -> Frame:
-    """Return the decoded records, one row each. Without Spark they are in the order of each log."""
-    return _read(spark, job_input, each, whole=False)
+def decoded(spark: "SparkSession | None", job_input: JobInput, chosen: Sequence[Offered]) -> Frame:
+    """Return the same, but rows as they are decoded: not gathered, and without Spark in each log's order."""
+    return union([_read(spark, job_input, each, whole=False) for each in present(chosen, job_input)])
 
 
 def following(spark: "SparkSession", job_input: JobInput, chosen: Sequence[Offered]) -> "DataFrame":
