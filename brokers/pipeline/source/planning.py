@@ -1,6 +1,6 @@
 """From options to open folders and servers, to offsets, and to the spans that a batch reads."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from brokers.pipeline.source.options import NAMESPACE, At, Options, PositionKind
 from brokers.pipeline.source.origin import LossPolicy, Origin, rules
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot, Span
+from brokers.pipeline.source.stretch import Stretch
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +33,15 @@ def open_origins(options: Options) -> Iterator[Mapping[str, Origin]]:
     """Open all sources of the options at once, by name."""
     with ExitStack() as opened:
         yield {source: opened.enter_context(open_origin(options, source)) for source in options.sources}
+
+
+def advance(origins: Mapping[str, Origin], stretches: Sequence[Stretch]) -> None:
+    """Go on with each stretch as far as its limits allow, with all of a source together."""
+    by_source: dict[str, list[Stretch]] = {}
+    for stretch in stretches:
+        by_source.setdefault(stretch.spot.source, []).append(stretch)
+    for source, those in by_source.items():
+        origins[source].advance(those)
 
 
 def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
