@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pipeline.folders import ORDERS, RECORDS
+from tests.pipeline.served import where
 from tests.support.folders import fill
 from tests.support.server import Server
 
@@ -72,7 +73,7 @@ def place(
         if folder not in servers:
             keeper = tmp_path_factory.mktemp("server")
             servers[folder] = Server(keeper, "--enable", "logmq", data=folder).start()
-        return {"servers": ":".join(map(str, servers[folder].address("logmq")))}
+        return {"servers": where(servers[folder])}
 
     yield place
     for server in servers.values():

@@ -16,7 +16,6 @@ from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.errors import ConfigError, StoreFormat
-from shared.storage import format
 from shared.storage.disk import Disk
 from shared.storage.format import INDEX_ENTRY_BYTES
 from shared.storage.settings import Retention
@@ -32,6 +31,7 @@ from tests.pipeline.folders import (
     options,
     planned,
     remake,
+    retimed,
     rewrite_entry,
     values,
     whole,
@@ -329,14 +329,7 @@ def test_times_lead_to_the_entry_with_the_first_record_of_that_time(folder: Path
 
 
 def test_a_time_is_that_of_the_first_entry_with_a_record_of_it_or_later(folder: Path) -> None:
-    every = [
-        entry._replace(first_ms=1000 * number, last_ms=1000 * number + 500)
-        for number, entry in enumerate(entries_of(folder), 1)
-    ]
-    log_id = whole(folder).log_id
-    for number, entry in enumerate(every):
-        rewrite_entry(folder, number, lambda _, entry=entry: format.pack_index_entry(entry, log_id))  # type: ignore[misc]
-    first, second, *_ = every
+    first, second, *_ = retimed(folder)
     for time, there in ((1000, first), (1500, first), (1501, second), (1999, second), (2500, second)):
         assert place(folder, "starting", startingTimestamp=str(time)) == there.offset
         assert place(folder, "ending", endingTimestamp=str(time)) == there.offset

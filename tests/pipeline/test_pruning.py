@@ -23,8 +23,7 @@ from brokers.pipeline.source.options import parse
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError
-from shared.storage import format
-from tests.pipeline.folders import ORDERS, RECORDS, entries_of, rewrite_entry, spot
+from tests.pipeline.folders import ORDERS, RECORDS, entries_of, retimed, rewrite_entry
 from tests.support.folders import fill, flip
 
 if TYPE_CHECKING:
@@ -32,18 +31,6 @@ if TYPE_CHECKING:
 
 TOPIC, OFFSET, TIME = ("topic",), ("offset",), ("timestamp",)
 Place = Callable[[Path], dict[str, str]]
-
-
-def retimed(folder: Path) -> list[format.IndexEntry]:
-    """Give each entry of `orders` a second of its own; they are as they are then."""
-    log_id = spot(folder).id
-    every = [
-        entry._replace(first_ms=1000 * number, last_ms=1000 * number + 500)
-        for number, entry in enumerate(entries_of(folder), 1)
-    ]
-    for number, entry in enumerate(every):
-        rewrite_entry(folder, number, lambda _, entry=entry: format.pack_index_entry(entry, log_id))  # type: ignore[misc]
-    return every
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from tests.pipeline.served import (
     opened,
     produce,
     read,
+    where,
     whole,
 )
 from tests.support.server import Server, speak, until
@@ -213,8 +214,8 @@ def test_it_speaks_tls_and_a_side_that_alone_does_is_told_so_at_once(
 
 
 def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -> None:
-    where = str(Address(*fresh.address("logmq")))
-    options = parse({"servers": where, "subscribe": "orders", "startingOffsets": "earliest"}, streaming=True)
+    place = where(fresh)
+    options = parse({"servers": place, "subscribe": "orders", "startingOffsets": "earliest"}, streaming=True)
     lost: list[str] = []
 
     def following(start: Offset, policy: LossPolicy = STRICT) -> Offset:
@@ -237,8 +238,8 @@ def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -
     with pytest.raises(LostError, match="has been deleted"):
         following(more)
     produce(fresh, "orders", MESSAGES)
-    end, newest = more["logs"][where]["orders"]
-    a_while_ago = {"logs": {where: {"orders": [end, newest - 2 * SAME_MS]}}}
+    end, newest = more["logs"][place]["orders"]
+    a_while_ago = {"logs": {place: {"orders": [end, newest - 2 * SAME_MS]}}}
     with pytest.raises(LostError, match="deleted and made again"):
         following(a_while_ago)
     going_on = LossPolicy(True, Unverified.READ, lost.append)
@@ -250,8 +251,8 @@ def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -
 def test_a_stream_commits_its_place_to_its_group(fresh: Server, capsys: pytest.CaptureFixture[str]) -> None:
     produce(fresh, "orders", MESSAGES[:100])
     produce(fresh, "bills", [b"bill"])
-    where = str(Address(*fresh.address("logmq")))
-    given = {"servers": where, "subscribe": "orders,bills", "startingOffsets": "earliest", "group": "billing"}
+    place = where(fresh)
+    given = {"servers": place, "subscribe": "orders,bills", "startingOffsets": "earliest", "group": "billing"}
     reader = data_source.StreamReader(parse(given | {"maxOffsetsPerTrigger": "60"}, streaming=True))
     limit = reader.getDefaultReadLimit()
 
@@ -267,14 +268,13 @@ def test_a_stream_commits_its_place_to_its_group(fresh: Server, capsys: pytest.C
     lenient = data_source.StreamReader(parse(given | {"failOnDataLoss": "false"}, streaming=True))
     lenient.latestOffset(first, limit)
     said = capsys.readouterr().err
-    assert f"orders on {where}: the place of group billing is not kept: " in said
-    assert f"bills on {where}: the place of group billing is not kept: NO_TOPIC" in said
+    assert f"orders on {place}: the place of group billing is not kept: " in said
+    assert f"bills on {place}: the place of group billing is not kept: NO_TOPIC" in said
 
 
 def test_several_servers_are_read_together(spark: "SparkSession", one: Server, fresh: Server) -> None:
     produce(fresh, "bills", [b"bill"])
-    servers = ",".join(str(Address(*server.address("logmq"))) for server in (one, fresh))
-    frame = spark.read.format("logmq").option("servers", servers)
+    frame = spark.read.format("logmq").option("servers", f"{where(one)},{where(fresh)}")
     found = frame.option("subscribe", "orders,bills").option("minPartitions", "3").load()
     rows = [(row.topic, row.offset, bytes(row.value)) for row in found.orderBy("topic", "offset").collect()]
     orders = [("orders", sum(LENGTHS[:number]), message) for number, message in enumerate(MESSAGES)]

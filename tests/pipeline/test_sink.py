@@ -14,6 +14,7 @@ from brokers.pipeline.source.options import parse_sink
 from brokers.pipeline.source.writing import PackedRecords
 from logmq.connector import Record, records_of
 from shared.errors import ConfigError
+from tests.pipeline.served import where
 from tests.support.server import Server, speak
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ def messages(server: Server, topic: str) -> list[bytes]:
 
 
 def append(server: Server, frame: "DataFrame", **options: str) -> None:
-    where = str(Address(*server.address("logmq")))
-    frame.write.format("logmq").options(servers=where, **options).mode("append").save()
+    frame.write.format("logmq").options(servers=where(server), **options).mode("append").save()
 
 
 def test_rows_go_to_the_topics_they_name(spark: "SparkSession", server: Server) -> None:
@@ -82,7 +82,7 @@ def test_an_epoch_that_is_run_again_writes_nothing_twice(
 
     def run() -> None:
         stream = spark.readStream.format("text").load(str(lines)).writeStream.format("logmq")
-        stream = stream.option("servers", str(Address(*server.address("logmq")))).option("topic", "epochs")
+        stream = stream.option("servers", where(server)).option("topic", "epochs")
         query = stream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
         query.awaitTermination()
 
@@ -129,7 +129,7 @@ def test_who_writes_is_told_why_it_is_refused(
 def test_more_writers_than_a_server_remembers_are_told(
     server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = parse_sink({"servers": str(Address(*server.address("logmq")))}, streaming=False)
+    options = parse_sink({"servers": where(server)}, streaming=False)
     done = sink.Done("w", 0, {"many": 300}, 1, [PackedRecords("many-2", b"\0\0\0\1x", 1)])
     monkeypatch.setattr(sink, "WRITERS_MAX", 4)
     sink.BatchWriter(options).commit([done, None])
@@ -213,9 +213,8 @@ def test_what_stays_of_a_write_that_is_given_up_is_told(capsys: pytest.CaptureFi
 
 def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> None:
     frame = spark.range(1).selectExpr("'x' AS value", "'t' AS topic")
-    where = str(Address(*server.address("logmq")))
     with pytest.raises(Exception, match="mode: a topic is only ever added to"):
-        frame.write.format("logmq").option("servers", where).mode("overwrite").save()
+        frame.write.format("logmq").option("servers", where(server)).mode("overwrite").save()
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import trio
 
 from brokers.pipeline.source import data_source, origin, stream
 from brokers.pipeline.source.options import Options, parse
-from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.planning import open_origin
 from brokers.pipeline.source.stretch import LOOK_BYTES_MAX, Stretch
 from shared.storage.settings import Retention
 from tests.pipeline.folders import ORDERS, RECORDS, between, entries_of, follow, offset_of, spot, values
+from tests.pipeline.served import where
 from tests.support.folders import ALWAYS, fill, flip, open_folder
 from tests.support.server import Server
 
@@ -179,14 +179,8 @@ def test_many_topics_are_planned_over_one_connection(
     data = tmp_path / "data"
     fill(data, {("logmq", name): RECORDS[:20] for name in names})
     server = new_server("--enable", "logmq", data=data).start()
-    chosen = parse(
-        {
-            "servers": str(Address(*server.address("logmq"))),
-            "subscribePattern": ".*",
-            "startingOffsets": "earliest",
-        },
-        streaming=True,
-    )
+    given = {"servers": where(server), "subscribePattern": ".*", "startingOffsets": "earliest"}
+    chosen = parse(given, streaming=True)
     connects: list[object] = []
     sends: list[int] = []
     connect = socket.create_connection
