@@ -289,15 +289,9 @@ class FromArchived:
             raise Refusal(f"{label} is not in {self._path} any more")
         from pyarrow import parquet
 
-        from brokers.pipeline.archiving import names
-
         log = self._logs[label]
-        mine = []
-        for path in (*self._found.settled, *self._found.fresh):
-            name = names.parse_file(path.rpartition("/")[2])
-            if name is not None and name.key == log.key:
-                mine.append((name.start, path))
-        for _, path in sorted(mine):
+        mine = sorted((name.start, path) for name, path in self._found.named() if name.key == log.key)
+        for _, path in mine:
             with parquet.ParquetFile(self._path / path) as file:
                 for batch in file.iter_batches(columns=["offset", "timestamp", "value"]):
                     offsets, times, values = (column.to_pylist() for column in batch.columns)

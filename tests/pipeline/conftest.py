@@ -45,6 +45,23 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
 
 
 @pytest.fixture
+def configure(spark: "SparkSession") -> Iterator[Callable[[str, str], None]]:
+    """`configure(key, value)`: a setting of the session, until the test ends."""
+    before: dict[str, str | None] = {}
+
+    def configure(key: str, value: str) -> None:
+        before.setdefault(key, spark.conf.get(key, None))
+        spark.conf.set(key, value)
+
+    yield configure
+    for key, value in before.items():
+        if value is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, value)
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A data folder with the topic `orders`: RECORDS, in several index entries."""
     data = tmp_path / "data"

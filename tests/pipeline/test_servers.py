@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from brokers.pipeline.source import data_source, stream
-from brokers.pipeline.source.options import Reach, TopicChoice, Unverified, parse
+from brokers.pipeline.source.options import Reach, TopicChoice, parse
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.servers import SAME_MS, Served
@@ -28,6 +28,7 @@ from tests.pipeline.served import (
     opened,
     produce,
     read,
+    telling,
     where,
     whole,
 )
@@ -171,7 +172,7 @@ def test_retention_that_overtakes_is_told_and_passed_over(new_server: Callable[.
         until(lambda: served.spots(ORDERS)["orders"].first > 0)
         first = served.spots(ORDERS)["orders"].first
         lost: list[str] = []
-        assert read(served, span, LossPolicy(True, Unverified.READ, lost.append)) == LOG[first:]
+        assert read(served, span, telling(lost)) == LOG[first:]
         (text,) = lost
         assert f"offsets 0 to {first} are lost: retention dropped it" in text
 
@@ -187,7 +188,7 @@ def test_a_damaged_range_is_told_and_passed_over(new_server: Callable[..., Serve
     server.start()
     with opened(server) as served:
         lost: list[str] = []
-        found = read(served, whole(served), LossPolicy(True, Unverified.READ, lost.append))
+        found = read(served, whole(served), telling(lost))
         (text,) = lost
         start, stop = map(int, text.split("offsets ")[1].split(" are lost")[0].split(" to "))
         assert start <= 300_000 < stop
@@ -242,7 +243,7 @@ def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -
     a_while_ago = {"logs": {place: {"orders": [end, newest - 2 * SAME_MS]}}}
     with pytest.raises(LostError, match="deleted and made again"):
         following(a_while_ago)
-    going_on = LossPolicy(True, Unverified.READ, lost.append)
+    going_on = telling(lost)
     again = following(a_while_ago, going_on)
     assert ranges(a_while_ago, again) == [(0, len(LOG))]
     assert len(lost) == 1

@@ -1,6 +1,6 @@
 """`write.format("logmq")` under Spark: each row is in its topic once, whatever Spark runs again."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -50,7 +50,7 @@ def test_rows_go_to_the_topics_they_name(spark: "SparkSession", server: Server) 
 
 
 def test_a_task_that_runs_again_writes_nothing_twice(
-    spark: "SparkSession", server: Server, tmp_path: Path
+    spark: "SparkSession", configure: Callable[[str, str], None], server: Server, tmp_path: Path
 ) -> None:
     address = server.address("logmq")
     failed = tmp_path / "failed"
@@ -64,12 +64,9 @@ def test_a_task_that_runs_again_writes_nothing_twice(
                 raise RuntimeError("the first attempt fails here")
             yield (f"{number:02000}",)  # more by then than all buffers on the way hold
 
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
-    try:
-        rows = spark.sparkContext.parallelize(range(5000), 1).mapPartitions(fails_once_half_way)
-        append(server, spark.createDataFrame(rows, "value string"), topic="retried", batchBytes="20000")
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    configure("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    rows = spark.sparkContext.parallelize(range(5000), 1).mapPartitions(fails_once_half_way)
+    append(server, spark.createDataFrame(rows, "value string"), topic="retried", batchBytes="20000")
     assert failed.exists()
     assert messages(server, "retried") == [b"%02000d" % number for number in range(5000)]
 

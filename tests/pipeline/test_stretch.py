@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from brokers.pipeline.source import data_source, origin, stream
 from brokers.pipeline.source.options import Options, parse
@@ -15,9 +14,20 @@ from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.planning import open_origin
 from brokers.pipeline.source.stretch import LOOK_BYTES_MAX, Stretch
 from shared.storage.settings import Retention
-from tests.pipeline.folders import ORDERS, RECORDS, between, entries_of, follow, offset_of, spot, values
+from shared.storage.store import Store
+from tests.pipeline.folders import (
+    ORDERS,
+    RECORDS,
+    between,
+    entries_of,
+    follow,
+    in_store,
+    offset_of,
+    spot,
+    values,
+)
 from tests.pipeline.served import where
-from tests.support.folders import ALWAYS, fill, flip, open_folder
+from tests.support.folders import ALWAYS, fill, flip
 from tests.support.server import Server
 
 Given = Callable[..., Options]
@@ -31,16 +41,14 @@ def dropped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder whose topic had more than a look's bytes before RECORDS, which retention has taken."""
     data = tmp_path_factory.mktemp("dropped") / "data"
 
-    async def run() -> None:
-        store = await open_folder(data)
+    async def drop(store: Store) -> None:
         log = store.namespace("logmq", ALWAYS).logs["orders"]
         log.retention = Retention(bytes_max=sum(len(payload) + 4 for payload in RECORDS))
         await store.retain()  # from now on it is not served
         await store.retain()  # and its space is given back
-        await store.close()
 
     fill(data, {ORDERS: OLD + RECORDS})
-    trio.run(run)
+    in_store(data, drop, clean=True)
     assert spot(data).first > LOOK_BYTES_MAX
     return data
 
