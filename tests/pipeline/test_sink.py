@@ -109,18 +109,9 @@ def test_rows_that_are_no_records_are_refused(spark: "SparkSession", columns: li
         sink.checked({"servers": "a"}, schema, overwrite=False, streaming=False)
 
 
-@pytest.mark.parametrize(
-    ("columns", "text"),
-    [
-        (["id AS offset"], "needs a column value, .* the columns are: offset"),
-        (["cast(null AS string) AS value", "'t' AS topic"], "a row's value is null"),
-    ],
-)
-def test_who_writes_is_told_why_it_is_refused(
-    spark: "SparkSession", server: Server, columns: list[str], text: str
-) -> None:
-    with pytest.raises(Exception, match=text):
-        append(server, spark.range(1).selectExpr(*columns))
+def test_a_row_without_a_value_is_refused(spark: "SparkSession", server: Server) -> None:
+    with pytest.raises(Exception, match="a row's value is null"):
+        append(server, spark.range(1).selectExpr("cast(null AS string) AS value", "'t' AS topic"))
 
 
 def test_more_writers_than_a_server_remembers_are_told(
