@@ -31,8 +31,7 @@ from brokers.pipeline.source import origin, planning, pruning, rows, sink, spans
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import Options, Server, parse
 from brokers.pipeline.source.origin import Origin, warn
-from brokers.pipeline.source.planning import advance, open_origins
-from brokers.pipeline.source.pruning import Wanted
+from brokers.pipeline.source.planning import Wanted, advance, open_origins
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stretch import Stretch
