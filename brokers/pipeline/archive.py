@@ -10,7 +10,7 @@ record at most once. It does not find fresh files, the last minutes of a continu
 how files get there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,13 @@ class CommittedFiles:
     manifest: Manifest
     settled: Sequence[str]
     fresh: Sequence[str]
+
+    def named(self) -> Iterator[tuple[names.FileName, str]]:
+        """Yield every path, with what the file's name says."""
+        for path in (*self.settled, *self.fresh):
+            name = names.parse_file(path.rpartition("/")[2])
+            assert name is not None
+            yield name, path
 
 
 def committed(files: Files) -> CommittedFiles:
@@ -65,7 +72,7 @@ def paths(folder: str | Path) -> list[str]:
     """Return the path of every committed Parquet file, for any reader of Parquet."""
     folder = local_path(folder)
     found = committed(LocalFiles(folder))
-    return [str(folder / path) for path in (*found.settled, *found.fresh)]
+    return [str(folder / path) for _, path in found.named()]
 
 
 def position(folder: str | Path) -> Sequence[LogState]:
@@ -106,9 +113,7 @@ def faults(files: Files) -> list[ArchiveFault]:
     """
     found = committed(files)
     ranges: dict[str, list[ByteRange]] = {key: list(log.gaps) for key, log in found.manifest.logs.items()}
-    for path in (*found.settled, *found.fresh):
-        name = names.parse_file(path.rpartition("/")[2])
-        assert name is not None
+    for name, _ in found.named():
         ranges[name.key].append(ByteRange(name.start, name.end))
     wrong = []
     for key, log in found.manifest.logs.items():

@@ -3,8 +3,13 @@
 A command imports what it needs when it is called, so that a list of commands does not wait for Spark.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from brokers.pipeline import cluster, doctor
+from brokers.pipeline.archiving import cli as archiving
 from brokers.pipeline.jobs import cli as jobs
-from shared.cli.app import examples, protocol_app
+from shared.cli.app import protocol_app
 
 app, command = protocol_app(
     "pipeline",
@@ -14,35 +19,19 @@ app, command = protocol_app(
     "report /srv/brokers --to page",
 )
 
-# By module and function: what each does, and examples of it.
-_LATER = {
-    "archiving.cli:archive": (
-        "Write logs to Parquet, by topic and date, each record exactly once.",
+_EXAMPLES: Mapping[Callable[..., Any], Sequence[str]] = {
+    archiving.archive: (
         "archive /srv/archive --path /srv/brokers --once",
         "archive /srv/archive --servers 127.0.0.1:8080 --topics a,b",
         "archive /srv/archive --path /srv/brokers --namespace dms",
     ),
-    "archiving.cli:archived": (
-        "Show what is in an archive, and hold its files against its manifest.",
-        "archived /srv/archive --json",
-    ),
-    "doctor:doctor": (
-        "Say what Spark jobs need here, what of it is missing, and how to get it.",
-        "doctor",
-        "doctor --start --json | jq 'select(.state != \"ok\")'",
-    ),
-    "cluster:master": (
-        "Be the master of a Spark cluster, until told to stop.",
-        "master",
-        "master --host 10.0.0.1 --secret-file secret",
-    ),
-    "cluster:worker": (
-        "Be a worker of a Spark cluster, until told to stop.",
+    archiving.archived: ("archived /srv/archive --json",),
+    doctor.doctor: ("doctor", "doctor --start --json | jq 'select(.state != \"ok\")'"),
+    cluster.master: ("master", "master --host 10.0.0.1 --secret-file secret"),
+    cluster.worker: (
         "worker spark://127.0.0.1:7077 --cores 2",
         "worker spark://10.0.0.1:7077 --secret-file secret",
     ),
-}
-_JOBS = {
     jobs.tables: ("tables",),
     jobs.decode: (
         "decode data lives --limit 5",
@@ -75,13 +64,5 @@ _JOBS = {
         "replay data orders --protocol dms --name jobs --speed 10",
     ),
 }
-
-for _place, (_help, *_lines) in _LATER.items():
-    app.command(
-        f"brokers.pipeline.{_place}",
-        name=_place.partition(":")[2],
-        help=_help,
-        help_epilogue=examples("brokers pipeline", *_lines),
-    )
-for _verb, _examples in _JOBS.items():
-    command(*_examples)(_verb)
+for _command, _lines in _EXAMPLES.items():
+    command(*_lines)(_command)

@@ -19,7 +19,6 @@ from brokers.errors import ExitCode, Refusal
 from brokers.pipeline import secret
 from shared.cli.options import BoundPort, a_path, flag
 from shared.errors import UsageError
-from shared.net.listeners import resolve
 
 SecretFile = Annotated[
     Path | None,
@@ -138,6 +137,8 @@ def _surroundings(host: str, known: str | None) -> dict[str, str]:
 
 def _facing(url: str) -> str:
     """Return this machine's address towards the master. Raises Refusal if the master's host is unknown."""
+    from shared.net.listeners import resolve
+
     fault: OSError | None = None
     for place in url.removeprefix("spark://").split(","):
         name, _, port = place.rpartition(":")
@@ -166,6 +167,8 @@ def _host(host: str) -> list[str]:
 
 def listen_fault(host: str) -> OSError | None:
     """Return why nothing can listen on a host; None if one of its addresses works."""
+    from shared.net.listeners import resolve
+
     fault = None
     try:
         for family, address in resolve(host, 0, socket.SOCK_STREAM):

@@ -17,17 +17,18 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from brokers.errors import ExitCode
 from brokers.pipeline import java
 from brokers.render import CommandResult
 from shared.cli.options import Json, flag
 from shared.errors import BrokerError
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 GET_EXTRA = "pip install 'brokers[spark]'"
 MEMORY_LEAST = 2 << 30
@@ -70,8 +71,9 @@ def doctor(
     """Say what Spark jobs need here, what of it is missing, and how to get it.
 
     Looks at Python, the packages of the extra and their versions, Java and its
-    launcher, memory, disk, the temporary folder and ports; nothing needs to be installed for that. The
-    exit code is 1 where something is missing without which nothing works.
+    launcher, memory, disk, the temporary folder and ports; nothing needs to be
+    installed for that. The exit code is 1 where something is missing without
+    which nothing works.
     """
     found = list(findings(start=start))
     missing = any(finding.state is Verdict.MISSING for finding in found)
@@ -108,23 +110,25 @@ def python() -> Finding:
 def packages(version: Callable[[str], str | None] | None = None) -> Iterator[Finding]:
     """Check the extra's packages and their versions, and what else executors need."""
     version = version or installed
-    for name, wanted in (extra() | dict.fromkeys(_NOT_IN_EXTRA, SpecifierSet())).items():
+    for name, wanted in {**extra(), **dict.fromkeys(_NOT_IN_EXTRA)}.items():
         found = version(name)
         if found is None:
             advice = f"{GET_EXTRA} brings it" if name not in _NOT_IN_EXTRA else f"pip install {name}"
             yield Finding(name, Verdict.MISSING, "not installed", advice)
-        elif found != _UNKNOWN and not wanted.contains(found, prereleases=True):
+        elif wanted is not None and found != _UNKNOWN and not wanted.contains(found, prereleases=True):
             advice = f"this release needs another: pip install '{name}{wanted}'"
             yield Finding(name, Verdict.WARNING, found, advice)
         else:
             yield Finding(name, Verdict.OK, found)
 
 
-def extra() -> dict[str, SpecifierSet]:
+def extra() -> "dict[str, SpecifierSet]":
     """Return the versions of each package that the extra asks for, by this installation's metadata."""
+    from packaging.requirements import Requirement
+
     wanted = [Requirement(text) for text in importlib.metadata.requires("brokers") or ()]
 
-    def asked(extra: str) -> dict[str, SpecifierSet]:
+    def asked(extra: str) -> "dict[str, SpecifierSet]":
         return {
             one.name: one.specifier
             for one in wanted

@@ -111,16 +111,6 @@ class Replayed:
     refused: Mapping[str, int] = {}
 
 
-def begun(of: Mapping[str, Any], extents: Extents) -> ReplayBatch:
-    """A new replay of the logs of `extents`, each from its first offset to its end."""
-    return ReplayBatch(
-        of,
-        f"replay-{secrets.token_hex(8)}",
-        {log: first for log, (first, _) in extents.items()},
-        {log: end for log, (_, end) in extents.items()},
-    )
-
-
 class Progress:
     """The progress file, replaced as a whole. `of`: source and target in words; a file of another is refused.
 
@@ -148,8 +138,13 @@ class Progress:
         return found
 
     def begin(self, extents: Extents) -> ReplayBatch:
-        """Note what a new replay sends."""
-        place = begun(self._of, extents)
+        """Note what a new replay sends: each log from its first offset to its end."""
+        place = ReplayBatch(
+            self._of,
+            f"replay-{secrets.token_hex(8)}",
+            {log: first for log, (first, _) in extents.items()},
+            {log: end for log, (_, end) in extents.items()},
+        )
         self.save(place)
         return place
 

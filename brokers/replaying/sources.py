@@ -9,7 +9,7 @@ A running server is not disturbed: only files are read.
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,6 +37,8 @@ INDEX_BITS = 32
 """A message's offset in a recording: its block's offset shifted by these bits, plus its number in the
 block."""
 
+Row = tuple[int, float, bytes]
+"""A log's record: its offset, its time (Unix seconds) and its payload."""
 Frames = Callable[[Block, bytes], Iterator[PastMessage]]
 Told = Callable[[str], None]
 """Called with a text about records that cannot be read; reading goes on after them."""
@@ -87,9 +89,9 @@ def opened(source: str, folder: Path, chosen: Chosen) -> tuple[Traffic, Chosen]:
         if slash and chosen.names is None:
             chosen = attrs.evolve(chosen, names=names)
         check_protocol("FROM", protocol)
-        return FromRecording(folder, protocol, _frames_of(protocol)), chosen
+        return FromFolder(folder, NAMESPACE, protocol, protocol, _frames_of(protocol)), chosen
     if kind == TOPICS:
-        return FromTopics(folder, rest or "*"), chosen
+        return FromFolder(folder, TOPICS, rest or "*", TOPICS), chosen
     if kind == "archive":
         if not rest:
             raise UsageError("FROM", "archive: is followed by the archive's folder")
@@ -121,78 +123,78 @@ def _frames_of(protocol: str) -> Frames:
 
 def in_time(each: "Sequence[Iterator[SourcedRecord]]") -> Iterator[SourcedRecord]:
     """Merge logs by time. A log whose clock went back keeps its own order."""
-    return heapq.merge(*map(_never_back, each), key=lambda record: (record.time, record.log))
+    newest: dict[str, float] = {}
+
+    def rank(record: SourcedRecord) -> tuple[float, str]:
+        log, time = record.log, record.time
+        if time < newest.get(log, time):
+            return newest[log], log
+        newest[log] = time
+        return time, log
+
+    return heapq.merge(*each, key=rank)  # which asks for the rank of each record once, when it comes
 
 
-def _never_back(records: Iterator[SourcedRecord]) -> Iterator[SourcedRecord]:
-    newest = float("-inf")
-    for record in records:
-        newest = max(newest, record.time)
-        yield record if record.time == newest else record._replace(time=newest)
+def _sourced(
+    label: str, rows: Iterator[Row], start: int, frames: Frames | None, told: Told
+) -> Iterator[SourcedRecord]:
+    """Yield the messages of a log's rows from the place `start` on: each row is one, or a recorded block."""
+    for offset, time, payload in rows:
+        if frames is None:
+            yield SourcedRecord.of_log(label, offset, time, payload)
+        else:
+            yield from _messages(label, offset, payload, start, frames, told)
 
 
 # -- data folders
 
 
 @attrs.frozen
-class FromTopics:
-    """Topics of a data folder whose names match a glob."""
+class FromFolder:
+    """Logs of a data folder whose names match a glob: topics, or with `frames` a protocol's recording."""
 
     folder: Path
+    namespace: str
     glob: str
-    protocol: str = attrs.field(default=TOPICS, init=False)
+    protocol: str
+    frames: Frames | None = None
 
     def extents(self) -> Extents:
+        bits = _bits(self.frames)
         with viewing(self.folder) as view:
-            found = {_label(log): (log.first, log.end) for log in self._logs(view)}
+            found = {label: (log.first << bits, log.end << bits) for label, log in self._logs(view).items()}
         if not found:
-            raise Refusal(f"no topic in {self.folder} matches {self.glob}", ExitCode.MISSING)
+            text = f"no topic in {self.folder} matches {self.glob}"
+            if self.frames is not None:
+                text = f"nothing of {self.protocol} was recorded in {self.folder} (brokers serve --record)"
+            raise Refusal(text, ExitCode.MISSING)
         return found
 
     def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
-        with ExitStack() as stack:
-            view = stack.enter_context(viewing(self.folder))
-            logs = {_label(log): log for log in self._logs(view)}
-            _check_all_there(left, logs)
-            yield from in_time([_records(view, logs[name], *span, told) for name, span in left.items()])
-
-    def _logs(self, view: FolderView) -> Iterator[LogView]:
-        matches = matcher([self.glob])
-        for log in view.sorted_logs():
-            if log.namespace == TOPICS and matches(log.name):
-                yield log
-
-
-def _records(view: FolderView, log: LogView, start: int, stop: int, told: Told) -> Iterator[SourcedRecord]:
-    for record in _payloads(view, log, start, stop, told):
-        yield SourcedRecord.of_log(_label(log), *record)
-
-
-@attrs.frozen
-class FromRecording:
-    """The recorded log of a protocol."""
-
-    folder: Path
-    protocol: str
-    frames: Frames
-
-    def extents(self) -> Extents:
+        bits = _bits(self.frames)
         with viewing(self.folder) as view:
-            log = view.find(NAMESPACE, self.protocol)
-            if log is None:
-                text = f"nothing of {self.protocol} was recorded in {self.folder} (brokers serve --record)"
-                raise Refusal(text, ExitCode.MISSING)
-            return {_label(log): (log.first << INDEX_BITS, log.end << INDEX_BITS)}
-
-    def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
-        with viewing(self.folder) as view:
-            log = view.find(NAMESPACE, self.protocol)
-            logs = {} if log is None else {_label(log): log}
-            _check_all_there(left, logs)
+            logs = self._logs(view)
+            if missing := left.keys() - logs.keys():
+                name = min(missing).partition(" ")[2]
+                raise Refusal(f"{name} was deleted since this replay began; a new --resume begins anew")
+            each = []
             for label, (start, stop) in left.items():
-                found = _payloads(view, logs[label], start >> INDEX_BITS, stop >> INDEX_BITS, told)
-                for offset, _, payload in found:
-                    yield from _messages(label, offset, payload, start, self.frames, told)
+                rows = _payloads(view, logs[label], start >> bits, stop >> bits, told)
+                each.append(_sourced(label, rows, start, self.frames, told))
+            yield from in_time(each)
+
+    def _logs(self, view: FolderView) -> dict[str, LogView]:
+        """The logs by label. A label has the id: a log deleted and made again is another log."""
+        matches = matcher([self.glob])
+        return {
+            f"{log.id} {log.name}": log
+            for log in view.sorted_logs()
+            if log.namespace == self.namespace and matches(log.name)
+        }
+
+
+def _bits(frames: Frames | None) -> int:
+    return 0 if frames is None else INDEX_BITS
 
 
 def _messages(
@@ -216,22 +218,8 @@ def _messages(
         told(f"the block at offset {offset} cannot be read: {error}")
 
 
-def _label(log: LogView) -> str:
-    """A log's label, with its id: a log deleted and made again is another log."""
-    return f"{log.id} {log.name}"
-
-
-def _check_all_there(left: Mapping[str, tuple[int, int]], logs: Mapping[str, object]) -> None:
-    missing = left.keys() - logs.keys()
-    if missing:
-        name = min(missing).partition(" ")[2]
-        raise Refusal(f"{name} was deleted since this replay began; a new --resume begins anew")
-
-
-def _payloads(
-    view: FolderView, log: LogView, start: int, stop: int, told: Told
-) -> Iterator[tuple[int, float, bytes]]:
-    """The records that begin in [start, stop): offset, time, payload.
+def _payloads(view: FolderView, log: LogView, start: int, stop: int, told: Told) -> Iterator[Row]:
+    """The records that begin in [start, stop).
 
     The index has the times of an entry's first and last record. The records between get evenly spaced times.
     """
@@ -253,10 +241,7 @@ def _times(part: CheckedRange, before: int) -> Iterator[float]:
     last = before if part.last_ms is None else part.last_ms
     first = before if part.first_ms is None else part.first_ms
     step = max(last - first, 0) / max(part.records - 1, 1)
-    number = 0
-    while True:
-        yield (first + number * step) / 1e3
-        number += 1
+    return ((first + number * step) / 1e3 for number in count())
 
 
 # -- archives
@@ -288,37 +273,28 @@ class FromArchived:
     def extents(self) -> Extents:
         if not self._logs:
             raise Refusal(f"nothing is in {self._path} yet", ExitCode.MISSING)
-        bits = INDEX_BITS if self._frames else 0
+        bits = _bits(self._frames)
         return {label: (log.start << bits, log.end << bits) for label, log in self._logs.items()}
 
     def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
-        return in_time([self._of(label, start, stop, told) for label, (start, stop) in left.items()])
+        bits = _bits(self._frames)
+        each = []
+        for label, (start, stop) in left.items():
+            rows = self._rows(label, start >> bits, stop >> bits)
+            each.append(_sourced(label, rows, start, self._frames, told))
+        return in_time(each)
 
-    def _of(self, label: str, start: int, stop: int, told: Told) -> Iterator[SourcedRecord]:
+    def _rows(self, label: str, start: int, stop: int) -> Iterator[Row]:
         if label not in self._logs:
             raise Refusal(f"{label} is not in {self._path} any more")
-        frames = self._frames
-        for offset, time, value in self._rows(label):
-            if frames is not None:
-                if (offset + LENGTH_BYTES + len(value)) << INDEX_BITS > start and offset << INDEX_BITS < stop:
-                    yield from _messages(label, offset, value, start, frames, told)
-            elif start <= offset < stop:
-                yield SourcedRecord.of_log(label, offset, time, value)
-
-    def _rows(self, label: str) -> Iterator[tuple[int, float, bytes]]:
         from pyarrow import parquet
 
-        from brokers.pipeline.archiving import names
-
         log = self._logs[label]
-        mine = []
-        for path in (*self._found.settled, *self._found.fresh):
-            name = names.parse_file(path.rpartition("/")[2])
-            if name is not None and name.key == log.key:
-                mine.append((name.start, path))
-        for _, path in sorted(mine):
+        mine = sorted((name.start, path) for name, path in self._found.named() if name.key == log.key)
+        for _, path in mine:
             with parquet.ParquetFile(self._path / path) as file:
                 for batch in file.iter_batches(columns=["offset", "timestamp", "value"]):
                     offsets, times, values = (column.to_pylist() for column in batch.columns)
                     for offset, time, value in zip(offsets, times, values, strict=True):
-                        yield offset, time.timestamp(), value
+                        if start <= offset < stop:
+                            yield offset, time.timestamp(), value

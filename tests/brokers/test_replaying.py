@@ -12,7 +12,7 @@ from pamqp import commands
 
 from brokers import plugins
 from brokers.errors import ExitCode
-from brokers.replaying import cli, engine
+from brokers.replaying import cli, engine, sources
 from brokers.replaying.engine import Pace, Progress, SourcedRecord
 from dmp import amqp_client
 from dmp.wire import RECORDED_PUBLISHES, message
@@ -159,6 +159,15 @@ async def test_what_cannot_be_carried_is_left_out_and_counted() -> None:
     records = [SourcedRecord.of_log("here x", at, 0.0, bytes(size)) for at, size in ((0, 5), (9, 6), (19, 1))]
     done = await engine.replay(records, target, notes.begin({"here x": (0, 99)}), notes)
     assert (done.messages, done.refused, target.payloads) == (2, {"too large": 1}, [bytes(5), bytes(1)])
+
+
+def test_logs_are_merged_by_time_and_one_whose_clock_went_back_keeps_its_order() -> None:
+    def log(name: str, *times: float) -> list[SourcedRecord]:
+        return [SourcedRecord.of_log(f"here {name}", at, time, b"") for at, time in enumerate(times)]
+
+    back, steady = log("x", 1.0, 5.0, 2.0, 6.0), log("y", 1.5, 3.0, 5.5)
+    found = list(sources.in_time([iter(back), iter(steady)]))
+    assert found == [back[0], steady[0], steady[1], back[1], back[2], steady[2], back[3]]
 
 
 # -- with real servers

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pipeline.folders import ORDERS, RECORDS
+from tests.pipeline.served import where
 from tests.support.folders import fill
 from tests.support.server import Server
 
@@ -44,6 +45,23 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
 
 
 @pytest.fixture
+def configure(spark: "SparkSession") -> Iterator[Callable[[str, str], None]]:
+    """`configure(key, value)`: a setting of the session, until the test ends."""
+    before: dict[str, str | None] = {}
+
+    def configure(key: str, value: str) -> None:
+        before.setdefault(key, spark.conf.get(key, None))
+        spark.conf.set(key, value)
+
+    yield configure
+    for key, value in before.items():
+        if value is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, value)
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A data folder with the topic `orders`: RECORDS, in several index entries."""
     data = tmp_path / "data"
@@ -72,7 +90,7 @@ def place(
         if folder not in servers:
             keeper = tmp_path_factory.mktemp("server")
             servers[folder] = Server(keeper, "--enable", "logmq", data=folder).start()
-        return {"servers": ":".join(map(str, servers[folder].address("logmq")))}
+        return {"servers": where(servers[folder])}
 
     yield place
     for server in servers.values():

@@ -1,9 +1,10 @@
 """Data folders as the source reads them, without Spark: made by a real store, and damaged by hand."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
@@ -15,10 +16,12 @@ from shared.storage import format
 from shared.storage.format import INDEX_ENTRY_BYTES
 from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
+from shared.storage.store import Store
 from tests.support.folders import ALWAYS, add, open_folder
 
 RECORDS = [b"%06d" % n + b"." * (n * 7 % 400) for n in range(3000)]
 ORDERS = ("logmq", "orders")
+Result = TypeVar("Result")
 
 
 def options(*folders: Path, streaming: bool | None = None, **given: str) -> Options:
@@ -69,21 +72,43 @@ def entries_of(folder: Path) -> list[format.IndexEntry]:
         return list(index.entries(found.first, found.end))
 
 
+def retimed(folder: Path) -> list[format.IndexEntry]:
+    """Give each entry of `orders` a second of its own; they are as they are then."""
+    log_id = spot(folder).id
+    every = [
+        entry._replace(first_ms=1000 * number, last_ms=1000 * number + 500)
+        for number, entry in enumerate(entries_of(folder), 1)
+    ]
+    for number, entry in enumerate(every):
+        rewrite_entry(folder, number, lambda _, entry=entry: format.pack_index_entry(entry, log_id))  # type: ignore[misc]
+    return every
+
+
+def in_store(folder: Path, act: Callable[[Store], Awaitable[Result]], *, clean: bool = False) -> Result:
+    """What `act` gives, of a store on the folder. Not `clean`: the process dies then."""
+
+    async def run() -> Result:
+        store = await open_folder(folder)
+        try:
+            return await act(store)
+        finally:
+            if clean:
+                await store.close()
+            else:
+                store.abandon()
+
+    return trio.run(run)
+
+
 def remake(folder: Path, payloads: list[bytes], *, clean: bool = True) -> None:
     """Delete the topic, and make it again. Not `clean`: the process dies before the catalog has it."""
 
-    async def run() -> None:
-        store = await open_folder(folder)
-        space = store.namespace("logmq", ALWAYS)
-        await store.wait(space.delete("orders"))
+    async def again(store: Store) -> None:
+        await store.wait(store.namespace("logmq", ALWAYS).delete("orders"))
         add(store, *ORDERS, payloads)
-        if clean:
-            await store.close()
-            return
         await store.flush()
-        store.abandon()
 
-    trio.run(run)
+    in_store(folder, again, clean=clean)
 
 
 def follow(chosen: Options, start: stream.Offset, limit: stream.Limit | None = None) -> stream.Offset:

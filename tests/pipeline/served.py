@@ -29,6 +29,16 @@ STRICT = LossPolicy(True, Unverified.READ, lose)
 TRUSTING = LossPolicy(False, Unverified.READ, lose)
 
 
+def telling(lost: list[str]) -> LossPolicy:
+    """Goes on behind what is lost, and notes it."""
+    return LossPolicy(True, Unverified.READ, lost.append)
+
+
+def where(server: Server) -> str:
+    """What the option `servers` says of it."""
+    return str(Address(*server.address("logmq")))
+
+
 def produce(server: Server, topic: str, messages: list[bytes]) -> None:
     lines = b"".join(b"PRODUCE %b %b\n" % (topic.encode(), message) for message in messages)
     assert speak(server.address("logmq"), lines).count(b"OK ") == len(messages)

@@ -10,6 +10,24 @@ from brokers.errors import ExitCode, Refusal
 from brokers.pipeline import cluster, secret
 from shared.errors import UsageError
 
+Became = list[tuple[list[str], dict[str, str]]]
+
+
+@pytest.fixture(autouse=True)
+def usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the secret of who names no file is: there is none yet."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return secret.usual()
+
+
+@pytest.fixture
+def became(monkeypatch: pytest.MonkeyPatch) -> Became:
+    """What a command would have become: its arguments, and what it adds to the environment."""
+    found: Became = []
+    monkeypatch.setattr(cluster, "become", lambda name, arguments, more: found.append((arguments, more)))
+    monkeypatch.setattr(cluster, "listen_fault", lambda host: None)  # no machine has every address
+    return found
+
 
 def test_a_mistake_is_told_in_a_line_before_spark_is_there_to_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[str] = []
@@ -42,31 +60,10 @@ def test_a_host_that_nothing_can_listen_on_is_a_setting_that_cannot_be_used(
     ("host", "given"),
     [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("::1", "[::1]"), ("[::1]", "[::1]")],
 )
-def test_a_host_is_given_as_spark_wants_it(host: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    became: list[str] = []
-    monkeypatch.setattr(cluster, "become", lambda name, arguments, more: became.extend(arguments))
-    monkeypatch.setattr(cluster, "listen_fault", lambda host: None)  # not every machine has IPv6
+def test_a_host_is_given_as_spark_wants_it(host: str, given: str, became: Became) -> None:
     cluster.master(host=host)
-    assert became[:2] == ["--host", given]
-
-
-Became = list[tuple[list[str], dict[str, str]]]
-
-
-@pytest.fixture(autouse=True)
-def usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where the secret of who names no file is: there is none yet."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return secret.usual()
-
-
-@pytest.fixture
-def became(monkeypatch: pytest.MonkeyPatch) -> Became:
-    """What a command would have become: its arguments, and what it adds to the environment."""
-    found: Became = []
-    monkeypatch.setattr(cluster, "become", lambda name, arguments, more: found.append((arguments, more)))
-    monkeypatch.setattr(cluster, "listen_fault", lambda host: None)  # no machine has every address
-    return found
+    ((arguments, _),) = became
+    assert arguments[:2] == ["--host", given]
 
 
 def test_nothing_listens_beyond_this_machine_unless_told_and_who_comes_must_know_a_secret(

@@ -6,7 +6,6 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
-import trio
 from pyspark.sql.types import StructType
 
 from brokers.pipeline.source import data_source, origin, planning, stream
@@ -16,10 +15,10 @@ from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.errors import ConfigError, StoreFormat
-from shared.storage import format
 from shared.storage.disk import Disk
 from shared.storage.format import INDEX_ENTRY_BYTES
 from shared.storage.settings import Retention
+from shared.storage.store import Store
 from shared.storage.tools.view import FolderView, look
 from tests.pipeline.folders import (
     ORDERS,
@@ -28,15 +27,17 @@ from tests.pipeline.folders import (
     drop_front,
     entries_of,
     follow,
+    in_store,
     offset_of,
     options,
     planned,
     remake,
+    retimed,
     rewrite_entry,
     values,
     whole,
 )
-from tests.support.folders import ALWAYS, add, fill, flip, open_folder
+from tests.support.folders import ALWAYS, add, fill, flip
 
 
 def test_each_namespace_has_its_own_logs(tmp_path: Path) -> None:
@@ -77,37 +78,29 @@ def test_a_log_ends_with_its_last_good_entry_however_far_back_that_is(
 def test_a_log_that_the_catalog_does_not_have_yet_is_found(tmp_path: Path) -> None:
     data = tmp_path / "data"
 
-    async def run() -> None:
-        store = await open_folder(data)
-        try:
-            long = "ü" * 60  # as a file's name too long, so only the journal knows it
-            names = "Neu!", "Fürs Büro/1", long
-            for name in names:
-                add(store, "dms", name, [b"a", b"b"])
-            await store.flush()
-            for name in names:
-                assert values(options(data, namespace="dms"), whole(data, name, "dms")) == [b"a", b"b"]
-        finally:
-            store.abandon()
+    async def find(store: Store) -> None:
+        long = "ü" * 60  # as a file's name too long, so only the journal knows it
+        names = "Neu!", "Fürs Büro/1", long
+        for name in names:
+            add(store, "dms", name, [b"a", b"b"])
+        await store.flush()
+        for name in names:
+            assert values(options(data, namespace="dms"), whole(data, name, "dms")) == [b"a", b"b"]
 
-    trio.run(run)
+    in_store(data, find)
 
 
 def test_names_that_only_the_journal_has_are_their_namespaces_own(tmp_path: Path) -> None:
     data, long = tmp_path / "data", "ü" * 60
 
-    async def run() -> None:
-        store = await open_folder(data)
-        try:
-            for namespace in ("dms", "other"):
-                add(store, namespace, long + namespace, [b"a"])
-            await store.flush()
-            with closing(Folder(str(data), "dms")) as opened:
-                assert list(opened.spots(TopicChoice(pattern=".*"))) == [long + "dms"]
-        finally:
-            store.abandon()
+    async def find(store: Store) -> None:
+        for namespace in ("dms", "other"):
+            add(store, namespace, long + namespace, [b"a"])
+        await store.flush()
+        with closing(Folder(str(data), "dms")) as opened:
+            assert list(opened.spots(TopicChoice(pattern=".*"))) == [long + "dms"]
 
-    trio.run(run)
+    in_store(data, find)
 
 
 def dropped(folder: Path, below: int | None, *, clean: bool) -> int:
@@ -116,23 +109,21 @@ def dropped(folder: Path, below: int | None, *, clean: bool) -> int:
     Not `clean`: the process dies before the catalog has it, and the index is as it was before.
     """
     path = folder / "logmq" / "orders.idx"
+    index = path.read_bytes()
 
-    async def run() -> int:
-        store = await open_folder(folder)
+    async def drop(store: Store) -> int:
         log = store.namespace("logmq", ALWAYS).logs["orders"]
-        index = path.read_bytes()
         log.drop_below(log.end if below is None else below)
         store.commit_pending()
-        if clean:
-            await store.close()
-        else:
+        if not clean:
             await store.retain()
             await store.retain()  # space is given back
-            store.abandon()
-            path.write_bytes(index)
         return log.first
 
-    return trio.run(run)
+    first = in_store(folder, drop, clean=clean)
+    if not clean:
+        path.write_bytes(index)
+    return first
 
 
 def test_a_log_made_again_begins_at_its_own_beginning(folder: Path) -> None:
@@ -161,12 +152,10 @@ def test_a_log_that_is_deleted_while_its_files_are_looked_at_is_gone(folder: Pat
     space = folder / "logmq"
     kept = {name: (space / name).read_bytes() for name in ("orders.log", "orders.idx")}
 
-    async def run() -> None:
-        store = await open_folder(folder)
+    async def delete(store: Store) -> None:
         await store.wait(store.namespace("logmq", ALWAYS).delete("orders"))
-        store.abandon()
 
-    trio.run(run)
+    in_store(folder, delete)
     (space / "orders.log").write_bytes(kept["orders.log"])
     (space / "orders.idx").write_bytes(kept["orders.idx"][:-INDEX_ENTRY_BYTES])
     with closing(Folder(str(folder), "logmq")) as opened:
@@ -206,33 +195,29 @@ def test_the_journal_is_read_once_for_many_topics_that_retention_was_at(
         looks.append(look(disk, live=live))
         return looks[-1]
 
-    async def run() -> None:
-        store = await open_folder(data)
-        try:
-            for name in names:
-                for start in range(0, 3000, 100):
-                    add(store, "logmq", name, RECORDS[start : start + 100])
-            await store.flush()
-            logs = store.namespace("logmq", ALWAYS).logs
-            indexes = {name: (data / "logmq" / f"{name}.idx").read_bytes() for name in names}
-            for name in names:
-                logs[name].retention = Retention(bytes_max=200_000)
-            await store.retain()
-            await store.retain()
-            for name in names:  # as a reader sees it that comes before the index was trimmed
-                (data / "logmq" / f"{name}.idx").write_bytes(indexes[name])
-            monkeypatch.setattr("brokers.pipeline.source.folder.look", counted)
-            with closing(Folder(str(data), "logmq")) as place:
-                found = place.spots(TopicChoice(pattern="t.*"))
-            assert {name: spot.first for name, spot in found.items()} == {
-                name: logs[name].first for name in names
-            }
-            assert min(spot.first for spot in found.values()) > 0
-            assert len(looks) == 1
-        finally:
-            store.abandon()
+    async def drop(store: Store) -> None:
+        for name in names:
+            for start in range(0, 3000, 100):
+                add(store, "logmq", name, RECORDS[start : start + 100])
+        await store.flush()
+        logs = store.namespace("logmq", ALWAYS).logs
+        indexes = {name: (data / "logmq" / f"{name}.idx").read_bytes() for name in names}
+        for name in names:
+            logs[name].retention = Retention(bytes_max=200_000)
+        await store.retain()
+        await store.retain()
+        for name in names:  # as a reader sees it that comes before the index was trimmed
+            (data / "logmq" / f"{name}.idx").write_bytes(indexes[name])
+        monkeypatch.setattr("brokers.pipeline.source.folder.look", counted)
+        with closing(Folder(str(data), "logmq")) as place:
+            found = place.spots(TopicChoice(pattern="t.*"))
+        assert {name: spot.first for name, spot in found.items()} == {
+            name: logs[name].first for name in names
+        }
+        assert min(spot.first for spot in found.values()) > 0
+        assert len(looks) == 1
 
-    trio.run(run)
+    in_store(data, drop)
 
 
 # -- places
@@ -329,14 +314,7 @@ def test_times_lead_to_the_entry_with_the_first_record_of_that_time(folder: Path
 
 
 def test_a_time_is_that_of_the_first_entry_with_a_record_of_it_or_later(folder: Path) -> None:
-    every = [
-        entry._replace(first_ms=1000 * number, last_ms=1000 * number + 500)
-        for number, entry in enumerate(entries_of(folder), 1)
-    ]
-    log_id = whole(folder).log_id
-    for number, entry in enumerate(every):
-        rewrite_entry(folder, number, lambda _, entry=entry: format.pack_index_entry(entry, log_id))  # type: ignore[misc]
-    first, second, *_ = every
+    first, second, *_ = retimed(folder)
     for time, there in ((1000, first), (1500, first), (1501, second), (1999, second), (2500, second)):
         assert place(folder, "starting", startingTimestamp=str(time)) == there.offset
         assert place(folder, "ending", endingTimestamp=str(time)) == there.offset

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import attrs
 import pytest
-import trio
 
 from brokers.pipeline.source import rows, stream
 from brokers.pipeline.source.folder import Folder
@@ -16,12 +15,14 @@ from shared.storage import format
 from shared.storage.format import INDEX_ENTRY_BYTES, EntryFlag
 from shared.storage.index import entry_position
 from shared.storage.settings import Retention
+from shared.storage.store import Store
 from tests.pipeline.folders import (
     ORDERS,
     RECORDS,
     drop_front,
     entries_of,
     follow,
+    in_store,
     offset_of,
     options,
     planned,
@@ -31,7 +32,7 @@ from tests.pipeline.folders import (
     values,
     whole,
 )
-from tests.support.folders import ALWAYS, add, fill, flip, open_folder
+from tests.support.folders import ALWAYS, add, fill, flip
 
 
 def test_every_record_is_read_with_its_offset(folder: Path) -> None:
@@ -78,13 +79,11 @@ def test_no_lock_is_taken_and_nothing_is_written(folder: Path) -> None:
 def test_what_the_index_does_not_vouch_for_is_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "data"
 
-    async def run() -> None:
-        store = await open_folder(folder)
+    async def write(store: Store) -> None:
         add(store, *ORDERS, RECORDS)
         await store.flush()
-        store.abandon()  # before the catalog has it
 
-    trio.run(run)
+    in_store(folder, write)  # the process dies before the catalog has it
     span = whole(folder)
     with (folder / "logmq" / "orders.log").open("ab") as file:
         file.write(format.record(b"not synced yet"))
@@ -293,30 +292,24 @@ def test_a_topic_made_again_is_never_read_for_the_old_one(folder: Path) -> None:
 def test_retention_that_overtakes_a_read_is_told_from_damage(tmp_path: Path, verify: str) -> None:
     data = tmp_path / "data"
 
-    async def run() -> None:
-        store = await open_folder(data)
-        try:
-            for start in range(0, 3000, 100):
-                add(store, *ORDERS, RECORDS[start : start + 100])
-            await store.flush()
-            planned = whole(data)
-            log = store.namespace("logmq", ALWAYS).logs["orders"]
-            log.retention = Retention(bytes_max=200_000)
-            await store.retain()
-            assert values(options(data), planned) == RECORDS  # it is still there
-            await store.retain()
-            assert log.first > 0
-            with pytest.raises(
-                DataLoss, match=rf"retention dropped it \(the first kept offset is {log.first}"
-            ):
-                values(options(data, verifyCrc=verify), planned)
-            kept = values(options(data, verifyCrc=verify, failOnDataLoss="false"), planned)
-            assert kept == RECORDS[-len(kept) :]
-            assert values(options(data), whole(data)) == kept
-        finally:
-            store.abandon()
+    async def overtake(store: Store) -> None:
+        for start in range(0, 3000, 100):
+            add(store, *ORDERS, RECORDS[start : start + 100])
+        await store.flush()
+        planned = whole(data)
+        log = store.namespace("logmq", ALWAYS).logs["orders"]
+        log.retention = Retention(bytes_max=200_000)
+        await store.retain()
+        assert values(options(data), planned) == RECORDS  # it is still there
+        await store.retain()
+        assert log.first > 0
+        with pytest.raises(DataLoss, match=rf"retention dropped it \(the first kept offset is {log.first}"):
+            values(options(data, verifyCrc=verify), planned)
+        kept = values(options(data, verifyCrc=verify, failOnDataLoss="false"), planned)
+        assert kept == RECORDS[-len(kept) :]
+        assert values(options(data), whole(data)) == kept
 
-    trio.run(run)
+    in_store(data, overtake)
 
 
 @pytest.mark.parametrize("number", [0, 1, -1])

@@ -23,27 +23,15 @@ from brokers.pipeline.source.options import parse
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError
-from shared.storage import format
-from tests.pipeline.folders import ORDERS, RECORDS, entries_of, rewrite_entry, spot
+from tests.pipeline.folders import ORDERS, RECORDS, entries_of, retimed, rewrite_entry
 from tests.support.folders import fill, flip
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 TOPIC, OFFSET, TIME = ("topic",), ("offset",), ("timestamp",)
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 Place = Callable[[Path], dict[str, str]]
-
-
-def retimed(folder: Path) -> list[format.IndexEntry]:
-    """Give each entry of `orders` a second of its own; they are as they are then."""
-    log_id = spot(folder).id
-    every = [
-        entry._replace(first_ms=1000 * number, last_ms=1000 * number + 500)
-        for number, entry in enumerate(entries_of(folder), 1)
-    ]
-    for number, entry in enumerate(every):
-        rewrite_entry(folder, number, lambda _, entry=entry: format.pack_index_entry(entry, log_id))  # type: ignore[misc]
-    return every
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +147,7 @@ def test_damage_whose_time_nobody_knows_is_told_and_not_left_out(folder: Path) -
 
 
 def test_a_query_has_the_rows_that_its_filters_keep(
-    spark: "SparkSession", timed: Path, read: Callable[..., "DataFrame"]
+    configure: Callable[[str, str], None], timed: Path, read: Callable[..., "DataFrame"]
 ) -> None:
     def rows_where(text: str, **more: str) -> list[Any]:
         found = read(timed, subscribePattern=".*", **more).where(text)
@@ -168,39 +156,32 @@ def test_a_query_has_the_rows_that_its_filters_keep(
     columns = ("topic", "offset", "unix_millis(timestamp) AS ms")
     every = rows_where("true")
     low, high = entries_of(timed)[2].offset + 10, entries_of(timed)[4].offset
-    enabled = "spark.sql.python.filterPushdown.enabled"
-    spark.conf.set(enabled, "true")
-    try:
-        for text, kept in (
-            ("topic = 't3'", lambda topic, offset, ms: topic == "t3"),
-            (
-                "topic in ('t3', 'bills') AND offset > 20",
-                lambda topic, offset, ms: topic != "orders" and offset > 20,
-            ),
-            (f"offset BETWEEN {low} AND {high}", lambda topic, offset, ms: low <= offset <= high),
-            (
-                "timestamp >= '1970-01-01 00:00:03' AND topic = 'orders'",
-                lambda topic, offset, ms: ms >= 3000 and topic == "orders",
-            ),
-            (
-                "timestamp < '1970-01-01 00:00:03' OR offset = 0",
-                lambda topic, offset, ms: ms < 3000 or offset == 0,
-            ),
-        ):
-            assert rows_where(text, pruneByFilters="true") == [row for row in every if kept(*row)], text
-    finally:
-        spark.conf.unset(enabled)
+    configure(PUSHDOWN, "true")
+    for text, kept in (
+        ("topic = 't3'", lambda topic, offset, ms: topic == "t3"),
+        (
+            "topic in ('t3', 'bills') AND offset > 20",
+            lambda topic, offset, ms: topic != "orders" and offset > 20,
+        ),
+        (f"offset BETWEEN {low} AND {high}", lambda topic, offset, ms: low <= offset <= high),
+        (
+            "timestamp >= '1970-01-01 00:00:03' AND topic = 'orders'",
+            lambda topic, offset, ms: ms >= 3000 and topic == "orders",
+        ),
+        (
+            "timestamp < '1970-01-01 00:00:03' OR offset = 0",
+            lambda topic, offset, ms: ms < 3000 or offset == 0,
+        ),
+    ):
+        assert rows_where(text, pruneByFilters="true") == [row for row in every if kept(*row)], text
 
 
 def test_queries_of_one_frame_do_not_get_each_others_rows(
-    spark: "SparkSession", timed: Path, read: Callable[..., "DataFrame"]
+    configure: Callable[[str, str], None], timed: Path, read: Callable[..., "DataFrame"]
 ) -> None:
     """As they would where Spark told the source of filters: hence the option."""
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    try:
-        frame = read(timed, subscribePattern="bills|t3")
-        bills, t3 = frame.where("topic = 'bills'"), frame.where("topic = 't3'")
-        assert bills.count() == 10
-        assert (bills.union(t3).count(), frame.count(), t3.count()) == (11, 11, 1)
-    finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    configure(PUSHDOWN, "true")
+    frame = read(timed, subscribePattern="bills|t3")
+    bills, t3 = frame.where("topic = 'bills'"), frame.where("topic = 't3'")
+    assert bills.count() == 10
+    assert (bills.union(t3).count(), frame.count(), t3.count()) == (11, 11, 1)

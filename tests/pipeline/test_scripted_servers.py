@@ -12,12 +12,11 @@ from crc32c import crc32c
 
 from brokers.pipeline.source.options import Reach, Unverified
 from brokers.pipeline.source.options import Server as Address
-from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot, Span
 from logmq.runs import encode
 from shared.errors import RemoteProtocolError
-from tests.pipeline.served import ORDERS, STRICT, TRUSTING, LostError, read
+from tests.pipeline.served import ORDERS, STRICT, TRUSTING, LostError, read, telling
 
 
 @contextmanager
@@ -130,7 +129,7 @@ def test_of_several_marks_that_are_not_given_only_the_damaged_is_lost() -> None:
     lost: list[str] = []
     with scripted(*answers) as served:
         span = Span(served.source, "orders", 0, 0, len(log))
-        assert read(served, span, LossPolicy(True, Unverified.READ, lost.append)) == log[:size]
+        assert read(served, span, telling(lost)) == log[:size]
     assert [text.partition(" are lost")[0].partition(": ")[2] for text in lost] == [
         f"offsets {size} to {len(log)}"
     ]
@@ -222,7 +221,7 @@ def test_a_loss_that_is_passed_over_is_told_once_and_yields_nothing(
 ) -> None:
     lost: list[str] = []
     with scripted(*answers) as served:
-        assert read(served, of(served), LossPolicy(True, Unverified.READ, lost.append)) == b""
+        assert read(served, of(served), telling(lost)) == b""
     assert len(lost) == 1
     assert re.search(f"orders on .*: offsets 0 to 5 are lost: .*{text}", lost[0])
 

@@ -11,7 +11,7 @@ from brokers.pipeline.source.planning import open_origin
 from logmq.connector import LogmqError
 from shared.access import Rule, Secret, User, written_users
 from shared.errors import ConfigError
-from tests.pipeline.served import IMPATIENT, ORDERS
+from tests.pipeline.served import IMPATIENT, ORDERS, where
 from tests.support.server import Server, speak
 
 PASSWORD = "planted pass:word"
@@ -39,10 +39,8 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def found(server: Server, url: str = "", **given: str) -> list[str]:
-    host, port = server.address("logmq")
-    options = parse(
-        {"servers": f"{url}{host}:{port}", "subscribe": "orders", "retryTimeoutMs": "50", **given}
-    )
+    there = {"servers": f"{url}{where(server)}", "subscribe": "orders", "retryTimeoutMs": "50"}
+    options = parse(there | given)
     pickle.dumps(options.reach)  # it goes to executors
     with open_origin(options, *options.sources) as origin:
         return list(origin.spots(ORDERS))

@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from brokers.pipeline.source import data_source, stream
-from brokers.pipeline.source.options import Reach, TopicChoice, Unverified, parse
+from brokers.pipeline.source.options import Reach, TopicChoice, parse
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.servers import SAME_MS, Served
@@ -28,6 +28,8 @@ from tests.pipeline.served import (
     opened,
     produce,
     read,
+    telling,
+    where,
     whole,
 )
 from tests.support.server import Server, speak, until
@@ -170,7 +172,7 @@ def test_retention_that_overtakes_is_told_and_passed_over(new_server: Callable[.
         until(lambda: served.spots(ORDERS)["orders"].first > 0)
         first = served.spots(ORDERS)["orders"].first
         lost: list[str] = []
-        assert read(served, span, LossPolicy(True, Unverified.READ, lost.append)) == LOG[first:]
+        assert read(served, span, telling(lost)) == LOG[first:]
         (text,) = lost
         assert f"offsets 0 to {first} are lost: retention dropped it" in text
 
@@ -186,7 +188,7 @@ def test_a_damaged_range_is_told_and_passed_over(new_server: Callable[..., Serve
     server.start()
     with opened(server) as served:
         lost: list[str] = []
-        found = read(served, whole(served), LossPolicy(True, Unverified.READ, lost.append))
+        found = read(served, whole(served), telling(lost))
         (text,) = lost
         start, stop = map(int, text.split("offsets ")[1].split(" are lost")[0].split(" to "))
         assert start <= 300_000 < stop
@@ -213,8 +215,8 @@ def test_it_speaks_tls_and_a_side_that_alone_does_is_told_so_at_once(
 
 
 def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -> None:
-    where = str(Address(*fresh.address("logmq")))
-    options = parse({"servers": where, "subscribe": "orders", "startingOffsets": "earliest"}, streaming=True)
+    place = where(fresh)
+    options = parse({"servers": place, "subscribe": "orders", "startingOffsets": "earliest"}, streaming=True)
     lost: list[str] = []
 
     def following(start: Offset, policy: LossPolicy = STRICT) -> Offset:
@@ -237,11 +239,11 @@ def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -
     with pytest.raises(LostError, match="has been deleted"):
         following(more)
     produce(fresh, "orders", MESSAGES)
-    end, newest = more["logs"][where]["orders"]
-    a_while_ago = {"logs": {where: {"orders": [end, newest - 2 * SAME_MS]}}}
+    end, newest = more["logs"][place]["orders"]
+    a_while_ago = {"logs": {place: {"orders": [end, newest - 2 * SAME_MS]}}}
     with pytest.raises(LostError, match="deleted and made again"):
         following(a_while_ago)
-    going_on = LossPolicy(True, Unverified.READ, lost.append)
+    going_on = telling(lost)
     again = following(a_while_ago, going_on)
     assert ranges(a_while_ago, again) == [(0, len(LOG))]
     assert len(lost) == 1
@@ -250,8 +252,8 @@ def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -
 def test_a_stream_commits_its_place_to_its_group(fresh: Server, capsys: pytest.CaptureFixture[str]) -> None:
     produce(fresh, "orders", MESSAGES[:100])
     produce(fresh, "bills", [b"bill"])
-    where = str(Address(*fresh.address("logmq")))
-    given = {"servers": where, "subscribe": "orders,bills", "startingOffsets": "earliest", "group": "billing"}
+    place = where(fresh)
+    given = {"servers": place, "subscribe": "orders,bills", "startingOffsets": "earliest", "group": "billing"}
     reader = data_source.StreamReader(parse(given | {"maxOffsetsPerTrigger": "60"}, streaming=True))
     limit = reader.getDefaultReadLimit()
 
@@ -267,14 +269,13 @@ def test_a_stream_commits_its_place_to_its_group(fresh: Server, capsys: pytest.C
     lenient = data_source.StreamReader(parse(given | {"failOnDataLoss": "false"}, streaming=True))
     lenient.latestOffset(first, limit)
     said = capsys.readouterr().err
-    assert f"orders on {where}: the place of group billing is not kept: " in said
-    assert f"bills on {where}: the place of group billing is not kept: NO_TOPIC" in said
+    assert f"orders on {place}: the place of group billing is not kept: " in said
+    assert f"bills on {place}: the place of group billing is not kept: NO_TOPIC" in said
 
 
 def test_several_servers_are_read_together(spark: "SparkSession", one: Server, fresh: Server) -> None:
     produce(fresh, "bills", [b"bill"])
-    servers = ",".join(str(Address(*server.address("logmq"))) for server in (one, fresh))
-    frame = spark.read.format("logmq").option("servers", servers)
+    frame = spark.read.format("logmq").option("servers", f"{where(one)},{where(fresh)}")
     found = frame.option("subscribe", "orders,bills").option("minPartitions", "3").load()
     rows = [(row.topic, row.offset, bytes(row.value)) for row in found.orderBy("topic", "offset").collect()]
     orders = [("orders", sum(LENGTHS[:number]), message) for number, message in enumerate(MESSAGES)]

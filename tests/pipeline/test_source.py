@@ -88,8 +88,8 @@ def test_a_stream_follows_a_log_and_goes_on_where_it_was(spark: "SparkSession", 
 
     run(startingOffsets="latest")
     fill(data, {("logmq", "orders"): ORDERS[100:1000]})
-    run(maxOffsetsPerTrigger="250")
-    assert len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]"))) == 1 + 4
+    run(maxOffsetsPerTrigger="500")
+    assert len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]"))) == 1 + 2
     got = rows(spark.read.parquet(str(tmp_path / "out")))
     assert got == expected("orders", ORDERS[:1000])[100:]
 

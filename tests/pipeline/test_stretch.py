@@ -7,17 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from brokers.pipeline.source import data_source, origin, stream
 from brokers.pipeline.source.options import Options, parse
-from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.planning import open_origin
 from brokers.pipeline.source.stretch import LOOK_BYTES_MAX, Stretch
 from shared.storage.settings import Retention
-from tests.pipeline.folders import ORDERS, RECORDS, between, entries_of, follow, offset_of, spot, values
-from tests.support.folders import ALWAYS, fill, flip, open_folder
+from shared.storage.store import Store
+from tests.pipeline.folders import (
+    ORDERS,
+    RECORDS,
+    between,
+    entries_of,
+    follow,
+    in_store,
+    offset_of,
+    spot,
+    values,
+)
+from tests.pipeline.served import where
+from tests.support.folders import ALWAYS, fill, flip
 from tests.support.server import Server
 
 Given = Callable[..., Options]
@@ -31,16 +41,14 @@ def dropped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder whose topic had more than a look's bytes before RECORDS, which retention has taken."""
     data = tmp_path_factory.mktemp("dropped") / "data"
 
-    async def run() -> None:
-        store = await open_folder(data)
+    async def drop(store: Store) -> None:
         log = store.namespace("logmq", ALWAYS).logs["orders"]
         log.retention = Retention(bytes_max=sum(len(payload) + 4 for payload in RECORDS))
         await store.retain()  # from now on it is not served
         await store.retain()  # and its space is given back
-        await store.close()
 
     fill(data, {ORDERS: OLD + RECORDS})
-    trio.run(run)
+    in_store(data, drop, clean=True)
     assert spot(data).first > LOOK_BYTES_MAX
     return data
 
@@ -179,14 +187,8 @@ def test_many_topics_are_planned_over_one_connection(
     data = tmp_path / "data"
     fill(data, {("logmq", name): RECORDS[:20] for name in names})
     server = new_server("--enable", "logmq", data=data).start()
-    chosen = parse(
-        {
-            "servers": str(Address(*server.address("logmq"))),
-            "subscribePattern": ".*",
-            "startingOffsets": "earliest",
-        },
-        streaming=True,
-    )
+    given = {"servers": where(server), "subscribePattern": ".*", "startingOffsets": "earliest"}
+    chosen = parse(given, streaming=True)
     connects: list[object] = []
     sends: list[int] = []
     connect = socket.create_connection

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.jobs.job_input import NO_CONNECT_OPTIONS, ConnectOptions, ReadOptions, a_folder, pair
+from brokers.pipeline.jobs.job_input import ReadOptions, a_folder, pair
 from brokers.pipeline.jobs.running import check_master, said, spark_for
 from brokers.render import CommandResult, Following
 from shared.cli.options import Json, a_path
@@ -55,14 +55,14 @@ def archive(
         Parameter(help="Go on where records were lost before.", negative="", show_default=False),
     ] = False,
     reading: ReadOptions = READ_DEFAULTS,
-    connection: Annotated[ConnectOptions, Parameter(name="*")] = NO_CONNECT_OPTIONS,
     json: Json = False,
 ) -> Following | Mapping[str, Any]:
     """Write logs to Parquet, by topic and date, each record exactly once.
 
-    It follows the logs until SIGTERM or SIGINT; a second one does not wait for the round under way. With
-    --once it ends when all that was there is archived. Killed at any moment, it goes on where it was. With
-    --json each commit is a line.
+    It follows the logs until SIGTERM or SIGINT; a second one does not wait for
+    the round under way. With --once it ends when all that was there is archived.
+    Killed at any moment, it goes on where it was. With --json each commit is a
+    line.
     """
     from brokers.pipeline.session import require_spark
 
@@ -93,7 +93,7 @@ def archive(
     options |= (
         {"servers": reading.servers} if reading.servers else {"paths": dumps(path), "namespace": namespace}
     )
-    options |= connection.options
+    options |= reading.connection.options
     for key, value in (pair("--option", each) for each in reading.option):
         if key.lower().startswith(_OURS):
             raise UsageError("--option", f"{key} is set by the command itself")
@@ -122,10 +122,11 @@ def archived(
     *,
     json: Json = False,
 ) -> CommandResult | Sequence[Mapping[str, Any]]:
-    """Show what is in an archive, and hold its files against its manifest (exit 1 where one is missing).
+    """Show what is in an archive, and hold its files against its manifest.
 
-    Offsets are those of the log: everything from "first" up to "end" is there, up
-    to "settled" at its final place.
+    The exit code is 1 where one is missing. Offsets are those of the log:
+    everything from "first" up to "end" is there, up to "settled" at its final
+    place.
     """
     from brokers.pipeline.archive import committed, faults
     from brokers.pipeline.archiving.files import LocalFiles

@@ -13,6 +13,7 @@ it. The spread of a value is at least a hundredth of it. With `by_hour` a point 
 of earlier days, for series with a daily course.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from brokers.pipeline.jobs.frames import (
     ordered,
     readable,
     starts,
+    union,
     with_start,
     with_text,
     with_value,
@@ -102,6 +104,11 @@ def values(readings: Frame, window: str = "1 minute") -> Frame:
     by_window = with_start(with_value(readable(readings), "value"), "time", window)
     found = grouped(by_window, ["start", *of], value=("value", "mean"))
     return with_text(found, "measure", "value").select(["start", *of, "measure", "value"])
+
+
+def series(volumes: Frame, readings: Iterable[Frame], window: str = "1 minute") -> Frame:
+    """Return all series of `rates` and `values`."""
+    return union([rates(volumes, window), *(values(each, window) for each in readings)])
 
 
 def bands(

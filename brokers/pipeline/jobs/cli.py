@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from brokers.pipeline.jobs.job_input import (
-    NO_CONNECT_OPTIONS,
     SERVED,
-    ConnectOptions,
     Folders,
     ReadOptions,
     a_folder,
@@ -82,21 +80,17 @@ def decode(
         raise UsageError(
             "TABLE", f"only {table!r} is given: name a data folder (or --servers), and then the table"
         )
-    job_input = checked_input(
-        [a_folder(folder) for folder in folders], reading, reading.connection, bounded=not follow
-    )
+    job_input = checked_input([a_folder(folder) for folder in folders], reading, bounded=not follow)
     chosen = only_served(offered(table, protocol), job_input)
     what = f"decode {table}"
     if follow:
         job.check_followed(chosen)
         if to is None:
-            return Following(
-                followed(
-                    what,
-                    reading,
-                    lambda spark: job.rows_as_they_come(job.following(spark, job_input, chosen)),
-                )
-            )
+
+            def coming(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
+                return job.rows_as_they_come(job.following(spark, job_input, chosen))
+
+            return followed(what, reading, coming)
         with spark_for(what, reading, STREAM) as spark:
             query = job.write_on(job.following(spark, job_input, chosen), to)
             try:
@@ -133,7 +127,7 @@ def throughput(
     from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window, lateness = length(window, "--window"), length(late, "--late")
-    job_input = checked_input(path, reading, reading.connection, bounded=not follow)
+    job_input = checked_input(path, reading, bounded=not follow)
     chosen = tables.only_served(tables.offered(VOLUMES, protocol), job_input)
     if follow:
 
@@ -141,10 +135,10 @@ def throughput(
             volumes = tables.following(spark, job_input, chosen)
             return tables.rows_as_they_come(job.following(volumes, each_window, lateness))
 
-        return Following(followed("throughput", reading, coming))
+        return followed("throughput", reading, coming)
 
     def sums(spark: "SparkSession | None") -> Rows:
-        return rows_of(job.throughput(tables.volumes(spark, job_input, chosen), each_window))
+        return rows_of(job.throughput(tables.decoded(spark, job_input, chosen), each_window))
 
     return answered("throughput", reading, job_input, chosen, sums)
 
@@ -165,7 +159,7 @@ def latency(
     from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window = None if window is None else length(window, "--window")
-    job_input = checked_input(path, reading, reading.connection)
+    job_input = checked_input(path, reading)
     chosen = tables.only_served(tables.offered(LIVES, protocol), job_input)
 
     def percentiles(spark: "SparkSession | None") -> Rows:
@@ -187,7 +181,7 @@ def lag(
     from brokers.pipeline.jobs import lag as job
     from brokers.pipeline.source.options import parse_groups
 
-    job_input = checked_input(path, reading, reading.connection, bounded=False)
+    job_input = checked_input(path, reading, bounded=False)
     if job_input.servers is None:
         if groups is not None:
             raise UsageError("--groups", "a data folder knows its groups; only --servers takes this")
@@ -222,20 +216,19 @@ def anomaly(
     require_spark()
     from brokers.pipeline.jobs import anomaly as job
     from brokers.pipeline.jobs import tables
-    from brokers.pipeline.jobs.frames import by, length, ordered, rows_of, union
+    from brokers.pipeline.jobs.frames import by, length, ordered, rows_of
 
     each_window = length(window, "--window")
     if history < 1 or not tolerance > 0:
         raise UsageError("--history and --tolerance", "they are above 0")
-    job_input = checked_input(path, reading, reading.connection)
+    job_input = checked_input(path, reading)
     chosen = tables.only_served(tables.offered(VOLUMES, protocol), job_input)
     measured = tables.with_column(VALUE, protocol) if job_input.servers is None else []
     least = min(job.LEAST, history)
 
     def answer(spark: "SparkSession | None") -> Rows:
-        rates = job.rates(tables.volumes(spark, job_input, chosen), each_window)
-        readings = [tables.decoded(spark, job_input, each) for each in measured]
-        series = union([rates, *(job.values(each, each_window) for each in readings)])
+        readings = [tables.decoded(spark, job_input, [each]) for each in measured]
+        series = job.series(tables.decoded(spark, job_input, chosen), readings, each_window)
         banded = job.bands(series, history=history, least=least, tolerance=tolerance, by_hour=by_hour)
         if every:
             return rows_of(ordered(banded, *by(banded, "protocol", "name", "measure", "start")))
@@ -272,7 +265,7 @@ def report(
     if path is None:
         raise UsageError("PATH", "say which data folder the report is about")
     each_window = None if window is None else length(window, "--window")
-    job_input = checked_input([path], reading, reading.connection)
+    job_input = checked_input([path], reading)
     to.mkdir(parents=True, exist_ok=True)
     found = answered(
         "report", reading, job_input, job.sources(), lambda spark: job.figures(spark, job_input, each_window)
@@ -293,7 +286,6 @@ def replay(
     prefix: Annotated[str, Parameter(help="Put before every topic's name there.", show_default=False)] = "",
     host: Annotated[str, Parameter(help="The address of the server that gets them.")] = "127.0.0.1",
     port: Annotated[Port, Parameter(help="Its port, if not the usual.")] = None,
-    connection: Annotated[ConnectOptions, Parameter(name="*")] = NO_CONNECT_OPTIONS,
     rate: Annotated[float | None, Parameter(help="So many a second.", show_default=False)] = None,
     speed: Annotated[
         float | None, Parameter(help="As they came, so many times as fast; 1: as then.", show_default=False)
@@ -332,6 +324,7 @@ def replay(
         if number is not None and not 0 < number < math.inf:
             raise UsageError(flag_, "it is above 0")
     replays = replays_to(protocol)
+    connection = reading.connection
     login = login_of_flags(connection.user, connection.password_file, connection.certificate)
     context = tls_context(connection.tls, connection.ca, connection.certificate, connection.key)
     how: How = {"user": login.user, "password": login.password, "ssl_context": context}
@@ -376,9 +369,12 @@ def replay(
 
 def followed(
     what: str, reading: ReadOptions, rows: "Callable[[SparkSession], Generator[Mapping[str, Any]]]"
-) -> Generator[Mapping[str, Any]]:
+) -> Following:
     """Rows as they come, until interrupted; the session ends with them."""
     from brokers.pipeline.jobs.running import spark_for
 
-    with spark_for(what, reading, STREAM, bar=False) as spark, closing(rows(spark)) as found:
-        yield from found
+    def coming() -> Generator[Mapping[str, Any]]:
+        with spark_for(what, reading, STREAM, bar=False) as spark, closing(rows(spark)) as found:
+            yield from found
+
+    return Following(coming())

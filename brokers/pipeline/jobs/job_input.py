@@ -69,13 +69,10 @@ class ConnectOptions:
         return {name: str(value) for name, value in found.items() if value}
 
 
-NO_CONNECT_OPTIONS = ConnectOptions()
-
-
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class ReadOptions:
-    """The options of every command that reads: where from, and with which Spark."""
+    """The options of every command that reads: where from, as whom, and with which Spark."""
 
     servers: Annotated[
         str | None,
@@ -84,6 +81,7 @@ class ReadOptions:
     option: SourceOption = ()
     master: Master = "local[*]"
     conf: Conf = ()
+    connection: ConnectOptions = ConnectOptions()
 
     def config(self, sized: Mapping[str, str] = {}) -> Mapping[str, str]:
         """Return Spark's settings. `sized`: as `of_a_command` takes it. Raises UsageError."""
@@ -122,7 +120,6 @@ class JobInput:
 def checked_input(
     paths: Sequence[Path],
     reading: ReadOptions = ReadOptions(),
-    connection: ConnectOptions = NO_CONNECT_OPTIONS,
     *,
     bounded: bool = True,
 ) -> JobInput:
@@ -134,7 +131,7 @@ def checked_input(
     if bool(paths) == (reading.servers is not None):
         raise UsageError("PATH", "give either data folders or --servers")
     given = dict(pair("--option", each) for each in reading.option)
-    options = {**connection.options, **given}
+    options = {**reading.connection.options, **given}
     for key in given:
         lower = key.lower()
         if lower in _OURS or (lower.startswith(_BOUNDS) and not bounded):

@@ -16,7 +16,14 @@ import attrs
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs.frames import union
-from brokers.pipeline.jobs.job_input import SERVED, JobInput, ReadOptions, a_folder, checked_input
+from brokers.pipeline.jobs.job_input import (
+    SERVED,
+    ConnectOptions,
+    JobInput,
+    ReadOptions,
+    a_folder,
+    checked_input,
+)
 from brokers.pipeline.source.options import Server, TopicChoice
 from brokers.pipeline.source.planning import open_origin
 from brokers.replaying.engine import Extents, SourcedRecord, topic_of
@@ -41,6 +48,7 @@ class From(Protocol):
 
 def opened(words: Sequence[str], reading: ReadOptions) -> tuple[From, Sequence[str]]:
     """Return the source, and the words that are left: topics. Raises UsageError, ConfigError, OSError."""
+    reading = attrs.evolve(reading, connection=ConnectOptions())  # the flags of login are the target's
     if reading.servers is not None:
         return FromLogs(checked_input((), reading, bounded=False)), words
     if not words:

@@ -32,7 +32,6 @@ from brokers.pipeline.jobs.frames import (
     ordered,
     readable,
     rows_of,
-    union,
     with_value,
 )
 from brokers.pipeline.jobs.job_input import JobInput
@@ -88,12 +87,11 @@ def sources() -> Sequence[Offered]:
 
 def figures(spark: "SparkSession | None", job_input: JobInput, window: str | None = None) -> Figures:
     """Read one data folder. `window`: None takes one of which the whole time has a few hundred."""
-    with kept(tables.volumes(spark, job_input, tables.offered(VOLUMES))) as volumes:
+    with kept(tables.decoded(spark, job_input, tables.offered(VOLUMES))) as volumes:
         totals = rows_of(_totals(volumes))
         window = window or window_for(totals)
-        readings = [tables.decoded(spark, job_input, each) for each in tables.with_column(VALUE)]
-        series = [anomaly.rates(volumes, window), *(anomaly.values(each, window) for each in readings)]
-        with kept(anomaly.bands(union(series))) as banded:
+        readings = [tables.decoded(spark, job_input, [each]) for each in tables.with_column(VALUE)]
+        with kept(anomaly.bands(anomaly.series(volumes, readings, window))) as banded:
             outside = rows_of(anomaly.anomalies(banded))
             bands = rows_of(_worst(banded, outside)) if outside else []
         over_time = rows_of(measures.throughput(_by_rank(volumes), window))

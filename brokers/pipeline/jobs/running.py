@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import attrs
 from cyclopts import Parameter
 
-from brokers.pipeline.jobs.job_input import NO_CONNECT_OPTIONS, ConnectOptions, JobInput, ReadOptions
+from brokers.pipeline.jobs.job_input import JobInput, ReadOptions
 from brokers.pipeline.session import LITTLE, require_spark, session
 from shared.cli.progress import progress
 from shared.errors import BrokerError, UsageError
@@ -222,7 +222,6 @@ class FewRows(ReadOptions):
         Literal["local", "spark"] | None,
         Parameter(help="local: without Spark. Else by how much is to be read.", show_default=False),
     ] = None
-    connection: ConnectOptions = NO_CONNECT_OPTIONS
 
 
 def answered(

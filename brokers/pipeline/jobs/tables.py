@@ -27,6 +27,7 @@ from shared.tables.table import LogTable, tables_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 BYTES_MAX = 2 << 30
 """Spark reads more than that: on all cores, and without all of it in memory."""
@@ -37,6 +38,8 @@ CHECKPOINT = "_checkpoint"
 WAITING_MAX = 8
 """Batches that wait to be shown. Beyond them the stream waits."""
 LOOK_SECONDS = 0.5
+TRIGGER = "2 seconds"
+"""From one batch of a stream to the next."""
 
 
 class NoTable(BrokerError):
@@ -128,14 +131,9 @@ def read(spark: "SparkSession | None", job_input: JobInput, chosen: Sequence[Off
     return union([_read(spark, job_input, each, whole=True) for each in present(chosen, job_input)])
 
 
-def volumes(spark: "SparkSession | None", job_input: JobInput, chosen: Sequence[Offered]) -> Frame:
-    """Return the decoded rows of `volumes` of several protocols, which still have to be added up."""
-    return union([decoded(spark, job_input, each) for each in present(chosen, job_input)])
-
-
-def decoded(spark: "SparkSession | None", job_input: JobInput, each: Offered) -> Frame:
-    """Return the decoded records, one row each. Without Spark they are in the order of each log."""
-    return _read(spark, job_input, each, whole=False)
+def decoded(spark: "SparkSession | None", job_input: JobInput, chosen: Sequence[Offered]) -> Frame:
+    """Return the same, but rows as they are decoded: not gathered, and without Spark in each log's order."""
+    return union([_read(spark, job_input, each, whole=False) for each in present(chosen, job_input)])
 
 
 def following(spark: "SparkSession", job_input: JobInput, chosen: Sequence[Offered]) -> "DataFrame":
@@ -200,17 +198,18 @@ def write(rows: "DataFrame", to: Path, *, overwrite: bool = False) -> None:
     rows.write.mode("overwrite" if overwrite else "errorifexists").parquet(str(to))
 
 
-def write_on(
-    rows: "DataFrame", to: Path, *, every: str = "2 seconds", once: bool = False
-) -> "StreamingQuery":
+def write_on(rows: "DataFrame", to: Path, *, once: bool = False) -> "StreamingQuery":
     """Write a stream's rows as Parquet, each once, over restarts, too. `once`: only what is there now."""
     writer = rows.writeStream.format("parquet").option("checkpointLocation", str(to / CHECKPOINT))
-    trigger = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)
-    return trigger.start(str(to))
+    return _triggered(writer, once).start(str(to))
+
+
+def _triggered(writer: "DataStreamWriter", once: bool) -> "DataStreamWriter":
+    return writer.trigger(availableNow=True) if once else writer.trigger(processingTime=TRIGGER)
 
 
 def rows_as_they_come(
-    stream: "DataFrame", *, every: str = "2 seconds", once: bool = False, mode: str = "append"
+    stream: "DataFrame", *, once: bool = False, mode: str = "append"
 ) -> Generator[dict[str, Any]]:
     """Yield a stream's rows until it ends or the caller leaves. `once`: only what is there now."""
     batches: queue.Queue[list[dict[str, Any]]] = queue.Queue(WAITING_MAX)
@@ -230,8 +229,7 @@ def rows_as_they_come(
             except queue.Full:
                 pass
 
-    writer = stream.writeStream.foreachBatch(take).outputMode(mode)
-    query = (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)).start()
+    query = _triggered(stream.writeStream.foreachBatch(take).outputMode(mode), once).start()
     try:
         while True:
             ended = not query.isActive  # asked before the last look, because it may put rows until it ends

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
-from itertools import groupby
 from operator import attrgetter
 from time import monotonic
 from typing import Any
@@ -31,9 +30,8 @@ from brokers.pipeline import workers
 from brokers.pipeline.source import origin, planning, pruning, rows, sink, spans, stream
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import Options, Server, parse
-from brokers.pipeline.source.origin import warn
-from brokers.pipeline.source.planning import open_origin, open_origins
-from brokers.pipeline.source.pruning import Wanted
+from brokers.pipeline.source.origin import Origin, warn
+from brokers.pipeline.source.planning import Wanted, advance, open_origins
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stretch import Stretch
@@ -196,34 +194,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:
     """Divide spans into tasks. The value of each is the spans that it reads."""
-    if options.max_records is not None:
-        found = _of_records(options, found, options.max_records)
     sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
     size = spans.SPLIT_BYTES_SPARING if sparing else spans.SPLIT_BYTES
+    alone = options.max_records is not None
     with open_origins(options) as origins:
+        if options.max_records is not None:
+            found = _of_records(origins, found, options.max_records)
 
         def cut(span: Span, offset: int) -> int:
             return origins[span.source].cut(span, offset)
 
-        alone = options.max_records is not None
-        return [
-            InputPartition(share)
-            for share in spans.shares(found, options.min_partitions, cut, size=size, alone=alone)
-        ]
+        each = spans.shares(found, options.min_partitions, cut, size=size, alone=alone)
+    return [InputPartition(share) for share in each]
 
 
-def _of_records(options: Options, found: Sequence[Span], most: int) -> list[Span]:
+def _of_records(origins: Mapping[str, Origin], found: Sequence[Span], most: int) -> list[Span]:
     """Cut spans so that none has more than `most` records."""
     pieces: list[Span] = []
-    for source, those in groupby(found, attrgetter("source")):
-        with open_origin(options, source) as origin:
-            going = [span for span in those if span.length > 0]
-            while going:
-                ahead = [Stretch(span.spot, span.start, most) for span in going]
-                origin.advance(ahead)
-                cuts = list(zip(going, (stretch.stop for stretch in ahead), strict=True))
-                pieces += [attrs.evolve(span, stop=stop) for span, stop in cuts]
-                going = [attrs.evolve(span, start=stop) for span, stop in cuts if stop < span.stop]
+    going = [span for span in found if span.length > 0]
+    while going:
+        ahead = [Stretch(span.spot, span.start, most) for span in going]
+        advance(origins, ahead)
+        cuts = list(zip(going, (stretch.stop for stretch in ahead), strict=True))
+        pieces += [attrs.evolve(span, stop=stop) for span, stop in cuts]
+        going = [attrs.evolve(span, start=stop) for span, stop in cuts if stop < span.stop]
     return sorted(pieces, key=attrgetter("source", "topic", "start"))
 
 

@@ -24,7 +24,7 @@ from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, Stretc
 from shared.storage import catalog, format, index
 from shared.storage.catalog import LogLine
 from shared.storage.disk import Disk
-from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, IndexEntry
+from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
 from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
 from shared.storage.tools.view import LogView, check_format, look
@@ -224,7 +224,7 @@ class Folder(Origin):
     def _index(self, file: str, log_id: int = 0) -> Iterator["LogIndex"]:
         """Open an index. `log_id`: the log that it is taken for if its header is damaged."""
         with self._opened(f"{file}.idx") as fd:
-            header = format.unpack_index_header(self.disk.read(fd, INDEX_HEADER_BYTES, 0))
+            header = index.header_of(self.disk, fd)
             yield LogIndex(self.disk, fd, header[0] if header else log_id)
 
     @contextmanager

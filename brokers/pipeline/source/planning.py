@@ -1,18 +1,26 @@
 """From options to open folders and servers, to offsets, and to the spans that a batch reads."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING
+
+import attrs
 
 from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.options import NAMESPACE, At, Options, PositionKind, ReadBound, Server
+from brokers.pipeline.source.options import (
+    NAMESPACE,
+    At,
+    Options,
+    PositionKind,
+    ReadBound,
+    Server,
+    TopicChoice,
+)
 from brokers.pipeline.source.origin import LossPolicy, Origin, rules
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot, Span
-from shared.errors import ConfigError
-
-if TYPE_CHECKING:
-    from brokers.pipeline.source.pruning import Wanted
+from brokers.pipeline.source.stretch import Stretch
+from shared.errors import BrokerError, ConfigError
 
 
 @contextmanager
@@ -34,9 +42,78 @@ def open_origins(options: Options) -> Iterator[Mapping[str, Origin]]:
         yield {source: opened.enter_context(open_origin(options, source)) for source in options.sources}
 
 
-def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
+def advance(origins: Mapping[str, Origin], stretches: Sequence[Stretch]) -> None:
+    """Go on with each stretch as far as its limits allow, with all of a source together."""
+    by_source: dict[str, list[Stretch]] = {}
+    for stretch in stretches:
+        by_source.setdefault(stretch.spot.source, []).append(stretch)
+    for source, those in by_source.items():
+        origins[source].advance(those)
+
+
+@attrs.frozen
+class NumberRange:
+    """Whole numbers from `low` to `high`, both included. None means no bound."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def __and__(self, other: "NumberRange") -> "NumberRange":
+        lows = [each for each in (self.low, other.low) if each is not None]
+        highs = [each for each in (self.high, other.high) if each is not None]
+        return NumberRange(max(lows, default=None), min(highs, default=None))
+
+
+@attrs.frozen
+class Wanted:
+    """What a query wants: topics (None: all), offsets, and times in milliseconds.
+
+    Times never go down from entry to entry (STORAGE.md), and a record's `timestamp` is that of its entry.
+    Damaged ranges have no time: they are read, and reported.
+    """
+
+    topics: frozenset[str] | None = None
+    offsets: NumberRange = NumberRange()
+    times: NumberRange = NumberRange()
+
+    def among(self, topics: TopicChoice) -> TopicChoice:
+        if self.topics is None:
+            return topics
+        names = [name for name in sorted(self.topics) if not topics.names or name in topics.names]
+        if topics.pattern is None:
+            return attrs.evolve(topics, names=tuple(names))
+        names = [re.escape(name) for name in names if re.fullmatch(topics.pattern, name)]
+        return attrs.evolve(topics, pattern="|".join(names) or r"(?!)")
+
+    def within(self, place: Origin, spot: LogSpot, span: Span) -> Span:
+        """Return the wanted part of a log's span, with at most one entry more at each side."""
+        start, stop = span.start, span.stop
+        low, high = self.offsets.low, self.offsets.high
+        if low is not None and low > start:
+            start = place.cut(span, low) if low < stop else stop
+        if high is not None and high < stop:
+            stop = max(place.entry_end(spot, high), high + 1) if high >= start else start
+        try:
+            start, stop = self._in_time(place, spot, span, start, stop)
+        except BrokerError:  # the place cannot tell; the reader reports why
+            pass
+        return attrs.evolve(span, start=max(start, span.start), stop=min(stop, span.stop))
+
+    def _in_time(self, place: Origin, spot: LogSpot, span: Span, start: int, stop: int) -> tuple[int, int]:
+        low, high = self.times.low, self.times.high
+        if low is not None:
+            first = place.at_time(spot, max(low, 0))
+            # Begin with the entry before the first one that is late enough: damage may lie between the two.
+            start = max(start, place.cut(span, max((spot.end if first is None else first) - 1, span.start)))
+        if high is not None:
+            last = place.at_time(spot, max(high + 1, 0))  # the last entry that may have begun early enough
+            stop = stop if last is None else min(stop, place.entry_end(spot, last))
+        return start, stop
+
+
+def planned(options: Options, wanted: Wanted = Wanted()) -> list[Span]:
     """Return the span of each log, empty ones too. Raises ConfigError, OSError, and DataLoss by the rules."""
-    topics = options.topics if wanted is None else wanted.among(options.topics)
+    topics = wanted.among(options.topics)
     policy = rules(options)
     found: list[Span] = []
     there: set[str] = set()
@@ -46,11 +123,10 @@ def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
             there |= spots.keys()
             starts = offsets(origin, spots, options.starting, policy)
             ends = offsets(origin, spots, options.ending, policy)
-            for name in spots:
-                check_order(options, name, starts[name], ends[name])
             for name, spot in spots.items():
+                check_order(options, name, starts[name], ends[name])
                 span = Span(source, name, spot.id, starts[name], ends[name])
-                found.append(span if wanted is None else wanted.within(origin, spot, span))
+                found.append(wanted.within(origin, spot, span))
     missing = sorted(set(topics.names) - there)
     if missing:
         where = ", ".join(options.sources)

@@ -15,7 +15,7 @@ import attrs
 from brokers.pipeline.source import planning
 from brokers.pipeline.source.options import Options, folder_id
 from brokers.pipeline.source.origin import LossPolicy, Origin
-from brokers.pipeline.source.planning import open_origins
+from brokers.pipeline.source.planning import advance, open_origins
 from brokers.pipeline.source.spans import LogSpot, Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.storage.format import LENGTH_BYTES
@@ -39,14 +39,10 @@ Target = Mapping[tuple[str, str], LogSpot]
 """By source and topic: the logs that a stream reads, each up to its `end`."""
 
 
-_Going = tuple[Origin, Stretch]
-
-
 @attrs.frozen
 class _Part:
     """A log's part of the next batch: it begins at `start`, and ends at `spot.end` at most."""
 
-    origin: Origin
     spot: LogSpot
     start: int
     is_new: bool
@@ -104,9 +100,9 @@ def planned(
                 parts += _first(options, rules, origin, found)
             else:
                 parts += _next(options, rules, origin, found, known.get(source, {}))
-        if least is not None and not _are_there(parts, least):
+        if least is not None and not _are_there(origins, parts, least):
             return Plan(start, _behind(parts, {part.key: part.start for part in parts}))
-        stops = _limited(parts, limit)
+        stops = _limited(origins, parts, limit)
     logs: dict[str, dict[str, list[int]]] = {source: {} for source in options.sources}
     began: dict[str, dict[str, int]] = {}
     for part in parts:
@@ -133,11 +129,11 @@ def _behind(parts: Sequence[_Part], stops: Mapping[tuple[str, str], int]) -> dic
     return found
 
 
-def _are_there(parts: Sequence[_Part], records: int) -> bool:
+def _are_there(origins: Mapping[str, Origin], parts: Sequence[_Part], records: int) -> bool:
     """Whether all logs together have so many new records."""
-    ahead = [(part.origin, Stretch(part.spot, part.start, records)) for part in parts if part.length > 0]
-    _advance(ahead)
-    return sum(stretch.records for _, stretch in ahead) >= records
+    ahead = [Stretch(part.spot, part.start, records) for part in parts if part.length > 0]
+    advance(origins, ahead)
+    return sum(stretch.records for stretch in ahead) >= records
 
 
 def spans(options: Options, start: Offset, end: Offset) -> list[Span]:
@@ -183,7 +179,7 @@ def _within(found: Mapping[str, LogSpot], target: Target) -> dict[str, LogSpot]:
 
 def _first(options: Options, rules: LossPolicy, origin: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
     starts = planning.offsets(origin, found, options.starting, rules)
-    return [_Part(origin, spot, min(starts[name], spot.end), True) for name, spot in found.items()]
+    return [_Part(spot, min(starts[name], spot.end), True) for name, spot in found.items()]
 
 
 def _next(
@@ -206,13 +202,15 @@ def _next(
             rules.lose(f"{name} in {origin.source}, read up to {offset}, has been deleted and made again")
             offset = None
         if offset is None:
-            parts.append(_Part(origin, spot, spot.first, True))
+            parts.append(_Part(spot, spot.first, True))
         else:  # an index entry that is being written can hide an end that was seen before
-            parts.append(_Part(origin, attrs.evolve(spot, end=max(spot.end, offset)), offset, False))
+            parts.append(_Part(attrs.evolve(spot, end=max(spot.end, offset)), offset, False))
     return parts
 
 
-def _limited(parts: list[_Part], limit: Limit) -> dict[tuple[str, str], int]:
+def _limited(
+    origins: Mapping[str, Origin], parts: Sequence[_Part], limit: Limit
+) -> dict[tuple[str, str], int]:
     """Return where each log's part of the batch ends.
 
     Logs get equal shares. What short logs leave goes to the longer ones. Each gets one record at least.
@@ -221,22 +219,22 @@ def _limited(parts: list[_Part], limit: Limit) -> dict[tuple[str, str], int]:
     if limit.records is None and limit.length is None:
         return stops
     waiting = sorted((part for part in parts if part.length > 0), key=lambda part: (part.length, part.key))
-    going = [(part.origin, Stretch(part.spot, part.start)) for part in waiting]
+    going = [Stretch(part.spot, part.start) for part in waiting]
     if limit.length is not None:
         sizes = _shares(limit.length, [part.length for part in waiting], least=1)
-        for (_, stretch), size in zip(going, sizes, strict=True):
+        for stretch, size in zip(going, sizes, strict=True):
             stretch.bytes_max = size
     if limit.records is None:
-        _advance(going)
+        advance(origins, going)
     else:
-        _advance_together(going, limit.records)
-    for part, (_, stretch) in zip(waiting, going, strict=True):
+        _advance_together(origins, going, limit.records)
+    for part, stretch in zip(waiting, going, strict=True):
         assert stretch.stop > part.start, "a stream that does not move on would stand still for ever"
         stops[part.key] = stretch.stop
     return stops
 
 
-def _advance_together(every: Sequence[_Going], total: int) -> None:
+def _advance_together(origins: Mapping[str, Origin], every: Sequence[Stretch], total: int) -> None:
     """Advance all until they have `total` records together.
 
     How many records a log has is known only after it was advanced. So what short logs leave is shared out in
@@ -244,27 +242,18 @@ def _advance_together(every: Sequence[_Going], total: int) -> None:
     """
     going, records, least = every, total, 1
     while going and records > 0:
-        wanted = [ceil((stretch.spot.end - stretch.stop) / LENGTH_BYTES) for _, stretch in going]
+        wanted = [ceil((stretch.spot.end - stretch.stop) / LENGTH_BYTES) for stretch in going]
         shares = _shares(records, wanted, least=least)
-        given = [(each, share) for each, share in zip(going, shares, strict=True) if share]
-        for (_, stretch), share in given:
+        given = [(stretch, share) for stretch, share in zip(going, shares, strict=True) if share]
+        for stretch, share in given:
             stretch.records_max = stretch.records + share
-        going, least = [each for each, _ in given], 0
-        _advance(going)
+        advance(origins, [stretch for stretch, _ in given])
         going = [
-            (origin, stretch)
-            for origin, stretch in going
+            stretch
+            for stretch, _ in given
             if stretch.records == stretch.records_max and stretch.stop < stretch.spot.end
         ]
-        records = total - sum(stretch.records for _, stretch in every)
-
-
-def _advance(going: Sequence[_Going]) -> None:
-    by_origin: dict[Origin, list[Stretch]] = {}
-    for origin, stretch in going:
-        by_origin.setdefault(origin, []).append(stretch)
-    for origin, stretches in by_origin.items():
-        origin.advance(stretches)
+        records, least = total - sum(stretch.records for stretch in every), 0
 
 
 def _shares(total: int, wanted: Sequence[int], *, least: int) -> list[int]:

@@ -10,12 +10,10 @@ writer began, its bytes are read back and compared. So rows in another order are
 Source: logmq/PROTOCOL.md, "Batches that are sent twice".
 """
 
-from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
-from sys import byteorder
 from typing import Any, cast
 
 import attrs
@@ -129,12 +127,8 @@ class _Filling:
 def framed(values: pa.Array) -> tuple[memoryview, Any]:
     """Return the rows as records side by side, where each begins, and where the last one ends."""
     payloads = values.cast(pa.large_binary())
-    sizes = pc.binary_length(payloads).cast(pa.uint32())
-    words = array("I")
-    words.frombytes(memoryview(sizes.buffers()[1])[sizes.offset * 4 : (sizes.offset + len(sizes)) * 4])
-    if byteorder == "little":
-        words.byteswap()
-    headers = pa.FixedSizeBinaryArray.from_buffers(pa.binary(4), len(sizes), [None, pa.py_buffer(words)])
+    sizes = pc.binary_length(payloads).to_numpy().astype(">u4")
+    headers = pa.FixedSizeBinaryArray.from_buffers(pa.binary(4), len(sizes), [None, pa.py_buffer(sizes)])
     nothing = pa.scalar(b"", pa.large_binary())
     joined = pc.binary_join_element_wise(headers.cast(pa.large_binary()), payloads, nothing)
     _, ends, data = joined.buffers()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import attrs
 import pyarrow.dataset as ds
 import pytest
-import trio
 
 from brokers.pipeline import archive
 from brokers.pipeline.archive import faults
@@ -19,8 +18,10 @@ from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.archiving.job import Archiver, Round, Settings
 from brokers.pipeline.archiving.plan import Overtaken, Ripe
 from brokers.pipeline.source.options import parse
-from shared.storage.log import Log
-from tests.support.folders import ALWAYS, fill, open_folder
+from shared.storage.inventory import Namespace
+from shared.storage.store import Store
+from tests.pipeline.folders import in_store
+from tests.support.folders import ALWAYS, fill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,26 +82,14 @@ def once(
         return list(job.once())
 
 
-def changed(data: Path, change: Callable[[Log], object], topic: str) -> None:
-    """The store does something to a log."""
+def changed(data: Path, change: Callable[[Namespace], object]) -> None:
+    """The store does something to the topics."""
 
-    async def run() -> None:
-        store = await open_folder(data)
-        change(store.namespace("logmq", ALWAYS).logs[topic])
+    async def act(store: Store) -> None:
+        change(store.namespace("logmq", ALWAYS))
         store.commit_pending()
-        await store.close()
 
-    trio.run(run)
-
-
-def deleted(data: Path, topic: str) -> None:
-    async def run() -> None:
-        store = await open_folder(data)
-        store.namespace("logmq", ALWAYS).delete(topic)
-        store.commit_pending()
-        await store.close()
-
-    trio.run(run)
+    in_store(data, act, clean=True)
 
 
 ORDERS = [b"%05d" % number + b"." * (number % 97) for number in range(4000)]
@@ -177,7 +166,7 @@ def test_a_topic_that_was_made_again_is_archived_as_another_log(
     data, folder = tmp_path / "data", tmp_path / "archive"
     fill(data, {("logmq", "orders"): [b"old", b"older"]})
     once(spark, folder, data)
-    deleted(data, "orders")
+    changed(data, lambda topics: topics.delete("orders"))
     fill(data, {("logmq", "orders"): [b"new"]})
     (one,) = once(spark, folder, data)
     assert "made again" in one.events[0]
@@ -211,7 +200,7 @@ def test_what_retention_dropped_before_it_was_archived_ends_it_or_is_a_gap(
     fill(data, {("logmq", "orders"): ORDERS[10:]})
     everything = expected({"orders": ORDERS})
     end, first = everything[10][1], everything[2000][1]
-    changed(data, lambda log: log.drop_below(first), "orders")
+    changed(data, lambda topics: topics.logs["orders"].drop_below(first))
     with pytest.raises(Overtaken, match=r"orders: offsets \d+ to \d+ were dropped"):
         once(spark, folder, data)
     settings = attrs.evolve(NEVER, allow_loss=True)

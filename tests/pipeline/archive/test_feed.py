@@ -10,6 +10,7 @@ from brokers.pipeline.archiving.manifest import LogState, Manifest
 from brokers.pipeline.archiving.plan import Extent
 from brokers.pipeline.source.options import parse
 from brokers.pipeline.source.spans import LogSpot
+from tests.pipeline.served import where
 from tests.support.folders import fill
 from tests.support.server import Server, speak
 
@@ -102,9 +103,8 @@ def test_servers_are_known_by_their_address_but_one_may_be_renamed(
     addresses = []
     for value in (b"a", b"b"):
         server = new_server("--enable", "logmq").start()
-        host, port = server.address("logmq")
-        speak((host, port), b"PRODUCE orders %b\n" % value)
-        addresses.append(f"{host}:{port}")
+        speak(server.address("logmq"), b"PRODUCE orders %b\n" % value)
+        addresses.append(where(server))
     both = ArchiveInput(parse({"servers": ",".join(addresses), "subscribePattern": ".*"}))
     assert names(both, known("orders@elsewhere:1")) == sorted(f"orders@{address}" for address in addresses)
     assert sorted(records(both)) == [("orders", 0, b"a"), ("orders", 0, b"b")]

@@ -12,7 +12,7 @@ from dms import wire
 from dms.wire import Type
 from shared.storage.tools.logs import RecordRow, log_dump
 from tests.dms import plain_events
-from tests.support.server import Server, run, speak
+from tests.support.server import Server, speak
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,10 +98,3 @@ def records_of(folder: Path, namespace: str, name: str) -> list[plain_events.Pla
     """Plain Python's view of a log."""
     rows = [row for row in log_dump(folder, namespace, name) if isinstance(row, RecordRow)]
     return [(name, row.offset, row.payload) for row in rows]
-
-
-def cli(*arguments: str) -> list[dict[str, Any]]:
-    """What a verb says with `--json`, in a process of its own."""
-    done = run("pipeline", *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,6 +1,5 @@
 """The verbs' ends: rows, exit codes, what is said of a failure, the progress bar."""
 
-import json
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from brokers.pipeline.jobs.job_input import ReadOptions
 from brokers.pipeline.jobs.running import JobFailed, said, spark_for
 from shared.errors import UsageError
 from tests.pipeline.jobs.conftest import ORDERS, READ
-from tests.support.server import run, run_here
+from tests.support.server import run_here
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,12 +105,9 @@ def test_the_report_of_what_a_server_wrote(spark: "SparkSession", passed: Path, 
     assert "5 (21.7 %) were acknowledged, and 3 (13 %) failed" in page
 
 
-def test_tables_are_listed_without_spark() -> None:
-    done = run("pipeline", "tables", "--json")
-    assert done.returncode == 0
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+def test_every_protocols_tables_are_listed() -> None:
     assert {("dms", "lives"), ("logmq", "volumes"), ("pubsub", "readings")} <= {
-        (row["protocol"], row["table"]) for row in rows
+        (row["protocol"], row["table"]) for row in cli.tables()
     }
 
 

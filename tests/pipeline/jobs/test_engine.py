@@ -18,6 +18,7 @@ from dms import lifecycles
 from shared.errors import UsageError
 from shared.tables.table import LIVES, VOLUMES
 from tests.pipeline.folders import RECORDS, offset_of
+from tests.pipeline.served import where
 from tests.support.folders import flip
 from tests.support.server import Server
 
@@ -29,6 +30,7 @@ import sys
 from pathlib import Path
 from brokers.pipeline.jobs import cli
 folder = Path(sys.argv[1])
+cli.tables()
 for command in (cli.throughput, cli.latency, cli.lag, cli.anomaly):
     command(folder)
 cli.decode(str(folder), "volumes")
@@ -124,7 +126,7 @@ def test_a_server_is_asked_for_marks_alone_where_they_are_enough(
     """And so tells how much came, whatever has become of it since."""
     server = new_server("--enable", "logmq", data=folder).start()
     flip(folder / "logmq" / "orders.log", 8 * offset_of(5) + 40)
-    reading = FewRows(servers=":".join(map(str, server.address("logmq"))))
+    reading = FewRows(servers=where(server))
     (row,) = cli.throughput(window="1 day", reading=reading)
     assert (row["messages"], row["bytes"]) == (len(RECORDS), sum(map(len, RECORDS)))
     start = f'startingOffsets={{"orders": {offset_of(700)}}}'

@@ -16,6 +16,7 @@ from brokers.pipeline.jobs.tables import NoTable, offered, only_served, rows_as_
 from shared.errors import ConfigError, StoreFormat, UsageError
 from tests.pipeline.folders import RECORDS, entries_of, offset_of
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
+from tests.pipeline.served import where
 from tests.support.folders import flip
 from tests.support.server import Server, speak
 
@@ -32,7 +33,7 @@ def servers(passed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         Server(tmp_path_factory.mktemp("other"), "--enable", "logmq") as other,
     ):
         speak(other.address("logmq"), b"PRODUCE orders a\nPRODUCE orders bb\nCOMMIT audit orders 5\n")
-        yield tuple(":".join(map(str, each.address("logmq"))) for each in (first, other))  # type: ignore[misc]
+        yield where(first), where(other)
 
 
 def messages(rows: list[dict[str, Any]]) -> Counter[Any]:
@@ -99,7 +100,7 @@ def test_a_group_in_a_damaged_range_costs_its_own_row_alone(
     server.stop()
     flip(folder / "logmq" / "orders.log", entry.offset * 8 + 1)
     server.start()
-    reading = FewRows(servers=":".join(map(str, server.address("logmq"))))
+    reading = FewRows(servers=where(server))
     rows = {row["reader"]: row for row in cli.lag(groups=",".join(commits), reading=reading)}
     behind = [offset_of(number) for number in range(len(RECORDS))]
     late = len(RECORDS) - behind.index(entry.end)

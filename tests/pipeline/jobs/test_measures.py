@@ -143,21 +143,14 @@ def test_sessions_have_what_is_kept_for_them_and_groups_what_was_dropped(passed:
 
 
 def test_a_window_is_given_once_it_is_over(spark: "SparkSession", tmp_path: Path) -> None:
-    folder = tmp_path / "volumes"
-    folder.mkdir()
-    stream = spark.readStream.schema(volumes(spark.createDataFrame, []).schema).parquet(str(folder))
-    given: list[Any] = []
+    """Each file is a batch. The window of the last is not over."""
+    folder = str(tmp_path / "volumes")
     for those in ((0, 30), (100,), (250,)):
-        rows = [(float(seconds), "a", 1) for seconds in those]
-        volumes(spark.createDataFrame, rows).write.mode("append").parquet(str(folder))
-        windows = measures.following(stream, "1 minute", "10 seconds")
-        query = (
-            windows.writeStream.foreachBatch(lambda batch, _: given.extend(rows_of(batch)))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        rows = volumes(spark.createDataFrame, [(float(seconds), "a", 1) for seconds in those])
+        rows.coalesce(1).write.mode("append").parquet(folder)
+    stream = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1).parquet(folder)
+    windows = measures.following(stream, "1 minute", "10 seconds")
+    given = tables.rows_as_they_come(windows, once=True)
     assert [(row["start"], row["messages"]) for row in given] == [
         (START, 2),
         (START + datetime.timedelta(minutes=1), 1),

@@ -37,6 +37,7 @@ from shared.replaying import Batch, PastMessage, by_place
 from shared.storage.tools.logs import RecordRow, log_dump
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
 from tests.pipeline.jobs.replaying import OF, SIZES, logs
+from tests.pipeline.served import where
 from tests.support.server import Server
 
 if TYPE_CHECKING:
@@ -364,7 +365,7 @@ def test_topics_go_again_from_logs_servers_and_an_archive(
     monkeypatch.chdir(passed.parent)
     with Server(copied, "--enable", "logmq") as first, Server(tmp_path, "--enable", "logmq") as server:
         host, port = server.address("logmq")
-        served = ReadOptions(servers=":".join(map(str, first.address("logmq"))))
+        served = ReadOptions(servers=where(first))
         to = {"pattern": "orders|bills", "host": host, "port": port}
         runs: list[tuple[str, tuple[str, ...], ReadOptions]] = [
             ("folder-", (passed.name,), ReadOptions()),
@@ -375,7 +376,7 @@ def test_topics_go_again_from_logs_servers_and_an_archive(
                 *words, **to, prefix=prefix, reading=reading, progress=tmp_path / f"{prefix}noted"
             )
             assert (done.topics, done.messages) == (2, len(ORDERS) + len(BILLS))
-        both = f"{served.servers},{host}:{port}"
+        both = f"{where(first)},{where(server)}"
         list(
             archive(
                 tmp_path / "archive",
