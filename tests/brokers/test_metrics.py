@@ -20,7 +20,7 @@ from dms.client import connect
 from shared.metrics import Gauge, Histogram, Sample, ack_sample, counter, samples
 from shared.objects import QUEUES, BadArgument, Objects
 from shared.queues.waits import NONE, TICK_SECONDS, Waits
-from tests.brokers.test_following import Asking
+from tests.brokers.asking import Asking, scrape
 from tests.support.server import Server, speak
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
@@ -191,12 +191,6 @@ def busy(shared_server: Server) -> Server:
     speak(shared_server.address("logmq"), b"PRODUCE measured one\nCOMMIT group measured 0\n")
     trio.run(use_a_queue)
     return shared_server
-
-
-def scrape(server: Server, path: str = "/metrics") -> str:
-    with Asking(server, path) as asking:
-        assert asking.answer.status == 200
-        return asking.answer.read().decode()
 
 
 def test_a_server_times_syncs_acknowledgements_and_queues(busy: Server) -> None:

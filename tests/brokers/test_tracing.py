@@ -14,7 +14,7 @@ from brokers.service import SupervisedService
 from brokers.tracing import NAMES_MAX, TooManyTraces, Traces
 from shared.objects import BadArgument
 from shared.tracing import COPIES_MAX, Tap
-from tests.brokers.test_following import Asking
+from tests.brokers.asking import Asking
 from tests.support.server import Server, run, speak
 
 
