@@ -505,7 +505,7 @@ async def test_a_body_that_is_announced_as_too_large_is_refused_at_once(
     ],
 )
 def test_an_announced_length_is_compared_whatever_it_looks_like(length: str, above: bool) -> None:
-    assert admin_gate.is_announced_above(100, length) is above
+    assert api.is_announced_above(100, length) is above
 
 
 @pytest.mark.parametrize("body", ["Content-Length: 9\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\nno\r\n"])
