@@ -16,7 +16,8 @@ import trustme
 from brokers import control
 from brokers.errors import ExitCode, Refusal
 from dms import wire as dms_wire
-from shared.access import SALT_BYTES, Rule, Secret, User, written_users
+from shared.access import SALT_BYTES, Rule, Secret, User
+from tests.e2e.users import write_users
 from tests.support.server import Server, run, speak, until
 
 SETTINGS = """
@@ -173,9 +174,6 @@ def test_no_request_is_decided_by_an_old_rule_or_shown_an_old_certificate_once_a
     """Under load: three connections ask without a pause while rules and certificates change."""
     authority = trustme.CA()
     context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
-    (tmp_path / "data").mkdir()
-    users = tmp_path / "data" / "users.toml"
-    users.touch(0o600)
     secret = Secret.make(b"right", bytes(SALT_BYTES))
 
     def change(allowed: bool) -> bytes:
@@ -183,7 +181,7 @@ def test_no_request_is_decided_by_an_old_rule_or_shown_an_old_certificate_once_a
         made = authority.issue_cert("127.0.0.1")
         made.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
         rule = Rule.parse("logmq:write:*" if allowed else "logmq:read:*")
-        users.write_text(written_users({"ann": User("ann", (rule,), secret)}))
+        write_users(tmp_path / "data", {"ann": User("ann", (rule,), secret)})
         return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
 
     def connect(address: tuple[str, int]) -> ssl.SSLSocket:
