@@ -118,9 +118,8 @@ def application(host: "Host") -> Starlette:
             given = {key: arguments[key] for key in verb.paths if isinstance(arguments.get(key), str)}
             paths = {key: str(_path(request, host.backups, text)) for key, text in given.items()}
             arguments = {**arguments, **paths}
-        if verb.changes is None:
-            return api.as_json(await verb.call(arguments))
-        with api.audited(request, protocol, name, str(arguments.get(verb.changes, ""))):
+        changed = None if verb.changes is None else str(arguments.get(verb.changes, ""))
+        with nullcontext() if changed is None else api.audited(request, protocol, name, changed):
             return api.as_json(await verb.call(arguments))
 
     operations: list[Operation] = []

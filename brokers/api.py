@@ -20,7 +20,7 @@ percent-encoded. The audit log gets a line for each action that changes somethin
 
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from importlib.metadata import version
 from typing import Any, Literal
 from urllib.parse import unquote_to_bytes
@@ -278,9 +278,8 @@ async def _run_action(
     dry_run = request.method not in LOOKING and is_dry_run(request)
     if dry_run and not action.dry_runs:
         raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")
-    if dry_run or action.looks:
-        return as_json(await action.call(found, arguments, dry_run))
-    with audited(request, protocol, action.name, name):
+    unseen = dry_run or action.looks
+    with nullcontext() if unseen else audited(request, protocol, action.name, name):
         return as_json(await action.call(found, arguments, dry_run))
 
 
