@@ -9,7 +9,6 @@ import attrs
 import pika
 import pytest
 import trio
-import trio.lowlevel
 
 from brokers import definitions
 from brokers.definitions import Document
@@ -17,6 +16,7 @@ from dms.client import QueueOptions, connect
 from shared.definitions import SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Promised, Row
 from shared.objects import BadArgument
 from tests.brokers.asking import Api
+from tests.brokers.turns import counted_turns
 from tests.support.server import NotReadyError, Server, speak
 
 
@@ -141,23 +141,13 @@ async def test_what_a_document_makes_itself_is_promised_to_what_needs_it() -> No
 async def test_a_large_document_leaves_others_their_turn() -> None:
     shelf = Shelf("queues")
     shelf.there = {f"q{number}": "red" for number in range(5000)}
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(others)
+    async with counted_turns() as turns:
         document = Document([("a", shelf.definitions())], None, Disk())  # type: ignore[arg-type]
         text = b"".join([part async for part in document.text()]).decode()
         rows = await definitions.parsed(text)
-        assert turns > 20
+        assert turns.count > 20
         await document.take(rows, dry_run=True)
-        assert turns > 100
-        nursery.cancel_scope.cancel()
+        assert turns.count > 100
     assert len(rows["queues"]) == 5000
 
 
