@@ -9,8 +9,9 @@ from email.message import Message
 from typing import Any
 
 import attrs
+import pytest
 
-from tests.support.server import Server, run
+from tests.support.server import Server, run_here
 
 
 def _login(server: Server) -> dict[str, str]:
@@ -93,11 +94,10 @@ class Api:
         assert not faults, (method, path, faults)
 
     def command(self, protocol: str, *words: str) -> None:
-        environ = {
-            f"BROKERS_{protocol.upper()}_PORT": str(self.server.address(protocol)[1]),
-            "BROKERS_SERVE_DATA_DIR": str(self.server.data),
-        }
-        done = run(protocol, *words, environ=environ)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(f"BROKERS_{protocol.upper()}_PORT", str(self.server.address(protocol)[1]))
+            patch.setenv("BROKERS_SERVE_DATA_DIR", str(self.server.data))
+            done = run_here(protocol, *words)
         assert done.returncode == 0, done.stderr
 
 
