@@ -18,7 +18,7 @@ from brokers.errors import ExitCode, Refusal
 from dms import wire as dms_wire
 from shared.access import SALT_BYTES, Rule, Secret, User
 from tests.e2e.users import write_users
-from tests.support.server import Server, run, speak, until
+from tests.support.server import Server, run_here, speak, until
 
 SETTINGS = """
 [serve]
@@ -53,7 +53,7 @@ class Reloaded:
 
     def reload(self, settings: str) -> str:
         self.file.write_text(settings)
-        done = run("reload", "--data-dir", str(self.server.data))
+        done = run_here("reload", "--data-dir", str(self.server.data))
         assert done.returncode == 0, done.stderr
         return str(done.stdout)
 
@@ -115,12 +115,12 @@ def test_limits_patterns_allow_lists_and_the_log_level_are_taken_up_and_what_tak
 def test_what_is_wrong_changes_nothing_and_says_what(it: Reloaded) -> None:
     it.reload("[logmq]\ntopics_max = 9\n")
     it.file.write_text("[logmq]\ntopics_max = 1\n[dms]\nqueues_max = 0\n")
-    done = run("reload", "--data-dir", str(it.server.data))
+    done = run_here("reload", "--data-dir", str(it.server.data))
     assert done.returncode == ExitCode.CONFIGURATION
     assert "dms.queues_max" in done.stderr
     assert speak(it.server.address("logmq"), b"PRODUCE nine x\n") == b"OK 0\n"
     # Users are taken up all the same: to remove one must not wait for somebody's edit.
-    done = run("user", "add", "anonymous", "--allow", "logmq:read:*", "--data-dir", str(it.server.data))
+    done = run_here("user", "add", "anonymous", "--allow", "logmq:read:*", "--data-dir", str(it.server.data))
     assert "the server knows" in done.stdout
     assert speak(it.server.address("logmq"), b"PRODUCE nine x\n").startswith(b"ERR DENIED")
 
@@ -152,7 +152,7 @@ def test_new_connections_see_a_new_certificate_on_every_port_and_those_that_stan
         standing = connect(ports[0])
         assert standing.getpeercert(True) == old
         new = issue()
-        assert run("reload", "--data-dir", str(server.data)).returncode == 0
+        assert run_here("reload", "--data-dir", str(server.data)).returncode == 0
         for address in ports:
             with connect(address) as one:
                 assert one.getpeercert(True) == new
