@@ -20,24 +20,19 @@ log in. On the control socket a change is refused (403) if a browser says that a
 Over TCP files are written to and read from the folder `backups` of the data folder alone.
 """
 
-import logging
 import os
 import pwd
 import socket
 import struct
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import structlog
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -49,17 +44,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from brokers import api, definitions, detailed, logs, metrics
 from brokers.admin_gate import problem
-from brokers.admin_port import HttpConnection
-from brokers.api import Operation
+from brokers.admin_port import HttpConnection, http_config
+from brokers.api import LOOKING, Operation
 from brokers.errors import ExitCode, copy_errors, exit_code
 from brokers.following import PARAMETERS, Followers, Stream
 from brokers.page import views
-from brokers.recent import Recent
 from shared.definitions import SECTIONS
 from shared.errors import BrokerError, printable
-from shared.metrics import Sample
-from shared.objects import BadArgument, ObjectMissing, ObjectsByProtocol
-from shared.plugin import Verb
+from shared.objects import BadArgument, ObjectMissing
+
+if TYPE_CHECKING:
+    from brokers.host import Host
 
 BARE = ("/reload", "/drain", "/backup")
 """Operations of the API that have a path outside it, too."""
@@ -69,53 +64,7 @@ _CREDENTIALS = struct.Struct("=iII")
 """The peer's process, user and group."""
 
 
-class Operated(Protocol):
-    """The host, as this module uses it."""
-
-    def unready(self) -> str | None:
-        """Return why the server is not ready for work; None if it is."""
-
-    def status(self) -> Mapping[str, Any]:
-        """Return the running protocols and the store's state, in JSON's values."""
-
-    def samples(self) -> Sequence[Sample]:
-        """Read all metrics now."""
-
-    def verbs(self) -> Mapping[tuple[str, str], Verb]:
-        """Return all verbs, by protocol and name."""
-
-    async def reload(self, action: str, name: str, *, user: str, peer: str) -> Mapping[str, Any]:
-        """Apply changed settings, users and certificates, for `user`. Raises BrokerError; nothing is changed
-        then."""
-
-    def objects(self) -> ObjectsByProtocol:
-        """Return (protocol, objects of one kind) for all protocols."""
-
-    def overview(self) -> Mapping[str, Any]:
-        """Return the server's state and its rates over the last minute."""
-
-    def history(self, after: str) -> Mapping[str, Any]:
-        """Return its rates over the last quarter of an hour, later than `after`."""
-
-    def trace(self, name: str) -> Recent:
-        """Return copies of the messages that pass a name; the copying ends some time after the last
-        request."""
-
-    @property
-    def backups(self) -> Path:
-        """Return the only folder in which requests over TCP may read and write files."""
-
-    def definitions(self) -> definitions.Document:
-        """Return the document of durable objects, for export and import."""
-
-    def stop(self) -> None:
-        """Begin to drain."""
-
-    async def backup(self, target: Path) -> Any:
-        """Copy the live data folder to `target`. Raises BrokerError and OSError."""
-
-
-def application(host: Operated) -> Starlette:
+def application(host: "Host") -> Starlette:
     """The ASGI application over `host`, without authentication."""
     scraping, scraping_objects, taking = trio.Lock(), trio.Lock(), trio.Lock()
     followers = Followers()
@@ -169,9 +118,8 @@ def application(host: Operated) -> Starlette:
             given = {key: arguments[key] for key in verb.paths if isinstance(arguments.get(key), str)}
             paths = {key: str(_path(request, host.backups, text)) for key, text in given.items()}
             arguments = {**arguments, **paths}
-        if verb.changes is None:
-            return api.as_json(await verb.call(arguments))
-        with api.audited(request, protocol, name, str(arguments.get(verb.changes, ""))):
+        changed = None if verb.changes is None else str(arguments.get(verb.changes, ""))
+        with nullcontext() if changed is None else api.audited(request, protocol, name, changed):
             return api.as_json(await verb.call(arguments))
 
     operations: list[Operation] = []
@@ -187,7 +135,7 @@ def application(host: Operated) -> Starlette:
         query={"after": "one of its times: only what is later"},
     )
     async def look_back(request: Request) -> Response:
-        return api.as_json(host.history(request.query_params.get("after", "")))
+        return api.as_json(host.rates.history(request.query_params.get("after", "")))
 
     @operation(
         "/backup",
@@ -273,10 +221,10 @@ def application(host: Operated) -> Starlette:
     )
     async def traced(request: Request) -> Response:
         name = request.query_params.get("name", "")
-        recent = host.trace(name)
+        recent = host.traces.of(name)
         begins = request.query_params.get("after") is None and "last-event-id" not in request.headers
         with api.audited(request, "", "trace", name) if begins else nullcontext():  # messages are seen
-            return followers.answer(request, recent, lambda _: True, lambda: host.trace(name))
+            return followers.answer(request, recent, lambda _: True, lambda: host.traces.of(name))
 
     return Starlette(
         routes=[
@@ -321,7 +269,7 @@ def _path(request: Request, folder: Path, given: str) -> Path:
 
 
 async def serve(
-    host: Operated,
+    host: "Host",
     listening: socket.socket,
     log: structlog.stdlib.BoundLogger,
     *,
@@ -330,11 +278,7 @@ async def serve(
     """Serve the application on the control socket until cancelled; the socket is closed then."""
     # Starlette's anyio loads what it has for trio with the first request: 70 ms, for which all would wait.
     anyio.current_time()
-    config = Config()
-    config.accesslog = None
-    config.errorlog = logging.getLogger("brokers.admin")
-    config.include_server_header = False
-    context = WorkerContext(None)
+    config = http_config()
     app = _NotForPages(application(host), log)
 
     async def connection(stream: trio.SocketStream) -> None:
@@ -346,9 +290,8 @@ async def serve(
             scope["brokers.user"] = user
             await app(scope, receive, send)
 
-        wrapped = ASGIWrapper(asked)  # type: ignore[arg-type]  # an ASGI application by Starlette's types
         try:
-            await HttpConnection(wrapped, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
+            await HttpConnection(asked, config, stream)
         except* Exception as group:
             log.warning(
                 "control connection failed: one request has no answer; ask again",
@@ -384,7 +327,7 @@ class _NotForPages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD")
+        changes = scope["type"] == "http" and scope["method"] not in LOOKING
         headers = Headers(scope=scope) if changes else {}
         if "origin" in headers or "sec-fetch-site" in headers:
             self._log.warning(

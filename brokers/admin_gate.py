@@ -20,7 +20,7 @@ import json
 import math
 import secrets
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -30,10 +30,12 @@ from urllib.parse import parse_qsl, urlencode
 import attrs
 import trio
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import cookie_parser
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request, cookie_parser
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from brokers.api import LOOKING, body_of
 from brokers.page import files, shown
 from shared.access import ADMIN, MANAGE, READ, Access, Guard
 from shared.local_path import replace_file
@@ -57,7 +59,6 @@ HEAD_BYTES_MAX = 16 * 1024
 
 HEALTH = frozenset({"/livez", "/readyz"})
 OPEN = HEALTH | {"/metrics"}
-LOOKING = frozenset({"GET", "HEAD"})
 LOGIN, LOGOUT = "/login", "/logout"
 
 HEADERS: Mapping[str, str] = {
@@ -187,7 +188,7 @@ class Gate:
         refusal = self._refusal(scope, headers)
         changes = scope["method"] not in LOOKING
         if refusal is None and changes and scope["path"] == LOGIN:
-            refusal = await self._log_in(receive, headers, caller, cookies)
+            refusal = await self._log_in(Request(scope, receive), caller, cookies)
         elif refusal is None and changes and scope["path"] == LOGOUT:
             refusal = self._log_out(headers, cookies)
         elif refusal is None and (changes or not self._is_open(scope["path"])):
@@ -246,11 +247,9 @@ class Gate:
     def _is_open(self, path: str) -> bool:
         return (self._loopback and path in OPEN) or path in files.FILES
 
-    async def _log_in(
-        self, receive: Receive, headers: Headers, caller: Caller, cookies: list[str]
-    ) -> Response:
+    async def _log_in(self, request: Request, caller: Caller, cookies: list[str]) -> Response:
         """Begin a session: with a name and a password, or with the token. Its key is always a new one."""
-        given = await _small_object(receive, headers)
+        given = await _small_object(request)
         user, password, token = (given.get(name) for name in ("user", "password", "token"))
         if isinstance(token, str):
             if not self._is_token(token):
@@ -264,7 +263,7 @@ class Gate:
         elif not self._access.may_admin(user, READ):
             self.guard.refuse(user, READ, "", caller.peer)
             return problem(403, f"{user} may not look here: that takes the rule admin:read")
-        self._log_out(headers, cookies)
+        self._log_out(request.headers, cookies)
         cookies[:] = [self._begin(user)]
         caller.trusted = True
         return JSONResponse({"user": user})
@@ -398,28 +397,10 @@ def _action(scope: Mapping[str, Any]) -> str:
     return READ if scope["method"] in LOOKING else MANAGE
 
 
-def is_announced_above(bytes_max: int, length: str) -> bool:
-    """Whether a header `Content-Length` announces a longer body. HTTP/2 brings it as the client wrote it."""
-    digits = length.strip().lstrip("0")
-    most = str(bytes_max)
-    return digits.isascii() and digits.isdigit() and (len(digits), digits) > (len(most), most)
-
-
-async def _small_object(receive: Receive, headers: Headers) -> Mapping[str, Any]:
+async def _small_object(request: Request) -> Mapping[str, Any]:
     """The body of a request without a login; empty unless it is a small JSON object."""
-    if is_announced_above(CREDENTIALS_BYTES_MAX, headers.get("content-length", "")):
-        return {}
-    body = bytearray()
-    while len(body) <= CREDENTIALS_BYTES_MAX:
-        message = await receive()
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            break
     try:
-        given = json.loads(body) if len(body) <= CREDENTIALS_BYTES_MAX else {}
-    except (ValueError, RecursionError):
-        given = {}
+        given = json.loads(await body_of(request, CREDENTIALS_BYTES_MAX))
+    except (HTTPException, ClientDisconnect, ValueError, RecursionError):
+        return {}
     return given if isinstance(given, dict) else {}
-
-
-GatedApp = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]

@@ -27,9 +27,9 @@ from hypercorn.events import Event, Updated
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from brokers.admin_gate import HEAD_BYTES_MAX, Caller, GatedApp, TurnPace
+from brokers.admin_gate import HEAD_BYTES_MAX, Caller, Gate, TurnPace
 from shared.net.accept_filter import AcceptFilter
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.listeners import bind_each, format_address
@@ -68,6 +68,15 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return bind_each(host, port, socket.SOCK_STREAM, prepare, backlog=BACKLOG)
 
 
+def http_config() -> Config:
+    """What hypercorn logs goes to our log, and it does not say what it is."""
+    config = Config()
+    config.accesslog = None
+    config.errorlog = logging.getLogger("brokers.admin")
+    config.include_server_header = False
+    return config
+
+
 class HttpConnection(TCPServer):
     """Hypercorn's server of one connection, which ends when its client closes it.
 
@@ -77,6 +86,11 @@ class HttpConnection(TCPServer):
 
     has_left = False
     """Whether the client has closed its side; an answer may be under way."""
+
+    def __init__(self, app: ASGIApp, config: Config, stream: Any) -> None:
+        """`stream`: what hypercorn uses of one."""
+        wrapped = ASGIWrapper(app)  # type: ignore[arg-type]  # an ASGI application by Starlette's types
+        super().__init__(wrapped, config, WorkerContext(None), ConnectionState({}), stream)
 
     async def protocol_send(self, event: Event) -> None:
         await super().protocol_send(event)
@@ -91,7 +105,7 @@ class HttpConnection(TCPServer):
 
 @attrs.define(eq=False)
 class _Open:
-    """An open connection, and the scope that ends it."""
+    """An open connection; to close its socket ends it."""
 
     caller: Caller
     socket: trio.socket.SocketType
@@ -119,13 +133,9 @@ class AdminPort:
         self._open: dict[_Open, None] = {}  # the oldest first
         self._strangers = strangers
         self._pace, self._reads = TurnPace(PACE_SECONDS, FEW), TurnPace(PACE_SECONDS, FEW)
-        config = self._config = Config()
-        config.accesslog = None
-        config.errorlog = logging.getLogger("brokers.admin")
-        config.include_server_header = False
+        config = self._config = http_config()
         config.h2_max_concurrent_streams = 8
         config.h11_max_incomplete_size = config.h2_max_header_list_size = HEAD_BYTES_MAX
-        self._context = WorkerContext(None)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -145,9 +155,9 @@ class AdminPort:
             sock.close()
 
     async def serve(
-        self, app: GatedApp, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, gate: Gate, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve `app` until cancelled; then close all connections at once."""
+        """Serve until cancelled; then close all connections at once."""
         accepting = AcceptFilter(
             self.sockets,
             self._strangers,
@@ -157,7 +167,7 @@ class AdminPort:
         async with trio.open_nursery() as nursery:
             try:
                 nursery.start_soon(accepting.run)
-                nursery.start_soon(self._let_in, accepting, app, nursery)
+                nursery.start_soon(self._let_in, accepting, gate, nursery)
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -166,7 +176,7 @@ class AdminPort:
                     each.socket.close()
                 self.close()
 
-    async def _let_in(self, accepting: AcceptFilter, app: GatedApp, nursery: trio.Nursery) -> None:
+    async def _let_in(self, accepting: AcceptFilter, gate: Gate, nursery: trio.Nursery) -> None:
         while True:
             if len(self._open) >= CONNECTIONS_MAX and not self._make_room():
                 await trio.sleep(PAUSE_SECONDS)
@@ -174,7 +184,7 @@ class AdminPort:
             sock, peer = await accepting.accept()
             opened = _Open(Caller(peer), trio.socket.from_stdlib_socket(sock))
             self._open[opened] = None
-            nursery.start_soon(self._connection, opened, app)
+            nursery.start_soon(self._connection, opened, gate)
             await self._pace.turn()
 
     def _make_room(self) -> bool:
@@ -188,9 +198,9 @@ class AdminPort:
         self._open.pop(opened, None)
         opened.socket.close()
 
-    async def _connection(self, opened: _Open, app: GatedApp) -> None:
+    async def _connection(self, opened: _Open, gate: Gate) -> None:
         async def asked(scope: Scope, receive: Receive, send: Send) -> None:
-            await app(scope, _in_time(receive), send, opened.caller)
+            await gate(scope, _in_time(receive), send, opened.caller)
 
         try:
             transport = trio.SocketStream(opened.socket)
@@ -200,15 +210,7 @@ class AdminPort:
                 with trio.fail_after(self._handshake_seconds):
                     await secure.do_handshake()
                 opened.caller.certificate_user = secure.certificate_name(self.certificate_user)
-            bounded = _BoundedStream(stream, opened, self._reads)
-            server = HttpConnection(
-                ASGIWrapper(asked),  # type: ignore[arg-type]  # an ASGI application by Starlette's types
-                self._config,
-                self._context,
-                ConnectionState({}),
-                bounded,  # type: ignore[arg-type]  # what hypercorn uses of a stream
-            )
-            await server
+            await HttpConnection(asked, self._config, _BoundedStream(stream, opened, self._reads))
         except* (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass  # the peer's fault: no TLS, or it has left
         except* Exception as group:

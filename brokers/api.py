@@ -20,7 +20,7 @@ percent-encoded. The audit log gets a line for each action that changes somethin
 
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from importlib.metadata import version
 from typing import Any, Literal
 from urllib.parse import unquote_to_bytes
@@ -33,7 +33,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from brokers import logs
-from brokers.admin_gate import is_announced_above
+from brokers.control import ROOT
 from brokers.listing import LOOK_AT_ONE_SECONDS, listed, row_of
 from brokers.render import json_value
 from shared.objects import (
@@ -48,7 +48,6 @@ from shared.objects import (
     key_of,
 )
 
-ROOT = "/api/v1"
 BODY_BYTES_MAX = 1 << 20
 """The body of an action: a few arguments, or one message. A larger body is refused while it is read."""
 
@@ -153,6 +152,13 @@ def refuse_unknown(name: str, given: Iterable[str], takes: Collection[str]) -> N
 
 def as_json(value: Any) -> Response:
     return Response(json.dumps(value, default=json_value), media_type="application/json")
+
+
+def is_announced_above(bytes_max: int, length: str) -> bool:
+    """Whether a header `Content-Length` announces a longer body. HTTP/2 brings it as the client wrote it."""
+    digits = length.strip().lstrip("0")
+    most = str(bytes_max)
+    return digits.isascii() and digits.isdigit() and (len(digits), digits) > (len(most), most)
 
 
 async def body_of(request: Request, bytes_max: int) -> bytes:
@@ -272,9 +278,8 @@ async def _run_action(
     dry_run = request.method not in LOOKING and is_dry_run(request)
     if dry_run and not action.dry_runs:
         raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")
-    if dry_run or action.looks:
-        return as_json(await action.call(found, arguments, dry_run))
-    with audited(request, protocol, action.name, name):
+    unseen = dry_run or action.looks
+    with nullcontext() if unseen else audited(request, protocol, action.name, name):
         return as_json(await action.call(found, arguments, dry_run))
 
 

@@ -6,8 +6,9 @@ it binds anyway.
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from brokers import control, users
 from brokers.config import FILE_VARIABLE, Config, load
@@ -33,19 +34,12 @@ def checked(file: Path | None) -> Config:
             protocols = [plugin.name for plugin in working if plugin.name in config.serve.enable]
         told = {problem.key for problem in found}
         start = start_problems(config, protocols)
-        more = (*start, *_users_problems(config), *taken_ports(config, protocols))
+        of_users = [Problem(error.key, error.text) for error in _raised_by(users.load, config)]
+        more = (*start, *of_users, *taken_ports(config, protocols))
         found += [problem for problem in more if problem.key not in told]
     if found:
         raise InvalidSettings(tuple(found))
     return config
-
-
-def _users_problems(config: Config) -> Iterator[Problem]:
-    """Yield what is wrong with the users file, which a start reads itself."""
-    try:
-        users.load(config)
-    except ConfigError as error:
-        yield Problem(error.key, error.text)
 
 
 def require_startable(config: Config, protocols: Sequence[str]) -> None:
@@ -76,10 +70,18 @@ def _admin_faults(config: Config) -> Iterator[ConfigError]:
         section, tls = config.admin_tls()
         if tls.enabled:
             yield from faults(tls, section)
-        try:
-            check_exposure("admin.host", config.admin.host, tls, logs_in=True, insecure=config.serve.insecure)
-        except ConfigError as error:
-            yield error
+        insecure = config.serve.insecure
+        yield from _raised_by(
+            check_exposure, "admin.host", config.admin.host, tls, logs_in=True, insecure=insecure
+        )
+
+
+def _raised_by(check: Callable[..., object], *arguments: Any, **keywords: Any) -> Iterator[ConfigError]:
+    """What a check raises."""
+    try:
+        check(*arguments, **keywords)
+    except ConfigError as error:
+        yield error
 
 
 def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:
@@ -87,27 +89,18 @@ def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:
     if tls.enabled:
         yield from faults(tls, section)
     (key, host), insecure = config.host_of(protocol), config.serve.insecure
-    if config.required_of(protocol) == "always" and not config.users_file.exists():
-        yield ConfigError(
-            "access.required", f"nobody could log in: {config.users_file} is not there; see brokers user add"
-        )
-    if config.required_of(protocol) == "always" and not (
-        config.knows_users(protocol) or config.logs_in(protocol)
-    ):
-        yield ConfigError(
-            "access.required",
-            f"{protocol} does not ask for users of the users file: leave it out of serve.enable",
-        )
-    try:
-        check_exposure(key, host, tls, logs_in=config.logs_in(protocol), insecure=insecure)
-    except ConfigError as error:
-        yield error
+    if config.required_of(protocol) == "always":
+        file = config.users_file
+        if not file.exists():
+            text = f"nobody could log in: {file} is not there; see brokers user add"
+            yield ConfigError("access.required", text)
+        if not (config.knows_users(protocol) or config.logs_in(protocol)):
+            text = f"{protocol} does not ask for users of the users file: leave it out of serve.enable"
+            yield ConfigError("access.required", text)
+    yield from _raised_by(check_exposure, key, host, tls, logs_in=config.logs_in(protocol), insecure=insecure)
     allow = getattr(config.protocols[protocol], "allow", None)
     for some in [[text] for text in allow or ()] or ([[]] if allow is not None else []):
-        try:
-            allowed_networks(f"{protocol}.allow", host, some)
-        except ConfigError as error:
-            yield error
+        yield from _raised_by(allowed_networks, f"{protocol}.allow", host, some)
 
 
 def taken_ports(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:

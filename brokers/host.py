@@ -35,7 +35,6 @@ from brokers.errors import SPACE_ADVICE, ExitCode, Refusal, copy_errors, folder_
 from brokers.fairness import LoopWatch
 from brokers.flows import Flows
 from brokers.rates import Rates
-from brokers.recent import Recent
 from brokers.reloading import Apply, Prepare, Reloaded, Reloader
 from brokers.service import Bound, SupervisedService
 from brokers.tracing import Traces
@@ -51,7 +50,6 @@ from shared.objects import Objects, ObjectsByProtocol
 from shared.plugin import Context, Plugin, Service, Verb
 from shared.process_limits import memory_limit_bytes
 from shared.recording.recorder import Recording
-from shared.recording.settings import RecordSettings
 from shared.storage.rebuild import BACKUPS
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
@@ -81,8 +79,6 @@ class Host:
         say: Callable[[str], None] | None = None,
         watch: LoopWatch | None = None,
         open_store: Callable[[Path, StorageSettings], Awaitable[Store]] = Store.open,
-        record: Callable[[Store, RecordSettings, structlog.stdlib.BoundLogger], Recording] = Recording,
-        copy: Callable[..., Awaitable[Any]] = backup_files,
         reread: Callable[[], Config] | None = None,
     ) -> None:
         """`reread`: the settings, as a start would read them now; without it a reload leaves them."""
@@ -101,9 +97,9 @@ class Host:
         self._control_file: os.stat_result | None = None
         self._recording: Recording | None = None
         self._bridges: Bridges | None = None
-        self._rates = Rates(self.samples)
-        self._flows = Flows(lambda: [(service.name, each) for service, each in self._objects()], log)
-        self._traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6)
+        self.rates = Rates(self.samples)
+        self._flows = Flows(lambda: [*self._objects()], log)
+        self.traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6)
         self.page: str | None = None
         self.admin_token = ""
         self._budget = Account("process", memory_limit_bytes() * MEMORY_PERCENT // 100)
@@ -116,8 +112,6 @@ class Host:
         self._logins = Logins(self._access, self._network.strangers)
         self._watch = watch
         self._open = open_store
-        self._record = record
-        self._copy = copy
 
     def stop(self) -> None:
         """Begin to drain; `run` returns when all is done."""
@@ -141,7 +135,7 @@ class Host:
         store.charge_to(self._budget.account("storage"))
         try:
             with folder_errors(folder):
-                recording = self._recording = self._record(store, self._config.record, self._log)
+                recording = self._recording = Recording(store, self._config.record, self._log)
             with copy_errors(folder, "control socket in"):
                 listener = control.listen(folder)
                 self._control_file = os.lstat(folder / control.NAME)
@@ -180,9 +174,9 @@ class Host:
                 bridges = self._bridges = self._make_bridges(store)
                 reloader.register(bridges.prepare)
                 reloader.register(self._prepare_users)  # last: guards are as set before it
-                nursery.start_soon(self._rates.run)
+                nursery.start_soon(self.rates.run)
                 nursery.start_soon(self._flows.run)
-                nursery.start_soon(self._traces.run)
+                nursery.start_soon(self.traces.run)
                 for service in self._services:
                     await nursery.start(service.run)
                 await bridges.change(self._config.bridges)
@@ -366,9 +360,10 @@ class Host:
                 connections_closed=left,
             )
 
-    # What can be asked over the control socket (`admin.Operated`).
+    # What can be asked over the control socket and the admin port.
 
     def unready(self) -> str | None:
+        """Return why the server is not ready for work; None if it is."""
         if self.stopping:
             return "draining"
         if not self._all_served.is_set() or self._store is None:
@@ -379,6 +374,7 @@ class Host:
         return f"restarting: {', '.join(down)}" if down else None
 
     def status(self) -> Mapping[str, Any]:
+        """Return the running protocols and the store's state, in JSON's values."""
         reason = self.unready()
         assert self._store is not None
         return {
@@ -392,18 +388,17 @@ class Host:
             "store": attrs.asdict(self._store.statistics()),
         }
 
-    def samples(self) -> Sequence[Sample]:
-        return list(self._samples())
-
     def verbs(self) -> Mapping[tuple[str, str], Verb]:
+        """Return all administrative verbs, by protocol and name."""
         return {(service.name, verb.name): verb for service in self._services for verb in service.admin_verbs}
 
     def objects(self) -> ObjectsByProtocol:
-        found = [(service.name, self._flows.with_rates(each)) for service, each in self._objects()]
+        """Return (protocol, objects of one kind) for all protocols, with their rates."""
+        found = [(name, self._flows.with_rates(each)) for name, each in self._objects()]
         return [*found, ("bridges", self._bridges.objects)] if self._bridges is not None else found
 
-    def _objects(self) -> Iterator[tuple[SupervisedService, Objects]]:
-        return ((service, each) for service in self._services for each in service.objects)
+    def _objects(self) -> Iterator[tuple[str, Objects]]:
+        return ((service.name, each) for service in self._services for each in service.objects)
 
     def _tell_refused(self, account: Account) -> None:
         now = time.monotonic()
@@ -419,6 +414,7 @@ class Host:
         )
 
     def overview(self) -> Mapping[str, Any]:
+        """Return the server's state and its rates over the last minute."""
         return {
             **self.status(),
             "budget": [
@@ -434,20 +430,15 @@ class Host:
                 name: getattr(self._watch, name, None)
                 for name in ("longest_seconds", "longest_at", "long_count")
             },
-            **self._rates.overview(),
+            **self.rates.overview(),
         }
 
-    def history(self, after: str) -> Mapping[str, Any]:
-        return self._rates.history(after)
-
     def definitions(self) -> definitions.Document:
+        """Return the document of durable objects, for export and import."""
         assert self._store is not None
         each = [(service.name, each) for service in self._services for each in service.definitions]
         users_file = definitions.of_users(self._access, self._config.users_file)
         return definitions.Document(each, users_file, self._store)
-
-    def trace(self, name: str) -> Recent:
-        return self._traces.of(name)
 
     async def reload(
         self, action: str = "reload", name: str = "", *, user: str = "", peer: str = ""
@@ -473,17 +464,20 @@ class Host:
 
     @property
     def backups(self) -> Path:
+        """Return the only folder in which requests over TCP may read and write files."""
         return self._config.serve.data_dir / BACKUPS
 
     async def backup(self, target: Path) -> Any:
+        """Copy the live data folder to `target`. Raises BrokerError and OSError."""
         assert self._store is not None
         folder = self._config.serve.data_dir
-        return await self._copy(self._store, folder, target, now_ms=time.time_ns() // 1_000_000)
+        return await backup_files(self._store, folder, target, now_ms=time.time_ns() // 1_000_000)
 
     def _uptime(self) -> float:
         return time.monotonic() - self._started
 
-    def _samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[Sample]:
+        """Read all metrics now; those of gauges that add something up are not computed yet."""
         labels = (("version", version("brokers")), ("python", platform.python_version()))
         yield Sample("build_info", 1, "What runs.", "gauge", labels)
         yield Sample("uptime_seconds", self._uptime(), "Since the process started.", "gauge")

@@ -57,7 +57,7 @@ class SupervisedService:
     """A protocol in the host. `open` binds it, `run` serves it until cancelled, crashes included."""
 
     def __init__(
-        self, plugin: Plugin, config: Config, context: Context, network: Network, access: Access | None = None
+        self, plugin: Plugin, config: Config, context: Context, network: Network, access: Access
     ) -> None:
         """`context`: what the service gets, but for two things. Its budget is an account of the one in there,
         and its guard is one of `access`."""
@@ -69,7 +69,7 @@ class SupervisedService:
         self._config = config
         self._context = context
         self._network = network
-        self._access = access or Access()
+        self._access = access
         self._log = context.log
         self._ports: dict[str, int] = {}
         self._in_thread = Threads()

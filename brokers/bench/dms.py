@@ -85,10 +85,7 @@ def bench(
         raise Refusal(f"--size: 1 to {SIZE_MAX} bytes", ExitCode.USAGE)
 
     cases = {
-        "memory": [
-            (connections, 1),
-            (8, window),
-        ],  # one message at a time on each of many, a few with windows
+        "memory": [(connections, 1), (8, window)],  # one message at a time on each of many; few with windows
         "synced": [(1, 1), (64, window)],
         "queues": [(8, window)],
     }
@@ -117,7 +114,7 @@ def _servers(mode: Mode, queues: int) -> dict[str, Peer]:
 def make_queues(address: Address, names: Sequence[str]) -> None:
     """Those that are there already stay. Raises Refusal where the server says no."""
     with connect(address) as sock:
-        requests = [wire.pack(Type.HANDSHAKE, 0, hello(login()))]
+        requests = [_hello()]
         requests += [wire.pack(Type.CREATE_QUEUE, 0, wire.pack_name(name) + OPTIONS) for name in names]
         answers = _frames()
         for start in range(0, len(requests), 1000):
@@ -126,6 +123,11 @@ def make_queues(address: Address, names: Sequence[str]) -> None:
             left = len(some)
             while left:
                 left -= answers(sock.recv(1 << 16))
+
+
+def _hello() -> bytes:
+    packed: bytes = wire.pack(Type.HANDSHAKE, 0, hello(login()))
+    return packed
 
 
 def _frames() -> Callable[[bytes], int]:
@@ -155,14 +157,11 @@ def dms_talk(size: int, window: int, queues: Sequence[bytes] = (QUEUE.encode(),)
     ack = wire.pack(Type.ACK, 0)[:-4]
     delivered: list[bytes] = []
     rest = b""
-    greeting = wire.pack(Type.HANDSHAKE, 0, hello(login()))
 
     def requests(count: int) -> bytes:
-        nonlocal greeting
-        said, greeting = greeting, b""
         acks = [ack + delivery for delivery in delivered]
         delivered.clear()
-        return said + b"".join(acks) + produce(count) + consume(count)
+        return b"".join(acks) + produce(count) + consume(count)
 
     def answers(data: bytes) -> int:
         nonlocal rest
@@ -180,7 +179,7 @@ def dms_talk(size: int, window: int, queues: Sequence[bytes] = (QUEUE.encode(),)
         rest = data[at:]
         return len(delivered)
 
-    return Talk(requests, answers, window)
+    return Talk(requests, answers, window, _hello())
 
 
 def beanstalk_talk(size: int, window: int, tubes: Sequence[bytes] = (QUEUE.encode(),)) -> Talk:
@@ -195,11 +194,9 @@ def beanstalk_talk(size: int, window: int, tubes: Sequence[bytes] = (QUEUE.encod
     rest = b""
 
     def requests(count: int) -> bytes:
-        nonlocal greeting
-        said, greeting = greeting, b""
         deletes = [b"delete %b\r\n" % job for job in jobs]
         jobs.clear()
-        return said + b"".join(deletes) + unit(count)
+        return b"".join(deletes) + unit(count)
 
     def answers(data: bytes) -> int:
         nonlocal rest
@@ -209,7 +206,7 @@ def beanstalk_talk(size: int, window: int, tubes: Sequence[bytes] = (QUEUE.encod
         rest = data[last:] if reserved.match(data, last) is None else data[data.rfind(b"\n") + 1 :]
         return len(jobs)
 
-    return Talk(requests, answers, window)
+    return Talk(requests, answers, window, greeting)
 
 
 def redis_talk(size: int, window: int, lists: Sequence[bytes] = (QUEUE.encode(),)) -> Talk:
@@ -266,6 +263,6 @@ SWEPT = {
 def fill_queue(address: Address, queue: str, size: int, count: int) -> None:
     """Produce so many thousands of messages."""
     with connect(address) as sock:
-        sock.sendall(wire.pack(Type.HANDSHAKE, 0, hello(login())))
+        sock.sendall(_hello())
         sock.recv(1 << 10)
         fill(sock, _frames(), wire.pack(Type.PRODUCE, 1, wire.pack_name(queue) + b"x" * size), count)

@@ -255,11 +255,12 @@ def _until_closed(sockets: Sequence[socket.socket]) -> None:
 @attrs.define(eq=False)
 class Talk:
     """One connection's part. `requests(n)`: the bytes of its next n requests. `answers(data)`: how many
-    answers end in these received bytes."""
+    answers end in these received bytes. `greeting`: said once, before all requests."""
 
     requests: Callable[[int], bytes]
     answers: Callable[[bytes], int]
     window: int = 1
+    greeting: bytes = b""
 
     @classmethod
     def repeating(cls, requests: Sequence[bytes], lines_each: int, window: int) -> "Talk":
@@ -304,7 +305,7 @@ def run(address: Address, talks: Sequence[Talk], seconds: float, cold: int = 0) 
         give_up = monotonic() + COLD_SECONDS
         for sock, talk, sent in by_fd.values():
             sent.append((talk.window, perf_counter_ns()))
-            sock.sendall(talk.requests(talk.window))
+            sock.sendall(talk.greeting + talk.requests(talk.window))
         answered = total = 0
         now = perf_counter_ns()
         while not span.is_over(now, answered):
@@ -322,11 +323,9 @@ def run(address: Address, talks: Sequence[Talk], seconds: float, cold: int = 0) 
                     unanswered[fd] -= count
                     if unanswered[fd] <= 0:
                         del unanswered[fd]
-                if now >= span.since:
-                    answered += count
-                    record_trips(trips, sent, count, now)
-                else:
-                    record_trips(None, sent, count, now)
+                counts = now >= span.since
+                answered += count if counts else 0
+                record_trips(trips if counts else None, sent, count, now)
                 if count:
                     sent.append((count, now))
                     sock.sendall(talk.requests(count))
@@ -617,15 +616,10 @@ def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producers: Sequ
                     data = by_fd[fd].recv(RECEIVE_BYTES)
                     if not data:
                         raise Refusal("the server that is measured closed a connection")
-                    _heard(fan, waiting, fd, data)
-
-
-def _heard(fan: FanOut, waiting: dict[int, bytes], fd: int, data: bytes) -> None:
-    """Note what a consumer has received: it waits no longer once that is a whole message."""
-    if fd in waiting:
-        waiting[fd] += data
-        if len(waiting[fd]) >= fan.delivered_bytes and FILLER in waiting[fd]:
-            del waiting[fd]
+                    if fd in waiting:
+                        waiting[fd] += data
+                        if len(waiting[fd]) >= fan.delivered_bytes and FILLER in waiting[fd]:
+                            del waiting[fd]  # it has had a whole message
 
 
 # -- load at the rate at which a server takes it, and hardly any work for who makes it

@@ -22,6 +22,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Annotated, Any, Literal
 
+import attrs
 from cyclopts import Parameter
 
 from brokers.bench import bare, options
@@ -106,132 +107,130 @@ def bench(
         address: Address = (
             (host, port) if port is not None else stack.enter_context(serving(folder, "logmq"))["logmq"]
         )
-        cases = {
-            "produce": lambda: _produce(address, folder, size, connections, window, seconds, rounds),
-            "topics": lambda: _topics(address, size, topics, window, seconds, rounds),
-            "checkpoint": lambda: _checkpoint(folder, size, topics, seconds, rounds),
-            "consume": lambda: _consume(address, size, connections, window, seconds, rounds),
-            "fetch": lambda: _fetch(address, size, seconds, rounds),
-            "tail": lambda: _tail(address, size, readers, window, seconds, rounds),
+        measured = _Modes(address, folder, size, connections, window, topics, readers, seconds, rounds)
+        return list(each(modes, lambda mode: getattr(measured, mode)()))
+
+
+@attrs.frozen
+class _Modes:
+    """The measurements of one server, a method for each mode."""
+
+    _address: Address
+    _folder: Path
+    _size: int
+    _connections: int
+    _window: int
+    _topics: int
+    _readers: int
+    _seconds: float
+    _rounds: int
+
+    def produce(self) -> Iterator[Row]:
+        """One durable client, then many."""
+        folder, size = self._folder, self._size
+        alone: dict[str, Peer] = {
+            "fdatasync": (same_server, lambda _, point, seconds: sync_loop(folder, size, seconds / 2)),
+            "floor": (same_server, lambda _, point, seconds: closed_loop(folder, size, seconds)),
         }
-        return list(each(modes, lambda mode: cases[mode]()))
+        own: Peer = (lambda *_: nullcontext(self._address), SWEPT.load)
+        with started({"logmq": own, **alone, **SWEPT.peers}, folder) as ways:
+            for count, window in ((1, 1), (self._connections, self._window)):
+                chosen = {name: way for name, way in ways.items() if count == 1 or name not in alone}
+                found = measured_at(chosen, Point(size, 1, count, window), self._seconds, self._rounds)
+                yield from rows_beside("produce", count, window, size, found, *alone)
 
+    def topics(self) -> Iterator[Row]:
+        """As many connections as topics: all on one topic, then each on its own."""
+        size, topics, window = self._size, self._topics, self._window
+        points = {"one": Point(size, 1, topics, window), "each": Point(size, topics, topics, window)}
+        ways = {
+            name: partial(SWEPT.load, self._address, point, self._seconds) for name, point in points.items()
+        }
+        found = in_turns(self._rounds, ways)
+        for measured in found.values():
+            ratio = measured.rate / found["one"].rate
+            yield row_of("topics", topics, window, size, measured, "one", ratio)
 
-def _produce(
-    address: Address, folder: Path, size: int, connections: int, window: int, seconds: float, rounds: int
-) -> Iterator[Row]:
-    """One durable client, then many."""
-    alone: dict[str, Peer] = {
-        "fdatasync": (same_server, lambda _, point, seconds: sync_loop(folder, point.size, seconds / 2)),
-        "floor": (same_server, lambda _, point, seconds: closed_loop(folder, point.size, seconds)),
-    }
-    own: Peer = (lambda *_: nullcontext(address), SWEPT.load)
-    with started({"logmq": own, **alone, **SWEPT.peers}, folder) as ways:
-        for count, under_way in ((1, 1), (connections, window)):
-            chosen = {name: way for name, way in ways.items() if count == 1 or name not in alone}
-            found = measured_at(chosen, Point(size, 1, count, under_way), seconds, rounds)
-            yield from rows_beside("produce", count, under_way, size, found, *alone)
+    def checkpoint(self) -> Iterator[Row]:
+        """Closed loops over all topics, amid checkpoints of these and without any."""
+        size, topics = self._size, self._topics
+        requests = [b"PRODUCE bench-%d %b\n" % (number, b"x" * size) for number in range(topics)]
+        count = min(16, topics)
+        starts = [number * topics // count for number in range(count)]
 
+        def load(address: Address, point: Point, seconds: float) -> Measured:
+            talks = [Talk.repeating(requests[start:] + requests[:start], 1, 1) for start in starts]
+            return run(address, talks, seconds)
 
-def _topics(
-    address: Address, size: int, topics: int, window: int, seconds: float, rounds: int
-) -> Iterator[Row]:
-    """As many connections as topics: all on one topic, then each on its own."""
-    points = {"one": Point(size, 1, topics, window), "each": Point(size, topics, topics, window)}
-    ways = {name: partial(SWEPT.load, address, point, seconds) for name, point in points.items()}
-    found = in_turns(rounds, ways)
-    for measured in found.values():
-        yield row_of("topics", topics, window, size, measured, "one", measured.rate / found["one"].rate)
+        both: dict[str, Peer] = {
+            "checkpoint": (brokers_server("logmq", CHECKPOINTED), load),
+            "quiet": (brokers_server("logmq"), load),
+        }
+        with started(both, self._folder) as ways:
+            point = Point(size, topics, count, 1)
+            for way in ways.values():
+                way(point, self._seconds)  # makes the topics
+            found = measured_at(ways, point, self._seconds, self._rounds)
+        amid, quiet = found["checkpoint"], found["quiet"]
+        yield row_of("checkpoint", count, 1, size, amid, "quiet", quiet.p99_us / amid.p99_us)
 
+    def consume(self) -> Iterator[Row]:
+        """CONSUME, one request a message, each connection at a place of its own."""
+        topic, total = _preload(self._address, self._size)
+        step = self._size + 4
 
-def _checkpoint(folder: Path, size: int, topics: int, seconds: float, rounds: int) -> Iterator[Row]:
-    """Closed loops over all topics, amid checkpoints of these and without any."""
-    requests = [b"PRODUCE bench-%d %b\n" % (number, b"x" * size) for number in range(topics)]
-    count = min(16, topics)
-    starts = [number * topics // count for number in range(count)]
+        def talk(window: int) -> Talk:
+            place = numbers(perf_counter_ns() % (total // 2))
 
-    def load(address: Address, point: Point, seconds: float) -> Measured:
-        talks = [Talk.repeating(requests[start:] + requests[:start], 1, 1) for start in starts]
-        return run(address, talks, seconds)
+            def requests(count: int) -> bytes:
+                return b"".join(
+                    b"CONSUME %b %d\n" % (topic, next(place) % total * step) for _ in range(count)
+                )
 
-    both: dict[str, Peer] = {
-        "checkpoint": (brokers_server("logmq", CHECKPOINTED), load),
-        "quiet": (brokers_server("logmq"), load),
-    }
-    with started(both, folder) as ways:
-        point = Point(size, topics, count, 1)
-        for way in ways.values():
-            way(point, seconds)  # makes the topics
-        found = measured_at(ways, point, seconds, rounds)
-    amid, quiet = found["checkpoint"], found["quiet"]
-    yield row_of("checkpoint", count, 1, size, amid, "quiet", quiet.p99_us / amid.p99_us)
+            return Talk(requests, lines(), window)
 
+        def measured(count: int, window: int) -> Measured:
+            return run(self._address, [talk(window) for _ in range(count)], self._seconds)
 
-def _consume(
-    address: Address, size: int, connections: int, window: int, seconds: float, rounds: int
-) -> Iterator[Row]:
-    """CONSUME, one request a message, each connection at a place of its own."""
-    topic, total = _preload(address, size)
+        cases = ((1, 1), (1, self._window), (self._connections, self._window))
+        return self._beside_the_first("consume", cases, measured)
 
-    def talk(under_way: int) -> Talk:
-        place = numbers(perf_counter_ns() % (total // 2))
+    def fetch(self) -> Iterator[Row]:
+        """FETCH of what is in the page cache, to one reader, then to four."""
+        topic, total = _preload(self._address, self._size)
 
-        def requests(count: int) -> bytes:
-            return b"".join(
-                b"CONSUME %b %d\n" % (topic, next(place) % total * (size + 4)) for _ in range(count)
+        def measured(count: int, window: int) -> Measured:
+            return _fetch_round(self._address, topic, total, self._size, count, self._seconds)
+
+        return self._beside_the_first("fetch", ((1, 1), (4, 1)), measured)
+
+    def tail(self) -> Iterator[Row]:
+        """One writer with a window; every reader gets every message. The rate is that of deliveries."""
+        filler = b"x" * (self._size - STAMP_BYTES)
+
+        def measured(count: int, window: int) -> Measured:
+            topic = b"bench-%d" % perf_counter_ns()
+            fan = FanOut(
+                hello_consumer=lambda consumer: b"TAIL %b 0\n" % topic,
+                message=lambda queue, stamp: b"PRODUCE %b %b%b\n" % (topic, stamp, filler),
+                delivered_bytes=0,
+                stamp_at=self._size + 1,
+            )
+            return fan_out(
+                self._address, fan, producers=1, consumers=count, window=window, seconds=self._seconds
             )
 
-        return Talk(requests, lines(), under_way)
+        return self._beside_the_first("tail", ((1, self._window), (self._readers, self._window)), measured)
 
-    def measured(count: int, under_way: int) -> Measured:
-        return run(address, [talk(under_way) for _ in range(count)], seconds)
-
-    cases = ((1, 1), (1, window), (connections, window))
-    yield from _beside_the_first("consume", cases, size, rounds, measured)
-
-
-def _fetch(address: Address, size: int, seconds: float, rounds: int) -> Iterator[Row]:
-    """FETCH of what is in the page cache, to one reader, then to four."""
-    topic, total = _preload(address, size)
-
-    def measured(count: int, window: int) -> Measured:
-        return _fetch_round(address, topic, total * (size + 4), size, count, seconds)
-
-    yield from _beside_the_first("fetch", ((1, 1), (4, 1)), size, rounds, measured)
-
-
-def _tail(
-    address: Address, size: int, readers: int, window: int, seconds: float, rounds: int
-) -> Iterator[Row]:
-    """One writer with a window; every reader gets every message. The rate is that of deliveries."""
-    filler = b"x" * (size - STAMP_BYTES)
-
-    def measured(count: int, under_way: int) -> Measured:
-        topic = b"bench-%d" % perf_counter_ns()
-        fan = FanOut(
-            hello_consumer=lambda consumer: b"TAIL %b 0\n" % topic,
-            message=lambda queue, stamp: b"PRODUCE %b %b%b\n" % (topic, stamp, filler),
-            delivered_bytes=0,
-            stamp_at=size + 1,
-        )
-        return fan_out(address, fan, producers=1, consumers=count, window=under_way, seconds=seconds)
-
-    yield from _beside_the_first("tail", ((1, window), (readers, window)), size, rounds, measured)
-
-
-def _beside_the_first(
-    mode: str,
-    cases: Iterable[tuple[int, int]],
-    size: int,
-    rounds: int,
-    measure: Callable[[int, int], Measured],
-) -> Iterator[Row]:
-    """Each case, of so many connections with a window, beside the first of them."""
-    one: Measured | None = None
-    for count, window in cases:
-        measured = middle([measure(count, window) for _ in range(rounds)])
-        one = one or measured
-        yield row_of(mode, count, window, size, measured, "one", measured.rate / one.rate)
+    def _beside_the_first(
+        self, mode: str, cases: Iterable[tuple[int, int]], measure: Callable[[int, int], Measured]
+    ) -> Iterator[Row]:
+        """Each case, of so many connections with a window, beside the first of them."""
+        one: Measured | None = None
+        for count, window in cases:
+            measured = middle([measure(count, window) for _ in range(self._rounds)])
+            one = one or measured
+            yield row_of(mode, count, window, self._size, measured, "one", measured.rate / one.rate)
 
 
 def _at(request: Callable[[bytes, bytes], bytes], lines_each: int) -> Load:
@@ -259,7 +258,7 @@ def _preload(address: Address, size: int) -> tuple[bytes, int]:
 
 
 def _fetch_round(
-    address: Address, topic: bytes, end: int, size: int, connections: int, seconds: float
+    address: Address, topic: bytes, total: int, size: int, connections: int, seconds: float
 ) -> Measured:
     """Readers in threads: what they do is system calls, which the interpreter lock does not hold up."""
     trips = histogram()
@@ -285,7 +284,7 @@ def _fetch_round(
                     left -= sock.recv_into(buffer, min(left, len(buffer)))
                 trips.record_value((perf_counter_ns() - asked) // 1000 or 1)
                 taken[number] += int(length)
-                at = int(following) % end
+                at = int(following) % (total * (size + 4))
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(connections)]
     for thread in threads:

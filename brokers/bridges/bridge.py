@@ -16,13 +16,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-import structlog
 
 from brokers.bridges import forms
-from brokers.bridges.settings import BridgeSettings, Ends
+from brokers.bridges.settings import BridgeSettings
 from shared.addresses import MessageOrigin, NameTemplate, split
 from shared.bridging import (
     MESSAGE_BYTES,
@@ -34,12 +33,14 @@ from shared.bridging import (
     Inbox,
     MessageRun,
 )
-from shared.budget import Account
 from shared.errors import StoreError
 from shared.metrics import counter, counter_by
 from shared.storage.log import CommitBatch
-from shared.storage.store import Store, Ticket
+from shared.storage.store import Ticket
 from shared.storage.table import Table
+
+if TYPE_CHECKING:
+    from brokers.bridges.bridges import Bridges
 
 MESSAGES_PER_STEP = 2048
 FORMED_PER_STEP = 256
@@ -164,36 +165,14 @@ class _Entry:
     carried_bytes: int = 0
 
 
-class BridgeHost(Protocol):
-    """What a bridge needs of its process."""
-
-    store: Store
-    log: structlog.stdlib.BoundLogger
-
-    def service(self, protocol: str) -> Any | None:
-        """The running service of a protocol; None while it does not run."""
-
-    def may(self, bridge: str, protocol: str, action: str, name: bytes) -> bool: ...
-
-    def rules(self, bridge: str) -> object:
-        """The rules of the bridge's user in the users file; None without an entry."""
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-
-    def wall_ms(self) -> float: ...
-
-
 class Bridge:
     """One bridge. It calls `wake` when `step` has work again."""
 
     def __init__(
         self,
         settings: BridgeSettings,
-        ends: Ends,
-        host: BridgeHost,
+        host: "Bridges",
         positions: KeptPositions,
-        account: Account,
         wake: Callable[[], None],
     ) -> None:
         self.settings = settings
@@ -202,11 +181,10 @@ class Bridge:
         self.state: State = "starting"
         self.last_error = ""
         self.last_error_ms: float | None = None
-        self._ends = ends
         self._host = host
         self._positions = positions
         self._wake = wake
-        self.inbox = Inbox(account, wake, self._lost)
+        self.inbox = Inbox(host.account, wake, self._lost)
         self._source_protocol, self._source_place = split(settings.source)
         self._target_protocol, _ = split(settings.target)
         self._dead_protocol, _ = split(settings.dead)
@@ -367,7 +345,7 @@ class Bridge:
             self._failed.clear()
         if now < self._retry_at:
             return self._retry_at - now
-        if not self._is_open(now):
+        if not self._is_open():
             return self._retry_at - now
         assert self._source is not None
         assert self._target is not None
@@ -379,12 +357,12 @@ class Bridge:
             return None
         worked = False
         try:
-            runs = self._gather(now)
+            runs = self._gather()
             if runs:
                 worked = True
-                self._carry(runs, now)
+                self._carry(runs)
         except (BridgeRefusal, StoreError) as error:
-            self._wait(error, now, OPEN_SECONDS_MAX)
+            self._wait(error, OPEN_SECONDS_MAX)
             self.close()
         self._host.store.commit_pending()
         if self._retry_at > now:
@@ -393,7 +371,7 @@ class Bridge:
             return (1 - self._tokens) / self.settings.rate
         return 0.0 if worked or not flushed else None
 
-    def _is_open(self, now: float) -> bool:
+    def _is_open(self) -> bool:
         services = (self._host.service(self._source_protocol), self._host.service(self._target_protocol))
         if self._source is not None and services == self._services:
             return True
@@ -407,17 +385,17 @@ class Bridge:
                 source, self._source_place, self._context(self._source_protocol)
             )
         except (BridgeRefusal, StoreError) as error:
-            self._wait(error, now, OPEN_SECONDS_MAX)
+            self._wait(error, OPEN_SECONDS_MAX)
             self.close()
             return False
         self._gives_back = self._source.gives_back
         self.state = "running"
         return True
 
-    def _gather(self, now: float) -> list[MessageRun]:
+    def _gather(self) -> list[MessageRun]:
         """Take runs from the source for one entry."""
         assert self._source is not None
-        left = self._allowance(now)
+        left = self._allowance()
         runs: list[MessageRun] = []
         size = 0
         while left > 0 and size < BYTES_PER_STEP and len(runs) < RUNS_PER_STEP:
@@ -438,17 +416,18 @@ class Bridge:
             self._tokens -= sum(map(len, runs))
         return runs
 
-    def _allowance(self, now: float) -> int:
+    def _allowance(self) -> int:
         most = MESSAGES_PER_STEP if self.settings.form == "raw" else FORMED_PER_STEP
         rate = self.settings.rate
         if rate is None:
             return most
+        now = self._host.now()
         if self._filled_at > -math.inf:
             self._tokens = min(max(rate, 1.0), self._tokens + (now - self._filled_at) * rate)
         self._filled_at = now
         return min(most, int(self._tokens))
 
-    def _carry(self, runs: list[MessageRun], now: float) -> None:
+    def _carry(self, runs: list[MessageRun]) -> None:
         """Write and confirm runs in one entry, up to the first message that the target refuses."""
         assert self._source is not None
         assert self._target is not None
@@ -461,7 +440,7 @@ class Bridge:
             with joined as batch:
                 while runs:
                     self._settled = 0
-                    if not self._carry_run(runs[0], done, now):
+                    if not self._carry_run(runs[0], done):
                         break
                     runs.pop(0)
                 self._source.seal()
@@ -484,8 +463,7 @@ class Bridge:
         if ticket.error is None:
             self._carried(entry)
         else:
-            now = self._host.now()
-            self._wait(ticket.error, now, OPEN_SECONDS_MAX)
+            self._wait(ticket.error, OPEN_SECONDS_MAX)
             self._reopen = True
             if not self._gives_back:
                 self._failed += entry.runs
@@ -503,7 +481,7 @@ class Bridge:
         if self._source is not None:
             self._source.refill()
 
-    def _carry_run(self, run: MessageRun, entry: _Entry, now: float) -> bool:
+    def _carry_run(self, run: MessageRun, entry: _Entry) -> bool:
         """Carry a run. False: the target refuses the next message for now."""
         if not self._wanted(run.origin.name):
             self.counts.filtered += len(run)
@@ -513,7 +491,7 @@ class Bridge:
         for stop, fate, trail in self._parts(run):
             part = run.part(at, stop)
             if fate == "":
-                if not self._write(part, (*trail, self.name), entry, now):
+                if not self._write(part, (*trail, self.name), entry):
                     return False
             else:
                 if fate == "filtered":
@@ -527,27 +505,15 @@ class Bridge:
     def _parts(self, run: MessageRun) -> Iterator[tuple[int, str, tuple[str, ...]]]:
         """Split a run into parts of one fate: (end, fate, the bridges that the part has passed)."""
         bodies, trail = run.bodies, run.trail
-        plain = not self._by_size and not any(body.startswith(forms.JSON_START) for body in bodies)
-        if plain:
+        if not (self.settings.filter.by_size or any(body.startswith(forms.JSON_START) for body in bodies)):
             yield len(bodies), "circled" if self.name in trail else "", trail
             return
         for at, body in enumerate(bodies, 1):
             passed = (*trail, *(name for name in forms.bridges_passed(body) if name not in trail))
-            if not self._fits(body):
-                yield at, "filtered", passed
-            else:
-                yield at, "circled" if self.name in passed else "", passed
+            fate = "circled" if self.name in passed else ""
+            yield at, fate if self.settings.filter.fits(body) else "filtered", passed
 
-    @property
-    def _by_size(self) -> bool:
-        wanted = self.settings.filter
-        return bool(wanted.min_bytes) or wanted.max_bytes is not None
-
-    def _fits(self, body: bytes) -> bool:
-        wanted = self.settings.filter
-        return len(body) >= wanted.min_bytes and (wanted.max_bytes is None or len(body) <= wanted.max_bytes)
-
-    def _write(self, run: MessageRun, trail: tuple[str, ...], entry: _Entry, now: float) -> bool:
+    def _write(self, run: MessageRun, trail: tuple[str, ...], entry: _Entry) -> bool:
         """Write messages that the filter lets through; returns as `_carry_run`."""
         assert self._target is not None
         origin = run.origin
@@ -569,14 +535,14 @@ class Bridge:
                     self.state = "running"
             except (BridgeRefusal, StoreError) as error:
                 refused = _as_refusal(error)
-                if not self._settle_refused(run, at, trail, refused, now):
+                if not self._settle_refused(run, at, trail, refused):
                     return False
                 count, carried = 1, False
             self._settle(run.part(at, at + count), entry, carried=carried)
             at += count
         return True
 
-    def _settle(self, run: MessageRun, entry: _Entry, *, carried: bool = True) -> None:
+    def _settle(self, run: MessageRun, entry: _Entry, *, carried: bool) -> None:
         assert self._source is not None
         self._source.confirm(run)
         self._settled += len(run)
@@ -589,12 +555,12 @@ class Bridge:
     # -- refused messages
 
     def _settle_refused(
-        self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal, now: float
+        self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal
     ) -> bool:
         """Treat one refused message as `on_refused` says. False: it waits."""
         policy = self._policy(refused)
         if policy == "wait":
-            self._wait(refused, now, RETRY_SECONDS_MAX)
+            self._wait(refused, RETRY_SECONDS_MAX)
             return False
         self._note(refused)
         if policy == "drop":
@@ -607,7 +573,7 @@ class Bridge:
                 self.counts.dropped[f"dead_{error.reason}"] += 1
                 self._note(error)
                 return True
-            self._wait(error, now, RETRY_SECONDS_MAX)
+            self._wait(error, RETRY_SECONDS_MAX)
             return False
         self.counts.dead[refused.reason] += 1
         return True
@@ -634,11 +600,11 @@ class Bridge:
                 if cut or error.reason != "too_large":
                     raise
 
-    def _wait(self, error: BridgeRefusal | StoreError, now: float, most: float) -> None:
+    def _wait(self, error: BridgeRefusal | StoreError, most: float) -> None:
         refused = _as_refusal(error)
         self.counts.waited[refused.reason] += 1
         self._delay = min(max(2 * self._delay, RETRY_SECONDS_MIN), most)
-        self._retry_at = now + self._delay
+        self._retry_at = self._host.now() + self._delay
         if refused.reason != "busy":
             self.state = "waiting"
             self._note(refused, waits=True)
@@ -685,14 +651,14 @@ class Bridge:
         return target
 
     def _end(self, protocol: str) -> Any:
-        found = self._ends(protocol)
+        found = self._host.ends(protocol)
         if found is None:
             raise BridgeRefusal("missing", f"{protocol} has no ends for bridges")
         return found
 
     def _template_of(self, address: str) -> NameTemplate:
         protocol, place = split(address)
-        found = self._ends(protocol)
+        found = self._host.ends(protocol)
         assert found is not None, "the settings were checked"
         return found.target_name(place)
 

@@ -50,7 +50,10 @@ class _Running:
 
 
 class Bridges:
-    """The bridges of one process, and the `BridgeHost` of each."""
+    """The bridges of one process.
+
+    `service`: the running service of a protocol; None while it does not run. `now`: monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -68,9 +71,9 @@ class Bridges:
         self.log = log
         self.service = service
         self.now = clock
-        self._ends = ends
-        self._access = access
-        self._account = (budget or Account("process", 1 << 40)).account("bridges")
+        self.ends = ends
+        self._access = access or Access()
+        self.account = (budget or Account("process", 1 << 40)).account("bridges")
         self._wall = wall
         self._table: Table | None = None
         self._kept: set[str] = set()
@@ -93,18 +96,17 @@ class Bridges:
     def may(self, bridge: str, protocol: str, action: str, name: bytes) -> bool:
         """A bridge may do all that its ends need, unless the users file has an entry for it."""
         user = f"bridge/{bridge}"
-        access = self._access
-        if access is None or self.rules(bridge) is None:
+        if self.rules(bridge) is None:
             return True
-        guard = access.guards.get(protocol)
+        guard = self._access.guards.get(protocol)
         if guard is None or guard.may(user, action, name):
             return True
         guard.refuse(user, action, name, user)
         return False
 
     def rules(self, bridge: str) -> User | None:
-        users = None if self._access is None else self._access.users
-        return None if users is None else users.get(f"bridge/{bridge}")
+        """A bridge's entry in the users file, if there is one."""
+        return (self._access.users or {}).get(f"bridge/{bridge}")
 
     async def run(self) -> None:
         """Run the bridges of the settings, until cancelled."""
@@ -193,7 +195,7 @@ class Bridges:
             positions.keep()
         positions.take_from(settings.source)
         running = _Running()
-        running.bridge = Bridge(settings, self._ends, self, positions, self._account, running.wake)
+        running.bridge = Bridge(settings, self, positions, running.wake)
         self._running[settings.name] = running
         self._kept.add(settings.name)
         if self._nursery is not None:

@@ -57,6 +57,13 @@ class BridgeFilter:
         match = matcher([self.key])
         return lambda name: bool(match(name.decode("utf-8", "surrogateescape")))
 
+    @property
+    def by_size(self) -> bool:
+        return bool(self.min_bytes) or self.max_bytes is not None
+
+    def fits(self, body: bytes) -> bool:
+        return len(body) >= self.min_bytes and (self.max_bytes is None or len(body) <= self.max_bytes)
+
 
 @attrs.frozen
 class BridgeSettings:

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from brokers.api import object_at, parts_behind
+from brokers.api import LOOKING, object_at, parts_behind
+from brokers.control import ROOT
 from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, listed, row_of, selected
 from brokers.page import files, shown
 from shared.errors import BrokerError
@@ -186,7 +187,7 @@ def _as_page(make: Callable[[Request], Awaitable[Mapping[str, Any]]]) -> Endpoin
 
 def problem(request: Request, status: int, text: str) -> Response | None:
     """The error page for a browser that asks for a view; None for other requests."""
-    looks = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
+    looks = request.method in LOOKING and "text/html" in request.headers.get("accept", "")
     if not looks or request.url.path.startswith("/api/"):
         return None
     values = {"template": "problem.html", "title": "Not shown", "text": text, "poll": POLL_SECONDS_MAX}
@@ -292,7 +293,7 @@ async def _list(
         "protocols": sorted(protocol for protocol, _ in those),
         "filters": [name for name in kind.filters if name != "protocol"] + narrow,
         "makes": [
-            ActionForm(each.make, f"/api/v1/{kind.name}", "POST", "")
+            ActionForm(each.make, f"{ROOT}/{kind.name}", "POST", "")
             for _, each in those
             if each.make is not None
         ],
@@ -397,10 +398,10 @@ async def _one(
 def _action_form(action: Action, path: str, row: Row, kind: ObjectKind) -> ActionForm:
     subject = " ".join(str(row[part]) for part in kind.parts)
     if action.name in ("delete", "kick"):
-        return ActionForm(action, f"/api/v1{path}", "DELETE", subject, leaves=f"/{kind.name}")
+        return ActionForm(action, f"{ROOT}{path}", "DELETE", subject, leaves=f"/{kind.name}")
     idle = {"pause": True, "resume": False}.get(action.name)
     possible = idle is None or row.get("paused", row.get("state") == "paused") is not idle
-    return ActionForm(action, f"/api/v1{path}/{action.name}", "POST", subject, possible)
+    return ActionForm(action, f"{ROOT}{path}/{action.name}", "POST", subject, possible)
 
 
 async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, Any] | None:

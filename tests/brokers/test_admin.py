@@ -71,9 +71,6 @@ class Host:
             ("a", "crash"): Verb("crash", "Break.", crash),
         }
 
-    def history(self, after: str) -> Mapping[str, Any]:
-        return {"times": [], "lines": {}}
-
     def objects(self) -> Sequence[tuple[str, Objects]]:
         return self.has
 
@@ -101,11 +98,6 @@ async def serving(folder: Path, log: structlog.stdlib.BoundLogger | None = None)
 
 async def ask(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
     return await trio.to_thread.run_sync(control.request, folder, method, path, body)
-
-
-async def test_only_its_owner_may_use_the_control_socket(tmp_path: Path) -> None:
-    async with serving(tmp_path):
-        assert stat.S_IMODE((tmp_path / control.NAME).stat().st_mode) == 0o600
 
 
 async def test_health_is_two_questions(tmp_path: Path) -> None:
@@ -293,12 +285,6 @@ async def test_a_data_folder_with_a_long_path_has_a_control_socket_too(tmp_path:
         assert await ask(folder, "GET", "/livez") == "ok\n"
     control.remove(folder, os.lstat(folder / control.NAME))
     assert not (folder / control.NAME).exists()
-
-
-def test_no_server_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="no server is running") as refusal:
-        control.request(tmp_path, "GET", "/status")
-    assert refusal.value.code == ExitCode.UNAVAILABLE
 
 
 def test_a_server_that_hangs_does_not_hang_who_asks_how_it_does(

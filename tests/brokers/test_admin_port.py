@@ -30,6 +30,8 @@ from tests.support.installed import quiet_log
 TOKEN = "a-token-of-the-test"
 JSON = {"Content-Type": "application/json"}
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
+LOGIN = f"Authorization: Bearer {TOKEN}"
+AS_JSON = "Content-Type: application/json"
 
 
 def user(name: str, *rules: str) -> User:
@@ -69,6 +71,10 @@ class Port:
     async def connect(self) -> trio.SocketStream:
         return await trio.open_tcp_stream(*self.bound.address)
 
+    def head(self, asked: str, *lines: str) -> bytes:
+        """`asked`: method and path."""
+        return "\r\n".join([f"{asked} HTTP/1.1", f"Host: {self.name}", *lines, "", ""]).encode()
+
     async def ask(
         self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET", body: bytes = b""
     ) -> Answer:
@@ -76,7 +82,12 @@ class Port:
         head = "".join(f"{name}: {value}\r\n" for name, value in {**lines, **(headers or {})}.items())
         async with await self.connect() as stream:
             await stream.send_all(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
-            return parsed(b"".join([part async for part in stream]))
+            return await heard(stream)
+
+
+async def heard(stream: trio.SocketStream) -> Answer:
+    """What comes until the connection ends."""
+    return parsed(b"".join([part async for part in stream]))
 
 
 def parsed(data: bytes) -> Answer:
@@ -372,23 +383,16 @@ async def test_a_session_ends_with_its_user() -> None:
         assert (await port.ask("/status", {"Cookie": said})).status == 401
 
 
-async def test_who_has_logged_in_is_served_while_others_hold_every_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admin_port, "PACE_SECONDS", 0)
-    async with admin_port_at() as port:
-        idle = [await port.connect() for _ in range(admin_port.CONNECTIONS_MAX + 20)]
-        assert (await port.ask("/status", BEARER)).status == 200
-        for stream in idle:
-            await stream.aclose()
-
-
+@pytest.mark.parametrize(
+    ("pace_seconds", "count"), [(0, admin_port.CONNECTIONS_MAX + 20), (1000, 2 * admin_port.FEW)]
+)
 async def test_connections_that_send_nothing_keep_no_administrator_out(
-    monkeypatch: pytest.MonkeyPatch,
+    pace_seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin_port, "PACE_SECONDS", 1000)
+    """Neither those that hold every place nor those that come in a burst."""
+    monkeypatch.setattr(admin_port, "PACE_SECONDS", pace_seconds)
     async with admin_port_at() as port:
-        idle = [await port.connect() for _ in range(2 * admin_port.FEW)]
+        idle = [await port.connect() for _ in range(count)]
         with trio.fail_after(30):
             assert (await port.ask("/status", BEARER)).status == 200
         for stream in idle:
@@ -416,12 +420,11 @@ async def test_connections_that_log_in_are_accepted_without_a_pause(monkeypatch:
 
 async def test_a_connection_that_its_client_closes_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_port, "CONNECTIONS_MAX", 8)
-    request = "GET /status HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n"
     async with admin_port_at() as port:
         with trio.fail_after(4):  # less than what a silent connection is allowed
             for _ in range(24):
                 async with await port.connect() as stream:
-                    await stream.send_all(request.format(port.name, TOKEN).encode())
+                    await stream.send_all(port.head("GET /status", LOGIN))
                     data = bytearray()
                     while not data.endswith(b"}"):
                         data += await stream.receive_some()
@@ -435,41 +438,36 @@ async def test_an_end_that_comes_while_a_login_is_looked_at_waits_for_no_turn(
     monkeypatch.setattr(admin_port, "PACE_SECONDS", 1000)
     monkeypatch.setattr(admin_port, "CONNECTIONS_MAX", 8)
     async with admin_port_at() as port:
-        head = f"GET /status HTTP/1.1\r\nHost: {port.name}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
         with trio.fail_after(10):  # a place that is kept is free again after 5 s
             for _ in range(3 * admin_port.FEW):
                 async with await port.connect() as stream:
-                    await stream.send_all(head.encode())
+                    await stream.send_all(port.head("GET /status", LOGIN))
                     await stream.send_eof()
-                    assert parsed(b"".join([part async for part in stream])).status == 200
+                    assert (await heard(stream)).status == 200
 
 
 async def test_an_answer_that_is_under_way_comes_whole_to_a_client_that_closes_its_side() -> None:
     async with admin_port_at() as port, await port.connect() as stream:
-        head = f"GET /status HTTP/1.1\r\nHost: {port.name}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
-        await stream.send_all(head.encode())
+        await stream.send_all(port.head("GET /status", LOGIN))
         await stream.send_eof()
         with trio.fail_after(4):
-            assert parsed(b"".join([part async for part in stream])).status == 200
+            assert (await heard(stream)).status == 200
 
 
 async def test_nobody_without_a_login_has_a_body_read() -> None:
     async with admin_port_at() as port, await port.connect() as stream:
-        head = f"POST /a/echo HTTP/1.1\r\nHost: {port.name}\r\nContent-Type: application/json\r\n"
-        await stream.send_all(f"{head}Content-Length: 1000000\r\n\r\n".encode())
+        await stream.send_all(port.head("POST /a/echo", AS_JSON, "Content-Length: 1000000"))
         assert parsed(await stream.receive_some()).status == 401
 
 
 async def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_port, "BODY_SECONDS", 0.05)
     async with admin_port_at() as port, await port.connect() as stream:
-        head = f"POST /a/echo HTTP/1.1\r\nHost: {port.name}\r\nAuthorization: Bearer {TOKEN}\r\n"
-        await stream.send_all(f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{".encode())
+        await stream.send_all(port.head("POST /a/echo", LOGIN, AS_JSON, "Content-Length: 9") + b"{")
         with trio.fail_after(5):
-            data = b"".join([part async for part in stream])
-        assert parsed(data).status == 400
-        assert b"content-type: application/problem+json" in data.lower()
-        assert b"the body did not come whole, or not in time" in data
+            answer = await heard(stream)
+        assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
+        assert answer.json["detail"] == "the body did not come whole, or not in time"
         assert port.host.calls == []
 
 
@@ -487,13 +485,9 @@ async def test_a_body_that_is_announced_as_too_large_is_refused_at_once(
 ) -> None:
     """Also where nothing of it comes: its connection would hold a place until the deadline."""
     async with admin_port_at() as port, await port.connect() as stream:
-        head = f"POST {path} HTTP/1.1\r\nHost: {port.name}\r\nAuthorization: Bearer {TOKEN}\r\n"
-        await stream.send_all(
-            f"{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode()
-        )
+        await stream.send_all(port.head(f"POST {path}", LOGIN, AS_JSON, f"Content-Length: {length}"))
         with trio.fail_after(5):
-            data = b"".join([part async for part in stream])
-    assert parsed(data).status == status
+            assert (await heard(stream)).status == status
 
 
 @pytest.mark.parametrize(
@@ -505,24 +499,27 @@ async def test_a_body_that_is_announced_as_too_large_is_refused_at_once(
     ],
 )
 def test_an_announced_length_is_compared_whatever_it_looks_like(length: str, above: bool) -> None:
-    assert admin_gate.is_announced_above(100, length) is above
+    assert api.is_announced_above(100, length) is above
 
 
-@pytest.mark.parametrize("body", ["Content-Length: 9\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\nno\r\n"])
-@pytest.mark.parametrize("head", [f"Authorization: Bearer {TOKEN}\r\n", ""], ids=["login", "none"])
+@pytest.mark.parametrize(
+    ("length", "body"), [("Content-Length: 9", b"{"), ("Transfer-Encoding: chunked", b"no\r\n")]
+)
+@pytest.mark.parametrize("login", [[LOGIN], []], ids=["login", "none"])
 async def test_a_body_that_breaks_off_or_is_none_is_refused_without_a_word_in_the_log(
-    body: str, head: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    length: str,
+    body: bytes,
+    login: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Hypercorn refuses it, and ends its side while the application answers, too."""
     monkeypatch.setattr(admin_port, "PACE_SECONDS", 0.005)  # of the sixty here without a login
     async with admin_port_at() as port:
-        start = (
-            f"POST /nowhere HTTP/1.1\r\nHost: {port.name}\r\n{head}Content-Type: application/json\r\n{body}"
-        )
 
         async def ask() -> None:
             async with await port.connect() as stream:
-                await stream.send_all(start.encode())
+                await stream.send_all(port.head("POST /nowhere", *login, AS_JSON, length) + body)
                 await stream.send_eof()
                 with suppress(trio.BrokenResourceError):
                     async for _ in stream:
@@ -548,7 +545,7 @@ async def test_a_connection_that_is_answered_and_reads_nothing_holds_up_no_stop(
     with trio.fail_after(5):
         async with admin_port_at() as port:
             stream = await port.connect()
-            await stream.send_all(f"GET /metrics HTTP/1.1\r\nHost: {port.name}\r\n\r\n".encode() * 200)
+            await stream.send_all(port.head("GET /metrics") * 200)
             await trio.sleep(0.05)
         await stream.aclose()
 
@@ -595,14 +592,11 @@ async def test_who_asks_whether_the_server_is_alive_waits_for_no_other_stranger(
 
 
 async def test_a_flood_of_requests_without_a_login_is_answered_slowly_and_one_with_a_login_at_once() -> None:
-    def ask(*lines: str) -> bytes:
-        return "\r\n".join([f"GET /api/v1/queues HTTP/1.1\r\nHost: {port.name}", *lines, "\r\n"]).encode()
-
     async with admin_port_at() as port, await port.connect() as flood, await port.connect() as known:
         began = trio.current_time()
-        await flood.send_all(ask() * 80)
+        await flood.send_all(port.head("GET /api/v1/queues") * 80)
         await flood.receive_some()  # it has begun
-        await known.send_all(ask(f"Authorization: Bearer {TOKEN}"))
+        await known.send_all(port.head("GET /api/v1/queues", LOGIN))
         assert (await known.receive_some()).startswith(b"HTTP/1.1 200")
         answered = b""
         while answered.count(b"HTTP/1.1 401") < 70:

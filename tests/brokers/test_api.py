@@ -1,10 +1,8 @@
 """The API over a real server: every list, one object, and what can be done with it."""
 
 import gc
-import json
+import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,123 +15,8 @@ from starlette.exceptions import HTTPException
 
 from brokers import listing
 from shared.objects import KINDS, QUEUES, Objects, key_of
+from tests.brokers.asking import Api, scrape
 from tests.support.server import Server, run, speak, until
-
-
-@attrs.frozen
-class Api:
-    """Asks a server's API with its token."""
-
-    server: Server
-    document: dict[str, Any] = attrs.Factory(dict)
-
-    def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, Any]:
-        token = (self.server.data / "admin.token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        page = self.server.ready["page"]
-        url = f"{page}{path[1:]}" if path.startswith("/") else f"{page}api/v1/{path}"
-        request = urllib.request.Request(url, data, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            kind = error.headers.get_content_type()
-            return (error.code, json.load(error)) if kind == "application/problem+json" else (0, kind)
-
-    def allowed(self, path: str, method: str) -> str:
-        """The methods that a path has, as the answer 405 to another one says; sorted."""
-        token = (self.server.data / "admin.token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        url = f"{self.server.ready['page']}api/v1/{path}"
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(urllib.request.Request(url, b"{}", headers, method=method), timeout=30)
-        assert caught.value.code == 405
-        assert json.load(caught.value)["status"] == 405
-        return ", ".join(sorted(caught.value.headers["Allow"].split(", ")))
-
-    def get(self, path: str) -> Any:
-        status, found = self.ask(path)
-        assert status == 200, found
-        self.check("get", path, found)
-        return found
-
-    def check(self, method: str, path: str, answer: Any) -> None:
-        """The answer is what the API's own document says."""
-        if path == "openapi.json" or path.startswith("/"):
-            return
-        if not self.document:
-            self.document.update(self.ask("openapi.json")[1])
-        parts = path.partition("?")[0].split("/")
-        operations = [
-            methods[method]
-            for pattern, methods in self.document["paths"].items()
-            if method in methods and _fits(pattern.removeprefix("/api/v1/").split("/"), parts)
-        ]
-        assert operations, f"{method} {path} is not in the document"
-        (content,) = operations[0]["responses"]["200"]["content"].values()
-        faults = list(_faults(answer, content["schema"], self.document["components"]["schemas"]))
-        assert not faults, (method, path, faults)
-
-    def post(self, path: str, body: Any = None) -> Any:
-        status, found = self.ask(path, body or {}, "POST")
-        assert status == 200, found
-        self.check("post", path, found)
-        return found
-
-    def delete(self, path: str) -> Any:
-        status, found = self.ask(path, method="DELETE")
-        assert status == 200, found
-        self.check("delete", path, found)
-        return found
-
-    def command(self, protocol: str, *words: str) -> None:
-        environ = {
-            f"BROKERS_{protocol.upper()}_PORT": str(self.server.address(protocol)[1]),
-            "BROKERS_SERVE_DATA_DIR": str(self.server.data),
-        }
-        done = run(protocol, *words, environ=environ)
-        assert done.returncode == 0, done.stderr
-
-
-def _fits(pattern: list[str], parts: list[str]) -> bool:
-    return len(pattern) == len(parts) and all(
-        each.startswith("{") or each == part for each, part in zip(pattern, parts, strict=True)
-    )
-
-
-JSON_TYPES = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
-
-
-def _faults(value: Any, schema: Mapping[str, Any], schemas: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """What of a value is not as a schema says; an object has nothing that the schema does not name."""
-    if "$ref" in schema:
-        schema = schemas[schema["$ref"].rpartition("/")[2]]
-    types = schema.get("type", [])
-    types = [types] if isinstance(types, str) else types
-    if types and not any(
-        isinstance(value, JSON_TYPES[each]) and (each == "boolean" or not isinstance(value, bool))
-        for each in types  # type: ignore[arg-type]
-    ):
-        yield f"{at}: {value!r} is not {types}"
-    if isinstance(value, dict) and (named := schema.get("properties")):
-        yield from (f"{at}.{name} is missing" for name in schema.get("required", ()) if name not in value)
-        for name, each in value.items():
-            if name in named:
-                yield from _faults(each, named[name], schemas, f"{at}.{name}")
-            else:
-                yield f"{at}.{name} is not in the document"
-    if isinstance(value, list) and "items" in schema:
-        for each in value:
-            yield from _faults(each, schema["items"], schemas, f"{at}[]")
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +78,7 @@ def test_a_queue_is_paused_and_resumed(served: Api, protocol: str) -> None:
     assert served.post(f"{path}/pause") == {"paused": 1}
     assert served.post(f"{path}/pause") == {"paused": 0}
     assert served.get(path)["paused"] is True
-    with urllib.request.urlopen(f"{served.server.ready['page']}metrics", timeout=30) as answer:
-        assert f"brokers_{protocol}_queues_paused 1" in answer.read().decode()
+    assert f"brokers_{protocol}_queues_paused 1" in scrape(served.server)
     assert served.post(f"{path}/resume") == {"resumed": 1}
     assert served.get(path)["paused"] is False
     assert "a queue is paused" in served.server.said
@@ -360,8 +242,6 @@ def audited(api: Api) -> list[str]:
 
 
 def test_a_connection_is_listed_and_closed(served: Api) -> None:
-    import socket
-
     with socket.create_connection(served.server.address("logmq"), timeout=30) as ours:
         ours.sendall(b"PRODUCE seen x\n")
         assert ours.recv(100) == b"OK 0\n"

@@ -27,6 +27,7 @@ from shared.client.nursery import open_nursery
 from shared.errors import BrokerError
 from shared.plugin import VerbRequest
 from tests.support.installed import install, plugin
+from tests.support.server import begun
 
 HEAVY = ("starlette", "hypercorn", "prometheus_client")
 
@@ -329,8 +330,7 @@ def test_a_protocols_client_imports_nothing_that_only_a_server_needs() -> None:
 
 
 def test_a_reader_that_leaves_early_gets_no_complaint() -> None:
-    command = [sys.executable, "-m", "brokers", "config", "show"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with begun("config", "show") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
@@ -341,20 +341,17 @@ def test_a_reader_that_leaves_early_gets_no_complaint() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full is Linux's")
 def test_output_that_a_full_disk_does_not_take_is_one_line_and_a_failure() -> None:
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "brokers", "--version"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
-    assert (done.returncode, done.stderr) == (1, "brokers: No space left on device\n")
+    with open("/dev/full", "w") as full, begun("--version", stdout=full) as process:
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (1, b"brokers: No space left on device\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full is Linux's")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_an_error_that_nobody_hears_has_its_exit_code_all_the_same(unbuffered: str) -> None:
-    environ = os.environ | {"PYTHONUNBUFFERED": unbuffered}
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "brokers", "nothing"]
-        done = subprocess.run(command, stderr=full, timeout=30, env=environ)
-    assert done.returncode == ExitCode.USAGE
+    environ = {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full, begun("nothing", environ=environ, stderr=full) as process:
+        assert process.wait(30) == ExitCode.USAGE
 
 
 def test_a_terminal_without_a_size_and_without_utf_8_is_no_traceback(tmp_path: Path) -> None:
@@ -426,10 +423,9 @@ def test_a_verb_with_tasks_of_its_own_ends_as_any_other_when_its_reader_has_left
 def test_a_reader_that_has_left_ends_help_as_any_verb(asked: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as stdout:
-        command = [sys.executable, "-m", "brokers", *asked.split()]
-        ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False)
-    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+    with os.fdopen(writer, "w") as stdout, begun(*asked.split(), stdout=stdout) as process:
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (128 + signal.SIGPIPE, b"")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

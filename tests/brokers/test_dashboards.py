@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.brokers.test_metrics import scrape
+from tests.brokers.asking import scrape
 from tests.support.server import Server
 
 BROKERS = Path(__file__).parent.parent.parent / "brokers"

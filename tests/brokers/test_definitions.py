@@ -1,8 +1,6 @@
 """Definitions: written from one server, taken in by another; twice is as good as once; a conflict is told."""
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,14 @@ import attrs
 import pika
 import pytest
 import trio
-import trio.lowlevel
 
 from brokers import definitions
 from brokers.definitions import Document
 from dms.client import QueueOptions, connect
 from shared.definitions import SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Promised, Row
 from shared.objects import BadArgument
+from tests.brokers.asking import Api
+from tests.brokers.turns import counted_turns
 from tests.support.server import NotReadyError, Server, speak
 
 
@@ -142,46 +141,18 @@ async def test_what_a_document_makes_itself_is_promised_to_what_needs_it() -> No
 async def test_a_large_document_leaves_others_their_turn() -> None:
     shelf = Shelf("queues")
     shelf.there = {f"q{number}": "red" for number in range(5000)}
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(others)
+    async with counted_turns() as turns:
         document = Document([("a", shelf.definitions())], None, Disk())  # type: ignore[arg-type]
         text = b"".join([part async for part in document.text()]).decode()
         rows = await definitions.parsed(text)
-        assert turns > 20
+        assert turns.count > 20
         await document.take(rows, dry_run=True)
-        assert turns > 100
-        nursery.cancel_scope.cancel()
+        assert turns.count > 100
     assert len(rows["queues"]) == 5000
 
 
-class Asked:
-    """A server, asked with its token."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-
-    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
-        token = (self.server.data / "admin.token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.server.ready['page']}api/v1/{path}", data, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """A server that has one of everything."""
     with Server(tmp_path_factory.mktemp("definitions")) as server:
         said = speak(server.address("logmq"), b"PRODUCE orders one\nPRODUCE orders two\n")
@@ -203,14 +174,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
             channel.queue_bind("mails", "passing", "orders.#")
             channel.exchange_bind("shop", "amq.topic", "shop.*", {"a": 1})
             users = [{"name": "ann", "allow": ["dms:*:jobs"], "certificate": False}]
-            asked = Asked(server)
-            assert asked.ask("definitions", {"users": users})[0] == 200
-            asked.found = asked.ask("definitions")[1]  # type: ignore[attr-defined]
-        yield asked
+            assert Api(server).ask("definitions", {"users": users})[0] == 200
+            yield Api(server)
 
 
-def test_a_document_has_what_is_durable_and_nobodys_own(source: Asked) -> None:
-    found = source.found  # type: ignore[attr-defined]
+@pytest.fixture(scope="module")
+def found(source: Api) -> dict[str, list[dict[str, Any]]]:
+    """What it says of itself."""
+    document: dict[str, list[dict[str, Any]]] = source.ask("definitions")[1]
+    return document
+
+
+def test_a_document_has_what_is_durable_and_nobodys_own(found: dict[str, list[dict[str, Any]]]) -> None:
     assert list(found) == list(SECTIONS)
     assert found["users"] == [{"name": "ann", "allow": ["dms:*:jobs"], "certificate": False}]
     assert found["topics"] == [{"protocol": "logmq", "name": "orders", "durability": "always"}]
@@ -225,13 +200,14 @@ def test_a_document_has_what_is_durable_and_nobodys_own(source: Asked) -> None:
     assert bindings == {("shop", "mails", None), ("amq.topic", None, "shop")}
 
 
-def test_a_document_taken_in_again_changes_nothing(source: Asked) -> None:
-    found = source.found  # type: ignore[attr-defined]
+def test_a_document_taken_in_again_changes_nothing(
+    source: Api, found: dict[str, list[dict[str, Any]]]
+) -> None:
     count = sum(map(len, found.values()))
     assert source.ask("definitions", found) == (200, {"made": 0, "same": count, "left_out": 0, "told": []})
 
 
-def test_a_conflict_is_refused_with_its_object(source: Asked) -> None:
+def test_a_conflict_is_refused_with_its_object(source: Api) -> None:
     for section, row, text in (
         (
             "queues",
@@ -268,18 +244,17 @@ def test_a_conflict_is_refused_with_its_object(source: Asked) -> None:
 
 
 def test_a_start_takes_in_a_document_without_what_cannot_be_there_and_drains_when_told(
-    source: Asked, tmp_path: Path
+    found: dict[str, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    found = source.found  # type: ignore[attr-defined]
     path = tmp_path / "definitions.json"
     path.write_text(json.dumps(found))
     environ = {"BROKERS_SERVE_DEFINITIONS": str(path)}
     with Server(tmp_path, environ=environ) as server:
-        own = Asked(server).ask("definitions")[1]
+        own = Api(server).ask("definitions")[1]
         assert {**own, "groups": found["groups"]} == found
         assert own["groups"] == []
         assert "groups logmq/billing/orders: its topic has no records here" in server.said
-        assert Asked(server).ask("drain", {}) == (200, {"draining": 1})
+        assert Api(server).ask("drain", {}) == (200, {"draining": 1})
         assert server.wait() == 0
         assert "action=drain" in server.said
         path.write_text(json.dumps({"queues": [{"protocol": "dms", "name": "jobs"}]}))

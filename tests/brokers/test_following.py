@@ -1,8 +1,7 @@
 """Log lines as a list and as server-sent events, in memory and on a real server."""
 
-import http.client
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from brokers import logs
 from brokers.control import ControlConnection
 from brokers.following import Followers
 from brokers.recent import KEPT, Recent
+from tests.brokers.asking import Asking
 from tests.support.server import Server, speak
 
 
@@ -93,29 +93,6 @@ def test_lines_are_chosen_by_level_and_the_audit_log_is_never_above_info() -> No
     assert chosen("info") == levels[1:]
     assert chosen("warning") == ["warning", "error"]
     assert chosen("audit") == ["audit"]
-
-
-class Asking:
-    """A request to a server's admin port, and its answer as it comes."""
-
-    def __init__(self, server: Server, path: str, **headers: str) -> None:
-        address = server.ready["page"].split("/")[2]
-        token = (server.data / "admin.token").read_text().strip()
-        self._connection = http.client.HTTPConnection(address, timeout=20)
-        self._connection.request("GET", path, headers={"Authorization": f"Bearer {token}", **headers})
-        self.answer = self._connection.getresponse()
-
-    def __enter__(self) -> "Asking":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.answer.close()
-        self._connection.close()
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        for line in self.answer:
-            if line.startswith(b"data: "):
-                yield json.loads(line[6:])
 
 
 def test_the_log_of_a_server_is_followed(shared_server: Server) -> None:

@@ -278,9 +278,10 @@ class Recorded:
 
 
 async def test_what_is_held_is_written_before_the_store_closes_whatever_ends_it(
-    make_host: MakeHost, done: list[str]
+    make_host: MakeHost, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    it = make_host(record=lambda *_: Recorded(done))
+    monkeypatch.setattr("brokers.host.Recording", lambda *_: Recorded(done))
+    it = make_host()
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)
         nursery.cancel_scope.cancel()
@@ -321,13 +322,16 @@ async def test_it_is_ready_while_all_of_it_is(make_host: MakeHost, store: FakeSt
         it.stop()
 
 
-async def test_a_backup_says_when_it_was_made(tmp_path: Path, make_host: MakeHost, store: FakeStore) -> None:
+async def test_a_backup_says_when_it_was_made(
+    tmp_path: Path, make_host: MakeHost, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Any] = []
 
     async def copy(*asked: Any, now_ms: int) -> None:
         made.append((asked, now_ms))
 
-    it = make_host(copy=copy)
+    monkeypatch.setattr("brokers.host.backup_files", copy)
+    it = make_host()
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)
         await it.backup(tmp_path / "copy")

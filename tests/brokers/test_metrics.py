@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 import pytest
 import trio
-import trio.lowlevel
 from prometheus_client.parser import text_string_to_metric_families
 
 from brokers import detailed, metrics
@@ -20,7 +19,8 @@ from dms.client import connect
 from shared.metrics import Gauge, Histogram, Sample, ack_sample, counter, samples
 from shared.objects import QUEUES, BadArgument, Objects
 from shared.queues.waits import NONE, TICK_SECONDS, Waits
-from tests.brokers.test_following import Asking
+from tests.brokers.asking import Asking, scrape
+from tests.brokers.turns import counted_turns
 from tests.support.server import Server, speak
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
@@ -119,32 +119,22 @@ async def test_too_many_series_are_left_out_and_that_is_said(monkeypatch: pytest
 
 
 async def test_a_scrape_of_50_000_queues_leaves_others_their_turn() -> None:
-    turns = 0
-    done = trio.Event()
-
-    async def others() -> None:
-        nonlocal turns
-        while not done.is_set():
-            turns += 1
-            await trio.lowlevel.checkpoint()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(others)
+    async with counted_turns() as turns:
         text = await scraped("queues", queues_of(50_000))
-        done.set()
     assert text.count("brokers_queue_ready{") == 49_999
-    assert turns >= 50_000 / detailed.ROWS_AT_ONCE - 1  # in the last of them trio may have this go on first
+    assert (
+        turns.count >= 50_000 / detailed.ROWS_AT_ONCE - 1
+    )  # in the last of them trio may have this go on first
 
 
 async def test_what_gauges_add_up_costs_a_scrape_a_turn_each_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(metrics, "TURN_SECONDS", -1)
-    turn = 0
     read: list[tuple[object, int]] = []
 
     def add_up(owner: object) -> int:
-        read.append((owner, turn))
+        read.append((owner, turns.count))
         return 7
 
     gauges = [Gauge(f"all_{number}", "All.", add_up) for number in range(3)]
@@ -155,16 +145,8 @@ async def test_what_gauges_add_up_costs_a_scrape_a_turn_each_and_nobody_else(
     assert Rates(found).overview()["totals"][""]["x_messages_produced"] == 5
     assert not read
 
-    async def others() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await trio.lowlevel.checkpoint()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(others)
+    async with counted_turns() as turns:
         text = metrics.render(await metrics.computed(found())).decode()
-        nursery.cancel_scope.cancel()
     assert "brokers_x_all_2 7.0" in text
     assert [owner for owner, _ in read] == 3 * ["owner"]
     assert read[-1][1] > read[0][1]
@@ -191,12 +173,6 @@ def busy(shared_server: Server) -> Server:
     speak(shared_server.address("logmq"), b"PRODUCE measured one\nCOMMIT group measured 0\n")
     trio.run(use_a_queue)
     return shared_server
-
-
-def scrape(server: Server, path: str = "/metrics") -> str:
-    with Asking(server, path) as asking:
-        assert asking.answer.status == 200
-        return asking.answer.read().decode()
 
 
 def test_a_server_times_syncs_acknowledgements_and_queues(busy: Server) -> None:

@@ -4,10 +4,7 @@ import json
 import os
 import shutil
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,10 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from brokers.page.shown import cell
 from dms.client import connect
-from shared.access import Rule, Secret, User, written_users
+from shared.access import Rule, Secret, User
 from shared.objects import KINDS
-from tests.brokers.test_api import Api
+from tests.brokers.asking import Api
+from tests.e2e.users import write_users
 from tests.support.server import Server, speak, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -39,11 +37,8 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     folder = tmp_path_factory.mktemp("page")
-    (folder / "data").mkdir(mode=0o700)
     ann = User("ann", (Rule.parse("admin:read"),), Secret.make(b"secret", b"s" * 16))
-    users = folder / "data" / "users.toml"
-    users.touch(0o600)
-    users.write_text(written_users({"ann": ann}))
+    write_users(folder / "data", {"ann": ann})
     with Server(folder, environ={"BROKERS_SERVE_DURABILITY": "none"}) as server:
         api = Api(server)
         make_queues(api, "jobs")
@@ -424,22 +419,9 @@ def test_a_page_of_another_origin_drives_neither_the_admin_port_nor_logmq(
     assert "driven" not in [row["name"] for row in served.get("topics")["items"]]
 
 
-def ask(api: Api, path: str, accept: str = "text/html") -> tuple[int, Message, bytes]:
-    """Status, headers and body of what the token gets."""
-    token = (api.server.data / "admin.token").read_text().strip()
-    headers = {"Authorization": f"Bearer {token}", "Accept": accept}
-    request = urllib.request.Request(api.server.ready["page"].rstrip("/") + path, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.headers, answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.headers, error.read()
-
-
 def test_every_view_is_made_without_a_browser(served: Api) -> None:
     for path in (*VIEWS, *DETAILS):
-        status, _, body = ask(served, path)
+        status, _, body = served.answer(path, Accept="text/html")
         assert status == 200, path
         assert b" style=" not in body, f"{path}: the policy allows no style in a tag"
         assert b" on" + b"click=" not in body
@@ -463,7 +445,7 @@ def test_names_and_numbers_that_a_publisher_has_chosen_break_no_view() -> None:
 def test_what_is_not_there_is_told_on_a_page_to_browsers_alone(served: Api) -> None:
     for path in ("/nothing", "/queues/dms/none", "/queues?colour=red"):
         for accept, kind in (("text/html", "text/html"), ("*/*", "application/problem+json")):
-            status, headers, body = ask(served, path, accept)
+            status, headers, body = served.answer(path, Accept=accept)
             assert status == (400 if "?" in path else 404), path
             assert headers["content-type"].startswith(kind)
             assert b"<script>" not in body

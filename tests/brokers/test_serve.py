@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from brokers.errors import ExitCode
 from shared.net.tls import client_context
+from tests.brokers.asking import Api
 from tests.brokers.conftest import Run
 from tests.support.echo import install_echo
 from tests.support.server import SHORT_LINGER, NotReadyError, Server, speak, until
@@ -386,11 +386,8 @@ def test_a_broken_protocol_is_one_line_and_the_others_serve(new_server: NewServe
 def test_a_server_says_where_its_page_is_and_its_token_opens_it(server: Server) -> None:
     page = server.ready["page"]
     assert f" page={page}" in server.said
-    token = (server.data / "admin.token").read_text().strip()
-    assert token not in server.said
-    request = urllib.request.Request(f"{page}status", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        assert json.load(answer)["state"] == "ready"
+    assert (server.data / "admin.token").read_text().strip() not in server.said
+    assert Api(server).ask("/status")[1]["state"] == "ready"
     assert server.stop() == 0
 
 

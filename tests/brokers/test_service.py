@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from brokers.config import Config, load
 from brokers.service import BACKOFF_SECONDS_MAX, WELL_SECONDS, SupervisedService
+from shared.access import Access
 from shared.errors import ConfigError
 from shared.net.connection import Session
 from shared.net.datagram_sink import Address
@@ -44,7 +45,7 @@ class Troubled(Idle):
 def part(plugin_: Plugin, **environ: str) -> SupervisedService:
     config: Config = load([plugin_], file=None, environ=environ)
     context = Context(cast(Store, NoStore()), quiet_log())
-    return SupervisedService(plugin_, config, context, Network(NetSettings()))
+    return SupervisedService(plugin_, config, context, Network(NetSettings()), Access())
 
 
 def troubled(lives: list[float], started: list[float], opens: list[BaseException | None]) -> Plugin:

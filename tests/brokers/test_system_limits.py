@@ -13,8 +13,9 @@ from tests.support.server import NotReadyError, Server
 
 
 def limited(folder: Path, files: int) -> Server:
-    """A server that may have so many files open."""
-    return Server(folder, prefix=("sh", "-c", f'ulimit -n {files} && exec "$@"', "sh"))
+    """A server that may have so many files open. It answers before the disk has what it is told."""
+    prefix = ("sh", "-c", f'ulimit -n {files} && exec "$@"', "sh")
+    return Server(folder, prefix=prefix, environ={"BROKERS_SERVE_DURABILITY": "none"})
 
 
 def test_too_few_open_files_are_a_refusal_that_says_how_many_it_takes(tmp_path: Path) -> None:

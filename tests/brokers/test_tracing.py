@@ -14,8 +14,8 @@ from brokers.service import SupervisedService
 from brokers.tracing import NAMES_MAX, TooManyTraces, Traces
 from shared.objects import BadArgument
 from shared.tracing import COPIES_MAX, Tap
-from tests.brokers.test_following import Asking
-from tests.support.server import Server, run, speak
+from tests.brokers.asking import Api, Asking
+from tests.support.server import Server, speak
 
 
 async def test_a_tap_takes_so_many_copies_a_second_and_is_unhooked_for_the_rest(
@@ -94,19 +94,19 @@ async def test_a_name_is_traced_until_nobody_has_asked_for_half_a_minute(
 
 def test_messages_of_every_protocol_are_traced_where_they_pass(shared_server: Server) -> None:
     address, name = shared_server.address, "traced"
-    environ = {f"BROKERS_{each}_PORT": str(address(each.lower())[1]) for each in ("DMS", "DMP")}
-    assert run("dms", "create", "-q", name, environ=environ).returncode == 0
+    command = Api(shared_server).command
+    command("dms", "create", "-q", name)
     with Asking(shared_server, f"/api/v1/trace?name={name}&follow=1") as asking:
         rows = asking.events()
         speak(address("logmq"), f"PRODUCE {name} of-logmq\n".encode())
-        assert run("dms", "produce", "-q", name, "-m", "of-dms", environ=environ).returncode == 0
+        command("dms", "produce", "-q", name, "-m", "of-dms")
         with socket.create_connection(address("kqmsgq")) as producer:
             producer.sendall(b"produce*\0\0\0\x06traced\0\0\0\x09of-kqmsgq")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.sendto(name.encode().ljust(50, b"\0") + b"\x03of-pubsub", address("pubsub"))
         with pika.BlockingConnection(pika.ConnectionParameters(*address("dmp"))) as connection:
             connection.channel().basic_publish("", name, b"of-amqp", pika.BasicProperties(app_id="me"))
-        assert run("dmp", "put", "amq.topic", "-k", name, "of-sink", environ=environ).returncode == 0
+        command("dmp", "put", "amq.topic", "-k", name, "of-sink")
         found = {row["text"]: row for _, row in zip(range(6), rows, strict=False)}
     assert {text: row["protocol"] for text, row in found.items()} == {
         **{f"of-{protocol}": protocol for protocol in ("logmq", "dms", "kqmsgq", "pubsub")},

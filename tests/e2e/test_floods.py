@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from brokers import control
-from shared.access import Rule, Secret, User, written_users
+from shared.access import Rule, Secret, User
+from tests.e2e.users import server_of
 from tests.support.forked import quick_passwords
-from tests.support.server import Server, speak, until
+from tests.support.server import speak, until
 
 ENTRY_SECONDS = 10.0
 """On a machine of its own some two; this one may have other things to do."""
@@ -56,20 +57,15 @@ def _flood(address: tuple[str, int]) -> Iterator[None]:
 
 
 def test_who_is_logged_in_is_served_in_a_flood_and_who_comes_meanwhile_gets_in(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    file = tmp_path / "data" / "users.toml"
-    file.touch(0o600)
     with quick_passwords():
         secrets = {name: Secret.make(name.encode(), bytes(16)) for name in ("ann", "bob")}
-        rules = (Rule.parse("*:*:*"),)
-        file.write_text(written_users({name: User(name, rules, each) for name, each in secrets.items()}))
-    environ = {"BROKERS_ACCESS_REQUIRED": "always", "BROKERS_SERVE_ENABLE": "logmq"}
+    users = {name: User(name, (Rule.parse("*:*:*"),), secret) for name, secret in secrets.items()}
 
     def refused() -> bool:
         return 'reason="address_fails_often"' in str(control.request(server.data, "GET", "/metrics"))
 
     with (
-        Server(tmp_path, environ=environ, quick=True) as server,
+        server_of(tmp_path, users, enable="logmq", BROKERS_ACCESS_REQUIRED="always") as server,
         socket.create_connection(server.address("logmq"), timeout=30) as ann,
     ):
 

@@ -21,10 +21,11 @@ from dmp.amqp_client import Refused, open_amqp
 from dms.errors import Denied
 from logmq.client import LogmqError
 from pubsub.client import Kind
-from shared.access import Rule, Secret, User, written_users
+from shared.access import Rule, Secret, User
 from shared.client.dial import Disconnected, How
+from tests.e2e.users import server_of
 from tests.support.forked import quick_passwords
-from tests.support.server import Server, run, until
+from tests.support.server import run, run_here, until
 
 PASSWORD = "planted pass:word"
 OTHER = "another planted pass:word"
@@ -42,17 +43,15 @@ class Place:
     """A server that asks for logins, over TLS or in the clear on loopback, and what its clients have."""
 
     def __init__(self, folder: Path, *, tls: bool) -> None:
-        self.folder = folder
-        (folder / "data").mkdir()
-        users = folder / "data" / "users.toml"
-        users.touch(0o600)
-        with quick_passwords():
-            users.write_text(written_users(USERS))
         authority = trustme.CA()
+        self.server = server_of(  # over TLS it asks for certificates; a login beside one is that user's
+            folder,
+            USERS,
+            enable=",".join(PROTOCOLS),
+            authority=authority if tls else None,
+            BROKERS_ACCESS_REQUIRED="always",
+        )
         self.ca = folder / "ca.pem"
-        authority.cert_pem.write_to_path(self.ca)
-        served = authority.issue_cert("localhost", "127.0.0.1")
-        served.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
         self.certificate, self.key = folder / "sensor.pem", folder / "sensor.key"
         sensor = authority.issue_cert(common_name="sensor")
         sensor.cert_chain_pems[0].write_to_path(self.certificate)
@@ -60,11 +59,8 @@ class Place:
         self.right, self.wrong = folder / "right", folder / "wrong"
         self.right.write_text(f"{PASSWORD}\n")
         self.wrong.write_text(f"{OTHER}\n")
-        environ = {"BROKERS_SERVE_ENABLE": ",".join(PROTOCOLS), "BROKERS_ACCESS_REQUIRED": "always"}
-        if tls:  # client certificates are asked for; a login beside one is that user's
-            environ["BROKERS_TLS_CERTIFICATE"] = str(folder / "server.pem")
-            environ["BROKERS_TLS_CLIENT_CA"] = str(self.ca)
-        self.server = Server(folder, environ=environ, quick=True)
+        self.lines = folder / "lines"
+        self.lines.write_text("exit\n")
 
 
 @pytest.fixture(scope="module")
@@ -246,23 +242,22 @@ COMMANDS: dict[str, Sequence[str]] = {
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_command_logs_in_and_no_output_of_its_or_the_servers_shows_a_password(
-    protocol: str, plain: Place, place: Place
+    protocol: str, plain: Place, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, printed = (protocol, *COMMANDS[protocol]), []
 
-    def ran(
-        where: Place, *more: str, url: str = "", environ: dict[str, str] | None = None, refused: bool = False
-    ) -> None:
+    def ran(where: Place, *more: str, url: str = "", refused: bool = False) -> None:
         host, port = where.server.address(protocol)
         there = ("--host", f"{url}{host}:{port}") if url else ("--port", str(port))
-        done = run(*words, *there, *more, environ=environ, stdin=b"exit\n" if protocol == "pubsub" else b"")
+        with plain.lines.open() as stdin, monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", stdin)
+            done = run_here(*words, *there, *more)
         printed.append(done.stdout + done.stderr)
         if protocol != "pubsub":  # which leaves before it is answered
-            assert bool(done.returncode) is refused, done.stdout + done.stderr
+            assert bool(done.returncode) is refused, printed[-1]
 
     ran(plain, "--user", "ann", "--password-file", str(plain.right))
     ran(plain, "--password-file", str(plain.right), url=f"{protocol}://ann@")
-    ran(plain, environ={"BROKERS_USER": "ann", "BROKERS_PASSWORD_FILE": str(plain.right)})
     ran(plain, "--user", "ann", "--password-file", str(plain.wrong), refused=True)
     ran(plain, refused=True)
     ran(plain, "--user", "ann", refused=True)
@@ -270,9 +265,12 @@ def test_a_command_logs_in_and_no_output_of_its_or_the_servers_shows_a_password(
     ours = ("--ca", str(place.ca), "--certificate", str(place.certificate), "--key", str(place.key))
     ran(place, "--tls", *ours, url=f"{protocol}+tls://")
     ran(place, *ours, "--user", "ann", "--password-file", str(place.right))
+    monkeypatch.setenv("BROKERS_USER", "ann")
+    monkeypatch.setenv("BROKERS_PASSWORD_FILE", str(plain.right))
+    ran(plain)
     printed += [str(plain.server.said), str(place.server.said)]
     printed += [control.request(where.server.data, "GET", "/metrics") for where in (plain, place)]
-    done = run("config", "show", environ={"BROKERS_USER": "ann", "BROKERS_PASSWORD_FILE": str(plain.right)})
+    done = run_here("config", "show")
     printed.append(done.stdout + done.stderr)
     assert not [text for text in printed if "planted" in text]
 

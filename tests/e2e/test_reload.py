@@ -16,8 +16,9 @@ import trustme
 from brokers import control
 from brokers.errors import ExitCode, Refusal
 from dms import wire as dms_wire
-from shared.access import SALT_BYTES, Rule, Secret, User, written_users
-from tests.support.server import Server, run, speak, until
+from shared.access import SALT_BYTES, Rule, Secret, User
+from tests.e2e.users import write_users
+from tests.support.server import Server, run_here, speak, until
 
 SETTINGS = """
 [serve]
@@ -52,7 +53,7 @@ class Reloaded:
 
     def reload(self, settings: str) -> str:
         self.file.write_text(settings)
-        done = run("reload", "--data-dir", str(self.server.data))
+        done = run_here("reload", "--data-dir", str(self.server.data))
         assert done.returncode == 0, done.stderr
         return str(done.stdout)
 
@@ -114,12 +115,12 @@ def test_limits_patterns_allow_lists_and_the_log_level_are_taken_up_and_what_tak
 def test_what_is_wrong_changes_nothing_and_says_what(it: Reloaded) -> None:
     it.reload("[logmq]\ntopics_max = 9\n")
     it.file.write_text("[logmq]\ntopics_max = 1\n[dms]\nqueues_max = 0\n")
-    done = run("reload", "--data-dir", str(it.server.data))
+    done = run_here("reload", "--data-dir", str(it.server.data))
     assert done.returncode == ExitCode.CONFIGURATION
     assert "dms.queues_max" in done.stderr
     assert speak(it.server.address("logmq"), b"PRODUCE nine x\n") == b"OK 0\n"
     # Users are taken up all the same: to remove one must not wait for somebody's edit.
-    done = run("user", "add", "anonymous", "--allow", "logmq:read:*", "--data-dir", str(it.server.data))
+    done = run_here("user", "add", "anonymous", "--allow", "logmq:read:*", "--data-dir", str(it.server.data))
     assert "the server knows" in done.stdout
     assert speak(it.server.address("logmq"), b"PRODUCE nine x\n").startswith(b"ERR DENIED")
 
@@ -151,7 +152,7 @@ def test_new_connections_see_a_new_certificate_on_every_port_and_those_that_stan
         standing = connect(ports[0])
         assert standing.getpeercert(True) == old
         new = issue()
-        assert run("reload", "--data-dir", str(server.data)).returncode == 0
+        assert run_here("reload", "--data-dir", str(server.data)).returncode == 0
         for address in ports:
             with connect(address) as one:
                 assert one.getpeercert(True) == new
@@ -173,9 +174,6 @@ def test_no_request_is_decided_by_an_old_rule_or_shown_an_old_certificate_once_a
     """Under load: three connections ask without a pause while rules and certificates change."""
     authority = trustme.CA()
     context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
-    (tmp_path / "data").mkdir()
-    users = tmp_path / "data" / "users.toml"
-    users.touch(0o600)
     secret = Secret.make(b"right", bytes(SALT_BYTES))
 
     def change(allowed: bool) -> bytes:
@@ -183,7 +181,7 @@ def test_no_request_is_decided_by_an_old_rule_or_shown_an_old_certificate_once_a
         made = authority.issue_cert("127.0.0.1")
         made.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
         rule = Rule.parse("logmq:write:*" if allowed else "logmq:read:*")
-        users.write_text(written_users({"ann": User("ann", (rule,), secret)}))
+        write_users(tmp_path / "data", {"ann": User("ann", (rule,), secret)})
         return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
 
     def connect(address: tuple[str, int]) -> ssl.SSLSocket:

@@ -15,7 +15,8 @@ from dmp.wire import AMQP_HEADER
 from dms import wire as dms_wire
 from kqmsgq import wire as kqmsgq_wire
 from pubsub import wire as pubsub_wire
-from shared.access import SALT_BYTES, Rule, Secret, User, written_users
+from shared.access import SALT_BYTES, Rule, Secret, User
+from tests.e2e.users import write_users
 from tests.support.server import Server, run_here, until
 
 PLANTED = "planted-secret"
@@ -50,10 +51,7 @@ MISTAKEN = {
 
 
 def test_no_password_hash_or_token_leaves_the_data_folder(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    users = tmp_path / "data" / "users.toml"
-    users.touch(0o600)
-    users.write_text(written_users({"ann": User("ann", (Rule.parse("*:*:*"),), SECRET)}))
+    write_users(tmp_path / "data", {"ann": User("ann", (Rule.parse("*:*:*"),), SECRET)})
     arguments = ("--log-level", "debug")
     with Server(tmp_path, *arguments, environ={"BROKERS_ACCESS_REQUIRED": "always"}) as server:
         token = (server.data / "admin.token").read_text().strip()
