@@ -6,6 +6,8 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
+import attrs
+
 from logmq.broker import Broker
 from logmq.groups import Committed, group_of
 from logmq.record_counts import RecordCounts
@@ -144,15 +146,7 @@ class Admin:
 
     def _group(self, found: tuple[Log, bytes]) -> dict[str, Any] | None:
         row = self._committed(found)
-        if row is None:
-            return None
-        return {
-            "group": row.group,
-            "topic": row.topic,
-            "offset": row.offset,
-            "end": row.end,
-            "lag_bytes": row.behind_bytes,
-        }
+        return None if row is None else {**attrs.asdict(row), "lag_bytes": row.behind_bytes}
 
     async def _look_at_group(self, found: tuple[Log, bytes], seconds: float) -> dict[str, Any]:
         log, row = found[0], self._committed(found)

@@ -6,8 +6,8 @@ Otherwise lines are handled one by one. Neighbouring writes are queued, and appe
 else is done. (Figures below: process time of `receive`, store in memory.)
 
 *Order.* Answers leave in the order of their requests (`Replies`). Writes are applied at once, and answered
-when their commit is done. A read sees earlier writes of its own connection: a CONSUME or FETCH at an offset
-that the disk has not confirmed does not begin until the answers before it are sent. Nor do rarer requests
+when their commit is done. A read sees earlier writes of its own connection. So a CONSUME or FETCH at an
+offset that the disk has not confirmed begins once the answers before it are sent. So do rarer requests
 (OFFSETS, DELETE, ...).
 
 *Stops.* Input is held back (`SessionBase`) while a read is under way, and while a request waits for the
@@ -435,8 +435,8 @@ class Session(SessionBase):
         return last
 
     def _learn_run(self, data: bytes) -> bool:
-        """Prepare for a run by its first line, a PRODUCE; False if that needs a closer look, as of a new topic,
-        or the next line is of another topic.
+        """Prepare for a run by its first line, a PRODUCE; False if that needs a closer look, or its topic is
+        new, or the next line is of another topic.
         """
         end = data.find(b"\n")
         space = data.find(b" ", len("PRODUCE "), end)
@@ -543,10 +543,7 @@ class Session(SessionBase):
         pieces = counted.pieces(records)
         first, ticket, written = self.broker.writers.write(log, writer, seq, pieces)
         if written:
-            count = sum([count for _, count in pieces])
-            self.counts.messages_in += count
-            self.written += count
-            self.counts.bytes_in += len(records)
+            self._count_written(sum([count for _, count in pieces]), len(records))
         else:
             self.counts.batches_repeated += 1
         self._reply_after(ticket, b"OK %d\n" % first)
@@ -604,9 +601,7 @@ class Session(SessionBase):
         offsets, ticket = self.broker.store.append_each(logs, records)
         count = len(offsets)
         if count:
-            self.counts.messages_in += count
-            self.written += count
-            self.counts.bytes_in += sum(map(len, records[:count]))
+            self._count_written(count, sum(map(len, records[:count])))
             self.replies.reply_after(ticket, (b"OK %d\n" * count) % tuple(offsets), count)
         if count < len(logs):
             self._append_by_topic(logs[count:], records[count:])
@@ -630,9 +625,7 @@ class Session(SessionBase):
             ends = list(accumulate(map(len, parts), initial=offset))
             for place, at in zip(those, ends, strict=False):
                 offsets[place] = at
-            self.counts.messages_in += len(those)
-            self.written += len(those)
-            self.counts.bytes_in += ends[-1] - offset
+            self._count_written(len(those), ends[-1] - offset)
         start = 0
         for outcome, run in groupby(map(outcomes.__getitem__, logs)):
             end = start + sum(1 for _ in run)
@@ -642,6 +635,11 @@ class Session(SessionBase):
                 answers = (b"OK %d\n" * (end - start)) % tuple(offsets[start:end])
                 self.replies.reply_after(outcome, answers, end - start)
             start = end
+
+    def _count_written(self, messages: int, size: int) -> None:
+        self.counts.messages_in += messages
+        self.counts.bytes_in += size
+        self.written += messages
 
     def _alive(self, log: "Log") -> "Log":
         """`log`, or its successor if it was deleted since it was looked up."""
@@ -835,8 +833,8 @@ class Session(SessionBase):
     def _read(self, begin: Callable[[Callable[[Any], None]], None], finish: Callable[[Any], None]) -> None:
         """Begin a read. `finish` gets what was read, now or later, and answers the request.
 
-        Until then nothing more is taken from the peer: its answer is the next, and what it asks for then is
-        probably in what is being read.
+        Until then nothing more is taken from the peer, so this answer is the next. What the peer asks for
+        then is probably in what is being read.
         """
         finished = False
 
