@@ -164,16 +164,12 @@ class Producer:
         route = self._known_routes().get(message[: message[4] + NAME_AT + KNOWN_BYTES])
         if route is None:
             return False
-        self._take(route, message)
-        self._count(len(message))
-        return True
-
-    def _take(self, route: Route[Consumer], message: bytes) -> None:
-        """Begin a pass with one whole message."""
         self._messages = self._delivered = self._unrouted = 0
         self._add(route, message, 1)
+        self._count(len(message))
         if self._track is not None:
             self._track.record(1, message)
+        return True
 
     def _known_routes(self) -> dict[bytes, Route[Consumer]]:
         """The known routes by first bytes, as this producer may use them."""
