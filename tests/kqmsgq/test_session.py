@@ -16,10 +16,13 @@ from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import State
 from kqmsgq.wire import Fault, Message, message, subscribe, unsubscribe
 from shared import fanout
+from shared.access import ANONYMOUS, Access, Rule, User
 from shared.budget import Account
 from shared.errors import RemoteProtocolError
 from shared.net.session import SessionBase
 from tests.kqmsgq.world import Peer, World
+from tests.support.connections import MemoryConnection
+from tests.support.hand_peer import HandPeer
 
 
 def test_a_message_reaches_everyone_subscribed_to_its_queue_with_its_own_bytes(world: World) -> None:
@@ -483,6 +486,20 @@ def test_one_run_behind_a_message_in_two_reads_comes_behind_it(world: World) -> 
     everything.taken()
     producer.send(first[:100], first[100:] + behind)
     assert everything.taken() == first + behind
+
+
+def test_a_large_message_that_may_not_be_sent_is_dropped_and_what_follows_it_is_not(world: World) -> None:
+    gate = Access({ANONYMOUS: User(ANONYMOUS, (Rule.parse("kqmsgq:write:b"),))}).guard("kqmsgq")
+    everything = world.consumer(subscribe())
+    connection = MemoryConnection()
+    producer = HandPeer(connection, Session(connection, world.queues, gate))
+    large = {name: message(name, bytes(100_000)) for name in (b"a", b"b")}
+    producer.send(b"produce")
+    for name in (b"a", b"b"):
+        producer.send(large[name][:100], large[name][100:] + large[b"b"])
+    assert everything.taken() == large[b"b"] * 3
+    assert producer.fault is None
+    assert (world.counts.messages_in, world.counts.messages_unrouted) == (3, 0)
 
 
 def test_a_short_read_does_not_make_a_producer_search_anew(monkeypatch: pytest.MonkeyPatch) -> None:
