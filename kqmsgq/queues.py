@@ -145,11 +145,10 @@ class Queues:
 
     def unsubscribe(self, consumer: Consumer, name: bytes) -> None:
         """End the subscription to `name`; one to all queues stays. Without a name: end every subscription."""
-        if not name:
+        if name:
+            self.end_subscription(consumer, name)
+        else:
             self.unsubscribe_all(consumer)
-        elif self._index.unsubscribe(consumer, name):
-            self.routes.forget()
-            self._charge(consumer, -1, name)
 
     def subscriptions(self, consumer: Consumer) -> list[bytes]:
         """The names of the consumer's queues; an empty name stands for all queues."""

@@ -6,9 +6,12 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
+import attrs
+
 from logmq.broker import Broker
 from logmq.groups import Committed, group_of
 from logmq.record_counts import RecordCounts
+from logmq.wire import NUMBER_MAX
 from shared.actions import action, changing
 from shared.objects import (
     GROUPS,
@@ -27,7 +30,6 @@ from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Log
 
-OFFSET_MAX = (1 << 63) - 1
 RECORDS_MAX = 1000
 READ_BYTES = 256 << 10
 TIME_HELP = "RFC 3339: before the first record from then on, by up to 64 KiB"
@@ -104,7 +106,7 @@ class Admin:
     async def _records(self, log: Log, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         offset = None if "from" in arguments else await self._place(log, arguments)
         if offset is None:
-            offset = a_count(arguments, "from", log.first, 0, OFFSET_MAX)
+            offset = a_count(arguments, "from", log.first, 0, NUMBER_MAX)
         limit = a_count(arguments, "limit", 100, 1, RECORDS_MAX)
         rows = MessageRows(limit)
         while rows.left:
@@ -144,15 +146,7 @@ class Admin:
 
     def _group(self, found: tuple[Log, bytes]) -> dict[str, Any] | None:
         row = self._committed(found)
-        if row is None:
-            return None
-        return {
-            "group": row.group,
-            "topic": row.topic,
-            "offset": row.offset,
-            "end": row.end,
-            "lag_bytes": row.behind_bytes,
-        }
+        return None if row is None else {**attrs.asdict(row), "lag_bytes": row.behind_bytes}
 
     async def _look_at_group(self, found: tuple[Log, bytes], seconds: float) -> dict[str, Any]:
         log, row = found[0], self._committed(found)
@@ -215,7 +209,7 @@ class Admin:
         if "time" in arguments:
             return log.seek(round(_moment(arguments) * 1000))
         if "records_back" in arguments:
-            back = a_count(arguments, "records_back", 0, 0, OFFSET_MAX)
+            back = a_count(arguments, "records_back", 0, 0, NUMBER_MAX)
             return await self._counts.back_from_end(log, back)
         return None
 

@@ -19,7 +19,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 import attrs
 import trio
@@ -28,7 +28,6 @@ from logmq import connector
 from logmq.connector import (
     Answer,
     Ask,
-    ChunkAnswer,
     LineAnswer,
     LogmqError,
     Mark,
@@ -74,8 +73,6 @@ BATCHES_UNANSWERED_MAX = 32
 
 LOGIN_SECONDS = 30.0
 """Timeout of a login. After failures of its address it takes longer."""
-
-_Answer = TypeVar("_Answer", bound=Answer)
 
 
 @asynccontextmanager
@@ -154,8 +151,7 @@ class Client:
 
     async def append(self, topic: str, message: bytes) -> int:
         """Write a message by APPEND. `produce` uses it by itself for a message that no line can hold."""
-        request = b"APPEND %b %d\n%b" % (checked_name(topic).encode(), len(message), message)
-        (offset,) = await answered(await self._send(request, LineAnswer(b"OK", 1)))
+        (offset,) = await answered(await self._send(connector.append(topic, message)))
         return cast(int, offset)
 
     async def batch(self, topic: str, writer: str, seq: int, messages: Sequence[bytes]) -> int:
@@ -268,7 +264,7 @@ class Client:
 
     async def delete(self, topic: str) -> None:
         """Delete a topic. Not sent again where the answer is lost (Disconnected): the topic may be new."""
-        await answered(await self._send(b"DELETE %b\n" % checked_name(topic).encode(), LineAnswer(b"OK", 0)))
+        await answered(await self._send(connector.delete(topic)))
 
     async def ping(self) -> None:
         """A round trip."""
@@ -278,11 +274,12 @@ class Client:
         """Send one PING over the existing connection. Raises Unreachable if the answer is late, or is not
         LogMQ's.
         """
-        answer = LineAnswer(b"PONG", 0)
+        ping = connector.ping()
+        answer = ping.answer()
         try:
             with trio.fail_after(seconds):
                 assert self._reconnecting.link is not None
-                await self._reconnecting.link.ask(b"PING\n", answer)
+                await self._reconnecting.link.ask(ping.request, answer)
                 await answered(answer)
         except LogmqError:
             pass  # a server that knows only the specification
@@ -293,17 +290,16 @@ class Client:
 
     # For `Records` and `Producer`: requests whose answers are waited for later.
 
-    async def send_fetch(self, topic: str, offset: int, bytes_max: int, wait_ms: int) -> ChunkAnswer:
-        request, _ = connector.fetch(topic, offset, bytes_max, wait_ms)
-        return await self._send(request, ChunkAnswer(offset))
+    async def send_fetch(self, topic: str, offset: int, bytes_max: int, wait_ms: int) -> Answer:
+        return await self._send(connector.fetch(topic, offset, bytes_max, wait_ms))
 
-    async def send_batch(self, topic: str, writer: str, seq: int, records: bytes) -> LineAnswer:
-        head, _ = connector.batch(topic, writer, seq, len(records))
-        return await self._send(head + records, LineAnswer(b"OK", 1))
+    async def send_batch(self, topic: str, writer: str, seq: int, records: bytes) -> Answer:
+        line, answer = connector.batch(topic, writer, seq, len(records))
+        return await self._send(Ask(line + records, answer))
 
     async def _ask(self, ask: Ask) -> Any:
         """The result of a request that may be sent twice."""
-        return await self._again(lambda: self._send(ask.request, ask.answer()))
+        return await self._again(lambda: self._send(ask))
 
     async def _again(self, send: Callable[[], Any]) -> Any:
         """The same for a request sent by `send`."""
@@ -313,9 +309,10 @@ class Client:
 
         return await self._reconnecting.repeat(attempt)
 
-    async def _send(self, request: bytes, answer: _Answer) -> _Answer:
+    async def _send(self, ask: Ask) -> Answer:
+        answer = ask.answer()
         link = await self._reconnecting.connected()
-        await link.ask(request, answer)
+        await link.ask(ask.request, answer)
         return answer
 
     def _close(self) -> None:
@@ -390,7 +387,7 @@ class Records:
         self._wait_ms = FOLLOW_WAIT_MS if follow else 0
         self._bytes_max = bytes_max
         self._ready: deque[Record] = deque()
-        self._answer: ChunkAnswer | None = None
+        self._answer: Answer | None = None
         self._answer_offset = offset
         self.offset = offset
 
@@ -398,41 +395,41 @@ class Records:
         return self
 
     async def __anext__(self) -> Record:
-        while not self._ready:
-            await self._more()
+        if not self._ready and not await self._fetched():
+            raise StopAsyncIteration
         record = self._ready.popleft()
         self.offset = record.next_offset
         return record
 
     async def chunk(self) -> list[Record]:
         """All records that are fetched, at least one; none at the end."""
-        if not self._ready:
-            try:
-                self._ready.appendleft(await anext(self))
-            except StopAsyncIteration:
-                return []
+        if not await self._fetched():
+            return []
         records = list(self._ready)
         self._ready.clear()
         self.offset = records[-1].next_offset
         return records
 
-    async def _more(self) -> None:
-        try:
-            answer = self._answer or await self._ask()
-            self._answer = None
-            at, data = cast(tuple[int, bytes], await answered(answer))
-        except Unreachable:
-            raise
-        except Disconnected:
-            return  # the caller asks again, over a new connection
-        if data:
-            self._ready.extend(records_of(data, at))
-            self._answer_offset = at + len(data)
-            self._answer = await self._ask()  # fetched while these are handed out
-        elif not self._wait_ms:
-            raise StopAsyncIteration
+    async def _fetched(self) -> bool:
+        """Wait until records are fetched; False: it is the end."""
+        while not self._ready:
+            try:
+                answer = self._answer or await self._ask()
+                self._answer = None
+                at, data = cast(tuple[int, bytes], await answered(answer))
+            except Unreachable:
+                raise
+            except Disconnected:
+                continue  # it is asked again, over a new connection
+            if data:
+                self._ready.extend(records_of(data, at))
+                self._answer_offset = at + len(data)
+                self._answer = await self._ask()  # fetched while these are handed out
+            elif not self._wait_ms:
+                return False
+        return True
 
-    async def _ask(self) -> ChunkAnswer:
+    async def _ask(self) -> Answer:
         return await self._client.send_fetch(self._topic, self._answer_offset, self._bytes_max, self._wait_ms)
 
 
@@ -484,7 +481,7 @@ class _Batch:
     seq: int
     records: bytes = attrs.field(repr=False)
     count: int
-    answer: LineAnswer | None = None
+    answer: Answer | None = None
 
 
 class Producer:

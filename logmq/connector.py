@@ -123,6 +123,11 @@ def fetch(topic: str, offset: int, bytes_max: int, wait_ms: int | None = None) -
     return Ask(_line_of("FETCH", checked_name(topic), offset, bytes_max, *wait), lambda: ChunkAnswer(offset))
 
 
+def append(topic: str, message: bytes) -> Ask:
+    """The result: the offset, in a tuple."""
+    return Ask(_line_of("APPEND", checked_name(topic), len(message)) + message, _ok)
+
+
 def batch(topic: str, writer: str, seq: int, length: int) -> Ask:
     """The line before `length` bytes of records. The result: the offset of the first, in a tuple."""
     return Ask(_line_of("BATCH", checked_name(topic), checked_name(writer), seq, length), _ok)
@@ -136,6 +141,10 @@ def commit(group: str, topic: str, offset: int) -> Ask:
 def committed(group: str, topic: str) -> Ask:
     """The result: the offset, in a tuple."""
     return Ask(_line_of("COMMITTED", checked_name(group), checked_name(topic)), _ok)
+
+
+def delete(topic: str) -> Ask:
+    return Ask(_line_of("DELETE", checked_name(topic)), lambda: LineAnswer(b"OK", 0))
 
 
 def auth(login: "Login") -> bytes:

@@ -3,14 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from logmq.broker import Broker
-from logmq.wire import name_untrusted, topic_untrusted
+from logmq.wire import NUMBER_MAX, name_untrusted, topic_untrusted
 from shared.definitions import Conflict, DefinitionSection, LeftOut, Made, Promised, Row, name_of, parts
 from shared.errors import StoreError
 from shared.objects import BadArgument, a_count, a_text
 from shared.storage.log import read_records
 from shared.storage.settings import Durability
-
-OFFSET_MAX = (1 << 63) - 1
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
@@ -41,7 +39,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
 
     async def make_group(row: Row, dry_run: bool, is_promised: Promised) -> Made:
         group, topic = a_text(row, "group"), a_text(row, "topic")
-        offset = a_count(row, "offset", 0, 0, OFFSET_MAX)
+        offset = a_count(row, "offset", 0, 0, NUMBER_MAX)
         name_untrusted(group.encode(), "group")
         log = broker.topics.find(topic)
         if log is None and not offset and is_promised("topics", topic):

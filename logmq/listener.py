@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from typing import Any
 
+import attrs
 import trio
 
 from logmq.admin import Admin
@@ -181,13 +182,7 @@ class LogmqService:
         """`topic`, `group`: only theirs."""
         topic, group = arguments.get("topic"), arguments.get("group")
         return [
-            {
-                "group": row.group,
-                "topic": row.topic,
-                "offset": row.offset,
-                "end": row.end,
-                "behind_bytes": row.behind_bytes,
-            }
+            {**attrs.asdict(row), "behind_bytes": row.behind_bytes}
             for row in self.broker.groups.all(self.broker.topics.by_id().get)
             if topic in (None, row.topic) and group in (None, row.group)
         ]

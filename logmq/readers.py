@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from logmq.metrics import Counts
 from logmq.runs import message_lines
-from logmq.wire import Refusal, chunk_line, refusal_for
+from logmq.wire import chunk_line
 from shared.budget import Account
 from shared.errors import LogDeleted, StoreError
 from shared.file_range import FileRange
@@ -57,6 +57,9 @@ class ReaderOwner(Protocol):
     connection: Connection
     replies: Replies
     counts: Counts
+
+    def refused(self, error: StoreError) -> bytes:
+        """The line that refuses a request, which is counted."""
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Call in the driver's next turn, so that other connections come first."""
@@ -197,7 +200,7 @@ class LogWatch:
     def moved(self, log: "Log") -> None:
         """The log's visible end has moved, or the log was deleted."""
         if log.deleted:
-            self._serve(self._refuse_all(refusal_for(LogDeleted())))
+            self._serve(self._refuse_all(LogDeleted()))
             return
         if not self._waking and self.offsets and self.offsets[0] < log.visible:
             self._waking = True
@@ -264,7 +267,7 @@ class LogWatch:
 
     def _serve_tails(self, records: bytes | StoreError) -> Iterator[int]:
         if isinstance(records, StoreError):
-            yield from self._refuse(tuple(self._tails), refusal_for(records))
+            yield from self._refuse(tuple(self._tails), records)
         else:
             start = self._position
             lines, size = message_lines(records, start) if self._tails else (b"", len(records))
@@ -286,17 +289,17 @@ class LogWatch:
             self._push_soon()
         self._close_if_idle()
 
-    def _refuse_all(self, refusal: Refusal) -> Iterator[int]:
+    def _refuse_all(self, error: StoreError) -> Iterator[int]:
         while self._fetches:
             _, fetches = self._fetches.popitem()
-            yield from self._refuse(fetches, refusal)
-        yield from self._refuse(tuple(self._tails), refusal)
+            yield from self._refuse(fetches, error)
+        yield from self._refuse(tuple(self._tails), error)
         self._close_if_idle()
 
-    def _refuse(self, readers: "Iterable[Tail | Fetch]", refusal: Refusal) -> Iterator[int]:
+    def _refuse(self, readers: "Iterable[Tail | Fetch]", error: StoreError) -> Iterator[int]:
         for reader in readers:
             if reader.waits:
-                reader.owner.connection.attempt(reader.refuse, refusal)
+                reader.owner.connection.attempt(reader.refuse, error)
                 yield FETCH_MICROSECONDS
 
     def _close_if_idle(self) -> None:
@@ -376,9 +379,7 @@ class Tail(_Reader):
 
         def checked(result: bool | StoreError) -> None:
             if isinstance(result, StoreError):
-                refusal = refusal_for(result)
-                self.owner.counts.count_refused(refusal)
-                slot.resolve(refusal.line)
+                slot.resolve(self.owner.refused(result))
             else:
                 slot.resolve(b"OK %d\n" % self.next)
 
@@ -398,7 +399,7 @@ class Tail(_Reader):
         if log is None or self.ended or self._feed is not None or self._reading or self.crowded:
             return
         if log.deleted:
-            self.refuse(refusal_for(LogDeleted()))
+            self.refuse(LogDeleted())
         elif self.next >= log.visible:
             self._join_feed(log)
         else:
@@ -432,11 +433,10 @@ class Tail(_Reader):
             if self._slot is not None:
                 self._slot.resolve(b"OK %d\n" % self.next)
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, error: StoreError) -> None:
         if not self.ended and self._slot is not None:
             self.abandon()
-            self.owner.counts.count_refused(refusal)
-            self._slot.resolve(refusal.line)
+            self._slot.resolve(self.owner.refused(error))
             self.owner.reader_ended(self)
 
     def abandon(self) -> None:
@@ -448,7 +448,7 @@ class Tail(_Reader):
         if self.ended:
             return
         if isinstance(records, StoreError):
-            self.refuse(refusal_for(records))
+            self.refuse(records)
             return
         if records:
             lines, size = message_lines(records, self.next)
@@ -485,7 +485,7 @@ class Fetch(_Reader):
     def found(self, log: "Log") -> None:
         self._log = log
         if log.deleted:
-            self.refuse(refusal_for(LogDeleted()))
+            self.refuse(LogDeleted())
         elif self._has_come:
             self.read()
         else:
@@ -505,7 +505,7 @@ class Fetch(_Reader):
             if isinstance(chunk, FileRange):
                 chunk.release()
         elif isinstance(chunk, StoreError):
-            self.refuse(refusal_for(chunk))
+            self.refuse(chunk)
         else:
             self.owner.counts.bytes_fetched += chunk.length
             self._end([chunk_line(self.next, chunk.length), chunk.chunk()])
@@ -528,9 +528,8 @@ class Fetch(_Reader):
         else:
             self._end(b"EOF\n")
 
-    def refuse(self, refusal: Refusal) -> None:
-        self.owner.counts.count_refused(refusal)
-        self._end(refusal.line)
+    def refuse(self, error: StoreError) -> None:
+        self._end(self.owner.refused(error))
 
     def abandon(self) -> None:
         self.owner.counts.fetches_waiting -= not self.ended

@@ -14,7 +14,7 @@ import trio
 
 from logmq.topics import Topics
 from shared.errors import StoreError
-from shared.storage.format import LENGTH_BYTES, length_at
+from shared.storage.format import LENGTH_BYTES, count_records, length_at
 from shared.storage.log import Log, read_records
 
 STEP_BYTES = 64 << 10
@@ -160,15 +160,9 @@ class RecordCounts:
 async def _count(log: Log, start: int, end: int) -> int:
     """How many records a part of an entry has. Raises StoreError."""
     count = 0
-    while start < end:
-        data = await read_records(log, start, min(end - start, STEP_BYTES))
-        if not data:
-            break
-        at = 0
-        while at < len(data) and start + at < end:
-            at += LENGTH_BYTES + length_at(data, at)[0]
-            count += 1
-        start += at
+    while start < end and (data := await read_records(log, start, min(end - start, STEP_BYTES))):
+        count += count_records(data) or 0
+        start += len(data)
     return count
 
 

@@ -6,9 +6,9 @@ Otherwise lines are handled one by one. Neighbouring writes are queued, and appe
 else is done. (Figures below: process time of `receive`, store in memory.)
 
 *Order.* Answers leave in the order of their requests (`Replies`). Writes are applied at once, and answered
-when their commit is done. A read sees earlier writes of its own connection. A CONSUME or FETCH at an offset
-that the disk has not confirmed waits until the answers before it are sent. Rarer requests (OFFSETS, DELETE,
-...) do not even begin before that.
+when their commit is done. A read sees earlier writes of its own connection. So a CONSUME or FETCH at an
+offset that the disk has not confirmed begins once the answers before it are sent. So do rarer requests
+(OFFSETS, DELETE, ...).
 
 *Stops.* Input is held back (`SessionBase`) while a read is under way, and while a request waits for the
 answers before it.
@@ -21,6 +21,8 @@ from itertools import accumulate, groupby
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from logmq import runs
 from logmq.batch_count import BatchCount
@@ -44,7 +46,7 @@ from logmq.wire import (
     too_large,
     topic_untrusted,
 )
-from shared.access import MANAGE, READ, WRITE
+from shared.access import MANAGE, READ, WRITE, Guard
 from shared.errors import StoreError, printable
 from shared.file_range import FileRange
 from shared.net.connection import Connection
@@ -101,6 +103,7 @@ class Session(SessionBase):
         "_body_done",
         "_body_length",
         "_fetches",
+        "_known",
         "_line_max",
         "_listing",
         "_logins_refused",
@@ -148,6 +151,7 @@ class Session(SessionBase):
         self._fetches: dict[Fetch, None] | None = None
         self._listing: tuple[Iterator[tuple[bytes, bool]], ReplySlot] | None = None
         self.admit(broker.access)
+        self._known = self._writable_topics()
         self.await_first_request(_SAID_NOTHING if self.user else _log_in_first().line)
 
     # -- the driver's calls
@@ -252,17 +256,10 @@ class Session(SessionBase):
                 self._flush()
                 return at
             case State.BODY:
-                end = at + self._body_length
-                if end > len(data):
+                end = self._body(data, at)
+                if end < 0:
                     return at
-                if self._batch_count is not None and not self._batch_count.go_on(data, at, end):
-                    self.let_others()
-                    return at
-                self._batch_count = None
-                done, self._body_done = self._body_done, None
-                assert done is not None
                 self._step(Event.BODY_COMPLETE)
-                done(data[at:end])
                 self._flush()
                 return end
             case State.SKIPPED_BODY:
@@ -303,8 +300,7 @@ class Session(SessionBase):
             if self.stopped:
                 return at
         line_max, size_max = self._line_max, self._size_max
-        known = self.topics.known if self.guard is None else _Writable(self)
-        logs, messages = self._queued_logs, self._queued_messages
+        known, logs, messages = self._known, self._queued_logs, self._queued_messages
         for _ in range(LINES_PER_ROUND):
             end = data.find(b"\n", at)
             if end < 0:
@@ -370,11 +366,11 @@ class Session(SessionBase):
             self.stop(_TURN)
             self.replies.when_empty(lambda: self.go(_TURN))
             return -1
-        except Refusal as refusal:
-            if refusal.code is Code.UNKNOWN_COMMAND and looks_like_http(line):
+        except (StoreError, Refusal) as error:
+            if looks_like_http(line) and refusal_for(error).code is Code.UNKNOWN_COMMAND:
                 self._end_http(line)
                 return after
-            self._refuse(refusal if self.user else _log_in_first())
+            self._refuse(error if self.user else _log_in_first())
         self.stop_if_crowded()
         return after
 
@@ -403,8 +399,7 @@ class Session(SessionBase):
         if found is None:
             return 0
         topics, messages, end = found
-        known = self.topics.known if self.guard is None else _Writable(self)
-        logs = [known.get(topic) for topic in topics]
+        logs = list(map(self._known.get, topics))
         if None in logs:
             return 0
         self._append_mixed(logs, messages)  # type: ignore[arg-type]
@@ -440,8 +435,8 @@ class Session(SessionBase):
         return last
 
     def _learn_run(self, data: bytes) -> bool:
-        """Prepare for a run by its first line, a PRODUCE; False if that needs a closer look, or the next line
-        is of another topic.
+        """Prepare for a run by its first line, a PRODUCE; False if that needs a closer look, or its topic is
+        new, or the next line is of another topic.
         """
         end = data.find(b"\n")
         space = data.find(b" ", len("PRODUCE "), end)
@@ -450,15 +445,10 @@ class Session(SessionBase):
         word = data[: space + 1]
         if len(data) > end + 1 and not data.startswith(word, end + 1):
             return False
-        topic = data[len("PRODUCE ") : space]
-        if self.guard is not None and not self.guard.may(self.user, WRITE, topic):
-            return False  # it is refused and counted as a line
-        try:
-            self._run_log = self._writable(topic)
-        except Refusal:
+        log = self._known.get(data[len("PRODUCE ") : space])
+        if log is None:
             return False
-        self._run_word = word
-        self._run_separator = b"\n" + self._run_word
+        self._run_log, self._run_word, self._run_separator = log, word, b"\n" + word
         return True
 
     def _append_run(self, data: bytes) -> int:
@@ -468,11 +458,9 @@ class Session(SessionBase):
         """
         end = data.find(b"\n")
         space = data.find(b" ", len("APPEND "), max(end, 0))
-        log = self.topics.known.get(data[len("APPEND ") : space])
+        log = self._known.get(data[len("APPEND ") : space])
         field = data[space + 1 : end]
         if space < 0 or log is None or not field.isdigit() or len(field) > 7 or int(field) > self._size_max:
-            return 0
-        if self.guard is not None and not self.guard.may(self.user, WRITE, data[len("APPEND ") : space]):
             return 0
         size = int(field)
         records, count = runs.appended(data, data[: end + 1], size)
@@ -517,40 +505,45 @@ class Session(SessionBase):
                 self._step(Event.BODY_REFUSED)
             return after
 
-        def done(body: bytes) -> None:
-            try:
-                if word == b"APPEND":
-                    self._queue(self._writable(topic), body)
-                else:
-                    self._batch(topic, writer, seq, body, counted)
-            except Refusal as refusal:
-                self._refuse(refusal)
-
-        end = after + length
-        counted = BatchCount()
-        if len(data) >= end and (word == b"APPEND" or counted.go_on(data, after, end)):
-            done(data[after:end])
+        self._body_length = length
+        if word == b"APPEND":
+            self._body_done = lambda body: self._queue(self._writable(topic), body)
+        else:
+            counted = self._batch_count = BatchCount()
+            self._body_done = lambda body: self._batch(topic, writer, seq, body, counted)
+        end = self._body(data, after)
+        if end >= 0:
             return end
-        self._batch_count = counted if word == b"BATCH" else None
-        self._body_length, self._body_done = length, done
         self._step(Event.BODY_ANNOUNCED)
         return after
+
+    def _body(self, data: bytes, at: int) -> int:
+        """Take the announced body, which begins at `at`; returns where it ends, -1 while it is incomplete or
+        its records are not all counted.
+        """
+        end = at + self._body_length
+        if end > len(data):
+            return -1
+        if self._batch_count is not None and not self._batch_count.go_on(data, at, end):
+            self.let_others()
+            return -1
+        done, self._body_done, self._batch_count = self._body_done, None, None
+        assert done is not None
+        try:
+            done(data[at:end])
+        except (StoreError, Refusal) as error:
+            self._refuse(error)
+        return end
 
     def _batch(self, topic: bytes, writer: str, seq: int, records: bytes, counted: BatchCount) -> None:
         if counted.broken:
             raise Refusal(Code.SYNTAX, "a batch is whole records: length in 4 bytes, payload")
         log = self._writable(topic)
         self._flush()
-        try:
-            pieces = counted.pieces(records)
-            first, ticket, written = self.broker.writers.write(log, writer, seq, pieces)
-        except StoreError as error:
-            raise refusal_for(error) from None
+        pieces = counted.pieces(records)
+        first, ticket, written = self.broker.writers.write(log, writer, seq, pieces)
         if written:
-            count = sum([count for _, count in pieces])
-            self.counts.messages_in += count
-            self.written += count
-            self.counts.bytes_in += len(records)
+            self._count_written(sum([count for _, count in pieces]), len(records))
         else:
             self.counts.batches_repeated += 1
         self._reply_after(ticket, b"OK %d\n" % first)
@@ -591,7 +584,7 @@ class Session(SessionBase):
                 log = self._alive(log)
             first, ticket = log.append(records, count)
         except (StoreError, Refusal) as error:
-            self._refuse(error if isinstance(error, Refusal) else refusal_for(error), count)
+            self._refuse(error, count)
             return
         counts = self.counts
         counts.messages_in += count
@@ -608,9 +601,7 @@ class Session(SessionBase):
         offsets, ticket = self.broker.store.append_each(logs, records)
         count = len(offsets)
         if count:
-            self.counts.messages_in += count
-            self.written += count
-            self.counts.bytes_in += sum(map(len, records[:count]))
+            self._count_written(count, sum(map(len, records[:count])))
             self.replies.reply_after(ticket, (b"OK %d\n" * count) % tuple(offsets), count)
         if count < len(logs):
             self._append_by_topic(logs[count:], records[count:])
@@ -623,29 +614,32 @@ class Session(SessionBase):
         for place, log in enumerate(logs):
             places.setdefault(log, []).append(place)
         offsets = [0] * len(logs)
-        outcomes: dict[Log, Ticket | Refusal] = {}
+        outcomes: dict[Log, Ticket | StoreError | Refusal] = {}
         for log, those in places.items():
             parts = [records[place] for place in those]
             try:
                 offset, outcomes[log] = self._alive(log).append(b"".join(parts), len(those))
             except (StoreError, Refusal) as error:
-                outcomes[log] = error if isinstance(error, Refusal) else refusal_for(error)
+                outcomes[log] = error
                 continue
             ends = list(accumulate(map(len, parts), initial=offset))
             for place, at in zip(those, ends, strict=False):
                 offsets[place] = at
-            self.counts.messages_in += len(those)
-            self.written += len(those)
-            self.counts.bytes_in += ends[-1] - offset
+            self._count_written(len(those), ends[-1] - offset)
         start = 0
         for outcome, run in groupby(map(outcomes.__getitem__, logs)):
             end = start + sum(1 for _ in run)
-            if isinstance(outcome, Refusal):
+            if isinstance(outcome, StoreError | Refusal):
                 self._refuse(outcome, end - start)
             else:
                 answers = (b"OK %d\n" * (end - start)) % tuple(offsets[start:end])
                 self.replies.reply_after(outcome, answers, end - start)
             start = end
+
+    def _count_written(self, messages: int, size: int) -> None:
+        self.counts.messages_in += messages
+        self.counts.bytes_in += size
+        self.written += messages
 
     def _alive(self, log: "Log") -> "Log":
         """`log`, or its successor if it was deleted since it was looked up."""
@@ -670,9 +664,7 @@ class Session(SessionBase):
                 slot.resolve(b"OK\n")
                 return
             self._logins_refused += 1
-            refusal = Refusal(Code.DENIED, "wrong name or password")
-            self.counts.count_refused(refusal)
-            slot.resolve(refusal.line)
+            slot.resolve(self.refused(Refusal(Code.DENIED, "wrong name or password")))
             if self._logins_refused >= LOGINS_MAX:
                 self._end(Event.LOGIN_REFUSED)
 
@@ -689,6 +681,7 @@ class Session(SessionBase):
 
     def access_changed(self) -> None:
         super().access_changed()
+        self._known = self._writable_topics()
         self._run_word = self._run_separator = _NEVER
         guard, tail = self.guard, self._tail
         if guard is None:
@@ -699,6 +692,10 @@ class Session(SessionBase):
         for fetch in tuple(self._fetches or ()):
             if not guard.may(self.user, READ, fetch.topic):
                 fetch.end()
+
+    def _writable_topics(self) -> "Mapping[bytes, Log] | _Writable":
+        known, guard = self.topics.known, self.guard
+        return known if guard is None else _Writable(known, guard, self.user)
 
     def _require(self, action: str, name: bytes) -> None:
         """Raise Refusal if the user may not."""
@@ -750,10 +747,14 @@ class Session(SessionBase):
 
     def _consume(self, fields: Sequence[bytes]) -> None:
         log = self._readable(fields[0])
-        self._consume_all(log, (number_untrusted(fields[1], "offset"),))
+        if not self._consume_all(log, (number_untrusted(fields[1], "offset"),)):
+            self._await_turn()
 
     def _consume_all(self, log: "Log | None", offsets: Sequence[int]) -> int:
-        """Answer CONSUMEs of one topic until something stops them; returns how many."""
+        """Answer CONSUMEs of one topic until something stops them; returns how many.
+
+        It stops at an offset that is not visible yet, and that this connection may have just written.
+        """
         if log is None:
             self.reply(_EOF * len(offsets))
             return len(offsets)
@@ -762,49 +763,39 @@ class Session(SessionBase):
             offset = offsets[done]
             window = self.broker.windows.get(self)
             follows = window is not None and window.log is log and window.offset == offset
-            if window is None or not follows or not window.records or offset < log.first:
-                window = self._read_ahead(log, offset, NEXT_READ_BYTES if follows else FIRST_READ_BYTES)
-            if window is None:  # the request is answered, or will be
+            if window is not None and follows and window.records and offset >= log.first:
+                done += self._say_messages(window, offsets, done)
+            elif offset < log.visible:
+                self._read_ahead(log, offset, NEXT_READ_BYTES if follows else FIRST_READ_BYTES)
                 done += 1
+            elif offset < log.end and self.replies.pending:
+                break
             else:
-                done += self._say_messages(window, offsets, done, None)
+                self.reply(_EOF)
+                done += 1
             if done >= runs.AT_ONCE:
                 self.let_others()
             if self.stop_if_crowded():
                 break
         return done
 
-    def _read_ahead(self, log: "Log", offset: int, size: int) -> Window | None:
-        """A window that begins at `offset`; None if its request is answered here, or will be."""
-        window: Window | None = None
+    def _read_ahead(self, log: "Log", offset: int, size: int) -> None:
+        """Answer a CONSUME from the log, and keep what was read with it."""
 
-        def finish(records: bytes | StoreError, slot: ReplySlot | None) -> None:
-            nonlocal window
-            if isinstance(records, StoreError):
-                self._answer(slot, self._refused(records))
-            elif not records:
-                self._answer(slot, _EOF)
-            elif not self.lost:
-                window = Window(log, offset, records)
-                self.broker.windows.put(self, window)
-                if slot is not None:  # the caller has gone
-                    self._say_messages(window, (offset,), 0, slot)
+        def finish(records: bytes) -> None:
+            window = Window(log, offset, records)
+            self.broker.windows.put(self, window)
+            self._say_messages(window, (offset,), 0)
 
-        self._read(log, offset, lambda done: log.read(offset, size, done), finish)
-        return window
+        self._read(lambda done: log.read(offset, size, done), finish)
 
-    def _say_messages(
-        self, window: Window, offsets: Sequence[int], start: int, slot: ReplySlot | None
-    ) -> int:
+    def _say_messages(self, window: Window, offsets: Sequence[int], start: int) -> int:
         """Answer those of `offsets[start:]` that ask for the window's records in turn; returns how many."""
         count, at = runs.consumed(offsets, start, window.records, window.at, window.offset, window.length)
         lines, _ = runs.message_lines(window.records[window.at : at], window.offset)
         window.advance(at)
         self.counts.messages_consumed += count
-        if slot is None:
-            self.replies.reply(lines)
-        else:
-            slot.resolve(lines)
+        self.reply(lines)
         return count
 
     def _fetch(self, fields: Sequence[bytes]) -> None:
@@ -823,84 +814,46 @@ class Session(SessionBase):
             self._await_fetches()
             fetch.start()
             return
-        if log is None:
+        if log is None or offset >= log.visible:
+            if log is not None and offset < log.end:
+                self._await_turn()  # this connection may have just written it
             self.reply(_EOF)
             return
-        if offset >= log.visible:
-            size = min(
-                size, log.end - offset
-            )  # what is written behind this request is not part of its answer
 
-        def finish(chunk: FileRange | StoreError, slot: ReplySlot | None) -> None:
-            if isinstance(chunk, StoreError):
-                self._answer(slot, self._refused(chunk))
-            elif not chunk.length:
-                chunk.release()
-                self._answer(slot, _EOF)
-            else:
-                self.counts.bytes_fetched += chunk.length
-                self._answer(slot, chunk_line(offset, chunk.length), chunk.chunk())
+        def finish(chunk: FileRange) -> None:
+            self.counts.bytes_fetched += chunk.length
+            self.reply(chunk_line(offset, chunk.length))
+            self.replies.reply(chunk.chunk())
 
-        self._read(log, offset, lambda done: log.read_chunk(offset, size, done), finish)
+        self._read(lambda done: log.read_chunk(offset, size, done), finish)
 
     def _await_fetches(self) -> None:
         self.deadline(_FETCHES, min((fetch.deadline for fetch in self._fetches or ()), default=inf))
 
-    def _read(
-        self,
-        log: "Log",
-        offset: int,
-        begin: Callable[[Callable[[Any], None]], None],
-        finish: Callable[[Any, ReplySlot | None], None],
-    ) -> None:
-        """Begin a read at `offset`; `finish` gets what was read, as `_await_read` has it.
+    def _read(self, begin: Callable[[Callable[[Any], None]], None], finish: Callable[[Any], None]) -> None:
+        """Begin a read. `finish` gets what was read, now or later, and answers the request.
 
-        Nothing visible is there: EOF, unless this connection may have just written it. Then the read waits
-        until all writes before it are answered, and so visible, if they ever will be.
+        Until then nothing more is taken from the peer, so this answer is the next. What the peer asks for
+        then is probably in what is being read.
         """
-
-        def in_turn(slot: ReplySlot) -> None:
-            if offset < log.visible:
-                begin(self.connection.guarded(lambda result: finish(result, slot)))
-            else:
-                slot.resolve(_EOF)
-
-        if offset < log.visible:
-            self._await_read(begin, finish)
-        elif offset < log.end and self.replies.pending:
-            self.replies.slot(in_turn)
-        else:
-            self.reply(_EOF)
-
-    def _await_read(
-        self,
-        begin: Callable[[Callable[[Any], None]], None],
-        finish: Callable[[Any, ReplySlot | None], None],
-    ) -> None:
-        """Begin a read. `finish` gets what was read: at once, or later with the slot of the answer.
-
-        Until then nothing more is taken from the peer: what it asks for next is probably in what is being
-        read.
-        """
-        slot: ReplySlot | None = None
         finished = False
 
         def done(result: Any) -> None:
             nonlocal finished
             finished = True
-            if slot is None:
-                finish(result, None)
+            if self.lost:
+                if isinstance(result, FileRange):
+                    result.release()
+                return
+            if isinstance(result, StoreError):
+                self._refuse(result)
             else:
-                self.connection.attempt(finish_later, result)
-
-        def finish_later(result: Any) -> None:
-            finish(result, slot)
+                finish(result)
             self.go(_READ)
 
         self._has_read(PLACE_READS)
-        begin(done)
+        begin(self.connection.guarded(done))
         if not finished:
-            slot = self.replies.slot()
             self.stop(_READ)
 
     # -- the other requests
@@ -926,11 +879,7 @@ class Session(SessionBase):
         unix_ms = number_untrusted(fields[1], "unix-ms")
         log = self._existing(READ, fields[0])
         self._has_read()
-        try:
-            offset = log.seek(unix_ms)
-        except StoreError as error:
-            raise refusal_for(error) from None
-        self.reply(b"OK %d\n" % offset)
+        self.reply(b"OK %d\n" % log.seek(unix_ms))
 
     def _commit(self, fields: Sequence[bytes]) -> None:
         group = name_untrusted(fields[0], "group")
@@ -943,28 +892,15 @@ class Session(SessionBase):
             self._await_turn()  # it may be about to be the end
             raise Refusal(Code.BAD_OFFSET, f"beyond the end; the nearest below is {log.visible}")
 
-        def finish(result: bool | StoreError, slot: ReplySlot | None) -> None:
+        def finish(_: bool) -> None:
             try:
-                if isinstance(result, StoreError):
-                    raise result
                 ticket = self.broker.groups.commit(group, log, offset)
-            except StoreError as error:
-                self._answer(slot, self._refused(error))
-            except Refusal as refusal:
-                self.counts.count_refused(refusal)
-                self._answer(slot, refusal.line)
+            except (StoreError, Refusal) as error:
+                self._refuse(error)
             else:
-                reply = b"OK %d\n" % offset
-                if slot is None:
-                    self.replies.reply_after(ticket, reply)
-                    return
+                self.reply_after(ticket, b"OK %d\n" % offset)
 
-                def written(done: "Ticket") -> None:
-                    slot.resolve(reply if done.error is None else self._refused(done.error))
-
-                ticket.when_done(self.connection.guarded(written))
-
-        self._await_read(lambda done: log.is_record_start(offset, done), finish)
+        self._read(lambda done: log.is_record_start(offset, done), finish)
 
     def _committed(self, fields: Sequence[bytes]) -> None:
         group = name_untrusted(fields[0], "group")
@@ -979,10 +915,7 @@ class Session(SessionBase):
     def _delete(self, fields: Sequence[bytes]) -> None:
         self._await_turn()
         log = self._existing(MANAGE, fields[0])
-        try:
-            ticket = self.broker.delete(log)
-        except StoreError as error:
-            raise refusal_for(error) from None
+        ticket = self.broker.delete(log)
         self.audit("delete", fields[0])
         self.replies.reply_after(ticket, b"OK\n")
 
@@ -1059,7 +992,7 @@ class Session(SessionBase):
         try:
             piece, last = next(pieces)
         except StoreError as error:
-            piece, last = self._refused(error), True
+            piece, last = self.refused(error), True
         else:
             if last:
                 piece += b"END\n"
@@ -1080,13 +1013,6 @@ class Session(SessionBase):
         if self.replies.pending:
             raise _NotYetError
 
-    def _answer(self, slot: ReplySlot | None, *parts: bytes | FileRange) -> None:
-        if slot is not None:
-            slot.resolve(parts)
-        else:
-            for part in parts:
-                self.replies.reply(part)
-
     def _reply_after(self, ticket: "Ticket | None", reply: bytes) -> None:
         """Answer one request once `ticket` is done; None: now."""
         if ticket is None:
@@ -1094,21 +1020,18 @@ class Session(SessionBase):
         else:
             self.replies.reply_after(ticket, reply)
 
-    def _refuse(self, refusal: Refusal, count: int = 1) -> None:
+    def _refuse(self, error: Refusal | StoreError, count: int = 1) -> None:
         self._flush()
-        self.counts.count_refused(refusal, count)
-        self.reply(refusal.line * count)
+        self.reply(self.refused(error, count))
 
     def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
+        return self.refused(error, count)
+
+    def refused(self, error: Refusal | StoreError, count: int = 1) -> bytes:
+        """The ERR lines of `count` requests, which it counts."""
         refusal = refusal_for(error)
         self.counts.count_refused(refusal, count)
         return refusal.line * count
-
-    def _refused(self, error: StoreError) -> bytes:
-        """The ERR line for an error of the store."""
-        refusal = refusal_for(error)
-        self.counts.count_refused(refusal)
-        return refusal.line
 
     def _has_read(self, reads: float = 1) -> None:
         """Count work; after so much of it in one turn other connections are served."""
@@ -1175,17 +1098,16 @@ class Session(SessionBase):
         self.finish_when_answered()
 
 
+@attrs.frozen
 class _Writable:
-    """`Topics.known` as far as the session's user may write: a log, or None for a closer look."""
+    """`Topics.known` as far as a user may write: a log, or None for a closer look."""
 
-    __slots__ = ("_guard", "_known", "_user")
-
-    def __init__(self, session: Session) -> None:
-        assert session.guard is not None
-        self._guard, self._user, self._known = session.guard, session.user, session.topics.known
+    known: "Mapping[bytes, Log]"
+    guard: Guard
+    user: str
 
     def get(self, topic: bytes) -> "Log | None":
-        return self._known.get(topic) if self._guard.may(self._user, WRITE, topic) else None
+        return self.known.get(topic) if self.guard.may(self.user, WRITE, topic) else None
 
 
 def _log_in_first() -> Refusal:

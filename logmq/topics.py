@@ -51,10 +51,6 @@ class Topics:
     def __len__(self) -> int:
         return len(self._namespace.logs)
 
-    def names(self) -> list[str]:
-        """All topics' names, sorted."""
-        return sorted(self._namespace.logs)
-
     def page(self, after: str, most: int) -> Sequence[str]:
         """The next `most` names behind `after`, sorted; fewer if those are the last."""
         start = bisect_right(self._names, after)

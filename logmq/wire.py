@@ -170,9 +170,11 @@ def check_memory(memory: Account, size: int) -> None:
         raise Refusal(Code.LIMIT, str(error)) from None
 
 
-def refusal_for(error: StoreError) -> Refusal:
-    """The refusal for an error of the store."""
+def refusal_for(error: StoreError | Refusal) -> Refusal:
+    """The refusal for an error of the store. A refusal is its own."""
     match error:
+        case Refusal():
+            return error
         case OutOfRange(first=first):
             return Refusal(Code.OUT_OF_RANGE, f"the first kept offset is {first}")
         case NotARecord(below=below):

@@ -28,7 +28,7 @@ class Admin:
                 lambda: list(sessions.clients.values()),
                 lambda client: key_of(client.name),
                 lambda parts: sessions.clients.get(parts[0].encode()),
-                self._session,
+                self.session,
                 (self._delete,),
                 begin="brokers pubsub subscriber A 127.0.0.1 7070",
             ),
@@ -42,7 +42,8 @@ class Admin:
             ),
         )
 
-    def _session(self, client: ClientSession) -> dict[str, Any] | None:
+    def session(self, client: ClientSession) -> dict[str, Any] | None:
+        """A session as a row; None if it has ended."""
         if self._all.clients.get(client.id) is not client:
             return None
         connection = client.connection

@@ -14,13 +14,13 @@ from pubsub.wire import (
     FRAME_BYTES,
     PAYLOAD_BYTES_MAX,
     PAYLOAD_BYTES_MIN,
-    SENDER_BYTES,
-    TOPIC_AT,
     TOPIC_BYTES_MAX,
     TYPE_AT,
     Kind,
     Message,
     frame,
+    frame_sender,
+    frame_topic,
     line,
     value_text,
 )
@@ -80,8 +80,7 @@ class PubsubSource(VolatileSource):
             self._put(head, bodies)
 
     def _put(self, head: bytes, bodies: list[bytes]) -> None:
-        sender = head[:SENDER_BYTES].partition(b"\0")[0]
-        topic = head[TOPIC_AT:TYPE_AT].partition(b"\0")[0]
+        sender, topic = frame_sender(head), frame_topic(head)
         kind = Kind(head[TYPE_AT])
         shown = sender.decode("ascii", "backslashreplace")
         self.inbox.put(

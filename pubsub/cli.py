@@ -8,7 +8,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,8 +84,13 @@ def subscriber(
     except ValueError as error:
         raise UsageError("--password-file", str(error)) from None
     where = f"{server.host}:{server.port}"
-    with _tls_in_words(where):
+    try:
         yield from _subscribed(client_id, server, context, where, first)
+    except ssl.SSLError as error:
+        from shared.net.tls import in_words
+
+        error.filename, error.strerror = where, in_words(error)
+        raise
 
 
 def _subscribed(
@@ -108,17 +113,6 @@ def _subscribed(
         on_terminal = sys.stdout.isatty()
         for line in Terminal(sock, client_id, where, login).lines(sys.stdin.fileno()):
             yield line.decode(errors="backslashreplace").rstrip("\n") if on_terminal else line
-
-
-@contextmanager
-def _tls_in_words(where: str) -> Iterator[None]:
-    try:
-        yield
-    except ssl.SSLError as error:
-        from shared.net.tls import in_words
-
-        error.filename, error.strerror = where, in_words(error)
-        raise
 
 
 @attrs.frozen
@@ -183,10 +177,10 @@ async def publish(
         raise UsageError("TOPIC", "give it and one of --int, --short-real, --float, --string; or only --from")
     if rate is not None and not rate > 0:
         raise UsageError("--rate", "more than 0 a second")
-    sent = 0
+    where, sent = f"{server.host}:{server.port}", 0
     with open_file(from_) if from_ is not None else nullcontext() as file:
         datagrams = _parsed(file) if topic is None else _single(topic, *given[0])
-        with _named(f"{server.host}:{server.port}"):
+        try:
             async with open_publisher(server.host, server.port) as publisher:
                 begun = trio.current_time()
                 for datagram in datagrams:
@@ -195,7 +189,10 @@ async def publish(
                     await publisher.send(datagram)
                     sent += 1
                 publisher.check_heard()
-    return {"messages": sent, "to": f"{server.host}:{server.port}"}
+        except OSError as error:  # of a host that is unknown, or where nobody listens
+            why = f"no pub/sub server listens ({error.strerror or error})"
+            raise ConnectionRefusedError(errno.ECONNREFUSED, why, where) from error
+    return {"messages": sent, "to": where}
 
 
 @command("sessions", "sessions --topics --json")
@@ -222,16 +219,6 @@ def forget(
 ) -> VerbRequest:
     """End the session of a client that is away: its subscriptions, and what is kept for it."""
     return VerbRequest("pubsub", "forget", {"client": client_id}, data_dir, offline=True)
-
-
-@contextmanager
-def _named(where: str) -> Iterator[None]:
-    """Turn errors of an unknown host, or of a port where nobody listens, into one that names the server."""
-    try:
-        yield
-    except OSError as error:
-        why = f"no pub/sub server listens ({error.strerror or error})"
-        raise ConnectionRefusedError(errno.ECONNREFUSED, why, where) from error
 
 
 def open_file(path: Path) -> Any:

@@ -18,7 +18,7 @@ kept for it. A client that left gets no more of them, as if they had been sent.
 from collections import deque
 from collections.abc import Sequence
 
-from pubsub.recording import FrameTrack
+from pubsub.recording import FrameTrack, picked
 from pubsub.sessions import ClientSession, Sessions
 from pubsub.wire import (
     DATA_AT,
@@ -31,6 +31,7 @@ from pubsub.wire import (
     TOPIC_AT,
     TOPIC_BYTES_MAX,
     TYPE_AT,
+    frame_topic,
 )
 from shared.access import Guard
 from shared.fanout import Route, Routes
@@ -159,7 +160,8 @@ class Fanout:
         room = self._deliver()
         if self._track is not None:
             if self._denied:
-                frames, lengths = self._allowed(frames, lengths)
+                denied = self._denied
+                frames, lengths = picked(frames, lengths, lambda frame: frame_topic(frame) not in denied)
             self._track.record(frames, lengths, self._counts.messages_in - before)
         if not self._send(room) and left is None:
             left = b"", ()
@@ -297,15 +299,6 @@ class Fanout:
             self._looking = _Looking(topic, away, self.routes.epoch if looking is None else looking.epoch)
             return None
         return live, away, looking is None or looking.epoch == self.routes.epoch
-
-    def _allowed(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
-        """Both without denied frames."""
-        good = [
-            (frames[at : at + FRAME_BYTES], length)
-            for at, length in zip(range(0, len(frames), FRAME_BYTES), lengths, strict=True)
-            if frames[at + TOPIC_AT : at + TYPE_AT].partition(b"\0")[0] not in self._denied
-        ]
-        return b"".join([frame for frame, _ in good]), [length for _, length in good]
 
     def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
         """Frames and lengths without datagrams that are too short or too long, which are counted."""

@@ -33,6 +33,10 @@ ENDED_AT_ONCE = 64
 """Sessions that are ended between two checkpoints: a millisecond, with a few subscriptions each."""
 
 
+_COMMAND_WORDS = {"name": "client", "dropped": "dropped_messages", "kept": "kept_messages"}
+"""What columns of the API are called by the command `sessions`."""
+
+
 class SessionMissing(BrokerError):
     """No session has this client id."""
 
@@ -137,7 +141,8 @@ class PubsubService:
                 changes="client",
             ),
         )
-        self.objects = Admin(self.sessions).objects
+        self._admin = Admin(self.sessions)
+        self.objects = self._admin.objects
 
     async def take_settings(self, settings: PubsubSettings) -> None:
         """Apply new settings to new connections; open ones keep their limits."""
@@ -228,18 +233,8 @@ class PubsubService:
         """`topics`: with their patterns."""
         rows = []
         for client in sorted(self.sessions.clients.values(), key=lambda client: client.id):
-            connection = client.connection
-            messages, size = self.sessions.kept.held(client.id)
-            row: dict[str, Any] = {
-                "client": client.name,
-                "user": client.owner,
-                "peer": connection.peer if connection is not None else None,
-                "subscriptions": len(client.topics),
-                "waiting_bytes": connection.outbox.size if connection is not None else 0,
-                "dropped_messages": client.dropped,
-                "kept_messages": messages,
-                "kept_bytes": size,
-            }
+            shown = self._admin.session(client) or {}
+            row: dict[str, Any] = {_COMMAND_WORDS.get(name, name): value for name, value in shown.items()}
             if arguments.get("topics"):
                 row["topics"] = [
                     topic.decode(errors="backslashreplace") + (" (kept)" if keeps else "")

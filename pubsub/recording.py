@@ -4,7 +4,7 @@ The frames of one batch, put together, would mostly be padding. They are cut by 
 Equal ones are cut with one call (`struct`, in which the padding is skipped), others one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct, pack
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ class FrameTrack:
     def record(self, frames: bytes, lengths: Sequence[int], messages: int) -> None:
         """Record frames, of which `messages` are messages. Their datagrams are long enough."""
         if messages < len(lengths):
-            frames, lengths = _messages(frames, lengths)
+            frames, lengths = picked(frames, lengths, lambda frame: frame[TYPE_AT] in PAYLOAD_BYTES_MIN)
         if messages:
             sizes = pack(f">{messages}H", *lengths)
             self._track.record(messages, b"".join((sizes, *self._cut(frames, lengths))))
@@ -54,11 +54,10 @@ class FrameTrack:
         return [frames[at : at + BEFORE_BYTES + length] for at, length in zip(starts, lengths, strict=True)]
 
 
-def _messages(frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
-    """The frames whose message type exists, joined, and their lengths."""
-    good = [
-        (frames[at : at + FRAME_BYTES], length)
-        for at, length in zip(range(0, len(frames), FRAME_BYTES), lengths, strict=True)
-        if frames[at + TYPE_AT] in PAYLOAD_BYTES_MIN
-    ]
-    return b"".join([frame for frame, _ in good]), [length for _, length in good]
+def picked(
+    frames: bytes, lengths: Sequence[int], is_wanted: Callable[[bytes], bool]
+) -> tuple[bytes, list[int]]:
+    """The wanted frames, joined, and their datagrams' lengths."""
+    each = (frames[at : at + FRAME_BYTES] for at in range(0, len(frames), FRAME_BYTES))
+    wanted = [(frame, length) for frame, length in zip(each, lengths, strict=True) if is_wanted(frame)]
+    return b"".join([frame for frame, _ in wanted]), [length for _, length in wanted]

@@ -17,8 +17,6 @@ from pubsub.wire import (
     DATAGRAM_BYTES_MIN,
     PAYLOAD_BYTES_MIN,
     RECORDED_FRAMES,
-    SENDER_BYTES,
-    TOPIC_AT,
     TYPE_AT,
     Kind,
 )
@@ -103,9 +101,9 @@ def recorded(block: Block, frames: bytes) -> Iterator[PastMessage]:
         kind = frames[at + TYPE_AT] if end <= len(frames) and length >= DATAGRAM_BYTES_MIN else -1
         if kind not in PAYLOAD_BYTES_MIN:
             raise ValueError("a datagram that is too short, or reaches past its end")
-        sender = frames[at : at + SENDER_BYTES].partition(b"\0")[0]
-        topic = frames[at + TOPIC_AT : at + TYPE_AT].partition(b"\0")[0]
-        yield PastMessage(topic, frames[at + DATA_AT : end], sender=sender, own=Kind(kind))
+        frame = frames[at:end]
+        topic, sender = wire.frame_topic(frame), wire.frame_sender(frame)
+        yield PastMessage(topic, frame[DATA_AT:], sender=sender, own=Kind(kind))
         at = end
 
 

@@ -239,6 +239,11 @@ def frame_topic(frame: bytes) -> bytes:
     return frame[TOPIC_AT:TYPE_AT].partition(b"\0")[0]
 
 
+def frame_sender(frame: bytes) -> bytes:
+    """The sender's address in a frame, as text."""
+    return frame[:SENDER_BYTES].partition(b"\0")[0]
+
+
 def take_frames(data: Buffer) -> tuple[list[Message], int]:
     """Every whole frame at the front of `data`, and where they end."""
     found = []

@@ -16,10 +16,13 @@ from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import State
 from kqmsgq.wire import Fault, Message, message, subscribe, unsubscribe
 from shared import fanout
+from shared.access import ANONYMOUS, Access, Rule, User
 from shared.budget import Account
 from shared.errors import RemoteProtocolError
 from shared.net.session import SessionBase
 from tests.kqmsgq.world import Peer, World
+from tests.support.connections import MemoryConnection
+from tests.support.hand_peer import HandPeer
 
 
 def test_a_message_reaches_everyone_subscribed_to_its_queue_with_its_own_bytes(world: World) -> None:
@@ -47,44 +50,32 @@ def test_a_message_in_two_large_reads_is_one_and_keeps_its_place(world: World, c
     assert (counts.messages_delivered, counts.messages_unrouted) == (36 + 27, 0)
 
 
-def test_an_all_subscription_covers_queues_that_do_not_exist_yet(world: World) -> None:
-    everything = world.consumer(subscribe())
-    sent = message(b"new", b"1") + message(b"", b"2") + message(b"\xff\x00", b"3")
-    world.producer(sent)
-    assert everything.taken() == sent
+A, B, EVERY = (subscribe(name) for name in (b"a", b"b", b""))
+NOT_A, NOT_B, NONE = (unsubscribe(name) for name in (b"a", b"b", b""))
 
 
-def test_a_message_comes_once_however_often_its_queue_is_subscribed_to(world: World) -> None:
-    consumer = world.consumer(subscribe(b"a") + subscribe() + subscribe(b"a") + subscribe())
-    producer = world.producer(message(b"a", b"1"))
-    assert consumer.bodies() == [b"1"]
-    consumer.send(unsubscribe(b"a"))
-    producer.send(message(b"a", b"2"))
-    assert consumer.bodies() == [b"2"], "one `/` ends the subscription by name and leaves the other"
-
-
-def test_unsubscribing_from_a_name_leaves_an_all_subscription_alone(world: World) -> None:
-    consumer = world.consumer(subscribe() + subscribe(b"a") + unsubscribe(b"a") + unsubscribe(b"b"))
-    producer = world.producer(message(b"a", b"1"))
-    assert consumer.bodies() == [b"1"]
-    consumer.send(unsubscribe())
-    producer.send(message(b"a", b"2") + message(b"", b"3"))
-    assert consumer.bodies() == []
-
-
-def test_unsubscribing_without_a_name_ends_every_subscription(world: World) -> None:
-    consumer = world.consumer(subscribe(b"a") + subscribe(b"b") + subscribe() + unsubscribe())
-    producer = world.producer(message(b"a", b"1") + message(b"c", b"2"))
-    consumer.send(subscribe(b"b"))
-    producer.send(message(b"a", b"3") + message(b"b", b"4"))
-    assert consumer.bodies() == [b"4"]
-
-
-def test_a_message_without_a_name_goes_to_the_all_subscribers_alone(world: World) -> None:
-    named, everything = world.consumer(subscribe(b"a")), world.consumer(subscribe())
-    world.producer(message(b"", b"x"))
-    assert named.messages() == []
-    assert everything.messages() == [Message(b"", b"x")]
+@pytest.mark.parametrize(
+    ("events", "queues_got"),
+    [
+        (A, [b"a"]),
+        (EVERY, [b"a", b"b", b"", b"\xff\x00"]),
+        (A + EVERY + A + EVERY, [b"a", b"b", b"", b"\xff\x00"]),
+        (A + EVERY + A + EVERY + NOT_A, [b"a", b"b", b"", b"\xff\x00"]),
+        (EVERY + A + NOT_A + NOT_B, [b"a", b"b", b"", b"\xff\x00"]),
+        (A + A + B + NOT_A, [b"b"]),
+        (A + B + EVERY + NONE, []),
+        (A + B + EVERY + NONE + B, [b"b"]),
+    ],
+)
+def test_each_message_comes_once_to_whom_a_subscription_covers_it(
+    world: World, events: bytes, queues_got: list[bytes]
+) -> None:
+    """One to all queues covers those that do not exist yet, and that without a name; it ends with a `/`
+    without a name, as all others do.
+    """
+    consumer = world.consumer(events)
+    world.producer(b"".join(message(name, b"of " + name) for name in (b"a", b"b", b"", b"\xff\x00")))
+    assert consumer.messages() == [Message(name, b"of " + name) for name in queues_got]
 
 
 def test_what_nobody_is_subscribed_to_is_dropped_and_counted(world: World) -> None:
@@ -301,19 +292,11 @@ def test_what_is_remembered_of_dropped_chunks_has_a_bound_with_all_that_it_takes
     assert world.counts.messages_dropped == consumer.dropped == sum(n % 3 + 1 for n in range(20_000))
 
 
-def test_more_subscriptions_than_allowed_close_the_consumer() -> None:
-    world = World(KqmsgqSettings(subscriptions_max=2))
-    consumer = world.consumer(subscribe(b"a") + subscribe(b"b") + subscribe(b"a"))
-    consumer.send(unsubscribe(b"a") + subscribe(b"c"))
-    assert not consumer.closed
-    consumer.send(subscribe(b"d"))
-    assert consumer.closed
-    assert world.counts.faults == {Fault.SUBSCRIPTIONS: 1}
-
-
 @pytest.mark.parametrize(
     ("settings", "fits"),
     [
+        (KqmsgqSettings(subscriptions_max=2), True),
+        (KqmsgqSettings(subscriptions_max=1), False),
         (KqmsgqSettings(subscriptions_bytes_max=2 * (128 + 1000)), True),
         (KqmsgqSettings(subscriptions_bytes_max=2 * (128 + 1000) - 1), False),
         (KqmsgqSettings(subscriptions_bytes_total_max=4 * (128 + 1000)), True),
@@ -322,7 +305,9 @@ def test_more_subscriptions_than_allowed_close_the_consumer() -> None:
         (KqmsgqSettings(subscriptions_total_max=3), False),
     ],
 )
-def test_the_names_of_one_consumer_and_of_all_have_a_bound(settings: KqmsgqSettings, fits: bool) -> None:
+def test_the_subscriptions_of_one_consumer_and_of_all_have_a_bound(
+    settings: KqmsgqSettings, fits: bool
+) -> None:
     world = World(settings)
     names = [b"%01000d" % number for number in range(2)]
     other = world.consumer()
@@ -350,17 +335,6 @@ def test_the_rest_of_an_event_is_awaited_also_behind_one_that_was_whole() -> Non
         producer.send(piece)
         awaited.append(producer.connection.rests_awaited)
     assert awaited == [1, 2, 3, 3, 3]
-
-
-def test_only_subscriptions_that_last_count_against_the_bound() -> None:
-    world = World(KqmsgqSettings(subscriptions_max=2))
-    consumer = world.consumer()
-    for end in (unsubscribe(), unsubscribe(b"a") + unsubscribe(b"b")) * 2:
-        consumer.send(subscribe(b"a") + subscribe(b"b") + end)
-    consumer.send(subscribe(b"a") + subscribe(b"b"))
-    assert consumer.fault is None
-    consumer.send(subscribe(b"c"))
-    assert consumer.fault is not None
 
 
 def test_events_in_great_number_are_taken_in_turns(world: World) -> None:
@@ -512,6 +486,20 @@ def test_one_run_behind_a_message_in_two_reads_comes_behind_it(world: World) -> 
     everything.taken()
     producer.send(first[:100], first[100:] + behind)
     assert everything.taken() == first + behind
+
+
+def test_a_large_message_that_may_not_be_sent_is_dropped_and_what_follows_it_is_not(world: World) -> None:
+    gate = Access({ANONYMOUS: User(ANONYMOUS, (Rule.parse("kqmsgq:write:b"),))}).guard("kqmsgq")
+    everything = world.consumer(subscribe())
+    connection = MemoryConnection()
+    producer = HandPeer(connection, Session(connection, world.queues, gate))
+    large = {name: message(name, bytes(100_000)) for name in (b"a", b"b")}
+    producer.send(b"produce")
+    for name in (b"a", b"b"):
+        producer.send(large[name][:100], large[name][100:] + large[b"b"])
+    assert everything.taken() == large[b"b"] * 3
+    assert producer.fault is None
+    assert (world.counts.messages_in, world.counts.messages_unrouted) == (3, 0)
 
 
 def test_a_short_read_does_not_make_a_producer_search_anew(monkeypatch: pytest.MonkeyPatch) -> None:

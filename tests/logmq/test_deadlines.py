@@ -69,7 +69,7 @@ def test_a_body_that_is_not_there_within_30_s_closes_the_connection(peer: Peer, 
     peer.advance(2)
     assert peer.connection.finished
     assert b"took too long" in peer.take()
-    assert peer.world.broker.topics.names() == []
+    assert peer.world.topics() == []
 
 
 def test_the_rest_of_a_line_that_is_too_long_is_thrown_away_but_must_end() -> None:

@@ -29,7 +29,7 @@ def test_a_body_that_is_not_whole_is_not_executed(peer: Peer) -> None:
     peer.settle()
     assert peer.connection.finished
     assert peer.take() == b""
-    assert peer.world.broker.topics.names() == []
+    assert peer.world.topics() == []
 
 
 def test_a_lost_connection_leaves_nothing_behind(world: World) -> None:

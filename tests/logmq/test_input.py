@@ -134,7 +134,7 @@ def test_a_hundred_thousand_requests_in_one_stream() -> None:
     for at in range(0, len(stream), 1 << 16):
         answers += peer.ask(stream[at : at + (1 << 16)])
     assert answers == b"".join(expected)
-    assert {name: world.log(name).visible for name in world.broker.topics.names()} == ends
+    assert {name: world.log(name).visible for name in world.topics()} == ends
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -222,6 +222,6 @@ def test_a_read_that_is_one_run_does_what_its_requests_do_one_by_one(
         peer.ask(b"PRODUCE t \n" + written)
         peer.ask(b"PRODUCE t x\nPRODUCE u x\nPRODUCE v x\nDELETE v\n")
         answers = peer.ask(before + lines)
-        there = {name: world.messages(name) for name in world.broker.topics.names()}
+        there = {name: world.messages(name) for name in world.topics()}
         found.append((answers.removeprefix(b"PONG\n"), there, world.broker.counts.refusals))
     assert found[0] == found[1]

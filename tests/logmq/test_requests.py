@@ -57,7 +57,7 @@ def test_a_message_is_everything_behind_the_topics_space(peer: Peer, message: by
 
 def test_a_topic_that_does_not_exist_is_at_its_end(peer: Peer) -> None:
     assert peer.ask(b"CONSUME nix 0\nCONSUME nix 77\nFETCH nix 0 100\n") == b"EOF\nEOF\nEOF\n"
-    assert peer.world.broker.topics.names() == []
+    assert peer.world.topics() == []
 
 
 def test_a_consume_sees_what_the_same_connection_wrote_just_before(peer: Peer) -> None:

@@ -64,7 +64,8 @@ def slow_message_lines(data: bytes, offset: int) -> bytes:
 
 
 @given(
-    st.lists(st.one_of(messages, st.just(b"\nPRODUCE t ")), min_size=1, max_size=12), st.integers(0, 2**62)
+    st.lists(st.one_of(messages, st.just(b"\nPRODUCE t ")), min_size=1, max_size=12) | same_sizes,
+    st.integers(0, 2**62),
 )
 @example(
     [b"a\nPRODUCE t b", b"x" * 23], 0
@@ -84,14 +85,6 @@ def test_a_run_is_taken_exactly_when_every_line_belongs_to_it(bodies: list[bytes
     assert blob == records(*expected)
     assert count == len(expected)
     assert runs.ok_lines(first, count, lengths) == slow_ok_lines(first, [len(body) for body in expected])
-
-
-@given(same_sizes, st.integers(0, 2**62))
-def test_a_run_of_one_size_is_taken_whole(bodies: list[bytes], first: int) -> None:
-    lines = b"".join(WORD + body + b"\n" for body in bodies)
-    run = runs.produced(lines, WORD, b"\n" + WORD, SIZE_MAX)
-    expected = slowly_produced(lines)
-    assert (run and run[0]) == (None if expected is None else records(*expected))
 
 
 @given(
@@ -130,12 +123,6 @@ def test_lines_of_several_topics_are_taken_exactly_when_all_are_plain(
     assert end == sum(len(line) + 1 for line in whole)
 
 
-@given(payloads)
-@example([b"z" * 5000, b""])
-def test_records_of_messages_one_by_one_are_those_of_all(bodies: list[bytes]) -> None:
-    assert b"".join(runs.encode_each(bodies)) == records(*bodies)
-
-
 @given(same_sizes, st.binary(max_size=30), st.data())
 def test_alike_appends_are_taken_at_once_and_no_others(
     bodies: list[bytes], tail: bytes, data: st.DataObject
@@ -160,6 +147,7 @@ def test_alike_appends_are_taken_at_once_and_no_others(
 @example([b"z" * 5000, b""])
 def test_encoding_gives_records_and_their_lengths(bodies: list[bytes]) -> None:
     assert runs.encode(bodies) == (records(*bodies), [4 + len(body) for body in bodies])
+    assert runs.encode_each(bodies) == [record(body) for body in bodies]
 
 
 @given(payloads, st.integers(0, 2**62))

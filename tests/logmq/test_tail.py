@@ -60,7 +60,7 @@ def test_a_line_that_a_tails_refusal_overtakes_is_still_not_a_request(
     writer.ask(b"DELETE t\n")
     reader.send(b"boo\nPING\n")
     assert reader.take() == b"ERR NO_TOPIC the topic was deleted\nPONG\n"
-    assert world.broker.topics.names() == []
+    assert world.topics() == []
 
 
 def test_a_tail_begins_when_what_was_asked_before_is_answered(reader: Peer) -> None:

@@ -68,6 +68,10 @@ class World:
         assert log is not None
         return log
 
+    def topics(self) -> list[str]:
+        """Their names, sorted."""
+        return sorted(log.name for log in self.broker.topics.all())
+
     def messages(self, name: str) -> list[bytes]:
         """All that can be read of a topic."""
         log, found = self.log(name), list[Any]()
