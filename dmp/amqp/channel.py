@@ -421,7 +421,6 @@ class Mux:
         for queue in queues:
             queue.await_returns()
         for queue, those in consumers.items():
-            broker.counts.consumers -= len(those)
             if not queue.deleted:
                 queue.remove_consumers(*those)
                 broker.topology.consumer_left(queue)
@@ -727,7 +726,6 @@ class Channel:
     def remove_consumer(self, consumer: Consumer) -> None:
         """Its client has cancelled it; what it has stays unacknowledged."""
         del self.consumers[consumer.tag]
-        self.mux.broker.counts.consumers -= 1
         consumer.end()
         queue = consumer.queue
         if consumer is self.reply_consumer:
@@ -812,11 +810,14 @@ class Consumer:
     def __attrs_post_init__(self) -> None:
         broker = self.channel.mux.broker
         broker.accounts.consumers.charge(consumer_bytes(self.tag))
+        broker.counts.consumers += 1
         self._cached = CacheBytes(broker.accounts.caches)
 
     def end(self) -> None:
         """It gives back what it took of memory."""
-        self.channel.mux.broker.accounts.consumers.give(consumer_bytes(self.tag))
+        broker = self.channel.mux.broker
+        broker.accounts.consumers.give(consumer_bytes(self.tag))
+        broker.counts.consumers -= 1
         self._heads.clear()
         self._cached.cleared()
 
@@ -882,10 +883,10 @@ class Consumer:
 
     def cancelled(self) -> None:
         channel = self.channel
-        if channel.consumers.pop(self.tag, None) is not None:
+        if channel.consumers.get(self.tag) is self:  # of very many it may have gone before it hears of this
+            del channel.consumers[self.tag]
             self.end()
-        channel.mux.broker.counts.consumers -= 1
-        channel.notify_cancelled(self)
+            channel.notify_cancelled(self)
 
     def fail(self, error: Exception) -> None:
         self.channel.mux.connection.fail(error)

@@ -340,7 +340,6 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     channel.consumers[tag] = consumer
     if name == REPLY_TO:
         channel.reply_consumer = consumer
-    mux.broker.counts.consumers += 1
     queue.exclusive_consumer = method.exclusive
     queue.add_consumer(consumer)
     _answer(channel, method, commands.Basic.ConsumeOk(tag.decode()))
