@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from dmp.data_types import EMPTY_TABLE
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import (
     DEFAULT,
@@ -363,7 +364,7 @@ class Topology:
     # -- bindings
 
     def check_binding(
-        self, source: bytes, destination: Destination, key: bytes, table: bytes, arguments: Mapping[str, Any]
+        self, source: bytes, destination: Destination, key: bytes, table: bytes
     ) -> Binding | None:
         """What `bind` would make; None: it is there. Raises Refusal where it would be refused."""
         broker = self._broker
@@ -377,26 +378,27 @@ class Topology:
         if wild:
             self._need_room("wild_words_max", broker.wild_words + wild - 1)
         check(self._memory.bindings, _binding_bytes(exchange, binding))
+        arguments = binding.read_arguments()
         if exchange.kind.type == "headers":
             HeaderMatch(arguments)
         return binding
 
     def bind(
-        self, source: bytes, destination: Destination, key: bytes, table: bytes, arguments: Mapping[str, Any]
+        self, source: bytes, destination: Destination, key: bytes = b"", table: bytes = EMPTY_TABLE
     ) -> Ticket | None:
         """`table`: the arguments as they came. A binding that is there already stays as it is."""
-        binding = self.check_binding(source, destination, key, table, arguments)
+        binding = self.check_binding(source, destination, key, table)
         if binding is None:
             return None
         broker, exchange = self._broker, self.exchange(source)
         ticket = None
         if exchange.kind.durable and destination.durable:
             ticket = broker.topology_table.put_binding(binding)
-        self._add(exchange, binding, destination, arguments)
+        self._add(exchange, binding, destination)
         return ticket
 
     def unbind(
-        self, source: bytes, destination: "Destination | None", key: bytes, table: bytes
+        self, source: bytes, destination: "Destination | None", key: bytes = b"", table: bytes = EMPTY_TABLE
     ) -> Ticket | None:
         """What is not bound, or not there at all, is unbound already, as RabbitMQ has it."""
         _not_default(source)
@@ -406,10 +408,8 @@ class Topology:
         binding = _binding(source, destination, key, table)
         return self._unbind((binding,)) if binding in exchange.bindings else None
 
-    def _add(
-        self, exchange: Exchange, binding: Binding, destination: Destination, arguments: Mapping[str, Any]
-    ) -> None:
-        exchange.add(binding, destination, arguments)
+    def _add(self, exchange: Exchange, binding: Binding, destination: Destination) -> None:
+        exchange.add(binding, destination, binding.read_arguments())
         destination.bound.add(binding)
         self._broker.bindings += 1
         self._memory.bindings.charge(_binding_bytes(exchange, binding))
@@ -636,7 +636,7 @@ class Topology:
         if exchange is None or destination is None or not exchange.kind.durable or not destination.durable:
             return False
         try:
-            self._add(exchange, binding, destination, binding.read_arguments())
+            self._add(exchange, binding, destination)
         except Refusal:  # of an exchange of another type
             return False
         return True

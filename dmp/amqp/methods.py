@@ -186,8 +186,7 @@ def bind(channel: Channel, method: Any) -> None:
         destination, answer = topology.exchange(name), commands.Exchange.BindOk()
         if not name:
             raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
-    arguments = _arguments(method)
-    ticket = topology.bind(source, destination, key, arguments.raw, arguments)
+    ticket = topology.bind(source, destination, key, _arguments(method).raw)
     _answer(channel, method, answer, ticket)
 
 

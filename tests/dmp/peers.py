@@ -66,7 +66,7 @@ class Application:
         """An exclusive queue, bound."""
         declared = self.world.topology.declare_queue(name, QueueKind(exclusive=True, **kind), self.owner)[0]
         if exchange is not None:
-            self.world.topology.bind(exchange, declared, key, b"\0\0\0\0", {})
+            self.world.topology.bind(exchange, declared, key)
         return declared
 
     def sink_lease(self, name: bytes) -> bytes:

@@ -26,7 +26,7 @@ async def filled(count: int = 300, settings: DmpSettings | None = None) -> World
     world.topology.declare_exchange(b"e", ExchangeKind("fanout", durable=True))
     for name in (b"q", b"other"):
         queue, _ = world.topology.declare_queue(name, QueueKind(durable=True), world.owner)
-        world.topology.bind(b"e", queue, b"", b"\0\0\0\0", {})
+        world.topology.bind(b"e", queue)
     for number in range(count):
         world.publish(b"e", b"", body(number), properties=PERSISTENT)
         if number % 50 == 49:
@@ -188,7 +188,7 @@ async def test_a_delete_that_a_crash_cuts_short_is_finished_at_the_next_start(
     world = await filled(0)
     queue = world.broker.queues[b"q"]
     for number in range(20):
-        world.topology.bind(b"e", queue, b"%d" % number, b"\0\0\0\0", {})
+        world.topology.bind(b"e", queue, b"%d" % number)
     if what == "queue":
         world.topology.delete_queue(queue)
     else:

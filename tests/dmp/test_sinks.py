@@ -61,7 +61,7 @@ async def test_any_messages_in_any_pieces_arrive_as_with_a_plain_reader(
     keys = {b"qa": b"a", b"qb": b"b", b"fa": b"a", b"fall": b"#" if overlapping else b"b"}
     queues = {name: app.queue(name, b"quotes", key) for name, key in keys.items()}
     durable = world.topology.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
-    world.topology.bind(b"quotes", durable, b"a.#", b"\0\0\0\0", {})
+    world.topology.bind(b"quotes", durable, b"a.#")
     feeds = {name: app.feed(name) for name in (b"fa", b"fall")}
     sink = app.sink(b"quotes")
     data, model, number = b"", [], 0
@@ -117,7 +117,7 @@ async def test_names_that_go_round_reach_feeds_as_any_others(
         for name, keys in ((b"f", b"abc"), (b"g", b"c")):
             queue = app.queue(name)
             for key in keys:
-                world.topology.bind(b"quotes", queue, bytes((key,)), b"\0\0\0\0", {})
+                world.topology.bind(b"quotes", queue, bytes((key,)))
         feeds = [app.feed(name) for name in (b"f", b"g")]
         sink = app.sink(b"quotes")
         for key, exchange in product((b"a", b"b", b"c", b"none"), (b"", b"quotes")):
@@ -209,7 +209,7 @@ async def test_bindings_that_change_count_at_once(world: World, app: Application
     sink.say(packed(b"1"))
     second = app.queue(b"second", b"quotes")
     sink.say(packed(b"2"))
-    world.topology.unbind(b"quotes", first, b"#", b"\0\0\0\0")
+    world.topology.unbind(b"quotes", first, b"#")
     sink.say(packed(b"3"))
     assert (ready(first), ready(second)) == ([b"1", b"2"], [b"2", b"3"])
 
@@ -437,7 +437,7 @@ async def test_others_have_their_turn_between_messages_whose_routes_are_much_wor
     world, app = await opened(DmpSettings(wild_words_max=1_000_000))
     queue = app.queue(b"q")
     for pattern in laborious(1024):
-        world.topology.bind(b"quotes", queue, pattern.encode(), b"\0\0\0\0", {})
+        world.topology.bind(b"quotes", queue, pattern.encode())
     sink = app.sink(b"quotes")
     sink.say(b"".join(packed(b"%d" % n, key=b".".join([b"a"] * (60 + n))) for n in range(5)))
     assert ready(queue) == [b"0"]
@@ -449,7 +449,7 @@ async def test_others_have_their_turn_between_messages_whose_routes_are_much_wor
 
 async def test_persistent_messages_of_a_sink_outlive_a_restart(world: World, app: Application) -> None:
     queue = world.topology.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
-    world.topology.bind(b"amq.topic", queue, b"#", b"\0\0\0\0", {})
+    world.topology.bind(b"amq.topic", queue, b"#")
     sink = app.sink(b"amq.topic")
     sink.say(packed(b"kept", b"kept too", properties=PERSISTENT) + packed(b"light"))
     world.settle()
@@ -459,7 +459,7 @@ async def test_persistent_messages_of_a_sink_outlive_a_restart(world: World, app
 
 async def test_a_store_that_takes_no_writes_is_an_internal_error(world: World, app: Application) -> None:
     queue = world.topology.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
-    world.topology.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
+    world.topology.bind(b"quotes", queue, b"#")
     sink = app.sink(b"quotes")
     world.store.abandon()
     (said,) = texts(sink.say(packed(b"x", properties=PERSISTENT)))
@@ -486,8 +486,8 @@ async def test_a_sink_waits_for_a_route_that_takes_long_and_then_goes_on_in_orde
     app.exchange(b"h", "headers")
     queue, gone = app.queue(b"q"), app.queue(b"gone")
     bind_to_be_looked_at(app.world, b"h", queue, 500)
-    app.world.topology.bind(b"h", queue, b"", b"", {})
-    app.world.topology.bind(b"h", gone, b"", b"", {})
+    app.world.topology.bind(b"h", queue)
+    app.world.topology.bind(b"h", gone)
     sink = app.sink(b"h")
     sink.say(packed(b"first") + packed(b"slow", properties=EIGHTEEN) + packed(b"behind"))
     assert ready(queue) == [b"first"]
@@ -505,7 +505,7 @@ async def test_messages_for_very_many_queues_leave_others_their_turn_and_keep_th
 ) -> None:
     queues = [world.queue(b"q%d" % number, durable=True) for number in range(2100)]
     for queue in queues:
-        world.topology.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
+        world.topology.bind(b"quotes", queue, b"#")
     sink = app.sink(b"quotes")
     sent = [b"%d" % number for number in range(6)]
     sink.session.receive(packed(*sent, properties=properties))

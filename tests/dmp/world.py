@@ -188,4 +188,4 @@ def bind_to_be_looked_at(world: World, source: bytes, queue: Queue, count: int) 
     names = [f"h{number}" for number in range(18)]
     tables = [{**dict.fromkeys(some, 1), "missing": 1} for some in islice(combinations(names, 9), count)]
     for arguments in (*tables, {"h0": 1}):
-        world.topology.bind(source, queue, b"", encode.field_table(arguments), arguments)
+        world.topology.bind(source, queue, b"", encode.field_table(arguments))
