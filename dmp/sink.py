@@ -31,7 +31,7 @@ import attrs
 from dmp.exchanges import Exchange, Finding, found_at_once
 from dmp.leases import SendReturn
 from dmp.message import Head
-from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK, STOP_MEMORY, STOP_READY, WORK_PER_STRETCH
+from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK, STOP_MEMORY, WORK_PER_STRETCH, wait_for_work
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
 from dmp.takers import FeedTaker
@@ -415,16 +415,16 @@ class Sink:
         self, messages: Sequence[tuple[bytes, Sequence[bytes]]], queues: Sequence[Queue]
     ) -> None:
         """To very many; input waits until all have it."""
-        session, sliced_work = self._session, self._broker.sliced_work
+        session, broker = self._session, self._broker
 
         def refused(error: StoreError) -> None:
             session.connection.fail(self._store_refuses(error))
 
-        session.stop(STOP_READY)
-        sliced_work.when_idle(session.connection.guarded(partial(session.go_soon, STOP_READY)))
-        for before, bodies in messages:
-            publication = self._broker.publish_in_slices(self._head(before), queues, bodies, refused)
-            sliced_work.add(publication.steps())
+        publications = [
+            broker.publish_in_slices(self._head(before), queues, bodies, refused).steps()
+            for before, bodies in messages
+        ]
+        wait_for_work(session, broker.sliced_work, *publications)
 
     def _publish_optional(
         self, route: SinkRoute, before: bytes, parts: MessageLayout, bodies: Sequence[bytes]
@@ -496,11 +496,8 @@ class Sink:
 
     def _wait_for(self, finding: Finding) -> None:
         """Input waits until it is found, and comes again from this message on."""
-        session, sliced_work = self._session, self._broker.sliced_work
         self._finding = finding
-        session.stop(STOP_READY)
-        sliced_work.when_idle(session.connection.guarded(partial(session.go_soon, STOP_READY)))
-        sliced_work.add(finding.rest())
+        wait_for_work(self._session, self._broker.sliced_work, finding.rest())
 
     def _lanes_of(self, queues: tuple[Queue, ...]) -> Sequence[Lane]:
         """One shared sequence of lanes for each set of queues: `_scan` compares by identity."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import merge
@@ -32,11 +32,11 @@ from dmp.amqp.wire import (
     KEPT_BYTES_MAX,
     METHOD,
     ack_frame,
-    content_head,
     content_header,
     deliver_before,
     deliver_between,
     encode,
+    kept_content_head,
     nack_frame,
     return_frame,
     split,
@@ -44,7 +44,7 @@ from dmp.amqp.wire import (
 )
 from dmp.exchanges import REPLY_TO
 from dmp.message import Head, Message
-from dmp.pacing import STOP_MEMORY, STOP_READY, WORK_PER_STRETCH, going_on
+from dmp.pacing import STOP_MEMORY, WORK_PER_STRETCH, wait_for_work
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.takers import LOOKED_AT_ONCE
@@ -89,7 +89,7 @@ _ack_fields = struct.Struct(">QBB").unpack_from
 
 Delivery = tuple["Consumer | None", Queue, Message]
 """What is unacknowledged, and who has it: a consumer, or None for `basic.get`."""
-_CONSUMER, _QUEUE = itemgetter(0), itemgetter(1)
+_QUEUE = itemgetter(1)
 _NUMBER = attrgetter("number")
 
 
@@ -178,13 +178,11 @@ class Mux:
                 for tag, delivery in channel.unacked.items()
                 if not guard.may(user, READ, delivery[1].name)
             }
-            for tag, (consumer, queue, _) in back.items():
+            for tag in back:
                 del channel.unacked[tag]
-                queues.add(queue)
-                if consumer is not None:
-                    consumer.unacked -= 1
-            if back:
-                unacked.append(_newest_first(back))
+            forget_unacked(back.values())
+            queues.update(map(_QUEUE, back.values()))
+            unacked.append(_newest_first(back))
         for queue in queues:
             queue.await_returns()
         for consumer in lost:
@@ -353,22 +351,26 @@ class Mux:
         return work
 
     def deliver_again(self, channel: Channel, deliveries: list[Delivery]) -> None:
-        """To the consumers that had them, or back where these have gone; of very many in slices."""
-        steps = _deliver_again(channel, deliveries)
-        if len(deliveries) > RETURNED_AT_ONCE:
+        """To the consumers that had them, or back where these have gone; of very many in slices.
+
+        The oldest first; their queues give out nothing until all have their consumer, or are back.
+        """
+        queues = set(map(_QUEUE, deliveries))
+        for queue in queues:
+            queue.await_returns()
+        count = len(deliveries)
+        steps = _and_all_are_back(_each_again(channel, deliveries), queues)
+        if count > RETURNED_AT_ONCE:
             self.add_work(steps)
         else:
-            self.worked(len(deliveries))
+            self.worked(count)
             for _ in steps:
                 pass
 
     def add_work(self, steps: Iterator[None]) -> None:
         """Of each half a millisecond. Input waits meanwhile: a confirm says that all before its publish was
         taken."""
-        sliced_work = self.broker.sliced_work
-        self.session.stop(STOP_READY)
-        sliced_work.when_idle(going_on(self.session, STOP_READY))
-        sliced_work.add(steps)
+        wait_for_work(self.session, self.broker.sliced_work, steps)
 
     def return_in_slices(self, deliveries: Sequence[Delivery]) -> None:
         """They go back to their queues, which give out nothing until all are there."""
@@ -468,17 +470,9 @@ def slices(deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], N
     yield from dispatched(queues)
 
 
-def _deliver_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[None]:
-    """The oldest first; their queues give out nothing until all have their consumer, or are back."""
-    queues = set(map(_QUEUE, deliveries))
-    for queue in queues:
-        queue.await_returns()
-    deliveries.reverse()
-    return _and_all_are_back(_each_again(channel, deliveries), queues)
-
-
 def _each_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[None]:
-    """The last one first."""
+    """The oldest first. They are freed in slices, too."""
+    deliveries.reverse()
     while deliveries:
         of: dict[Consumer, list[Message]] = {}
         back: dict[Queue, list[Message]] = {}  # of who has gone meanwhile
@@ -627,11 +621,11 @@ class Channel:
         """An answer with a content, in its turn."""
         mux, number, payload_max = self.mux, self.number, self.mux.payload_max
         if head.large:
-            mux.reply(method + content_header(number, head))
+            mux.reply(method + content_header(number, head.body_bytes, head.properties))
             mux.replies.reply(self.body_frames(body))
         else:
-            content = content_head(number, head, payload_max), split(number, body, payload_max), FRAME_END
-            mux.reply(b"".join((method, *content)))
+            before = kept_content_head(number, head, payload_max)
+            mux.reply(b"".join((method, before, split(number, body, payload_max), FRAME_END)))
 
     def body_frames(self, reference: bytes) -> BodyFrames:
         """Of a large body."""
@@ -766,9 +760,9 @@ def tags_of(unacked: Collection[int], tag: int, multiple: bool) -> list[int]:
 
 def forget_unacked(deliveries: Iterable[Delivery]) -> None:
     """They do not count for their consumers any more."""
-    for consumer, count in Counter(map(_CONSUMER, deliveries)).items():
+    for consumer, _, _ in deliveries:
         if consumer is not None:
-            consumer.unacked -= count
+            consumer.unacked -= 1
 
 
 def _not_allowed(name: bytes) -> Refusal:

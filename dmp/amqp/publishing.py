@@ -26,8 +26,7 @@ from pamqp import commands
 
 from dmp.amqp.content import Content
 from dmp.amqp.states import ChannelState
-from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
-from dmp.data_types import short
+from dmp.amqp.wire import FRAME_END, METHOD, PUBLISH, content_head, publish_frame
 from dmp.exchanges import DEFAULT_IN_RULES, Finding, Route, RouteSteps, found_at_once
 from dmp.message import Head
 from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK
@@ -153,22 +152,11 @@ class Publishing:
         post = Post(b"", channel, content, head)
         if head.large or not 0 < head.body_bytes <= channel.mux.payload_max:
             return post
-        bits = content.mandatory | content.immediate << 1
-        names = short(content.exchange) + short(content.key)
-        method = b"".join((PUBLISH, b"\0\0", names, bytes((bits,))))
-        header = struct.pack(">HHQ", 60, 0, head.body_bytes) + content.properties
-        number = channel.number
-        post.bytes = b"".join(
-            (
-                FRAME_HEAD.pack(METHOD, number, len(method)),
-                method,
-                FRAME_END,
-                FRAME_HEAD.pack(HEADER, number, len(header)),
-                header,
-                FRAME_END,
-                FRAME_HEAD.pack(BODY, number, head.body_bytes),
-            )
+        number, payload_max = channel.number, channel.mux.payload_max
+        method = publish_frame(
+            number, content.exchange, content.key, content.mandatory | content.immediate << 1
         )
+        post.bytes = method + content_head(number, head.body_bytes, content.properties, payload_max)
         length = len(post.bytes)
         if length <= _HEAD_BYTES_MAX:
             size = _POST_BYTES + 2 * length
