@@ -16,9 +16,8 @@ from dmp.amqp.states import (
 )
 from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.settings import DmpSettings
-from dmp.wire import AMQP_HEADER
 from shared.queues.sliced_work import STEPS_PER_TURN
-from tests.dmp.amqp_peer import Peer, bodies, closed, opened, publish, start_ok
+from tests.dmp.amqp_peer import Peer, bodies, closed, login, opened, publish
 from tests.dmp.world import World
 
 C = commands
@@ -33,10 +32,7 @@ def test_the_tables_are_whole() -> None:
 
 DIALOG = b"".join(
     (
-        AMQP_HEADER,
-        encode(start_ok({"publisher_confirms": True}), 0),
-        encode(C.Connection.TuneOk(0, 0, 0), 0),
-        encode(C.Connection.Open("/"), 0),
+        login({"publisher_confirms": True}),
         encode(C.Channel.Open(), 1),
         encode(C.Confirm.Select(), 1),
         encode(C.Queue.Declare(0, "q", exclusive=True), 1),
@@ -227,8 +223,7 @@ async def test_time_ends_logins_frames_and_silence() -> None:
     assert half.connection.finished
     assert world.broker.counts.too_late == 2
     beating = Peer(world)
-    beating.send(AMQP_HEADER + encode(start_ok(), 0) + encode(C.Connection.TuneOk(0, 0, 10), 0))
-    beating.send(encode(C.Connection.Open("/"), 0))
+    beating.send(login(heartbeat=10))
     beating.frames()
     beating.advance(16)
     assert [value.name for _, value in beating.frames()] == ["Heartbeat"] * 3

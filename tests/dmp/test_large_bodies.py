@@ -78,11 +78,7 @@ async def test_what_comes_between_the_frames_of_a_large_body_is_another_channels
     cut = half.index(b"\x03\0\x01\0\0")
     peer.send(half[: cut + 3008] + publish("", "q", b"other", channel=2) + half[cut + 3008 :])
     world.settle()
-    contents = []
-    for _ in range(3):
-        peer.method(C.Basic.Get(0, "q", True))
-        contents.append(b"".join(bodies(peer.frames())))
-    assert contents == [body(5000), b"other", body(6000)]
+    assert [peer.ask_get("q") for _ in range(3)] == [body(5000), b"other", body(6000)]
 
 
 async def test_little_of_a_large_body_is_in_memory_while_it_comes_and_while_it_goes() -> None:
@@ -138,14 +134,9 @@ async def test_a_body_that_several_queues_have_is_written_once() -> None:
     world = await world.again()
     assert len(world.body_logs) == 1
     peer = Peer(world).login()
-    assert b"".join(bodies_got(peer, "other")) == body(5000)
+    assert peer.ask_get("other") == body(5000)
     world.settle()
     assert world.body_logs == []
-
-
-def bodies_got(peer: Peer, queue: str) -> list[bytes]:
-    peer.method(C.Basic.Get(0, queue, True))
-    return bodies(peer.frames())
 
 
 @pytest.mark.parametrize("target", [True, False], ids=["durable", "passing"])
@@ -162,8 +153,8 @@ async def test_a_dead_letter_takes_its_large_body_along(target: bool) -> None:
     if target:
         world = await world.again()
         peer = Peer(world).login()
-    assert b"".join(bodies_got(peer, "dead")) == body(5000)
-    assert b"".join(bodies_got(peer, "q")) == body(3000)
+    assert peer.ask_get("dead") == body(5000)
+    assert peer.ask_get("q") == body(3000)
     world.settle()
     assert world.body_logs == []
 
@@ -261,7 +252,7 @@ async def test_a_body_stays_while_it_is_not_written_that_its_message_has_left(
     world, peer = await declared()
     published(world, peer, body(2000))
     monkeypatch.setattr(QueueLog, "flush", failing)
-    assert b"".join(bodies_got(peer, "q")) == body(2000)
+    assert peer.ask_get("q") == body(2000)
     world.settle()
     (message,) = (await world.again()).broker.queues[b"q"].ready
     assert message.redelivered
@@ -304,7 +295,7 @@ async def test_what_no_log_has_is_confirmed_when_its_large_body_can_be_got(trans
     assert peer.names() == []
     world.settle()
     assert peer.names() == ["Tx.CommitOk" if transaction else "Basic.Ack"]
-    assert b"".join(bodies_got(peer, "passing")) == body(3000)
+    assert peer.ask_get("passing") == body(3000)
 
 
 async def test_what_no_feed_can_carry_dies_at_it_and_the_rest_goes_on() -> None:
@@ -443,4 +434,4 @@ async def test_a_transaction_takes_large_bodies_along_or_leaves_nothing_of_them(
         assert (len(after.body_logs), after.broker.bodies.unclaimed) == (sum(map(len, found.values())), 0)
         after.store.abandon()
     world.settle()
-    assert b"".join(bodies_got(peer, "passing")) == body(4000)
+    assert peer.ask_get("passing") == body(4000)
