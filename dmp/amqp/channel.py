@@ -43,13 +43,13 @@ from dmp.amqp.wire import (
     tag_bytes,
 )
 from dmp.exchanges import REPLY_TO
+from dmp.memory import BudgetedCache
 from dmp.message import Head, Message
 from dmp.pacing import STOP_MEMORY, WORK_PER_STRETCH, wait_for_work
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.takers import LOOKED_AT_ONCE
 from shared.access import READ
-from shared.budget import CacheBytes
 from shared.net.session import SessionBase
 from shared.queues.sliced_work import STEPS_PER_TURN, batched
 
@@ -147,12 +147,12 @@ class Mux:
 
     def require(self, action: str, name: bytes) -> None:
         """Raises Refusal where the user may not. `name`: of a queue, or what rules call an exchange."""
-        if self.session.guard is not None and not self.session.may(action, name):
+        if not self.session.may(action, name):
             raise _not_allowed(name)
 
     def require_some(self, name: bytes) -> None:
         """Raises Refusal where the user may do nothing at all with it."""
-        if self.session.guard is not None and not self.session.may_see(name):
+        if not self.session.may_see(name):
             raise _not_allowed(name)
 
     def access_changed(self) -> None:
@@ -607,9 +607,6 @@ class Channel:
 
     def return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
         """The same for what came by a sink that was leased here: the sink never waits for this client."""
-        self.mux.connection.attempt(self._return_from_sink, code, head, body)
-
-    def _return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
         mux = self.mux
         outbox = mux.connection.outbox
         if self.silent or mux.session.lost or mux.replies.full or outbox.size > outbox.bound:
@@ -794,26 +791,24 @@ class Consumer:
     priority: int
     unacked: int = 0
     # What is put around the bodies of messages by their heads, and of the last head.
-    _heads: dict[Head, tuple[bytes, bytes]] = attrs.Factory(dict)
+    _heads: BudgetedCache[Head, tuple[bytes, bytes]] = attrs.field(init=False)
     _head: Head | None = None
     _before: bytes = b""
     _between: bytes = b""
     _end_before: bytes = b""
-    _cached: CacheBytes = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         broker = self.channel.mux.broker
         broker.accounts.consumers.charge(consumer_bytes(self.tag))
         broker.counts.consumers += 1
-        self._cached = CacheBytes(broker.accounts.caches)
+        self._heads = BudgetedCache(broker.accounts.caches, _HEADS_MAX)
 
     def end(self) -> None:
         """It gives back what it took of memory."""
         broker = self.channel.mux.broker
         broker.accounts.consumers.give(consumer_bytes(self.tag))
         broker.counts.consumers -= 1
-        self._heads.clear()
-        self._cached.cleared()
+        self._heads.forget()
 
     def room(self) -> tuple[int, int]:
         channel = self.channel
@@ -893,12 +888,7 @@ class Consumer:
             between = deliver_between(number, head, False, payload_max)
             found = deliver_before(number, self.tag, head), between
             if len(between) <= KEPT_BYTES_MAX:
-                size = _HEAD_BYTES + 3 * len(between)
-                if len(self._heads) >= _HEADS_MAX or not self._cached.fits(size):
-                    self._heads.clear()
-                    self._cached.cleared()
-                self._heads[head] = found
-                self._cached.add(size)
+                self._heads.keep(head, found, _HEAD_BYTES + 3 * len(between))
         self._head = head
         self._before, self._between = found
         self._end_before = FRAME_END + self._before

@@ -119,7 +119,8 @@ def direct_put(channel: Channel, method: Any) -> None:
     mux = channel.mux
     mux.require(WRITE, method.sink.encode() or DEFAULT_IN_RULES)
     exchange = mux.broker.topology.open_exchange(method.sink.encode())
-    lease = mux.broker.leases.grant(mux.owner, exchange, channel.return_from_sink)
+    send_return = mux.connection.guarded(channel.return_from_sink)
+    lease = mux.broker.leases.grant(mux.owner, exchange, send_return)
     channel.reply(Direct.PutOk(lease))
 
 
@@ -197,10 +198,7 @@ def unbind(channel: Channel, method: Any) -> None:
     of_queue = isinstance(method, commands.Queue.Unbind)
     there = broker.topology.find_queue(name, channel.mux.owner) if of_queue else broker.exchanges.get(name)
     ticket = broker.topology.unbind(source, there, method.routing_key.encode(), method.arguments.raw)
-    if of_queue:
-        channel.reply(commands.Queue.UnbindOk(), ticket)
-    else:
-        _answer(channel, method, commands.Exchange.UnbindOk(), ticket)
+    _answer(channel, method, (commands.Queue if of_queue else commands.Exchange).UnbindOk(), ticket)
 
 
 def _ends(channel: Channel, method: Any) -> tuple[bytes, bytes]:
@@ -299,7 +297,7 @@ def _arguments(method: Any) -> FieldTable:
 
 
 def _answer(channel: Channel, method: Any, answer: base.Frame, ticket: Ticket | None = None) -> None:
-    if not method.nowait:
+    if not getattr(method, "nowait", False):  # Queue.Unbind has none
         channel.reply(answer, ticket)
 
 

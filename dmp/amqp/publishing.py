@@ -28,13 +28,13 @@ from dmp.amqp.content import Content
 from dmp.amqp.states import ChannelState
 from dmp.amqp.wire import FRAME_END, METHOD, PUBLISH, content_head, publish_frame
 from dmp.exchanges import DEFAULT_IN_RULES, Finding, Route, RouteSteps, found_at_once
+from dmp.memory import BudgetedCache
 from dmp.message import Head
 from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.access import WRITE
-from shared.budget import CacheBytes
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
@@ -87,24 +87,19 @@ class _Waiting:
 class Publishing:
     """One connection's."""
 
-    __slots__ = ("_cached", "_last", "_mux", "_posts", "_tracks", "waiting")
+    __slots__ = ("_last", "_mux", "_posts", "_tracks", "waiting")
 
     def __init__(self, mux: Mux) -> None:
         self._mux = mux
-        self._posts: dict[bytes, Post] = {}
-        self._cached = CacheBytes(mux.broker.accounts.caches)
+        self._posts: BudgetedCache[bytes, Post] = BudgetedCache(mux.broker.accounts.caches, _POSTS_MAX)
         self._last: Post | None = None
         self._tracks: dict[bytes, Track] = {}  # of the recording, by exchange
         self.waiting: _Waiting | None = None
 
     def forget(self) -> None:
         """A channel has ended, and some posts may be its."""
-        self._clear()
+        self._posts.forget()
         self._last = None
-
-    def _clear(self) -> None:
-        self._posts.clear()
-        self._cached.cleared()
 
     def take_runs(self, data: bytes, at: int) -> int:
         """Publish what stands at `at` as far as there are posts for it; returns where it stopped.
@@ -159,11 +154,7 @@ class Publishing:
         post.bytes = method + content_head(number, head.body_bytes, content.properties, payload_max)
         length = len(post.bytes)
         if length <= _HEAD_BYTES_MAX:
-            size = _POST_BYTES + 2 * length
-            if len(self._posts) >= _POSTS_MAX or not self._cached.fits(size):
-                self._clear()
-            self._posts[post.bytes] = post
-            self._cached.add(size)
+            self._posts.keep(post.bytes, post, _POST_BYTES + 2 * length)
         return post
 
     def publish(self, post: Post, bodies: Sequence[bytes]) -> None:
