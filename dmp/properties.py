@@ -116,8 +116,10 @@ def note_untrusted(properties: bytes) -> Noted:
 
 def end_of_properties(data: bytes, at: int, end: int) -> int:
     """Where the properties whose flags stand at `at` end by their lengths; beyond `end` where they lie."""
-    ends = [place for _, _, _, place in _announced(data, at, end)]
-    return ends[-1] if ends else at + 2
+    place = at + 2
+    for announced in _announced(data, at, end):
+        place = announced[3]
+    return place
 
 
 def _announced(data: bytes, at: int, end: int) -> Iterator[tuple[str, int, int, int]]:

@@ -94,14 +94,13 @@ class WaitingBindings:
             self._by_end.setdefault(end, {})[binding] = None
 
     def discard(self, binding: Binding) -> None:
-        if self._bindings.pop(binding, self) is self:
-            return
+        """It must be there."""
+        del self._bindings[binding]
         self._memory.give(_waiting_bytes(binding))
-        for end in _ends(binding):
-            those = self._by_end.get(end, {})
-            those.pop(binding, None)
-            if not those:
-                self._by_end.pop(end, None)
+        for end in set(_ends(binding)):  # both are one where an exchange is bound to itself
+            del self._by_end[end][binding]
+            if not self._by_end[end]:
+                del self._by_end[end]
 
     def naming(self, name: bytes, is_exchange: bool) -> list[Binding]:
         """The bindings that lead to or from that exchange or queue."""
@@ -428,9 +427,8 @@ class Topology:
         there: list[tuple[Exchange, Binding]] = []
         rows: list[Binding] = []
         for binding in bindings:
-            exchange = broker.exchanges.get(binding.source)
-            if gone is not None and binding.source == gone.name:
-                exchange = gone
+            is_gone = gone is not None and binding.source == gone.name
+            exchange = gone if is_gone else broker.exchanges.get(binding.source)
             if exchange is not None and binding in exchange.bindings:
                 there.append((exchange, binding))
                 if exchange.kind.durable and exchange.bindings[binding].durable:
@@ -455,26 +453,24 @@ class Topology:
         """Take the steps `before`, and remove all bindings of what is deleted, in slices. Returns what the
         answer waits for: `ticket`, of the deletion, and all of these.
         """
-        if isinstance(gone, Exchange):
-            # One of it to itself is among both.
-            source, left = gone, [*gone.bindings, *(gone.bound - gone.bindings.keys())]
-        else:
-            source, left = None, [*gone.bound]
+        left = [*gone.bound]
+        if isinstance(gone, Exchange):  # a binding of it to itself is among both
+            left = [*gone.bindings, *(gone.bound - gone.bindings.keys())]
         if next(before, before) is before and not left:  # there was one step at most, which is done
             return ticket
         whole = Ticket()
-        self._broker.sliced_work.add(self._bindings_go(gone, source, left, ticket, before, whole))
+        self._broker.sliced_work.add(self._bindings_go(gone, left, ticket, before, whole))
         return None if whole.done and whole.error is None else whole
 
     def _bindings_go(
         self,
         gone: Destination,
-        source: Exchange | None,
         left: list[Binding],
         ticket: Ticket | None,
         before: Iterator[None],
         whole: Ticket,
     ) -> Iterator[None]:
+        source = gone if isinstance(gone, Exchange) else None
         failed: list[StoreError] = []
         recorded = bool(left)  # else no row says that bindings are still to go
 
