@@ -42,6 +42,11 @@ class Peer(HandPeer):
     ) -> None:
         self.send(publish(exchange, key, *bodies, properties=properties, channel=channel, **options))
 
+    def say(self, method: base.Frame, channel: int = 1) -> Frames:
+        """What the server answers to a method, and whatever else it says then."""
+        self.method(method, channel)
+        return self.frames()
+
     def frames(self) -> Frames:
         """What the server has said since, decoded by pamqp."""
         self.pump()
@@ -64,8 +69,7 @@ class Peer(HandPeer):
 
     def ask_get(self, queue: str) -> bytes:
         """The next message of a queue, by basic.get without acknowledgement."""
-        self.method(commands.Basic.Get(0, queue, True))
-        frames = self.frames()
+        frames = self.say(commands.Basic.Get(0, queue, True))
         assert "Basic.GetOk" in [value.name for _, value in frames]
         return b"".join(bodies(frames))
 

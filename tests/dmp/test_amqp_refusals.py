@@ -209,13 +209,6 @@ async def test_frames_may_be_large_from_tune_ok_on(peer: Peer) -> None:
     assert peer.ask_get("q") == b"x"
 
 
-async def test_a_wrong_password_without_the_capability_gets_no_word() -> None:
-    peer = Peer(await World.open())
-    peer.send(AMQP_HEADER + encode(start_ok(response="\0guest\0wrong"), 0))
-    assert peer.names() == ["Connection.Start"]
-    assert peer.connection.finished
-
-
 async def test_guest_comes_from_loopback_only() -> None:
     world = await World.open(DmpSettings(users=Users.parse("guest:guest, ann:secret")))
     for user, password, names in (("guest", "guest", 1), ("ann", "secret", 2)):

@@ -106,8 +106,7 @@ async def test_flow_stops_deliveries(peer: Peer) -> None:
     assert peer.ask(C.Channel.Flow(False)).active is False
     peer.publish("", "q", b"1", b"2")
     assert peer.frames() == []
-    peer.method(C.Channel.Flow(True))
-    assert bodies(peer.frames()) == [b"1", b"2"]
+    assert bodies(peer.say(C.Channel.Flow(True))) == [b"1", b"2"]
 
 
 async def test_prefetch_for_the_channel_counts_all_its_consumers(peer: Peer) -> None:
@@ -119,10 +118,8 @@ async def test_prefetch_for_the_channel_counts_all_its_consumers(peer: Peer) -> 
     peer.publish("", "one", b"a", b"b")
     peer.publish("", "two", b"c", b"d", b"e")
     assert bodies(peer.frames()) == [b"a", b"b", b"c"]
-    peer.method(C.Basic.Ack(1))
-    assert bodies(peer.frames()) == [b"d"]
-    peer.method(C.Basic.Ack(0, True))
-    assert bodies(peer.frames()) == [b"e"]
+    assert bodies(peer.say(C.Basic.Ack(1))) == [b"d"]
+    assert bodies(peer.say(C.Basic.Ack(0, True))) == [b"e"]
 
 
 async def test_acknowledgements_one_behind_the_other(world: World, peer: Peer) -> None:
@@ -152,10 +149,8 @@ async def test_room_on_the_channel_is_room_for_each_of_its_consumers() -> None:
     peer.publish("", "one", b"a", b"b")
     peer.publish("", "two", b"c", b"d")
     assert bodies(peer.frames()) == [b"a", b"b"]
-    peer.method(C.Basic.Ack(1))
-    assert bodies(peer.frames()) == [b"c"]
-    peer.method(C.Basic.Reject(2, False))
-    assert bodies(peer.frames()) == [b"d"]
+    assert bodies(peer.say(C.Basic.Ack(1))) == [b"c"]
+    assert bodies(peer.say(C.Basic.Reject(2, False))) == [b"d"]
 
 
 async def test_recover_gives_to_the_same_consumer_or_to_the_queue(world: World, peer: Peer) -> None:
@@ -163,11 +158,9 @@ async def test_recover_gives_to_the_same_consumer_or_to_the_queue(world: World, 
     peer.ask(C.Basic.Consume(0, "q", "t"))
     peer.publish("", "q", b"1", b"2")
     peer.frames()
-    peer.method(C.Basic.Recover(False))
-    frames = peer.frames()
+    frames = peer.say(C.Basic.Recover(False))
     assert [f.delivery_tag for _, f in frames if f.name == "Basic.Deliver" and f.redelivered] == [3, 4]
-    peer.method(C.Basic.Recover(True))
-    frames = peer.frames()
+    frames = peer.say(C.Basic.Recover(True))
     assert frames[0][1].name == "Basic.RecoverOk"
     assert bodies(frames) == [b"1", b"2"]
     assert world.broker.queues[b"q"].unacked == 2
@@ -242,28 +235,31 @@ async def test_names_of_any_kind_are_told_as_they_are(peer: Peer) -> None:
     assert peer.frames()[0][1].queue == name
 
 
-async def test_the_rest_of_a_frame_that_came_in_pieces_is_awaited(peer: Peer) -> None:
-    before = peer.connection.rests_awaited
-    frame = encode(C.Channel.Open(), 7)
-    other = encode(C.Channel.Open(), 8)
-    awaited = []
-    for piece in (frame[:3], frame[3:] + other[:9], other[9:11], other[11:]):
-        peer.send(piece)
-        awaited.append(peer.connection.rests_awaited - before)
-    assert awaited == [1, 2, 3, 3]
+OPEN = encode(C.Channel.Open(), 7)
+CONTENT = publish("", "q", b"hello")
+HEADER_AT, BODY_AT = (
+    len(encode(C.Basic.Publish(0, "", "q"), 1)),
+    len(CONTENT) - len(b"hello") - FRAME_OVERHEAD,
+)
 
 
-async def test_the_rest_of_a_publish_that_came_frame_by_frame_is_awaited(peer: Peer) -> None:
-    peer.send(encode(C.Queue.Declare(0, "q"), 1))
-    content = publish("", "q", b"hello")
-    method = len(encode(C.Basic.Publish(0, "", "q"), 1))
-    body = len(content) - len(b"hello") - FRAME_OVERHEAD
+@pytest.mark.parametrize(
+    ("pieces", "awaited"),
+    [
+        ([OPEN[:3], OPEN[3:] + CONTENT[:9], CONTENT[9:11], CONTENT[11:]], [1, 2, 3, 3]),
+        ([CONTENT[:HEADER_AT], CONTENT[HEADER_AT:BODY_AT], CONTENT[BODY_AT:]], [1, 2, 2]),
+    ],
+    ids=["within frames", "between the frames of a publish"],
+)
+async def test_the_rest_of_a_frame_or_a_publish_that_came_in_pieces_is_awaited(
+    peer: Peer, pieces: list[bytes], awaited: list[int]
+) -> None:
     before = peer.connection.rests_awaited
-    awaited = []
-    for piece in (content[:method], content[method:body], content[body:]):
+    found = []
+    for piece in pieces:
         peer.send(piece)
-        awaited.append(peer.connection.rests_awaited - before)
-    assert awaited == [1, 2, 2]
+        found.append(peer.connection.rests_awaited - before)
+    assert found == awaited
 
 
 @pytest.mark.parametrize("end", ["cancelled", "lost"])

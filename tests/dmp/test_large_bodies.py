@@ -51,16 +51,14 @@ async def test_a_large_body_comes_as_it_was_sent_by_get_and_to_consumers(
     content = body(size)
     assert published(world, peer, content, b"small", properties=properties) == ["Basic.Ack"]
     assert world.broker.memory.held_bytes < 2000
-    peer.method(C.Basic.Get(0, "q"))
-    frames = peer.frames()
+    frames = peer.say(C.Basic.Get(0, "q"))
     assert [value.name for _, value in frames[:2]] == ["Basic.GetOk", "ContentHeader"]
     assert frames[1][1].body_size == size
     assert b"".join(bodies(frames)) == content
     assert max(map(len, bodies(frames))) <= PAYLOAD_MAX
     peer.method(C.Basic.Nack(1, requeue=True))
     other = Peer(world).login(frame_max=4096)
-    other.method(C.Basic.Consume(0, "q"))
-    frames = other.frames()
+    frames = other.say(C.Basic.Consume(0, "q"))
     assert frames[1][1].redelivered
     assert b"".join(bodies(frames)) == content + b"small", "each behind the other"
     other.method(C.Basic.Ack(0, multiple=True))
@@ -110,8 +108,7 @@ async def test_a_large_body_is_there_again_after_a_restart_and_goes_with_its_ack
     queue = world.broker.queues[b"q"]
     assert [world.body(message) for message in queue.ready] == [b"small", content, b"behind"]
     consumer = Peer(world).login()
-    consumer.method(C.Basic.Consume(0, "q"))
-    consumer.frames()
+    consumer.say(C.Basic.Consume(0, "q"))
     consumer.method(C.Basic.Ack(0, multiple=True))
     world.settle()
     assert world.body_logs == []
@@ -146,8 +143,7 @@ async def test_a_dead_letter_takes_its_large_body_along(target: bool) -> None:
     )
     peer.ask(C.Queue.Declare(0, "dead", durable=target))
     published(world, peer, body(5000), body(3000))
-    peer.method(C.Basic.Get(0, "q"))
-    peer.frames()
+    peer.say(C.Basic.Get(0, "q"))
     peer.method(C.Basic.Reject(1, False))
     world.settle()
     if target:
@@ -339,8 +335,7 @@ async def test_a_damaged_body_costs_its_message_and_its_connection_and_nothing_i
         peer.frames()  # a driver closes the connection
     peer.lose()
     peer = Peer(world).login()
-    peer.method(C.Basic.Consume(0, "q"))
-    assert bodies(peer.frames()) == [b"behind"]
+    assert bodies(peer.say(C.Basic.Consume(0, "q"))) == [b"behind"]
     assert world.broker.queues[b"q"].lost
     world.settle()
     assert world.body_logs == [name]
@@ -375,8 +370,7 @@ async def test_a_power_cut_at_any_time_keeps_what_was_confirmed_whole_and_nothin
         assert peer.names() == ["Basic.Ack"]
         sure.append(content)
         await check(world, seed, sure, contents, gone)
-    peer.method(C.Basic.Get(0, "q"))
-    peer.frames()
+    peer.say(C.Basic.Get(0, "q"))
     gone.add(contents[0])
     peer.method(C.Basic.Ack(1))
     await check(world, seed, sure, contents, gone)
@@ -419,8 +413,7 @@ async def test_a_transaction_takes_large_bodies_along_or_leaves_nothing_of_them(
     world.settle()
     peer.frames()
     assert len(world.body_logs) == 2
-    peer.method(C.Basic.Get(0, "dying"))
-    peer.frames()
+    peer.say(C.Basic.Get(0, "dying"))
     peer.method(C.Basic.Reject(1, False))
     peer.publish("", "q", body(5000), properties=PERSISTENT)
     peer.method(C.Tx.Commit())
