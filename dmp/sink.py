@@ -22,7 +22,7 @@ should have a turn.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -409,7 +409,7 @@ class Sink:
             raise self._store_refuses(failed) from failed
 
     def _publish_in_slices(
-        self, messages: Sequence[tuple[bytes, Sequence[bytes]]], queues: Sequence[Queue]
+        self, messages: Iterable[tuple[bytes, Sequence[bytes]]], queues: Sequence[Queue]
     ) -> None:
         """To very many; input waits until all have it."""
         session, broker = self._session, self._broker
