@@ -302,7 +302,7 @@ class Admin:
     )
     async def _declare(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         name = name_in(arguments, "name")
-        alternate = a_text(arguments, "alternate").encode() if arguments.get("alternate") else None
+        alternate = name_in(arguments, "alternate") if arguments.get("alternate") else None
         kind = ExchangeKind(
             a_text(arguments, "type", "direct"),
             **{flag: a_flag(arguments, flag) for flag in ("durable", "auto_delete", "internal")},

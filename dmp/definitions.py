@@ -12,7 +12,7 @@ from pamqp import encode
 
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, check_table, read_table
-from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
+from dmp.declarations import ARGUMENTS_BYTES_MAX, Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import DEFAULT, RESERVED
 from dmp.refusals import shown
 from dmp.shown_properties import UNPACKABLE, show_value
@@ -208,4 +208,6 @@ def table_in(row: Row) -> bytes:
         check_table(table, 0, len(table))
     except UNPACKABLE as error:
         raise BadArgument(f"{what}: {error}") from None
+    if len(table) > ARGUMENTS_BYTES_MAX:
+        raise BadArgument(f"{what}: {len(table)} bytes, at most {ARGUMENTS_BYTES_MAX}")
     return table

@@ -24,7 +24,7 @@ from dmp.amqp.channel import (
 )
 from dmp.amqp.transactions import Outcome, Transaction
 from dmp.amqp.wire import Direct, FieldTable, declare_ok, get_ok
-from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
+from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination
 from dmp.memory import check
 from dmp.queues import Queue
@@ -34,8 +34,6 @@ from shared.access import MANAGE, READ, WRITE
 if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
-# Of a declaration or a binding: a durable binding's arguments are part of a row's key.
-ARGUMENTS_BYTES_MAX = 4 * 1024
 # Counting the consumers of so many channels takes as long as putting a message into a queue.
 _CHANNELS_PER_WORK = 16
 
