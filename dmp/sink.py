@@ -199,7 +199,7 @@ class Sink:
 
     def _scan(self, data: bytes, at: int) -> int:
         """Find what goes where; where it stopped. Raises RemoteProtocolError."""
-        routes = self._routes
+        find_route = self._routes.get
         body_bytes_max = self._broker.settings.message_bytes_max
         end = len(data)
         count = differing = overhead = 0
@@ -215,7 +215,7 @@ class Sink:
             try:
                 key_at = at + 6 + data[at + 4]
                 length_at = key_at + 2 + data[key_at - 1]
-                route = routes.get(data[at + 4 : length_at])
+                route = find_route(data[at + 4 : length_at])
                 (length,) = read_u32(data, length_at)
                 odd = route is None or length != after - length_at - LENGTH_BYTES or length > body_bytes_max
             except (IndexError, struct.error):  # it lies about its names, and would end beyond the data
@@ -280,11 +280,11 @@ class Sink:
             self._known.forget()
             self._shape = stride, head_bytes
             self._layout = struct.Struct(f"{head_bytes}s{stride - head_bytes}x")
-        known = self._known
+        find_known = self._known.get
         most = min((len(data) - at) // stride, most)
         same = 0
         for (head,) in self._layout.iter_unpack(memoryview(data)[at : at + most * stride]):
-            found = known.get(head)
+            found = find_known(head)
             if (self._learn(head) if found is None else found) is not lanes:
                 break
             same += 1
