@@ -14,10 +14,10 @@ import trio
 from dmp import shown_properties
 from dmp.bodies import part_bytes
 from dmp.broker import Broker
-from dmp.data_types import EMPTY_TABLE, read_table
+from dmp.data_types import EMPTY_TABLE
 from dmp.declarations import Binding, ExchangeKind, QueueArguments
-from dmp.definitions import key_in, name_in
-from dmp.exchanges import DEFAULT, TYPES, Exchange
+from dmp.definitions import key_in, name_in, table_in
+from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
 from dmp.message import Head, Message
 from dmp.queue_records import places
 from dmp.queues import Queue
@@ -44,8 +44,7 @@ from shared.queues import pausing
 from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Ticket
 
-DEFAULT_NAME = "amq.default"
-"""Of the default exchange, whose name is empty: as rules of users have it."""
+DEFAULT_NAME = DEFAULT_IN_RULES.decode()
 PEEK_MAX = 1000
 READ_BYTES = 256 << 10
 MOVED_AT_ONCE = 32
@@ -303,7 +302,7 @@ class Admin:
     )
     async def _declare(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         name = name_in(arguments, "name")
-        alternate = a_text(arguments, "alternate").encode() if arguments.get("alternate") else None
+        alternate = name_in(arguments, "alternate") if arguments.get("alternate") else None
         kind = ExchangeKind(
             a_text(arguments, "type", "direct"),
             **{flag: a_flag(arguments, flag) for flag in ("durable", "auto_delete", "internal")},
@@ -371,8 +370,7 @@ class Admin:
             raise ObjectMissing(f"there is no queue {name}")
         if source not in self._broker.exchanges:
             raise ObjectMissing(f"there is no exchange {arguments['exchange']}")
-        table = shown_properties.read_table(arguments, "arguments")
-        asked = source, queue, key, table, read_table(table)
+        asked = source, queue, key, table_in(arguments)
         new = self._broker.topology.check_binding(*asked)
         if not dry_run:
             await self._settled(self._broker.topology.bind(*asked))

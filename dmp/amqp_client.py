@@ -19,7 +19,6 @@ open another one.
 Source: PROTOCOL.md, "Principal". Messages are framed as AMQP's specification has it, part 4.2.
 """
 
-import struct
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -31,8 +30,7 @@ import trio
 from pamqp import base, commands
 
 from dmp.amqp import wire
-from dmp.amqp.wire import FRAME_END, FRAME_HEAD, encode
-from dmp.data_types import short
+from dmp.amqp.wire import FRAME_END, encode
 from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, error_for, logged_in
 from dmp.properties import unpack_readable
 from dmp.refusals import Refusal
@@ -59,8 +57,6 @@ CLOSING_SECONDS = 5.0
 CHANNELS_MAX = 1000
 PREFETCH_MAX = 65535
 _PERSISTENT = 2
-_BASIC = 60
-_CONTENT = struct.Struct(">HHQ")
 
 Properties = commands.Basic.Properties
 M = TypeVar("M", bound=base.Frame)
@@ -198,14 +194,13 @@ class _Channel:
     async def publish_many(self, messages: Iterable[Message], mandatory: bool) -> None:
         published = []
         for message in messages:
-            names = short(message.exchange) + short(message.key)
-            method = b"".join((wire.PUBLISH, b"\0\0", names, bytes([mandatory])))
+            method = wire.publish_frame(self.number, message.exchange, message.key, mandatory)
             if mandatory:
                 exchange, key = (name.decode(errors="replace") for name in (message.exchange, message.key))
                 published.append(_Published(exchange, key, message.body, mandatory=True))
             else:
                 published.append(_Published("", "", b"", mandatory=False))
-            self._post(wire.framed(self.number, method), message.properties, message.body, published[-1])
+            self._post(method, message.properties, message.body, published[-1])
             await self._client._wait_for_room()
         for one in published:
             await one.confirmed.wait()
@@ -218,7 +213,9 @@ class _Channel:
         """
         if self._lost is not None:
             raise self._lost
-        data = b"".join([method, *self._content(properties, body)])
+        number, payload_max = self.number, self._client.frame_bytes - wire.FRAME_OVERHEAD
+        head = wire.content_head(number, len(body), properties, payload_max)
+        data = b"".join((method, head, wire.split(number, body, payload_max), FRAME_END))
         self._published += 1
         self._unconfirmed[self._published] = published
         self._client._write(data)
@@ -296,20 +293,6 @@ class _Channel:
                 if is_it and published.mandatory and not published.returned:
                     published.returned = True
                     break
-
-    def _content(self, packed: bytes, body: bytes) -> list[bytes]:
-        """Header and body, in frames that the server takes. `packed`: property flags and properties."""
-        frames = [
-            FRAME_HEAD.pack(wire.HEADER, self.number, _CONTENT.size + len(packed)),
-            _CONTENT.pack(_BASIC, 0, len(body)),
-            packed,
-            FRAME_END,
-        ]
-        step = self._client.frame_bytes - wire.FRAME_OVERHEAD
-        for start in range(0, len(body), step):
-            part = body[start : start + step]
-            frames += [FRAME_HEAD.pack(wire.BODY, self.number, len(part)), part, FRAME_END]
-        return frames
 
 
 class Client:

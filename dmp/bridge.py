@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
+from dmp.data_types import SHORT_BYTES_MAX
 from dmp.declarations import QueueKind
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TOPIC_WORDS
 from dmp.message import Head, Message
@@ -165,7 +165,7 @@ class BindingSource(_Taking):
         self._owner = broker.new_owner(context.user)
         try:
             queue, _ = broker.topology.declare_queue(b"", QueueKind(exclusive=True), self._owner)
-            broker.topology.bind(exchange.name, queue, key, EMPTY_TABLE, {})
+            broker.topology.bind(exchange.name, queue, key)
         except Refusal as refusal:
             self._owner.release()
             raise BridgeRefusal("source", str(refusal)) from None

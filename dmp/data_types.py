@@ -6,6 +6,7 @@ is checked. Then it is decoded field by field, in place: pamqp gets single value
 """
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 from pamqp import decode
@@ -89,14 +90,11 @@ def check_table(data: bytes, start: int, end: int, fields_max: int = FIELDS_MAX)
 
 def without_field(data: bytes, name: bytes) -> bytes:
     """A table that has been checked, without the fields by that name; the others as they stand."""
-    kept = bytearray()
-    end = 4
-    while end < len(data):
-        start, name_end = end, end + 1 + data[end]
-        end = _end_of_value(data, name_end)
-        if data[start + 1 : name_end] != name:
-            kept += data[start:end]
-    return _U32.pack(len(kept)) + kept
+    kept = [
+        data[at:end] for at, value_at, end in _fields(data, 4, len(data)) if data[at + 1 : value_at] != name
+    ]
+    fields = b"".join(kept)
+    return _U32.pack(len(fields)) + fields
 
 
 def joined_tables(*tables: bytes) -> bytes:
@@ -116,15 +114,12 @@ def read_table(data: bytes) -> dict[str, Any]:
 def read_leniently(data: bytes) -> dict[str, Any]:
     """`read_table`, with `NO_VALUE` where Python has none."""
     found: dict[str, Any] = {}
-    at = 4
-    while at < len(data):
-        name_end = at + 1 + data[at]
-        name, end = data[at + 1 : name_end].decode(), _end_of_value(data, name_end)
+    for at, value_at, end in _fields(data, 4, len(data)):
+        name = data[at + 1 : value_at].decode()
         try:
-            found[name] = _read_value(data, name_end)[0]
+            found[name] = _read_value(data, value_at, end)
         except (ValueError, ArithmeticError, OSError):
             found[name] = NO_VALUE
-        at = end
     return found
 
 
@@ -133,40 +128,45 @@ def read_field(data: bytes, name: bytes) -> Any:
 
     Raises Refusal.
     """
-    place, at = 0, 4
-    while at < len(data):
-        name_end = at + 1 + data[at]
-        if data[at + 1 : name_end] == name:
-            place = name_end  # of several by one name the last counts
-        at = _end_of_value(data, name_end)
+    found = None
+    for at, value_at, end in _fields(data, 4, len(data)):
+        if data[at + 1 : value_at] == name:
+            found = value_at, end  # of several by one name the last counts
     try:
-        return _read_value(data, place)[0] if place else None
+        return None if found is None else _read_value(data, *found)
     except (ValueError, ArithmeticError, OSError) as error:
         raise _out_of_range() from error
 
 
-def _read_fields(data: bytes, at: int, end: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    while at < end:
-        name_end = at + 1 + data[at]
-        name = data[at + 1 : name_end].decode()
-        found[name], at = _read_value(data, name_end)
-    return found
+def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Of each field in [at, stop): where its name begins, its value, and what is behind it."""
+    while at < stop:
+        value_at = at + 1 + data[at]
+        end = _end_of_value(data, value_at)
+        yield at, value_at, end
+        at = end
 
 
-def _read_value(data: bytes, at: int) -> tuple[Any, int]:
-    """The value whose type stands at `at`, and where it ends."""
-    kind = data[at]
-    start, end = at + 1, _end_of_value(data, at)
+def _read_fields(data: bytes, at: int, stop: int) -> dict[str, Any]:
+    return {
+        data[at + 1 : value_at].decode(): _read_value(data, value_at, end)
+        for at, value_at, end in _fields(data, at, stop)
+    }
+
+
+def _read_value(data: bytes, at: int, stop: int) -> Any:
+    """The value in [at, stop), its type first."""
+    kind, start = data[at], at + 1
     if kind == _TABLE:
-        return _read_fields(data, start + 4, end), end
+        return _read_fields(data, start + 4, stop)
     if kind == _ARRAY:
         found, at = [], start + 4
-        while at < end:
-            value, at = _read_value(data, at)
-            found.append(value)
-        return found, end
-    return _DECODE[data[at:start]](data[start:end])[1], end
+        while at < stop:
+            end = _end_of_value(data, at)
+            found.append(_read_value(data, at, end))
+            at = end
+        return found
+    return _DECODE[data[at:start]](data[start:stop])[1]
 
 
 def _end_of_value(data: bytes, at: int) -> int:

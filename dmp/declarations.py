@@ -9,6 +9,8 @@ from dmp.data_types import EMPTY_TABLE, read_table
 from dmp.properties import TTL_MS_MAX
 from dmp.refusals import Code, Refusal
 
+ARGUMENTS_BYTES_MAX = 4 * 1024
+"""Of a declaration or a binding: a durable binding's arguments are part of a row's key."""
 _COUNT_MAX = (1 << 63) - 1
 
 

@@ -6,17 +6,16 @@ person writes it, a table is made of it.
 """
 
 import base64
-import struct
 from collections.abc import Iterator, Sequence
 
 from pamqp import encode
 
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, check_table, read_table
-from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
+from dmp.declarations import ARGUMENTS_BYTES_MAX, Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import DEFAULT, RESERVED
 from dmp.refusals import shown
-from dmp.shown_properties import show_value
+from dmp.shown_properties import UNPACKABLE, show_value
 from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, name_of, parts
 from shared.objects import BadArgument, ObjectMissing, a_flag, a_text
 
@@ -70,7 +69,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             ]
 
     async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
-        name, table = name_in(row, "name"), _table(row)
+        name, table = name_in(row, "name"), table_in(row)
         kind = QueueKind(
             True, False, a_flag(row, "auto_delete"), table, QueueArguments.read(read_table(table))
         )
@@ -109,7 +108,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             raise BadArgument("a binding leads to a queue or to_exchange, not to both")
         source = name_in(row, "exchange")
         destination = name_in(row, "to_exchange" if to_exchange else "queue")
-        key, table = key_in(row), _table(row)
+        key, table = key_in(row), table_in(row)
         exchange = broker.exchanges.get(source)
         there = broker.topology.places(to_exchange).get(destination)
         for found, section, name in (
@@ -124,7 +123,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             return Made(new=False)
         if dry_run:
             return Made(new=True)
-        ticket = broker.topology.bind(source, there, key, table, read_table(table))
+        ticket = broker.topology.bind(source, there, key, table)
         return Made(new=True, ticket=ticket)
 
     def binding_named(row: Row) -> str:
@@ -195,19 +194,20 @@ def _shown(table: bytes) -> Row:
     return {"arguments": show_value(read_table(table)), "table": base64.b64encode(table).decode()}
 
 
-def _table(row: Row) -> bytes:
-    """The table that a row asks for. Raises BadArgument, Refusal."""
+def table_in(row: Row) -> bytes:
+    """The table that a row asks for, in one column or the other; none is an empty one. Raises BadArgument."""
     arguments = row.get("arguments", {})
     if not isinstance(arguments, dict):
         raise BadArgument("arguments is an object")
+    what = "table" if "table" in row else "arguments"
     try:
         if "table" in row:
             table = base64.b64decode(a_text(row, "table"), validate=True)
         else:
-            table = bytes(encode.field_table(arguments)) if arguments else EMPTY_TABLE
-    except (ValueError, TypeError, RecursionError, struct.error) as error:
-        raise BadArgument(f"arguments: {error}") from None
-    if len(table) < len(EMPTY_TABLE) or int.from_bytes(table[:4], "big") != len(table) - 4:
-        raise BadArgument("table is no table on the wire, in base64")
-    check_table(table, 0, len(table))
+            table = encode.field_table(arguments)
+        check_table(table, 0, len(table))
+    except UNPACKABLE as error:
+        raise BadArgument(f"{what}: {error}") from None
+    if len(table) > ARGUMENTS_BYTES_MAX:
+        raise BadArgument(f"{what}: {len(table)} bytes, at most {ARGUMENTS_BYTES_MAX}")
     return table

@@ -22,7 +22,7 @@ from shared.budget import CacheBytes
 from shared.queues.sliced_work import batched
 from shared.routing.compact import CompactSet, insert, remove
 from shared.routing.index import RoutingIndex
-from shared.routing.syntax import EVERY_NAME, Wildcards
+from shared.routing.syntax import EVERY_NAME, EveryName, Wildcards
 
 DEFAULT = b""
 DEFAULT_IN_RULES = b"amq.default"
@@ -262,15 +262,13 @@ class Exchange:
     """Those that it is the source of."""
     bound: set[Binding] = attrs.field(factory=set, init=False)  # those that it is the destination of
     _index: RoutingIndex[Destination] = attrs.field(init=False)
-    _uses: dict[tuple[Destination, bytes], int] = attrs.field(factory=dict, init=False)
+    _uses: dict[tuple[Destination, bytes | EveryName], int] = attrs.field(factory=dict, init=False)
     """So many bindings differ in what this exchange does not look at."""
     _headers: HeadersIndex | None = attrs.field(default=None, init=False)
-    _everything: bool = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         words = TOPIC_WORDS if self.kind.type == "topic" else None
         self._index = RoutingIndex(words, cache_bytes_max=_CACHE_BYTES, cache_books=self._cached)
-        self._everything = self.kind.type == "fanout"
         if self.kind.type == "headers":
             self._headers = HeadersIndex()
 
@@ -284,33 +282,33 @@ class Exchange:
     def add(self, binding: Binding, destination: Destination, arguments: Mapping[str, Any]) -> None:
         """Add a binding that is not there. Raises Refusal for arguments that make no sense."""
         match = None if self._headers is None else HeaderMatch(arguments)
-        use = destination, self._told_by(binding)
-        uses = self._uses.get(use, 0)
-        self._uses[use] = uses + 1
+        told_by = self._told_by(binding)
+        uses = self._uses.get((destination, told_by), 0)
+        self._uses[destination, told_by] = uses + 1
         if not uses:
             if self._headers is not None and match is not None:
                 self._headers.add(binding.arguments, destination, match)
             else:
-                self._index.subscribe(destination, EVERY_NAME if self._everything else binding.key)
+                self._index.subscribe(destination, told_by)
         self.bindings[binding] = destination
 
     def remove(self, binding: Binding) -> None:
         """Remove a binding, which must be there."""
         destination = self.bindings.pop(binding)
-        use = destination, self._told_by(binding)
-        uses = self._uses.pop(use) - 1
+        told_by = self._told_by(binding)
+        uses = self._uses.pop((destination, told_by)) - 1
         if uses:
-            self._uses[use] = uses
+            self._uses[destination, told_by] = uses
         elif self._headers is not None:
             self._headers.remove(binding.arguments, destination)
         else:
-            self._index.unsubscribe(destination, EVERY_NAME if self._everything else binding.key)
+            self._index.unsubscribe(destination, told_by)
 
-    def _told_by(self, binding: Binding) -> bytes:
+    def _told_by(self, binding: Binding) -> bytes | EveryName:
         """By what of it a message is told to go there."""
         if self._headers is not None:
             return binding.arguments
-        return b"" if self._everything else binding.key
+        return EVERY_NAME if self.kind.type == "fanout" else binding.key
 
     def forget_routes(self) -> None:
         """Drop the kept routes of a deleted exchange."""
@@ -325,17 +323,15 @@ class Exchange:
         """The work of all matches so far: places looked at in the index, bindings held against headers."""
         return self._index.visits if self._headers is None else self._headers.compared
 
-    def match(self, head: Head) -> Iterable[Destination]:
-        """The destinations of its own bindings, where these go by the key."""
+    def match(self, head: Head) -> Generator[None, None, Iterable[Destination]]:
+        """The destinations of its own bindings, in one step unless these go by headers. Raises Refusal."""
+        if self._headers is not None:
+            return (yield from self._headers.match(head))
         return self._match_each(head) if head.more_keys else self._index.match(head.key)
-
-    def match_headers(self, head: Head) -> Match | None:
-        """The same in steps, where they go by headers; else None."""
-        return None if self._headers is None else self._headers.match(head)
 
     def _match_each(self, head: Head) -> Iterable[Destination]:
         """By each of its keys. Raises Refusal where one after the other costs too much."""
-        if self._everything:
+        if self.kind.type == "fanout":
             return self._index.match(head.key)
         found: dict[Destination, None] = {}
         before, repeated = self._index.visits, 0
@@ -367,8 +363,7 @@ def route(first: Exchange, head: Head, exchanges: Callable[[bytes], Exchange | N
     while waiting:
         exchange = waiting.pop()
         steps -= exchange.steps
-        by_headers = exchange.match_headers(head)
-        matched = exchange.match(head) if by_headers is None else (yield from by_headers)
+        matched = yield from exchange.match(head)
         found = [destination for destination in matched if not destination.deleted]
         steps += exchange.steps
         if not found and exchange.kind.alternate is not None:
@@ -412,7 +407,7 @@ class Finding:
     _refusal: Refusal | None = None
 
     def rest(self) -> Iterator[None]:
-        """Steps of half a millisecond."""
+        """Steps of half a millisecond; none where the route is found at once."""
         try:
             queues, work = yield from self._steps
             self._found = tuple([queue for queue in queues if not queue.deleted]), work

@@ -168,13 +168,15 @@ class Feed:
         back: list[tuple[Head, list[bytes]]] = []
         work = 0
         for exchange, messages in parts:
-            for some in _pieces(messages):
+            for before, bodies in wire.runs(messages, TAKEN_BACK_AT_ONCE):
                 if work >= TAKEN_BACK_AT_ONCE:
                     work = 0
                     yield
-                heads = self._heads(exchange, some)
-                work += sum([len(bodies) for _, bodies in heads])
-                back += heads
+                _, key, properties, body_bytes = wire.read_envelope(before)
+                head = Head(exchange, key, body_bytes, properties)
+                head.envelope = before
+                back.append((head, bodies))
+                work += len(bodies)
         while back:
             head, bodies = back.pop()
             if not queue.deleted:
@@ -214,28 +216,6 @@ class Feed:
             if part:
                 found.append((exchange, part))
         return found
-
-    def _heads(self, exchange: bytes, data: bytes) -> list[tuple[Head, list[bytes]]]:
-        found = []
-        for before, bodies in wire.runs(data):
-            _, key, properties, body_bytes = wire.read_envelope(before)
-            head = Head(exchange, key, body_bytes, properties)
-            head.envelope = before
-            found.append((head, bodies))
-        return found
-
-
-def _pieces(data: bytes) -> Iterator[bytes]:
-    """Whole messages, some at a time."""
-    start = at = count = 0
-    while at < len(data):
-        at += wire.SIZE_BYTES + wire.read_u32(data, at)[0]
-        count += 1
-        if count == TAKEN_BACK_AT_ONCE:
-            yield data[start:at]
-            start, count = at, 0
-    if count:
-        yield data[start:at]
 
 
 def _next_message(whole: bytes | memoryview, written: int) -> int:

@@ -36,12 +36,11 @@ async def open_broker(
     settings: DmpSettings,
     *,
     now: Callable[[], float] = trio.current_time,
-    wall_seconds: Callable[[], float] = time.time,
 ) -> Broker:
     """Load what is durable, messages included. Raises StoreError."""
     tables = context.store.namespace(TABLES, settings.durability)
     topology_table = TopologyTable(await Table.open(tables, "definitions"))
-    broker = Broker(context, settings, topology_table, now, wall_seconds)
+    broker = Broker(context, settings, topology_table, now, time.time)
     await broker.topology.restore(topology_table.load())
     return broker
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
 from dmp.refusals import Code, Refusal
-from shared.budget import Account, Caches, OverBudget
+from shared.budget import Account, CacheBytes, Caches, OverBudget
 
 if TYPE_CHECKING:
     from shared.queues.timers import Timers
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 _TENTH = 0.1
 _LOW = 1 - _TENTH  # of the bound: publishers go on below it, and not at every message that leaves
@@ -131,6 +134,32 @@ class Memory:
         waiting, self._waiting = self._waiting, {}
         for callback in waiting.values():
             callback()
+
+
+class BudgetedCache(dict[_K, _V]):
+    """What one connection finds again by its key. The budget counts its bytes, as its owner says them; where
+    there is no room for one more, all is forgotten."""
+
+    __slots__ = ("_bytes", "_entries_max")
+
+    def __init__(self, caches: Caches, entries_max: float = math.inf) -> None:
+        super().__init__()
+        self._bytes = CacheBytes(caches)
+        self._entries_max = entries_max
+
+    def has_room(self, size: int) -> bool:
+        return len(self) < self._entries_max and self._bytes.fits(size)
+
+    def keep(self, key: _K, value: _V, size: int) -> None:
+        held = self._bytes
+        if len(self) >= self._entries_max or not held.fits(size):
+            self.forget()
+        self[key] = value
+        held.add(size)
+
+    def forget(self) -> None:
+        self.clear()
+        self._bytes.cleared()
 
 
 class Accounts:

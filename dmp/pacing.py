@@ -1,9 +1,10 @@
 """How much of a connection's input is applied at a time, and why it is held back: AMQP's and sinks'."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from shared.net.session import SessionBase, Stop
+from shared.queues.sliced_work import SlicedWork
 
 # Messages put into queues, counted once for each queue. After this many, other connections get their turn.
 WORK_PER_STRETCH = 4096
@@ -24,17 +25,25 @@ STOP_READY = Stop.FIRST_OWN << 2
 """What is asked for is read from a queue's log, or comes when what was deleted has gone."""
 
 
-def going_on(waiting: SessionBase, reason: int) -> Callable[[], None]:
-    """What to call once when a reason to hold input back is over.
+def stop_until(session: SessionBase, reason: int, when: Callable[[Callable[[], None]], None]) -> None:
+    """Hold input back until `when` calls what it is given, which it does once.
 
-    It does not keep the session in memory, which may end before: the wait may be long, and clients come and
+    That does not keep the session in memory, which may end before: the wait may be long, and clients come and
     go meanwhile.
     """
-    found = weakref.ref(waiting)
+    found = weakref.ref(session)
 
     def go_on() -> None:
         session = found()
         if session is not None:
             session.connection.attempt(session.go_soon, reason)
 
-    return go_on
+    session.stop(reason)
+    when(go_on)
+
+
+def wait_for_work(session: SessionBase, sliced_work: SlicedWork, *work: Iterator[None]) -> None:
+    """Have it done in slices; input waits meanwhile."""
+    stop_until(session, STOP_READY, sliced_work.when_idle)
+    for steps in work:
+        sliced_work.add(steps)

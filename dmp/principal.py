@@ -18,7 +18,7 @@ from dmp.amqp.wire import Direct, encode
 from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
 from shared.client.dial import Address, Disconnected, broken, check_plain
-from shared.client.login import NOBODY, Login
+from shared.client.login import Login
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
 PORT = 5672
@@ -150,7 +150,7 @@ class Principal:
         start = await self._ask(AMQP_HEADER, commands.Connection.Start, "the AMQP header", GREETING_SECONDS)
         self._mechanisms = str(start.mechanisms).split()
 
-    async def log_in(self, login: Login = NOBODY) -> int:
+    async def log_in(self, login: Login) -> int:
         """Once it is greeted; returns how large frames may be, in bytes. Raises Refused, Disconnected.
 
         A user without a password is that of the client's certificate, by EXTERNAL. Who names nobody is guest,

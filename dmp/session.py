@@ -65,7 +65,7 @@ _LEASE = 0  # the deadline for a lease; beside it there is a feed's `IDLE`
 class Session(SessionBase):
     """A connection of DMP, behind its header."""
 
-    __slots__ = ("_broker", "_right", "_role", "state")
+    __slots__ = ("__weakref__", "_broker", "_right", "_role", "state")
 
     def __init__(self, connection: Connection, broker: Broker, lease_until: float) -> None:
         """`lease_until`: when its lease must be there."""

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from pamqp import commands, encode
+from pamqp import commands
 
 from dmp.data_types import check_table
 from dmp.properties import FIELDS, UNREADABLE, note_untrusted, unpack
@@ -20,7 +20,7 @@ _NAMES: Mapping[str, str] = {
 """Of the properties that a message may be given, and pamqp's. `user_id` is the login's."""
 
 
-_UNPACKABLE = (RecursionError, *UNREADABLE)
+UNPACKABLE = (RecursionError, *UNREADABLE)
 """What pamqp and we raise for values that the wire cannot have."""
 
 
@@ -71,21 +71,8 @@ def read(arguments: Mapping[str, Any], *, persistent: bool) -> bytes:
         noted = note_untrusted(packed)
         if noted.headers is not None:
             check_table(packed, *noted.headers)
-    except _UNPACKABLE as error:
+    except UNPACKABLE as error:
         raise BadArgument(f"properties: {error}") from None
-    return packed
-
-
-def read_table(arguments: Mapping[str, Any], name: str) -> bytes:
-    """A table that JSON asks for, on the wire; none is an empty one. Raises BadArgument."""
-    given = arguments.get(name, {})
-    if not isinstance(given, dict):
-        raise BadArgument(f"{name} are an object")
-    try:
-        packed = encode.field_table(given)
-        check_table(packed, 0, len(packed))
-    except _UNPACKABLE as error:
-        raise BadArgument(f"{name}: {error}") from None
     return packed
 
 

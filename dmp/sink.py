@@ -22,7 +22,7 @@ should have a turn.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,9 @@ import attrs
 
 from dmp.exchanges import Exchange, Finding, found_at_once
 from dmp.leases import SendReturn
+from dmp.memory import BudgetedCache
 from dmp.message import Head
-from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK, STOP_MEMORY, STOP_READY, WORK_PER_STRETCH
+from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK, STOP_MEMORY, WORK_PER_STRETCH, wait_for_work
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
 from dmp.takers import FeedTaker
@@ -53,7 +54,6 @@ from dmp.wire import (
     uniform,
     wire_error,
 )
-from shared.budget import CacheBytes
 from shared.errors import RemoteProtocolError, StoreError
 from shared.fanout import chunks_of, piece_of
 from shared.net.session import SessionBase
@@ -108,15 +108,12 @@ class Sink:
     _size_max: int = attrs.field(init=False)
     _generation: int = attrs.field(init=False)
     _track: Track | None = attrs.field(default=None, init=False)
-    _routes: dict[bytes, SinkRoute] = attrs.field(factory=dict, init=False)
-    _heads: dict[bytes, Head] = attrs.field(factory=dict, init=False)
+    _routes: BudgetedCache[bytes, SinkRoute] = attrs.field(init=False)
+    _heads: BudgetedCache[bytes, Head] = attrs.field(init=False)
     _shape: tuple[int, int] = attrs.field(default=(0, 0), init=False)  # of `_known`: see `_in_lanes`
     _layout: struct.Struct = attrs.field(default=struct.Struct(""), init=False)
-    _known: dict[bytes, Sequence[Lane]] = attrs.field(factory=dict, init=False)
+    _known: BudgetedCache[bytes, Sequence[Lane]] = attrs.field(init=False)
     """Where messages of that shape go, by their envelopes."""
-    _routes_cached: CacheBytes = attrs.field(init=False)
-    _heads_cached: CacheBytes = attrs.field(init=False)
-    _known_cached: CacheBytes = attrs.field(init=False)
     _lanes: dict[tuple[Queue, ...], Sequence[Lane]] = attrs.field(factory=dict, init=False)
     _laned: set[Queue] = attrs.field(factory=set, init=False)  # the queues of these lanes
     _of_queue: dict[Queue, Lane] = attrs.field(factory=dict, init=False)  # not empty: each queue has its own
@@ -130,8 +127,9 @@ class Sink:
         self._size_max = size_max_of(broker.settings.message_bytes_max)
         self._generation = broker.generation
         caches = broker.accounts.caches
-        self._routes_cached, self._heads_cached = CacheBytes(caches), CacheBytes(caches)
-        self._known_cached = CacheBytes(caches)
+        self._routes = BudgetedCache(caches, _ROUTES_MAX)
+        self._heads = BudgetedCache(caches, _HEADS_MAX)
+        self._known = BudgetedCache(caches)
         recorder, source = broker.recorder, self._session.connection.peer.encode()
         if recorder is not None:
             self._track = recorder.track(RECORDED_MESSAGES, name=self._exchange.name, source=source)
@@ -145,7 +143,7 @@ class Sink:
         self._broker.counts.sinks -= 1
         self._broker.memory.forget(self)
         self._forget_routes()
-        self._forget_heads()
+        self._heads.forget()
         if self._owner is not None:
             self._owner.release()
 
@@ -201,7 +199,7 @@ class Sink:
 
     def _scan(self, data: bytes, at: int) -> int:
         """Find what goes where; where it stopped. Raises RemoteProtocolError."""
-        routes = self._routes
+        find_route = self._routes.get
         body_bytes_max = self._broker.settings.message_bytes_max
         end = len(data)
         count = differing = overhead = 0
@@ -217,7 +215,7 @@ class Sink:
             try:
                 key_at = at + 6 + data[at + 4]
                 length_at = key_at + 2 + data[key_at - 1]
-                route = routes.get(data[at + 4 : length_at])
+                route = find_route(data[at + 4 : length_at])
                 (length,) = read_u32(data, length_at)
                 odd = route is None or length != after - length_at - LENGTH_BYTES or length > body_bytes_max
             except (IndexError, struct.error):  # it lies about its names, and would end beyond the data
@@ -279,14 +277,14 @@ class Sink:
         --names 1000 --clients 1`: 0.46 us of the server's processor a message in place of 0.85.
         """
         if self._shape != (stride, head_bytes):
-            self._forget_known()
+            self._known.forget()
             self._shape = stride, head_bytes
             self._layout = struct.Struct(f"{head_bytes}s{stride - head_bytes}x")
-        known = self._known
+        find_known = self._known.get
         most = min((len(data) - at) // stride, most)
         same = 0
         for (head,) in self._layout.iter_unpack(memoryview(data)[at : at + most * stride]):
-            found = known.get(head)
+            found = find_known(head)
             if (self._learn(head) if found is None else found) is not lanes:
                 break
             same += 1
@@ -305,9 +303,8 @@ class Sink:
         if read_u32(head, length_at)[0] != stride - head_bytes:
             return None
         size = _KNOWN_BYTES + head_bytes
-        if self._known_cached.fits(size):
-            self._known_cached.add(size)
-            self._known[head] = route.lanes
+        if self._known.has_room(size):
+            self._known.keep(head, route.lanes, size)
         return route.lanes
 
     def _touch(self, route: SinkRoute) -> int:
@@ -412,19 +409,19 @@ class Sink:
             raise self._store_refuses(failed) from failed
 
     def _publish_in_slices(
-        self, messages: Sequence[tuple[bytes, Sequence[bytes]]], queues: Sequence[Queue]
+        self, messages: Iterable[tuple[bytes, Sequence[bytes]]], queues: Sequence[Queue]
     ) -> None:
         """To very many; input waits until all have it."""
-        session, sliced_work = self._session, self._broker.sliced_work
+        session, broker = self._session, self._broker
 
         def refused(error: StoreError) -> None:
             session.connection.fail(self._store_refuses(error))
 
-        session.stop(STOP_READY)
-        sliced_work.when_idle(session.connection.guarded(partial(session.go_soon, STOP_READY)))
-        for before, bodies in messages:
-            publication = self._broker.publish_in_slices(self._head(before), queues, bodies, refused)
-            sliced_work.add(publication.steps())
+        publications = [
+            broker.publish_in_slices(self._head(before), queues, bodies, refused).steps()
+            for before, bodies in messages
+        ]
+        wait_for_work(session, broker.sliced_work, *publications)
 
     def _publish_optional(
         self, route: SinkRoute, before: bytes, parts: MessageLayout, bodies: Sequence[bytes]
@@ -486,21 +483,16 @@ class Sink:
         if user is not None and (self._owner is None or user != self._owner.user.encode()):
             raise wire_error(Reply.NO_ACCESS, "user_id is set to another than the login's user")
         size = _ROUTE_BYTES + len(names)
-        if len(self._routes) >= _ROUTES_MAX or not self._routes_cached.fits(size):
+        if not self._routes.has_room(size):
             self._forget_routes()
-        route = self._routes[names] = SinkRoute(
-            queues, self._lanes_of(queues), len(names) + SIZE_BYTES + LENGTH_BYTES
-        )
-        self._routes_cached.add(size)
+        route = SinkRoute(queues, self._lanes_of(queues), len(names) + SIZE_BYTES + LENGTH_BYTES)
+        self._routes.keep(names, route, size)
         return route
 
     def _wait_for(self, finding: Finding) -> None:
         """Input waits until it is found, and comes again from this message on."""
-        session, sliced_work = self._session, self._broker.sliced_work
         self._finding = finding
-        session.stop(STOP_READY)
-        sliced_work.when_idle(session.connection.guarded(partial(session.go_soon, STOP_READY)))
-        sliced_work.add(finding.rest())
+        wait_for_work(self._session, self._broker.sliced_work, finding.rest())
 
     def _lanes_of(self, queues: tuple[Queue, ...]) -> Sequence[Lane]:
         """One shared sequence of lanes for each set of queues: `_scan` compares by identity."""
@@ -524,11 +516,7 @@ class Sink:
             exchange, key, properties, body_bytes = read_envelope(before)
             head = Head(self._exchange.name, key, body_bytes, properties)
             head.envelope = envelope(exchange, key, properties, body_bytes)  # without options
-            size = _HEAD_BYTES + 3 * len(before)
-            if len(self._heads) >= _HEADS_MAX or not self._heads_cached.fits(size):
-                self._forget_heads()
-            self._heads[before] = head
-            self._heads_cached.add(size)
+            self._heads.keep(before, head, _HEAD_BYTES + 3 * len(before))
         return head
 
     def _rewire(self) -> None:
@@ -542,16 +530,7 @@ class Sink:
 
     def _forget_routes(self) -> None:
         """What lanes hold is still delivered: in the order in which they were touched."""
-        self._routes.clear()
+        self._routes.forget()
+        self._known.forget()
         self._lanes.clear()
         self._laned.clear()
-        self._routes_cached.cleared()
-        self._forget_known()
-
-    def _forget_known(self) -> None:
-        self._known.clear()
-        self._known_cached.cleared()
-
-    def _forget_heads(self) -> None:
-        self._heads.clear()
-        self._heads_cached.cleared()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from dmp.data_types import EMPTY_TABLE
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import (
     DEFAULT,
@@ -93,14 +94,13 @@ class WaitingBindings:
             self._by_end.setdefault(end, {})[binding] = None
 
     def discard(self, binding: Binding) -> None:
-        if self._bindings.pop(binding, self) is self:
-            return
+        """It must be there."""
+        del self._bindings[binding]
         self._memory.give(_waiting_bytes(binding))
-        for end in _ends(binding):
-            those = self._by_end.get(end, {})
-            those.pop(binding, None)
-            if not those:
-                self._by_end.pop(end, None)
+        for end in set(_ends(binding)):  # both are one where an exchange is bound to itself
+            del self._by_end[end][binding]
+            if not self._by_end[end]:
+                del self._by_end[end]
 
     def naming(self, name: bytes, is_exchange: bool) -> list[Binding]:
         """The bindings that lead to or from that exchange or queue."""
@@ -363,7 +363,7 @@ class Topology:
     # -- bindings
 
     def check_binding(
-        self, source: bytes, destination: Destination, key: bytes, table: bytes, arguments: Mapping[str, Any]
+        self, source: bytes, destination: Destination, key: bytes, table: bytes
     ) -> Binding | None:
         """What `bind` would make; None: it is there. Raises Refusal where it would be refused."""
         broker = self._broker
@@ -377,26 +377,27 @@ class Topology:
         if wild:
             self._need_room("wild_words_max", broker.wild_words + wild - 1)
         check(self._memory.bindings, _binding_bytes(exchange, binding))
+        arguments = binding.read_arguments()
         if exchange.kind.type == "headers":
             HeaderMatch(arguments)
         return binding
 
     def bind(
-        self, source: bytes, destination: Destination, key: bytes, table: bytes, arguments: Mapping[str, Any]
+        self, source: bytes, destination: Destination, key: bytes = b"", table: bytes = EMPTY_TABLE
     ) -> Ticket | None:
         """`table`: the arguments as they came. A binding that is there already stays as it is."""
-        binding = self.check_binding(source, destination, key, table, arguments)
+        binding = self.check_binding(source, destination, key, table)
         if binding is None:
             return None
         broker, exchange = self._broker, self.exchange(source)
         ticket = None
         if exchange.kind.durable and destination.durable:
             ticket = broker.topology_table.put_binding(binding)
-        self._add(exchange, binding, destination, arguments)
+        self._add(exchange, binding, destination)
         return ticket
 
     def unbind(
-        self, source: bytes, destination: "Destination | None", key: bytes, table: bytes
+        self, source: bytes, destination: "Destination | None", key: bytes = b"", table: bytes = EMPTY_TABLE
     ) -> Ticket | None:
         """What is not bound, or not there at all, is unbound already, as RabbitMQ has it."""
         _not_default(source)
@@ -406,10 +407,8 @@ class Topology:
         binding = _binding(source, destination, key, table)
         return self._unbind((binding,)) if binding in exchange.bindings else None
 
-    def _add(
-        self, exchange: Exchange, binding: Binding, destination: Destination, arguments: Mapping[str, Any]
-    ) -> None:
-        exchange.add(binding, destination, arguments)
+    def _add(self, exchange: Exchange, binding: Binding, destination: Destination) -> None:
+        exchange.add(binding, destination, binding.read_arguments())
         destination.bound.add(binding)
         self._broker.bindings += 1
         self._memory.bindings.charge(_binding_bytes(exchange, binding))
@@ -428,9 +427,8 @@ class Topology:
         there: list[tuple[Exchange, Binding]] = []
         rows: list[Binding] = []
         for binding in bindings:
-            exchange = broker.exchanges.get(binding.source)
-            if gone is not None and binding.source == gone.name:
-                exchange = gone
+            is_gone = gone is not None and binding.source == gone.name
+            exchange = gone if is_gone else broker.exchanges.get(binding.source)
             if exchange is not None and binding in exchange.bindings:
                 there.append((exchange, binding))
                 if exchange.kind.durable and exchange.bindings[binding].durable:
@@ -455,26 +453,24 @@ class Topology:
         """Take the steps `before`, and remove all bindings of what is deleted, in slices. Returns what the
         answer waits for: `ticket`, of the deletion, and all of these.
         """
-        if isinstance(gone, Exchange):
-            # One of it to itself is among both.
-            source, left = gone, [*gone.bindings, *(gone.bound - gone.bindings.keys())]
-        else:
-            source, left = None, [*gone.bound]
+        left = [*gone.bound]
+        if isinstance(gone, Exchange):  # a binding of it to itself is among both
+            left = [*gone.bindings, *(gone.bound - gone.bindings.keys())]
         if next(before, before) is before and not left:  # there was one step at most, which is done
             return ticket
         whole = Ticket()
-        self._broker.sliced_work.add(self._bindings_go(gone, source, left, ticket, before, whole))
+        self._broker.sliced_work.add(self._bindings_go(gone, left, ticket, before, whole))
         return None if whole.done and whole.error is None else whole
 
     def _bindings_go(
         self,
         gone: Destination,
-        source: Exchange | None,
         left: list[Binding],
         ticket: Ticket | None,
         before: Iterator[None],
         whole: Ticket,
     ) -> Iterator[None]:
+        source = gone if isinstance(gone, Exchange) else None
         failed: list[StoreError] = []
         recorded = bool(left)  # else no row says that bindings are still to go
 
@@ -636,7 +632,7 @@ class Topology:
         if exchange is None or destination is None or not exchange.kind.durable or not destination.durable:
             return False
         try:
-            self._add(exchange, binding, destination, binding.read_arguments())
+            self._add(exchange, binding, destination)
         except Refusal:  # of an exchange of another type
             return False
         return True

@@ -9,7 +9,9 @@ read as options where the rest of the field, and only that, fits the size.
 Source: PROTOCOL.md, "DMP".
 """
 
+import math
 import struct
+from collections.abc import Iterator
 from enum import IntEnum, IntFlag
 
 import attrs
@@ -241,18 +243,22 @@ def uniform(data: bytes, at: int, stride: int, head_bytes: int) -> int:
     return (after - at) // stride
 
 
-def runs(data: bytes) -> list[tuple[bytes, list[bytes]]]:
-    """Whole, well-formed messages as runs with one envelope: that, and the bodies."""
-    found: list[tuple[bytes, list[bytes]]] = []
-    at = 0
-    last = b""
-    while at < len(data):
+def runs(data: bytes, most: float = math.inf) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Whole, well-formed messages as runs with one envelope, `most` in each at most: that, and the bodies.
+
+    Null messages are left out.
+    """
+    at, stop = 0, len(data)
+    before = b""
+    bodies: list[bytes] = []
+    while at < stop:
         end = at + SIZE_BYTES + read_u32(data, at)[0]
         if end > at + SIZE_BYTES:
-            if not last or not data.startswith(last, at):
-                parts = layout_untrusted(data, at, end)
-                last = data[at : parts.body_at]
-                found.append((last, []))
-            found[-1][1].append(data[at + len(last) : end])
+            if not bodies or len(bodies) == most or not data.startswith(before, at):
+                if bodies:
+                    yield before, bodies
+                before, bodies = data[at : layout_untrusted(data, at, end).body_at], []
+            bodies.append(data[at + len(before) : end])
         at = end
-    return found
+    if bodies:
+        yield before, bodies

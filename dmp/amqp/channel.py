@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import merge
@@ -32,24 +32,24 @@ from dmp.amqp.wire import (
     KEPT_BYTES_MAX,
     METHOD,
     ack_frame,
-    content_head,
     content_header,
     deliver_before,
     deliver_between,
     encode,
+    kept_content_head,
     nack_frame,
     return_frame,
     split,
     tag_bytes,
 )
 from dmp.exchanges import REPLY_TO
+from dmp.memory import BudgetedCache
 from dmp.message import Head, Message
-from dmp.pacing import STOP_MEMORY, STOP_READY, WORK_PER_STRETCH, going_on
+from dmp.pacing import STOP_MEMORY, WORK_PER_STRETCH, wait_for_work
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.takers import LOOKED_AT_ONCE
 from shared.access import READ
-from shared.budget import CacheBytes
 from shared.net.session import SessionBase
 from shared.queues.sliced_work import STEPS_PER_TURN, batched
 
@@ -89,7 +89,7 @@ _ack_fields = struct.Struct(">QBB").unpack_from
 
 Delivery = tuple["Consumer | None", Queue, Message]
 """What is unacknowledged, and who has it: a consumer, or None for `basic.get`."""
-_CONSUMER, _QUEUE = itemgetter(0), itemgetter(1)
+_QUEUE = itemgetter(1)
 _NUMBER = attrgetter("number")
 
 
@@ -147,12 +147,12 @@ class Mux:
 
     def require(self, action: str, name: bytes) -> None:
         """Raises Refusal where the user may not. `name`: of a queue, or what rules call an exchange."""
-        if self.session.guard is not None and not self.session.may(action, name):
+        if not self.session.may(action, name):
             raise _not_allowed(name)
 
     def require_some(self, name: bytes) -> None:
         """Raises Refusal where the user may do nothing at all with it."""
-        if self.session.guard is not None and not self.session.may_see(name):
+        if not self.session.may_see(name):
             raise _not_allowed(name)
 
     def access_changed(self) -> None:
@@ -178,13 +178,11 @@ class Mux:
                 for tag, delivery in channel.unacked.items()
                 if not guard.may(user, READ, delivery[1].name)
             }
-            for tag, (consumer, queue, _) in back.items():
+            for tag in back:
                 del channel.unacked[tag]
-                queues.add(queue)
-                if consumer is not None:
-                    consumer.unacked -= 1
-            if back:
-                unacked.append(_newest_first(back))
+            forget_unacked(back.values())
+            queues.update(map(_QUEUE, back.values()))
+            unacked.append(_newest_first(back))
         for queue in queues:
             queue.await_returns()
         for consumer in lost:
@@ -353,22 +351,26 @@ class Mux:
         return work
 
     def deliver_again(self, channel: Channel, deliveries: list[Delivery]) -> None:
-        """To the consumers that had them, or back where these have gone; of very many in slices."""
-        steps = _deliver_again(channel, deliveries)
-        if len(deliveries) > RETURNED_AT_ONCE:
+        """To the consumers that had them, or back where these have gone; of very many in slices.
+
+        The oldest first; their queues give out nothing until all have their consumer, or are back.
+        """
+        queues = set(map(_QUEUE, deliveries))
+        for queue in queues:
+            queue.await_returns()
+        count = len(deliveries)
+        steps = _and_all_are_back(_each_again(channel, deliveries), queues)
+        if count > RETURNED_AT_ONCE:
             self.add_work(steps)
         else:
-            self.worked(len(deliveries))
+            self.worked(count)
             for _ in steps:
                 pass
 
     def add_work(self, steps: Iterator[None]) -> None:
         """Of each half a millisecond. Input waits meanwhile: a confirm says that all before its publish was
         taken."""
-        sliced_work = self.broker.sliced_work
-        self.session.stop(STOP_READY)
-        sliced_work.when_idle(going_on(self.session, STOP_READY))
-        sliced_work.add(steps)
+        wait_for_work(self.session, self.broker.sliced_work, steps)
 
     def return_in_slices(self, deliveries: Sequence[Delivery]) -> None:
         """They go back to their queues, which give out nothing until all are there."""
@@ -421,7 +423,6 @@ class Mux:
         for queue in queues:
             queue.await_returns()
         for queue, those in consumers.items():
-            broker.counts.consumers -= len(those)
             if not queue.deleted:
                 queue.remove_consumers(*those)
                 broker.topology.consumer_left(queue)
@@ -469,17 +470,9 @@ def slices(deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], N
     yield from dispatched(queues)
 
 
-def _deliver_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[None]:
-    """The oldest first; their queues give out nothing until all have their consumer, or are back."""
-    queues = set(map(_QUEUE, deliveries))
-    for queue in queues:
-        queue.await_returns()
-    deliveries.reverse()
-    return _and_all_are_back(_each_again(channel, deliveries), queues)
-
-
 def _each_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[None]:
-    """The last one first."""
+    """The oldest first. They are freed in slices, too."""
+    deliveries.reverse()
     while deliveries:
         of: dict[Consumer, list[Message]] = {}
         back: dict[Queue, list[Message]] = {}  # of who has gone meanwhile
@@ -614,9 +607,6 @@ class Channel:
 
     def return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
         """The same for what came by a sink that was leased here: the sink never waits for this client."""
-        self.mux.connection.attempt(self._return_from_sink, code, head, body)
-
-    def _return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
         mux = self.mux
         outbox = mux.connection.outbox
         if self.silent or mux.session.lost or mux.replies.full or outbox.size > outbox.bound:
@@ -628,11 +618,11 @@ class Channel:
         """An answer with a content, in its turn."""
         mux, number, payload_max = self.mux, self.number, self.mux.payload_max
         if head.large:
-            mux.reply(method + content_header(number, head))
+            mux.reply(method + content_header(number, head.body_bytes, head.properties))
             mux.replies.reply(self.body_frames(body))
         else:
-            content = content_head(number, head, payload_max), split(number, body, payload_max), FRAME_END
-            mux.reply(b"".join((method, *content)))
+            before = kept_content_head(number, head, payload_max)
+            mux.reply(b"".join((method, before, split(number, body, payload_max), FRAME_END)))
 
     def body_frames(self, reference: bytes) -> BodyFrames:
         """Of a large body."""
@@ -727,7 +717,6 @@ class Channel:
     def remove_consumer(self, consumer: Consumer) -> None:
         """Its client has cancelled it; what it has stays unacknowledged."""
         del self.consumers[consumer.tag]
-        self.mux.broker.counts.consumers -= 1
         consumer.end()
         queue = consumer.queue
         if consumer is self.reply_consumer:
@@ -768,9 +757,9 @@ def tags_of(unacked: Collection[int], tag: int, multiple: bool) -> list[int]:
 
 def forget_unacked(deliveries: Iterable[Delivery]) -> None:
     """They do not count for their consumers any more."""
-    for consumer, count in Counter(map(_CONSUMER, deliveries)).items():
+    for consumer, _, _ in deliveries:
         if consumer is not None:
-            consumer.unacked -= count
+            consumer.unacked -= 1
 
 
 def _not_allowed(name: bytes) -> Refusal:
@@ -802,23 +791,24 @@ class Consumer:
     priority: int
     unacked: int = 0
     # What is put around the bodies of messages by their heads, and of the last head.
-    _heads: dict[Head, tuple[bytes, bytes]] = attrs.Factory(dict)
+    _heads: BudgetedCache[Head, tuple[bytes, bytes]] = attrs.field(init=False)
     _head: Head | None = None
     _before: bytes = b""
     _between: bytes = b""
     _end_before: bytes = b""
-    _cached: CacheBytes = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         broker = self.channel.mux.broker
         broker.accounts.consumers.charge(consumer_bytes(self.tag))
-        self._cached = CacheBytes(broker.accounts.caches)
+        broker.counts.consumers += 1
+        self._heads = BudgetedCache(broker.accounts.caches, _HEADS_MAX)
 
     def end(self) -> None:
         """It gives back what it took of memory."""
-        self.channel.mux.broker.accounts.consumers.give(consumer_bytes(self.tag))
-        self._heads.clear()
-        self._cached.cleared()
+        broker = self.channel.mux.broker
+        broker.accounts.consumers.give(consumer_bytes(self.tag))
+        broker.counts.consumers -= 1
+        self._heads.forget()
 
     def room(self) -> tuple[int, int]:
         channel = self.channel
@@ -882,10 +872,10 @@ class Consumer:
 
     def cancelled(self) -> None:
         channel = self.channel
-        if channel.consumers.pop(self.tag, None) is not None:
+        if channel.consumers.get(self.tag) is self:  # of very many it may have gone before it hears of this
+            del channel.consumers[self.tag]
             self.end()
-        channel.mux.broker.counts.consumers -= 1
-        channel.notify_cancelled(self)
+            channel.notify_cancelled(self)
 
     def fail(self, error: Exception) -> None:
         self.channel.mux.connection.fail(error)
@@ -898,12 +888,7 @@ class Consumer:
             between = deliver_between(number, head, False, payload_max)
             found = deliver_before(number, self.tag, head), between
             if len(between) <= KEPT_BYTES_MAX:
-                size = _HEAD_BYTES + 3 * len(between)
-                if len(self._heads) >= _HEADS_MAX or not self._cached.fits(size):
-                    self._heads.clear()
-                    self._cached.cleared()
-                self._heads[head] = found
-                self._cached.add(size)
+                self._heads.keep(head, found, _HEAD_BYTES + 3 * len(between))
         self._head = head
         self._before, self._between = found
         self._end_before = FRAME_END + self._before

@@ -17,7 +17,7 @@ from dmp.bodies import PART_BYTES, REFERENCE_BYTES, Arriving, Bodies, Body, part
 from dmp.data_types import short
 from dmp.exchanges import REPLY_TO
 from dmp.message import Head
-from dmp.pacing import STOP_BODIES, going_on
+from dmp.pacing import STOP_BODIES, stop_until
 from dmp.properties import note_untrusted, without_bcc
 from dmp.queue_records import places
 from dmp.refusals import Code, Refusal
@@ -74,8 +74,7 @@ class Incoming:
         session, bodies = self.session, self.bodies
         session.deadline(LARGE, session.connection.now + self.settings.frame_seconds)
         if bodies.behind and not session.stopped & STOP_BODIES:
-            session.stop(STOP_BODIES)
-            bodies.when_caught_up(going_on(session, STOP_BODIES))
+            stop_until(session, STOP_BODIES, bodies.when_caught_up)
 
     def _check(self, begun: int, bytes_max: int) -> None:
         if begun > 2 * bytes_max:

@@ -24,7 +24,7 @@ from dmp.amqp.channel import (
 )
 from dmp.amqp.transactions import Outcome, Transaction
 from dmp.amqp.wire import Direct, FieldTable, declare_ok, get_ok
-from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
+from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination
 from dmp.memory import check
 from dmp.queues import Queue
@@ -34,8 +34,6 @@ from shared.access import MANAGE, READ, WRITE
 if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
-# Of a declaration or a binding: a durable binding's arguments are part of a row's key.
-ARGUMENTS_BYTES_MAX = 4 * 1024
 # Counting the consumers of so many channels takes as long as putting a message into a queue.
 _CHANNELS_PER_WORK = 16
 
@@ -119,7 +117,8 @@ def direct_put(channel: Channel, method: Any) -> None:
     mux = channel.mux
     mux.require(WRITE, method.sink.encode() or DEFAULT_IN_RULES)
     exchange = mux.broker.topology.open_exchange(method.sink.encode())
-    lease = mux.broker.leases.grant(mux.owner, exchange, channel.return_from_sink)
+    send_return = mux.connection.guarded(channel.return_from_sink)
+    lease = mux.broker.leases.grant(mux.owner, exchange, send_return)
     channel.reply(Direct.PutOk(lease))
 
 
@@ -186,8 +185,7 @@ def bind(channel: Channel, method: Any) -> None:
         destination, answer = topology.exchange(name), commands.Exchange.BindOk()
         if not name:
             raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
-    arguments = _arguments(method)
-    ticket = topology.bind(source, destination, key, arguments.raw, arguments)
+    ticket = topology.bind(source, destination, key, _arguments(method).raw)
     _answer(channel, method, answer, ticket)
 
 
@@ -198,10 +196,7 @@ def unbind(channel: Channel, method: Any) -> None:
     of_queue = isinstance(method, commands.Queue.Unbind)
     there = broker.topology.find_queue(name, channel.mux.owner) if of_queue else broker.exchanges.get(name)
     ticket = broker.topology.unbind(source, there, method.routing_key.encode(), method.arguments.raw)
-    if of_queue:
-        channel.reply(commands.Queue.UnbindOk(), ticket)
-    else:
-        _answer(channel, method, commands.Exchange.UnbindOk(), ticket)
+    _answer(channel, method, (commands.Queue if of_queue else commands.Exchange).UnbindOk(), ticket)
 
 
 def _ends(channel: Channel, method: Any) -> tuple[bytes, bytes]:
@@ -300,7 +295,7 @@ def _arguments(method: Any) -> FieldTable:
 
 
 def _answer(channel: Channel, method: Any, answer: base.Frame, ticket: Ticket | None = None) -> None:
-    if not method.nowait:
+    if not getattr(method, "nowait", False):  # Queue.Unbind has none
         channel.reply(answer, ticket)
 
 
@@ -340,7 +335,6 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     channel.consumers[tag] = consumer
     if name == REPLY_TO:
         channel.reply_consumer = consumer
-    mux.broker.counts.consumers += 1
     queue.exclusive_consumer = method.exclusive
     queue.add_consumer(consumer)
     _answer(channel, method, commands.Basic.ConsumeOk(tag.decode()))

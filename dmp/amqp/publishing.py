@@ -26,16 +26,15 @@ from pamqp import commands
 
 from dmp.amqp.content import Content
 from dmp.amqp.states import ChannelState
-from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
-from dmp.data_types import short
+from dmp.amqp.wire import FRAME_END, METHOD, PUBLISH, content_head, publish_frame
 from dmp.exchanges import DEFAULT_IN_RULES, Finding, Route, RouteSteps, found_at_once
+from dmp.memory import BudgetedCache
 from dmp.message import Head
 from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.access import WRITE
-from shared.budget import CacheBytes
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
@@ -88,24 +87,19 @@ class _Waiting:
 class Publishing:
     """One connection's."""
 
-    __slots__ = ("_cached", "_last", "_mux", "_posts", "_tracks", "waiting")
+    __slots__ = ("_last", "_mux", "_posts", "_tracks", "waiting")
 
     def __init__(self, mux: Mux) -> None:
         self._mux = mux
-        self._posts: dict[bytes, Post] = {}
-        self._cached = CacheBytes(mux.broker.accounts.caches)
+        self._posts: BudgetedCache[bytes, Post] = BudgetedCache(mux.broker.accounts.caches, _POSTS_MAX)
         self._last: Post | None = None
         self._tracks: dict[bytes, Track] = {}  # of the recording, by exchange
         self.waiting: _Waiting | None = None
 
     def forget(self) -> None:
         """A channel has ended, and some posts may be its."""
-        self._clear()
+        self._posts.forget()
         self._last = None
-
-    def _clear(self) -> None:
-        self._posts.clear()
-        self._cached.cleared()
 
     def take_runs(self, data: bytes, at: int) -> int:
         """Publish what stands at `at` as far as there are posts for it; returns where it stopped.
@@ -153,29 +147,14 @@ class Publishing:
         post = Post(b"", channel, content, head)
         if head.large or not 0 < head.body_bytes <= channel.mux.payload_max:
             return post
-        bits = content.mandatory | content.immediate << 1
-        names = short(content.exchange) + short(content.key)
-        method = b"".join((PUBLISH, b"\0\0", names, bytes((bits,))))
-        header = struct.pack(">HHQ", 60, 0, head.body_bytes) + content.properties
-        number = channel.number
-        post.bytes = b"".join(
-            (
-                FRAME_HEAD.pack(METHOD, number, len(method)),
-                method,
-                FRAME_END,
-                FRAME_HEAD.pack(HEADER, number, len(header)),
-                header,
-                FRAME_END,
-                FRAME_HEAD.pack(BODY, number, head.body_bytes),
-            )
+        number, payload_max = channel.number, channel.mux.payload_max
+        method = publish_frame(
+            number, content.exchange, content.key, content.mandatory | content.immediate << 1
         )
+        post.bytes = method + content_head(number, head.body_bytes, content.properties, payload_max)
         length = len(post.bytes)
         if length <= _HEAD_BYTES_MAX:
-            size = _POST_BYTES + 2 * length
-            if len(self._posts) >= _POSTS_MAX or not self._cached.fits(size):
-                self._clear()
-            self._posts[post.bytes] = post
-            self._cached.add(size)
+            self._posts.keep(post.bytes, post, _POST_BYTES + 2 * length)
         return post
 
     def publish(self, post: Post, bodies: Sequence[bytes]) -> None:

@@ -29,7 +29,7 @@ from dmp.amqp.publishing import PUBLISH_INDEX
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
 from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PUBLISH, encode
 from dmp.memory import check
-from dmp.pacing import STOP_READY, going_on
+from dmp.pacing import STOP_READY, stop_until
 from dmp.refusals import Code, Refusal, shown
 from dmp.settings import LOCAL
 from shared.access import ANONYMOUS
@@ -231,8 +231,7 @@ class AmqpSession(SessionBase):
             try:
                 self._frame(kind, number, data[at + head_bytes : stop])
             except NotYet as wait:
-                self.stop(STOP_READY)
-                wait.when(going_on(self, STOP_READY))
+                stop_until(self, STOP_READY, wait.when)
                 break
             at = stop + 1
             if outbox.size > outbox.bound:

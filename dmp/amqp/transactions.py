@@ -31,7 +31,7 @@ from dmp.amqp.channel import (
     settled_in_slices,
 )
 from dmp.dead_letters import LETTERS_PER_TURN, letter_head, without_circles
-from dmp.exchanges import DEFAULT_IN_RULES, Finding, found_at_once
+from dmp.exchanges import DEFAULT_IN_RULES, Finding
 from dmp.memory import check
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH
@@ -316,16 +316,13 @@ class QueueChange:
             if not _leaves_letters(queue):
                 continue
             head = letter_head(broker, queue, message, "rejected")
+            finding = Finding(broker.route_steps(head.exchange, head))
+            yield from finding.rest()
             targets: Sequence[Queue] = ()
             try:
-                steps = broker.route_steps(head.exchange, head)
-                found = found_at_once(steps)
-                if found is None:
-                    finding = Finding(steps)
-                    yield from finding.rest()
-                    found = finding.found()
-                targets = without_circles(head, found[0], "rejected")
-                work += found[1]
+                found, route_work = finding.found()
+                targets = without_circles(head, found, "rejected")
+                work += route_work
             except Refusal:  # the exchange is not there
                 pass
             if work > WORK_PER_STRETCH:

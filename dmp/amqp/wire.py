@@ -171,6 +171,11 @@ def _check(method: type[base.Frame], payload: bytes, fields_max: int) -> tuple[s
     return table
 
 
+def publish_frame(channel: int, exchange: bytes, key: bytes, bits: int) -> bytes:
+    """Basic.Publish, whole; `bits`: mandatory, and immediate above it."""
+    return framed(channel, b"".join((PUBLISH, b"\0\0", short(exchange), short(key), bytes((bits,)))))
+
+
 def publish_untrusted(payload: bytes) -> tuple[bytes, bytes, bool, bool]:
     """Basic.Publish: exchange, routing key, mandatory, immediate. Raises Refusal (SYNTAX_ERROR)."""
     end = len(payload)
@@ -202,8 +207,8 @@ def deliver_between(channel: int, head: Head, redelivered: bool, payload_max: in
     """From behind the delivery tag to the body's first byte; of a large body, to the end of its header."""
     method = b"".join((bytes((redelivered,)), short(head.exchange), short(head.key), FRAME_END))
     if head.large:
-        return method + content_header(channel, head)
-    return method + content_head(channel, head, payload_max)
+        return method + content_header(channel, head.body_bytes, head.properties)
+    return method + kept_content_head(channel, head, payload_max)
 
 
 def get_ok(channel: int, tag: int, redelivered: bool, head: Head, left: int) -> bytes:
@@ -234,29 +239,34 @@ def return_frame(channel: int, code: Code, head: Head) -> bytes:
     return framed(channel, b"".join((_RETURN, _U16.pack(code), *names)))
 
 
-def content_header(channel: int, head: Head) -> bytes:
-    """The header frame alone, whole."""
-    size = _CONTENT.size + len(head.properties)
-    frame = _HEADER_FRAME.pack(HEADER, channel, size, 60, 0, head.body_bytes)
-    return frame + head.properties + FRAME_END
+def content_header(channel: int, body_bytes: int, properties: bytes) -> bytes:
+    """The header frame, whole."""
+    head = _HEADER_FRAME.pack(HEADER, channel, _CONTENT.size + len(properties), 60, 0, body_bytes)
+    return head + properties + FRAME_END
 
 
-def content_head(channel: int, head: Head, payload_max: int) -> bytes:
+def content_head(channel: int, body_bytes: int, properties: bytes, payload_max: int) -> bytes:
     """The header frame, and the beginning of the first body frame: everything before the body's first byte.
 
     Of an empty body there is no frame. Then it is the header frame without its end octet, so that a body and
     an end octet behind it are right for all.
     """
+    frame = content_header(channel, body_bytes, properties)
+    if not body_bytes:
+        return frame[:-1]
+    return frame + FRAME_HEAD.pack(BODY, channel, min(body_bytes, payload_max))
+
+
+def kept_content_head(channel: int, head: Head, payload_max: int) -> bytes:
+    """The same for messages of this head, which many channels of one number may get. A message to the
+    consumers of 100 connections takes 3.9 us each in place of 4.3 (without sockets).
+    """
     kept = head.frames.get(channel)
     if kept is not None and head.body_bytes <= payload_max:
         return kept
-    properties = head.properties
-    size = _CONTENT.size + len(properties)
-    frame = _HEADER_FRAME.pack(HEADER, channel, size, 60, 0, head.body_bytes) + properties
-    if head.body_bytes:
-        frame += FRAME_END + FRAME_HEAD.pack(BODY, channel, min(head.body_bytes, payload_max))
-    kept_too = head.body_bytes <= payload_max and len(frame) <= KEPT_BYTES_MAX
-    if kept_too and len(head.frames) < _CHANNELS_KEPT:
+    frame = content_head(channel, head.body_bytes, head.properties, payload_max)
+    fits = head.body_bytes <= payload_max and len(frame) <= KEPT_BYTES_MAX
+    if fits and len(head.frames) < _CHANNELS_KEPT:
         head.frames[channel] = frame
     return frame
 

@@ -42,6 +42,11 @@ class Peer(HandPeer):
     ) -> None:
         self.send(publish(exchange, key, *bodies, properties=properties, channel=channel, **options))
 
+    def say(self, method: base.Frame, channel: int = 1) -> Frames:
+        """What the server answers to a method, and whatever else it says then."""
+        self.method(method, channel)
+        return self.frames()
+
     def frames(self) -> Frames:
         """What the server has said since, decoded by pamqp."""
         self.pump()
@@ -64,17 +69,13 @@ class Peer(HandPeer):
 
     def ask_get(self, queue: str) -> bytes:
         """The next message of a queue, by basic.get without acknowledgement."""
-        self.method(commands.Basic.Get(0, queue, True))
-        (found,) = bodies(self.frames())
-        return found
+        frames = self.say(commands.Basic.Get(0, queue, True))
+        assert "Basic.GetOk" in [value.name for _, value in frames]
+        return b"".join(bodies(frames))
 
     def login(self, *, capabilities: dict[str, Any] | None = None, frame_max: int = 0) -> "Peer":
         """As far as an open channel 1."""
-        self.send(AMQP_HEADER)
-        self.method(start_ok(capabilities), 0)
-        self.method(commands.Connection.TuneOk(0, frame_max, 0), 0)
-        self.method(commands.Connection.Open("/"), 0)
-        self.method(commands.Channel.Open())
+        self.send(login(capabilities, frame_max) + encode(commands.Channel.Open(), 1))
         names = self.names()
         assert names == [
             "Connection.Start",
@@ -92,6 +93,16 @@ def start_ok(
     capabilities: dict[str, Any] | None = None, response: str = "\0guest\0guest", mechanism: str = "PLAIN"
 ) -> commands.Connection.StartOk:
     return commands.Connection.StartOk({"capabilities": capabilities or {}}, mechanism, response, "en_US")
+
+
+def login(capabilities: dict[str, Any] | None = None, frame_max: int = 0, heartbeat: int = 0) -> bytes:
+    """What a client says until its connection is open."""
+    methods = (
+        start_ok(capabilities),
+        commands.Connection.TuneOk(0, frame_max, heartbeat),
+        commands.Connection.Open("/"),
+    )
+    return AMQP_HEADER + b"".join(encode(method, 0) for method in methods)
 
 
 def publish(
@@ -147,5 +158,10 @@ async def opened(settings: DmpSettings | None = None) -> tuple[World, Peer]:
 
 def closed(peer: Peer) -> tuple[str, int]:
     """The close that the server has said last, and its code."""
-    found = [value for _, value in peer.frames() if value.name.endswith(".Close")]
-    return found[-1].name, found[-1].reply_code
+    close = close_of(peer)
+    return close.name, close.reply_code
+
+
+def close_of(peer: Peer) -> Any:
+    """The close that the server has said last."""
+    return [value for _, value in peer.frames() if value.name.endswith(".Close")][-1]

@@ -1,6 +1,7 @@
 """DMP connections to a `World`'s broker without sockets, as their clients see them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from dmp import wire
 from dmp.data_types import short, take_short
@@ -66,7 +67,7 @@ class Application:
         """An exclusive queue, bound."""
         declared = self.world.topology.declare_queue(name, QueueKind(exclusive=True, **kind), self.owner)[0]
         if exchange is not None:
-            self.world.topology.bind(exchange, declared, key, b"\0\0\0\0", {})
+            self.world.topology.bind(exchange, declared, key)
         return declared
 
     def sink_lease(self, name: bytes) -> bytes:
@@ -120,6 +121,12 @@ def packed(
         wire.message(wire.Message(exchange, key, body, properties, wire.MessageOptions(options)))
         for body in bodies
     )
+
+
+def pieces(data: bytes, cuts: Iterable[int]) -> list[bytes]:
+    """The data, cut at these places; those beyond its end begin anew."""
+    bounds = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[start:end] for start, end in pairwise(bounds)]
 
 
 def bodies(data: bytes) -> list[bytes]:

@@ -160,8 +160,7 @@ async def test_guest_from_loopback_is_anonymous_where_no_login_is_asked_for_and_
     place = await Place.open(EVERYTHING, user("anonymous", "dmp:*:public*"))
     guest = place.login("\0guest\0guest")
     assert isinstance(guest.ask(C.Queue.Declare(0, "public")), C.Queue.DeclareOk)
-    guest.method(C.Queue.Declare(0, "mine"))
-    assert denied(guest.frames())
+    assert denied(guest.say(C.Queue.Declare(0, "mine")))
     assert place.guard.logins_failed == 0
     assert place.say("\0guest\0guest", peer="192.0.2.7:5000")[1] == ["Connection.Start"]
     assert place.guard.logins_failed == 1
@@ -184,8 +183,7 @@ async def test_a_certificate_is_a_login_by_itself() -> None:
     for response, mechanism in (("", "EXTERNAL"), ("sensor", "EXTERNAL"), ("\0guest\0guest", "PLAIN")):
         peer = place.login(response, mechanism=mechanism, certificate="sensor")
         assert isinstance(peer.ask(C.Queue.Declare(0, "mine")), C.Queue.DeclareOk)
-        peer.method(C.Queue.Declare(0, "other"))
-        assert denied(peer.frames())
+        assert denied(peer.say(C.Queue.Declare(0, "other")))
     peer = place.login(certificate="sensor")
     assert isinstance(peer.ask(C.Queue.Declare(0, "other")), C.Queue.DeclareOk), "a login counts more"
     for stranger in ("ann", "stranger"):
@@ -245,8 +243,7 @@ async def test_a_method_needs_just_these_rights(method: base.Frame, needs: list[
         others = [f"dmp:{each}" for each in needs if each != left_out]
         wrong = [f"dmp:{action}:{left_out.partition(':')[2]}" for action in ("read", "write", "manage")]
         place.rules(*others, *(rule for rule in wrong if rule != f"dmp:{left_out}"))
-        peer.method(method)
-        assert denied(peer.frames()), left_out
+        assert denied(peer.say(method)), left_out
         peer.send(encode(C.Channel.CloseOk(), 1) + encode(C.Channel.Open(), 1))
         peer.frames()
     place.rules(*(f"dmp:{each}" for each in needs))
@@ -265,8 +262,7 @@ async def test_a_passive_declaration_needs_any_right(action: str) -> None:
     assert isinstance(peer.ask(C.Queue.Declare(0, "q", True)), C.Queue.DeclareOk)
     assert isinstance(peer.ask(C.Exchange.Declare(0, "x", passive=True)), C.Exchange.DeclareOk)
     place.rules()
-    peer.method(C.Queue.Declare(0, "q", True))
-    assert denied(peer.frames())
+    assert denied(peer.say(C.Queue.Declare(0, "q", True)))
 
 
 @pytest.mark.parametrize(("exchange", "name"), [("x", "x"), ("", "amq.default")])
@@ -296,13 +292,11 @@ async def test_a_transaction_is_decided_by_the_rules_at_its_commit() -> None:
         peer.ask(C.Tx.Select())
         peer.publish("", "q", b"a")
         peer.ask(C.Tx.Commit())
-        peer.method(C.Basic.Get(0, "q"))
-        got = peer.frames()[0][1]
+        got = peer.say(C.Basic.Get(0, "q"))[0][1]
         peer.publish("", "q", b"b")
         peer.method(C.Basic.Ack(got.delivery_tag))
         place.rules(*rules)
-        peer.method(C.Tx.Commit())
-        assert denied(peer.frames())
+        assert denied(peer.say(C.Tx.Commit()))
         peer.send(encode(C.Channel.CloseOk(), 1) + encode(C.Channel.Open(), 1))
         place.world.advance(0)
         place.rules("dmp:*:*")
@@ -318,8 +312,7 @@ async def test_a_consumer_that_loses_its_right_is_cancelled_and_what_is_held_goe
     for name in ("q", "r"):
         peer.ask(C.Queue.Declare(0, name))
         peer.publish("", name, b"1", b"2")
-    peer.method(C.Basic.Get(0, "q"))
-    assert bodies(peer.frames()) == [b"1"]
+    assert bodies(peer.say(C.Basic.Get(0, "q"))) == [b"1"]
     for name in ("q", "r"):
         peer.method(C.Basic.Consume(0, name, name))
     assert bodies(peer.frames()) == [b"2", b"1", b"2"]

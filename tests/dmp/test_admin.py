@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from dmp.admin import Admin
+from dmp.definitions import definitions_of
 from dmp.queues import Queue
 from dmp.refusals import Refusal
 from dmp.settings import DmpSettings
@@ -122,6 +123,23 @@ async def test_a_message_that_cannot_be_is_refused_in_words(world: World, argume
     with pytest.raises(BadArgument):
         await Admin(world.broker).objects[0].actions[1].call(queue, arguments, False)
     assert queue.depth == 0
+
+
+async def test_a_name_or_table_that_no_row_can_hold_is_refused_in_words(world: World) -> None:
+    queue = world.queue(durable=True)
+    _, exchanges, bindings = Admin(world.broker).objects
+    assert exchanges.make is not None
+    assert bindings.make is not None
+    for asked in ({"name": "n" * 256}, {"name": "e", "durable": True, "alternate": "a" * 256}):
+        with pytest.raises(BadArgument, match="255 bytes"):
+            await exchanges.make.call(None, asked, False)
+    row = {"name": "big", "exchange": "amq.headers", "queue": "q", "arguments": {"a": "x" * 4096}}
+    with pytest.raises(BadArgument, match="at most 4096"):
+        await bindings.make.call(None, row, False)
+    for section in definitions_of(world.broker)[1:]:
+        with pytest.raises(BadArgument, match="at most 4096"):
+            await section.make(row, False, lambda *_: False)
+    assert (len(world.broker.exchanges), len(world.broker.queues), len(queue.bound)) == (6, 1, 0)
 
 
 async def test_nothing_is_put_into_what_is_full(world: World) -> None:

@@ -9,7 +9,6 @@ from dmp import amqp_client
 from dmp.amqp_client import Client, Deliveries, Disconnected, NotTaken, Refused, Unroutable, open_amqp
 from dmp.principal import NotThere
 from dmp.wire import Message
-from shared.client.dial import Unreachable
 from tests.dmp.served import Served
 
 PATIENCE_SECONDS = 60.0
@@ -226,26 +225,6 @@ async def test_a_lost_connection_fails_all_that_waits() -> None:
     assert len(asked) == 2
     with pytest.raises(Disconnected):
         await client.declare_queue("too late")
-
-
-async def test_nobody_there_and_somebody_else_are_told_apart() -> None:
-    async with trio.open_nursery() as nursery:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        port = listener.socket.getsockname()[1]
-        nursery.start_soon(trio.serve_listeners, trio.aclose_forcefully, [listener])
-        with pytest.raises(Unreachable, match="no AMQP server answers"):
-            async with open_amqp(port=port):
-                raise AssertionError("it is none")
-        nursery.cancel_scope.cancel()
-    with pytest.raises(ConnectionRefusedError):
-        async with open_amqp(port=port):
-            raise AssertionError("it is gone")
-
-
-async def test_a_wrong_password_is_refused(server: Served) -> None:
-    with pytest.raises(Refused, match="ACCESS_REFUSED"):
-        async with open_amqp(port=server.port, password="wrong"):
-            raise AssertionError("it was let in")
 
 
 async def test_a_name_that_is_not_utf8_arrives_and_the_connection_stands(server: Served) -> None:

@@ -284,8 +284,9 @@ def test_class_direct_has_the_published_numbers_and_pamqps_own_table_is_untouche
 
 @given(st.binary(max_size=500), st.integers(1, 90), channels)
 def test_a_split_body_is_frames(data: bytes, payload_max: int, channel: int) -> None:
-    head = Head(b"", b"", len(data), NO_PROPERTIES)
-    packed = wire.content_head(channel, head, payload_max) + wire.split(channel, data, payload_max)
+    packed = wire.content_head(channel, len(data), NO_PROPERTIES, payload_max) + wire.split(
+        channel, data, payload_max
+    )
     expected = frame.marshal(header.ContentHeader(0, len(data)), channel)
     for at in range(0, len(data), payload_max):
         expected += frame.marshal(body.ContentBody(data[at : at + payload_max]), channel)

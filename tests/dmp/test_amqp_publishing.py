@@ -10,7 +10,7 @@ from dmp.amqp.wire import encode
 from dmp.properties import NO_PROPERTIES
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, closed, opened, publish
-from tests.dmp.world import PERSISTENT, World, laborious
+from tests.dmp.world import PERSISTENT, World, bind_laboriously, long_keys
 
 C = commands
 
@@ -38,8 +38,7 @@ async def test_one_that_holds_messages_is_refused_where_others_wait() -> None:
     world, peer = await opened(DmpSettings(memory_bytes_max=1 << 20))
     peer.ask(C.Queue.Declare(0, "q"))
     peer.publish("", "q", b"first")
-    peer.method(C.Basic.Get(0, "q"))
-    peer.frames()
+    peer.say(C.Basic.Get(0, "q"))
     peer.ask(C.Confirm.Select())
     for _ in range(12):
         peer.publish("", "q", bytes(100_000))
@@ -53,9 +52,8 @@ async def test_one_that_holds_messages_is_refused_where_others_wait() -> None:
 async def test_others_have_their_turn_between_messages_whose_routes_are_much_work() -> None:
     world, peer = await opened(DmpSettings(wild_words_max=1_000_000))
     peer.ask(C.Queue.Declare(0, "q"))
-    for pattern in laborious(1024):
-        peer.ask(C.Queue.Bind(0, "q", "amq.topic", pattern))
-    keys = [".".join(["a"] * (60 + number)) for number in range(5)]
+    bind_laboriously(world, b"amq.topic", b"q", 1024)
+    keys = long_keys(5)
     peer.session.receive(b"".join(publish("amq.topic", key, b"x") for key in keys))
     assert world.broker.counts.published == 1
     for _ in keys:

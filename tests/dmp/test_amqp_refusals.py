@@ -13,7 +13,7 @@ from dmp.wire import AMQP_HEADER
 from shared.errors import ConfigError
 from shared.net.listeners import check_exposure
 from shared.net.settings import TlsSettings
-from tests.dmp.amqp_peer import Peer, closed, content_header, opened, publish, start_ok
+from tests.dmp.amqp_peer import Peer, close_of, closed, content_header, opened, publish, start_ok
 from tests.dmp.world import World
 
 C = commands
@@ -93,7 +93,7 @@ async def test_what_is_not_to_be_had_costs_the_channel_and_no_more(
     other = Peer(world).login()
     other.ask(C.Queue.Declare(0, "theirs", exclusive=True))
     peer.send(data)
-    close = [value for _, value in peer.frames() if value.name.endswith(".Close")][-1]
+    close = close_of(peer)
     assert (close.name, close.reply_code) == ("Channel.Close", code)
     assert close.reply_text.startswith(f"{Code(code).name} - ")
     assert world.broker.counts.refusals == {Code(code).name: 1}
@@ -137,7 +137,7 @@ async def test_what_is_not_legal_ends_the_connection_with_its_code(
     peer: Peer, code: int, data: bytes
 ) -> None:
     peer.send(data)
-    close = [value for _, value in peer.frames() if value.name.endswith(".Close")][-1]
+    close = close_of(peer)
     assert (close.name, close.reply_code) == ("Connection.Close", code)
     assert close.reply_text.startswith(f"{Code(code).name} - ")
     peer.send(publish("", "q", b"ignored") + encode(C.Connection.CloseOk(), 0))
@@ -151,7 +151,7 @@ async def test_an_unknown_delivery_tag_is_named_as_it_was_sent(
     peer: Peer, method: bytes, within: bytes
 ) -> None:
     peer.send(within + b"\x01\0\x01\0\0\0\x0d\0\x3c" + method + b"\xff" * 7 + b"\xfe\0\xce")
-    close = [value for _, value in peer.frames() if value.name.endswith(".Close")][-1]
+    close = close_of(peer)
     assert (close.name, close.reply_code) == ("Channel.Close", 406)
     assert close.reply_text.endswith(f"unknown delivery tag {(1 << 64) - 2}")
 
@@ -207,13 +207,6 @@ async def test_frames_may_be_large_from_tune_ok_on(peer: Peer) -> None:
     peer.send(DECLARED + publish("", "q", b"x", properties=b"\x20\0" + headers))
     assert peer.names()[-1] == "Queue.DeclareOk"
     assert peer.ask_get("q") == b"x"
-
-
-async def test_a_wrong_password_without_the_capability_gets_no_word() -> None:
-    peer = Peer(await World.open())
-    peer.send(AMQP_HEADER + encode(start_ok(response="\0guest\0wrong"), 0))
-    assert peer.names() == ["Connection.Start"]
-    assert peer.connection.finished
 
 
 async def test_guest_comes_from_loopback_only() -> None:

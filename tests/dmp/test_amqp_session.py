@@ -1,9 +1,11 @@
 """An AMQP connection without a socket: any cut, garbage, deliveries, time."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
+from dmp import queues
 from dmp.amqp.states import (
     CHANNEL_TRANSITIONS,
     TRANSITIONS,
@@ -14,8 +16,8 @@ from dmp.amqp.states import (
 )
 from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.settings import DmpSettings
-from dmp.wire import AMQP_HEADER
-from tests.dmp.amqp_peer import Peer, bodies, closed, opened, publish, start_ok
+from shared.queues.sliced_work import STEPS_PER_TURN
+from tests.dmp.amqp_peer import Peer, bodies, closed, login, opened, publish
 from tests.dmp.world import World
 
 C = commands
@@ -30,10 +32,7 @@ def test_the_tables_are_whole() -> None:
 
 DIALOG = b"".join(
     (
-        AMQP_HEADER,
-        encode(start_ok({"publisher_confirms": True}), 0),
-        encode(C.Connection.TuneOk(0, 0, 0), 0),
-        encode(C.Connection.Open("/"), 0),
+        login({"publisher_confirms": True}),
         encode(C.Channel.Open(), 1),
         encode(C.Confirm.Select(), 1),
         encode(C.Queue.Declare(0, "q", exclusive=True), 1),
@@ -107,8 +106,7 @@ async def test_flow_stops_deliveries(peer: Peer) -> None:
     assert peer.ask(C.Channel.Flow(False)).active is False
     peer.publish("", "q", b"1", b"2")
     assert peer.frames() == []
-    peer.method(C.Channel.Flow(True))
-    assert bodies(peer.frames()) == [b"1", b"2"]
+    assert bodies(peer.say(C.Channel.Flow(True))) == [b"1", b"2"]
 
 
 async def test_prefetch_for_the_channel_counts_all_its_consumers(peer: Peer) -> None:
@@ -120,10 +118,8 @@ async def test_prefetch_for_the_channel_counts_all_its_consumers(peer: Peer) -> 
     peer.publish("", "one", b"a", b"b")
     peer.publish("", "two", b"c", b"d", b"e")
     assert bodies(peer.frames()) == [b"a", b"b", b"c"]
-    peer.method(C.Basic.Ack(1))
-    assert bodies(peer.frames()) == [b"d"]
-    peer.method(C.Basic.Ack(0, True))
-    assert bodies(peer.frames()) == [b"e"]
+    assert bodies(peer.say(C.Basic.Ack(1))) == [b"d"]
+    assert bodies(peer.say(C.Basic.Ack(0, True))) == [b"e"]
 
 
 async def test_acknowledgements_one_behind_the_other(world: World, peer: Peer) -> None:
@@ -153,10 +149,8 @@ async def test_room_on_the_channel_is_room_for_each_of_its_consumers() -> None:
     peer.publish("", "one", b"a", b"b")
     peer.publish("", "two", b"c", b"d")
     assert bodies(peer.frames()) == [b"a", b"b"]
-    peer.method(C.Basic.Ack(1))
-    assert bodies(peer.frames()) == [b"c"]
-    peer.method(C.Basic.Reject(2, False))
-    assert bodies(peer.frames()) == [b"d"]
+    assert bodies(peer.say(C.Basic.Ack(1))) == [b"c"]
+    assert bodies(peer.say(C.Basic.Reject(2, False))) == [b"d"]
 
 
 async def test_recover_gives_to_the_same_consumer_or_to_the_queue(world: World, peer: Peer) -> None:
@@ -164,11 +158,9 @@ async def test_recover_gives_to_the_same_consumer_or_to_the_queue(world: World, 
     peer.ask(C.Basic.Consume(0, "q", "t"))
     peer.publish("", "q", b"1", b"2")
     peer.frames()
-    peer.method(C.Basic.Recover(False))
-    frames = peer.frames()
+    frames = peer.say(C.Basic.Recover(False))
     assert [f.delivery_tag for _, f in frames if f.name == "Basic.Deliver" and f.redelivered] == [3, 4]
-    peer.method(C.Basic.Recover(True))
-    frames = peer.frames()
+    frames = peer.say(C.Basic.Recover(True))
     assert frames[0][1].name == "Basic.RecoverOk"
     assert bodies(frames) == [b"1", b"2"]
     assert world.broker.queues[b"q"].unacked == 2
@@ -224,8 +216,7 @@ async def test_time_ends_logins_frames_and_silence() -> None:
     assert half.connection.finished
     assert world.broker.counts.too_late == 2
     beating = Peer(world)
-    beating.send(AMQP_HEADER + encode(start_ok(), 0) + encode(C.Connection.TuneOk(0, 0, 10), 0))
-    beating.send(encode(C.Connection.Open("/"), 0))
+    beating.send(login(heartbeat=10))
     beating.frames()
     beating.advance(16)
     assert [value.name for _, value in beating.frames()] == ["Heartbeat"] * 3
@@ -244,25 +235,58 @@ async def test_names_of_any_kind_are_told_as_they_are(peer: Peer) -> None:
     assert peer.frames()[0][1].queue == name
 
 
-async def test_the_rest_of_a_frame_that_came_in_pieces_is_awaited(peer: Peer) -> None:
-    before = peer.connection.rests_awaited
-    frame = encode(C.Channel.Open(), 7)
-    other = encode(C.Channel.Open(), 8)
-    awaited = []
-    for piece in (frame[:3], frame[3:] + other[:9], other[9:11], other[11:]):
-        peer.send(piece)
-        awaited.append(peer.connection.rests_awaited - before)
-    assert awaited == [1, 2, 3, 3]
+OPEN = encode(C.Channel.Open(), 7)
+CONTENT = publish("", "q", b"hello")
+HEADER_AT, BODY_AT = (
+    len(encode(C.Basic.Publish(0, "", "q"), 1)),
+    len(CONTENT) - len(b"hello") - FRAME_OVERHEAD,
+)
 
 
-async def test_the_rest_of_a_publish_that_came_frame_by_frame_is_awaited(peer: Peer) -> None:
-    peer.send(encode(C.Queue.Declare(0, "q"), 1))
-    content = publish("", "q", b"hello")
-    method = len(encode(C.Basic.Publish(0, "", "q"), 1))
-    body = len(content) - len(b"hello") - FRAME_OVERHEAD
+@pytest.mark.parametrize(
+    ("pieces", "awaited"),
+    [
+        ([OPEN[:3], OPEN[3:] + CONTENT[:9], CONTENT[9:11], CONTENT[11:]], [1, 2, 3, 3]),
+        ([CONTENT[:HEADER_AT], CONTENT[HEADER_AT:BODY_AT], CONTENT[BODY_AT:]], [1, 2, 2]),
+    ],
+    ids=["within frames", "between the frames of a publish"],
+)
+async def test_the_rest_of_a_frame_or_a_publish_that_came_in_pieces_is_awaited(
+    peer: Peer, pieces: list[bytes], awaited: list[int]
+) -> None:
     before = peer.connection.rests_awaited
-    awaited = []
-    for piece in (content[:method], content[method:body], content[body:]):
+    found = []
+    for piece in pieces:
         peer.send(piece)
-        awaited.append(peer.connection.rests_awaited - before)
-    assert awaited == [1, 2, 2]
+        found.append(peer.connection.rests_awaited - before)
+    assert found == awaited
+
+
+@pytest.mark.parametrize("end", ["cancelled", "lost"])
+async def test_a_consumer_that_goes_before_it_hears_that_its_queue_has_gone_is_counted_once(
+    world: World, end: str
+) -> None:
+    """Of a queue with very many some hear of it later. One may have taken its tag for another queue."""
+    peer = Peer(world).login(capabilities={"consumer_cancel_notify": True})
+    for name in ("q", "other"):
+        peer.ask(C.Queue.Declare(0, name))
+    tags = [str(number) for number in range(queues.CANCELLED_AT_ONCE * (STEPS_PER_TURN + 2))]
+    for tag in tags:
+        peer.ask(C.Basic.Consume(0, "q", tag))
+    world.topology.delete_queue(world.broker.queues[b"q"])
+    assert world.broker.sliced_work.busy
+    peer.frames_now()
+    if end == "lost":
+        peer.lose()
+    else:
+        peer.send(encode(C.Basic.Cancel(tags[-1]), 1) + encode(C.Basic.Consume(0, "other", tags[-1]), 1))
+    world.advance(0)
+    assert not world.broker.sliced_work.busy
+    assert world.broker.counts.consumers == (0 if end == "lost" else 1)
+    if end == "cancelled":
+        named = {value.consumer_tag for _, value in peer.frames() if value.name == "Basic.Cancel"}
+        assert tags[-1] not in named, "this one lives"
+        peer.publish("", "other", b"x")
+        assert bodies(peer.frames()) == [b"x"]
+        peer.ask(C.Basic.Cancel(tags[-1]))
+        assert not world.broker.queues[b"other"].in_use

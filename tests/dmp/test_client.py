@@ -1,6 +1,8 @@
 """DMP's client against a real server: principal, lease and dialog behind one call."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -8,6 +10,7 @@ import trio.testing
 from pamqp import commands
 
 import dmp
+from dmp.amqp_client import open_amqp
 from dmp.client import Disconnected, Feed, Message, Refused, Sink
 from dmp.principal import Principal
 from dmp.settings import DmpSettings
@@ -161,21 +164,29 @@ async def test_a_feed_comes_back_declared_and_bound_as_it_was(server: Served) ->
                     await trio.sleep(0.01)
 
 
-async def test_a_server_of_another_kind_is_no_server() -> None:
+@pytest.mark.parametrize(("opens", "kind"), [(partial(dmp.open_sink, "x"), "DMP"), (open_amqp, "AMQP")])
+@pytest.mark.parametrize(
+    ("said", "why"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak AMQP"), (b"", "")]
+)
+async def test_nobody_there_and_somebody_else_are_told_apart(
+    opens: Callable[..., Any], kind: str, said: bytes, why: str
+) -> None:
     async def other(stream: trio.SocketStream) -> None:
-        await stream.receive_some(8)
-        await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        if said:
+            await stream.receive_some(8)
+            await stream.send_all(said)
+        await trio.aclose_forcefully(stream)
 
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         port = listener.socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, other, [listener])
-        with pytest.raises(Unreachable, match=r"no DMP server answers .*does not speak AMQP"):
-            async with dmp.open_sink("x", port=port):
+        with pytest.raises(Unreachable, match=f"no {kind} server answers .*{why}"):
+            async with opens(port=port):
                 raise AssertionError("it is none")
         nursery.cancel_scope.cancel()
-    with pytest.raises(ConnectionRefusedError, match="no DMP server answers"):
-        async with dmp.open_sink("x", port=port):
+    with pytest.raises(ConnectionRefusedError, match=f"no {kind} server answers"):
+        async with opens(port=port):
             raise AssertionError("it is gone")
 
 

@@ -9,7 +9,7 @@ from dmp.data_types import check_table, without_field
 from dmp.properties import KEYS_MAX
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, closed, opened
-from tests.dmp.world import World, laborious
+from tests.dmp.world import World, bind_laboriously, long_keys
 
 C = commands
 
@@ -48,8 +48,7 @@ async def test_who_gets_it_sees_cc_and_not_bcc() -> None:
     peer.publish("", "a", b"x", b"y", properties=headers(BCC=["hidden"], **kept))
     for queue in ("a", "hidden"):
         for body in (b"x", b"y"):
-            peer.method(C.Basic.Get(0, queue, True))
-            (_, got), (_, head), (_, found) = peer.frames()
+            (_, got), (_, head), (_, found) = peer.say(C.Basic.Get(0, queue, True))
             assert isinstance(head, header.ContentHeader)
             assert (got.routing_key, head.properties.headers, found.value) == ("a", kept, body)
 
@@ -101,8 +100,7 @@ async def test_a_dead_letter_goes_by_its_copies_unless_its_queue_says_where(
     peer.ask(C.Queue.Declare(0, "dying", arguments=arguments))
     peer.ask(C.Queue.Bind(0, "dying", "e"))
     peer.publish("e", "dead", b"x", properties=headers(CC=["copy"]))
-    peer.method(C.Basic.Get(0, "dying"))
-    peer.frames()
+    peer.say(C.Basic.Get(0, "dying"))
     peer.method(C.Basic.Reject(1, False))
     assert {name for name, count in waiting(world).items() if count} == reached
     peer.method(C.Basic.Get(0, "dead", True))
@@ -113,10 +111,9 @@ async def test_a_dead_letter_goes_by_its_copies_unless_its_queue_says_where(
 
 async def test_keys_whose_routes_are_too_much_work_are_refused() -> None:
     world, peer = await with_queues("a", settings=DmpSettings(wild_words_max=1_000_000))
-    for pattern in laborious(1024):
-        peer.ask(C.Queue.Bind(0, "a", "amq.topic", pattern))
-    keys = [".".join(["a"] * (60 + number)) for number in range(20)]
-    peer.publish("amq.topic", keys[0], b"x", properties=headers(CC=keys[1:]))
+    bind_laboriously(world, b"amq.topic", b"a", 1024)
+    key, *others = long_keys(20)
+    peer.publish("amq.topic", key, b"x", properties=headers(CC=others))
     assert closed(peer) == ("Channel.Close", 406)
     assert waiting(world) == {b"a": 0}
 

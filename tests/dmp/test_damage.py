@@ -25,8 +25,7 @@ async def filled(count: int = 300, settings: DmpSettings | None = None) -> World
     world = await World.open(settings)
     world.topology.declare_exchange(b"e", ExchangeKind("fanout", durable=True))
     for name in (b"q", b"other"):
-        queue, _ = world.topology.declare_queue(name, QueueKind(durable=True), world.owner)
-        world.topology.bind(b"e", queue, b"", b"\0\0\0\0", {})
+        world.topology.bind(b"e", world.queue(name, durable=True))
     for number in range(count):
         world.publish(b"e", b"", body(number), properties=PERSISTENT)
         if number % 50 == 49:
@@ -90,8 +89,7 @@ async def test_a_definition_whose_log_is_lost_is_an_error_and_no_empty_queue_unt
     world = await World.open(disk=without_log(await closed(await filled()), "q"))
     for _ in range(2):
         peer = Peer(world).login()
-        peer.method(commands.Basic.Get(0, "q", True))
-        assert peer.frames()[0][1].reply_code == 541
+        assert peer.say(commands.Basic.Get(0, "q", True))[0][1].reply_code == 541
         world = await world.again()
     assert numbers(world.broker.queues[b"other"]) == list(range(300))
     world.publish(b"e", b"", b"000300", properties=PERSISTENT)
@@ -120,8 +118,7 @@ async def test_a_flipped_bit_of_a_queue_costs_what_stood_there_and_nothing_else(
     assert numbers(world.broker.queues[b"other"]) == list(range(300))
     world.settle()
     peer = Peer(world).login()
-    peer.method(commands.Basic.Get(0, "q", True))
-    assert peer.frames()[0][1].reply_code == 541
+    assert peer.say(commands.Basic.Get(0, "q", True))[0][1].reply_code == 541
     peer = Peer(world).login()
     peer.ask(commands.Queue.Purge(queue="q"))
     world = await world.again()
@@ -149,13 +146,18 @@ async def test_damaged_definitions_cost_neither_messages_nor_the_start() -> None
     assert numbers(world.broker.queues[b"q"]) == list(range(300))
 
 
+async def without_exchange() -> World:
+    """The definition of `e` is lost: damage leaves no record of what goes with it."""
+    world = await filled(0)
+    world.broker.topology_table.table.delete(b"ee")
+    world.settle()
+    return await world.again()
+
+
 async def test_bindings_wait_for_an_exchange_whose_definition_is_lost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    world = await filled(0)
-    world.broker.topology_table.table.delete(b"ee")  # as damage does, without a record of what goes with it
-    world.settle()
-    world = await world.again()
+    world = await without_exchange()
     assert "bindings name exchanges or queues that are not there" in capsys.readouterr().out
     assert len(world.topology.waiting) == 2
     world = await world.again()
@@ -170,10 +172,7 @@ async def test_bindings_wait_for_an_exchange_whose_definition_is_lost(
 
 
 async def test_bindings_that_wait_go_with_the_queue_that_they_lead_to() -> None:
-    world = await filled(0)
-    world.broker.topology_table.table.delete(b"ee")
-    world.settle()
-    world = await world.again()
+    world = await without_exchange()
     world.topology.delete_queue(world.broker.queues[b"q"])
     world.settle()
     world = await world.again()
@@ -188,7 +187,7 @@ async def test_a_delete_that_a_crash_cuts_short_is_finished_at_the_next_start(
     world = await filled(0)
     queue = world.broker.queues[b"q"]
     for number in range(20):
-        world.topology.bind(b"e", queue, b"%d" % number, b"\0\0\0\0", {})
+        world.topology.bind(b"e", queue, b"%d" % number)
     if what == "queue":
         world.topology.delete_queue(queue)
     else:

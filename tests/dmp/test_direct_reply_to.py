@@ -33,8 +33,7 @@ async def pair(settings: DmpSettings | None = None) -> tuple[World, Peer, Peer, 
     server.ask(C.Queue.Declare(0, "work"))
     requester.ask(C.Basic.Consume(0, REPLY_TO, "replies", no_ack=True))
     requester.publish("", "work", b"question", properties=asking())
-    server.method(C.Basic.Get(0, "work", True))
-    return world, requester, server, reply_to(server.frames())
+    return world, requester, server, reply_to(server.say(C.Basic.Get(0, "work", True)))
 
 
 async def test_a_reply_reaches_the_channel_that_asked_and_no_other() -> None:
@@ -59,8 +58,7 @@ async def test_requests_at_speed_name_the_same_place_as_the_first() -> None:
     _, requester, server, to = await pair()
     requester.publish("", "work", b"a", b"b", b"c", properties=asking())
     for _ in range(3):
-        server.method(C.Basic.Get(0, "work", True))
-        assert reply_to(server.frames()) == to
+        assert reply_to(server.say(C.Basic.Get(0, "work", True))) == to
 
 
 async def test_the_name_is_told_to_live_while_the_consumer_does_and_what_is_sent_there_later_comes_back() -> (

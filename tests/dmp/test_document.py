@@ -7,11 +7,12 @@ import attrs
 from pamqp import body, common, header
 
 from dmp import wire as dmp_wire
-from dmp.amqp import methods, wire
+from dmp.amqp import wire
 from dmp.amqp.session import CONNECTION_FIELDS_MAX, LOGIN_FRAME_BYTES_MAX
 from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State
 from dmp.bodies import PART_BYTES
 from dmp.data_types import FIELDS_MAX, short
+from dmp.declarations import ARGUMENTS_BYTES_MAX
 from dmp.feed import IDLE_SECONDS
 from dmp.leases import LEASE_SECONDS, RANDOM_BYTES
 from dmp.properties import KEYS_MAX
@@ -123,7 +124,7 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
     assert defaults.frame_seconds == 30
     assert f"further routing keys, up to {KEYS_MAX} together" in DOCUMENT
     assert f"{REPLIES_WAITING_MAX} wait, `message_bytes_max` together" in DOCUMENT
-    assert f"{methods.ARGUMENTS_BYTES_MAX} bytes of arguments" in DOCUMENT
+    assert f"{ARGUMENTS_BYTES_MAX} bytes of arguments" in DOCUMENT
     assert f"{FIELDS_MAX} fields, {CONNECTION_FIELDS_MAX} in what a client says" in DOCUMENT
     assert f"above {LOGIN_FRAME_BYTES_MAX} bytes before tune-ok" in DOCUMENT
 

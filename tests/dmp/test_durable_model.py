@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmp import queue_log, queues
-from dmp.declarations import QueueKind
 from dmp.message import Message
 from dmp.settings import DmpSettings
 from tests.dmp.world import PERSISTENT, World
@@ -45,7 +44,7 @@ async def test_a_durable_queue_is_a_list_that_survives(
 ) -> None:
     """In memory, or for the most part on disk alone; bodies in logs of their own, some or none."""
     world = await World.open(DmpSettings(hot_bytes=hot_bytes, message_bytes_max=message_bytes_max))
-    world.topology.declare_queue(b"q", QueueKind(durable=True), world.owner)
+    world.queue(durable=True)
     ready: list[tuple[int, bytes, bool]] = []  # its place, its body, whether it is persistent
     held: list[tuple[tuple[int, bytes, bool], Message]] = []
     serial = 0

@@ -183,7 +183,7 @@ async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not(
 ) -> None:
     app.exchange(b"orders")
     queue = app.queue(b"mine", b"quotes")
-    world.topology.bind(b"orders", queue, b"#", b"\0\0\0\0", {})
+    world.topology.bind(b"orders", queue, b"#")
     feed = app.feed(b"mine")
     sinks = {name: app.sink(name) for name in (b"quotes", b"orders")}
     given = [b"quotes", b"quotes", b"orders", b"quotes", b"orders", b"orders"]
@@ -334,7 +334,7 @@ async def test_dead_letters_reach_feeds_too(world: World, app: Application) -> N
     feed = app.feed(b"mine")
     short_lived = QueueKind(arguments=QueueArguments(ttl_ms=10, dead_letter_exchange=b"dead"))
     queue = world.topology.declare_queue(b"short", short_lived, app.owner)[0]
-    world.topology.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
+    world.topology.bind(b"quotes", queue, b"#")
     app.sink(b"quotes").say(packed(b"x"))
     world.advance(0.01)
     (dead,), _ = wire.take_messages(feed.connection.taken())

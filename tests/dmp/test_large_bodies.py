@@ -51,16 +51,14 @@ async def test_a_large_body_comes_as_it_was_sent_by_get_and_to_consumers(
     content = body(size)
     assert published(world, peer, content, b"small", properties=properties) == ["Basic.Ack"]
     assert world.broker.memory.held_bytes < 2000
-    peer.method(C.Basic.Get(0, "q"))
-    frames = peer.frames()
+    frames = peer.say(C.Basic.Get(0, "q"))
     assert [value.name for _, value in frames[:2]] == ["Basic.GetOk", "ContentHeader"]
     assert frames[1][1].body_size == size
     assert b"".join(bodies(frames)) == content
     assert max(map(len, bodies(frames))) <= PAYLOAD_MAX
     peer.method(C.Basic.Nack(1, requeue=True))
     other = Peer(world).login(frame_max=4096)
-    other.method(C.Basic.Consume(0, "q"))
-    frames = other.frames()
+    frames = other.say(C.Basic.Consume(0, "q"))
     assert frames[1][1].redelivered
     assert b"".join(bodies(frames)) == content + b"small", "each behind the other"
     other.method(C.Basic.Ack(0, multiple=True))
@@ -78,11 +76,7 @@ async def test_what_comes_between_the_frames_of_a_large_body_is_another_channels
     cut = half.index(b"\x03\0\x01\0\0")
     peer.send(half[: cut + 3008] + publish("", "q", b"other", channel=2) + half[cut + 3008 :])
     world.settle()
-    contents = []
-    for _ in range(3):
-        peer.method(C.Basic.Get(0, "q", True))
-        contents.append(b"".join(bodies(peer.frames())))
-    assert contents == [body(5000), b"other", body(6000)]
+    assert [peer.ask_get("q") for _ in range(3)] == [body(5000), b"other", body(6000)]
 
 
 async def test_little_of_a_large_body_is_in_memory_while_it_comes_and_while_it_goes() -> None:
@@ -114,8 +108,7 @@ async def test_a_large_body_is_there_again_after_a_restart_and_goes_with_its_ack
     queue = world.broker.queues[b"q"]
     assert [world.body(message) for message in queue.ready] == [b"small", content, b"behind"]
     consumer = Peer(world).login()
-    consumer.method(C.Basic.Consume(0, "q"))
-    consumer.frames()
+    consumer.say(C.Basic.Consume(0, "q"))
     consumer.method(C.Basic.Ack(0, multiple=True))
     world.settle()
     assert world.body_logs == []
@@ -138,14 +131,9 @@ async def test_a_body_that_several_queues_have_is_written_once() -> None:
     world = await world.again()
     assert len(world.body_logs) == 1
     peer = Peer(world).login()
-    assert b"".join(bodies_got(peer, "other")) == body(5000)
+    assert peer.ask_get("other") == body(5000)
     world.settle()
     assert world.body_logs == []
-
-
-def bodies_got(peer: Peer, queue: str) -> list[bytes]:
-    peer.method(C.Basic.Get(0, queue, True))
-    return bodies(peer.frames())
 
 
 @pytest.mark.parametrize("target", [True, False], ids=["durable", "passing"])
@@ -155,15 +143,14 @@ async def test_a_dead_letter_takes_its_large_body_along(target: bool) -> None:
     )
     peer.ask(C.Queue.Declare(0, "dead", durable=target))
     published(world, peer, body(5000), body(3000))
-    peer.method(C.Basic.Get(0, "q"))
-    peer.frames()
+    peer.say(C.Basic.Get(0, "q"))
     peer.method(C.Basic.Reject(1, False))
     world.settle()
     if target:
         world = await world.again()
         peer = Peer(world).login()
-    assert b"".join(bodies_got(peer, "dead")) == body(5000)
-    assert b"".join(bodies_got(peer, "q")) == body(3000)
+    assert peer.ask_get("dead") == body(5000)
+    assert peer.ask_get("q") == body(3000)
     world.settle()
     assert world.body_logs == []
 
@@ -261,7 +248,7 @@ async def test_a_body_stays_while_it_is_not_written_that_its_message_has_left(
     world, peer = await declared()
     published(world, peer, body(2000))
     monkeypatch.setattr(QueueLog, "flush", failing)
-    assert b"".join(bodies_got(peer, "q")) == body(2000)
+    assert peer.ask_get("q") == body(2000)
     world.settle()
     (message,) = (await world.again()).broker.queues[b"q"].ready
     assert message.redelivered
@@ -304,7 +291,7 @@ async def test_what_no_log_has_is_confirmed_when_its_large_body_can_be_got(trans
     assert peer.names() == []
     world.settle()
     assert peer.names() == ["Tx.CommitOk" if transaction else "Basic.Ack"]
-    assert b"".join(bodies_got(peer, "passing")) == body(3000)
+    assert peer.ask_get("passing") == body(3000)
 
 
 async def test_what_no_feed_can_carry_dies_at_it_and_the_rest_goes_on() -> None:
@@ -348,8 +335,7 @@ async def test_a_damaged_body_costs_its_message_and_its_connection_and_nothing_i
         peer.frames()  # a driver closes the connection
     peer.lose()
     peer = Peer(world).login()
-    peer.method(C.Basic.Consume(0, "q"))
-    assert bodies(peer.frames()) == [b"behind"]
+    assert bodies(peer.say(C.Basic.Consume(0, "q"))) == [b"behind"]
     assert world.broker.queues[b"q"].lost
     world.settle()
     assert world.body_logs == [name]
@@ -384,8 +370,7 @@ async def test_a_power_cut_at_any_time_keeps_what_was_confirmed_whole_and_nothin
         assert peer.names() == ["Basic.Ack"]
         sure.append(content)
         await check(world, seed, sure, contents, gone)
-    peer.method(C.Basic.Get(0, "q"))
-    peer.frames()
+    peer.say(C.Basic.Get(0, "q"))
     gone.add(contents[0])
     peer.method(C.Basic.Ack(1))
     await check(world, seed, sure, contents, gone)
@@ -428,8 +413,7 @@ async def test_a_transaction_takes_large_bodies_along_or_leaves_nothing_of_them(
     world.settle()
     peer.frames()
     assert len(world.body_logs) == 2
-    peer.method(C.Basic.Get(0, "dying"))
-    peer.frames()
+    peer.say(C.Basic.Get(0, "dying"))
     peer.method(C.Basic.Reject(1, False))
     peer.publish("", "q", body(5000), properties=PERSISTENT)
     peer.method(C.Tx.Commit())
@@ -443,4 +427,4 @@ async def test_a_transaction_takes_large_bodies_along_or_leaves_nothing_of_them(
         assert (len(after.body_logs), after.broker.bodies.unclaimed) == (sum(map(len, found.values())), 0)
         after.store.abandon()
     world.settle()
-    assert b"".join(bodies_got(peer, "passing")) == body(4000)
+    assert peer.ask_get("passing") == body(4000)

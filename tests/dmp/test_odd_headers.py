@@ -108,7 +108,7 @@ async def test_a_headers_exchange_takes_a_dead_letter_by_the_headers_that_can_be
     queue = world.queue(ttl_ms=1000, dead_letter_exchange=b"amq.headers")
     dead = world.queue(b"dead")
     table = encode.field_table(wanted)
-    world.topology.bind(b"amq.headers", dead, b"", table, wanted)
+    world.topology.bind(b"amq.headers", dead, b"", table)
     world.publish(b"", b"q", b"odd", properties=properties(LATE + b"\x01nI\0\0\0\x05"))
     leave(world, queue, reason)
     assert ready(dead) == [b"odd"] * arrives

@@ -176,16 +176,21 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     return waiting
 
 
+def at_the_cold(world: World, queue: Queue) -> Peer:
+    """One who has got all that is in memory."""
+    peer = Peer(world).login()
+    for number in range(len(queue.ready)):
+        assert int(peer.ask_get("q")[:4]) == number
+    return peer
+
+
 async def test_a_get_waits_for_the_disk_and_what_stands_behind_it_too(slow: list[Callable[[], None]]) -> None:
     world, queue = await deep(60)
     hot = len(queue.ready)
-    peer = Peer(world).login()
-    for number in range(hot):
-        assert int(peer.ask_get("q")[:4]) == number
+    peer = at_the_cold(world, queue)
     peer.method(C.Basic.Get(0, "q", True))
     peer.method(C.Basic.Get(0, "q", True))
-    peer.method(C.Channel.Flow(True))
-    assert peer.frames() == []
+    assert peer.say(C.Channel.Flow(True)) == []
     slow.pop()()
     found = peer.frames()
     assert numbers(bodies(found)) == [hot, hot + 1]
@@ -214,11 +219,8 @@ async def test_consumers_get_what_comes_late_and_a_purge_meanwhile_is_a_purge(
 
 async def test_a_get_that_waits_is_answered_when_the_queue_goes(slow: list[Callable[[], None]]) -> None:
     world, queue = await deep(60)
-    peer = Peer(world).login()
-    for _ in range(len(queue.ready)):
-        peer.ask_get("q")
-    peer.method(C.Basic.Get(0, "q", True))
-    assert peer.frames() == []
+    peer = at_the_cold(world, queue)
+    assert peer.say(C.Basic.Get(0, "q", True)) == []
     world.topology.delete_queue(queue)
     assert peer.frames()[0][1].reply_code == 404
     slow.pop()()
@@ -226,12 +228,9 @@ async def test_a_get_that_waits_is_answered_when_the_queue_goes(slow: list[Calla
 
 async def test_what_cannot_be_read_is_an_error_and_no_empty_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     world, queue = await deep(60)
-    peer = Peer(world).login()
-    for _ in range(len(queue.ready)):
-        peer.ask_get("q")
+    peer = at_the_cold(world, queue)
     monkeypatch.setattr(Log, "read", lambda log, offset, most, done: done(CorruptRecord("q.log", offset)))
-    peer.method(C.Basic.Get(0, "q", True))
-    assert peer.frames()[0][1].reply_code == 541
+    assert peer.say(C.Basic.Get(0, "q", True))[0][1].reply_code == 541
     other = Peer(world).login()
     other.ask(C.Queue.Declare(0, "fine"))
     other.publish("", "fine", b"x")

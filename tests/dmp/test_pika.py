@@ -266,8 +266,7 @@ def test_a_channel_that_is_closed_can_be_opened_again(channel: BlockingChannel) 
     assert own_queue(again)
 
 
-def test_arguments_that_change_nothing_are_accepted_and_ignored(connect: Connect) -> None:
-    channel = connect().channel()
+def test_arguments_that_change_nothing_are_accepted_and_ignored(channel: BlockingChannel) -> None:
     arguments = {
         "x-queue-mode": "lazy",
         "x-queue-type": "classic",
@@ -282,8 +281,7 @@ def test_arguments_that_change_nothing_are_accepted_and_ignored(connect: Connect
     channel.queue_declare(name, exclusive=True)
 
 
-def test_a_full_queue_may_reject_what_comes(connect: Connect) -> None:
-    channel = connect().channel()
+def test_a_full_queue_may_reject_what_comes(channel: BlockingChannel) -> None:
     arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
     name = channel.queue_declare("", exclusive=True, arguments=arguments).method.queue
     channel.confirm_delivery()

@@ -10,8 +10,7 @@ import pytest
 from pamqp import commands
 
 from dmp.amqp.wire import HEARTBEAT_FRAME, encode
-from dmp.wire import AMQP_HEADER
-from tests.dmp.amqp_peer import publish, start_ok
+from tests.dmp.amqp_peer import login, publish
 from tests.dmp.served import Served
 from tests.dmp.world import PERSISTENT
 from tests.support.server import SHORT_LINGER, Server
@@ -109,8 +108,7 @@ def test_kill_9_amid_publishing_keeps_every_confirmed_message_in_order(
     confirmed = published = 0
     for enough in (300, 1000):
         raw = socket.create_connection(server.address("dmp"), timeout=30)
-        raw.sendall(AMQP_HEADER + encode(start_ok(), 0) + encode(commands.Connection.TuneOk(0, 0, 0), 0))
-        raw.sendall(encode(commands.Connection.Open("/"), 0) + encode(commands.Channel.Open(), 1))
+        raw.sendall(login() + encode(commands.Channel.Open(), 1))
         raw.sendall(encode(commands.Queue.Declare(0, "kept", durable=True), 1))
         raw.sendall(encode(commands.Confirm.Select(), 1))
         before = published
@@ -143,8 +141,7 @@ def test_kill_9_amid_transactions_leaves_each_message_where_it_was_or_where_it_w
     count, batch = 1000, 10
     bodies = [b"%08d" % number for number in range(count)]
     with socket.create_connection(server.address("dmp"), timeout=30) as raw:
-        raw.sendall(AMQP_HEADER + encode(start_ok(), 0) + encode(commands.Connection.TuneOk(0, 0, 0), 0))
-        raw.sendall(encode(commands.Connection.Open("/"), 0) + encode(commands.Channel.Open(), 1))
+        raw.sendall(login() + encode(commands.Channel.Open(), 1))
         for queue in ("old", "new"):
             raw.sendall(encode(commands.Queue.Declare(0, queue, durable=True), 1))
         raw.sendall(publish("", "old", *bodies, properties=PERSISTENT))
@@ -180,8 +177,7 @@ def test_a_drain_says_goodbye(new_server: Callable[..., Server]) -> None:
 
 def test_the_server_sends_heartbeats_to_those_who_ask_for_them(server: Served) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
-        raw.sendall(AMQP_HEADER + encode(start_ok(), 0) + encode(commands.Connection.TuneOk(0, 0, 1), 0))
-        raw.sendall(encode(commands.Connection.Open("/"), 0))
+        raw.sendall(login(heartbeat=1))
         heard = b""
         while HEARTBEAT_FRAME not in heard:
             data = raw.recv(1 << 16)

@@ -154,7 +154,7 @@ async def test_durable_exchanges_queues_and_bindings_come_back(world: World) -> 
     queue = world.queue(durable=True)
     world.topology.declare_exchange(b"e", ExchangeKind("topic", durable=True))
     world.topology.declare_exchange(b"gone", ExchangeKind("topic"))
-    world.topology.bind(b"e", queue, b"a.#", b"\0\0\0\0", {})
+    world.topology.bind(b"e", queue, b"a.#")
     world.settle()
     after = await world.again()
     assert b"gone" not in after.broker.exchanges

@@ -1,6 +1,5 @@
 """What comes into a sink or by `basic.publish` is recorded: what is whole and good, and nothing else."""
 
-from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -13,7 +12,7 @@ from dmp.settings import DmpSettings
 from dmp.wire import NULL_MESSAGE, RECORDED_MESSAGES, RECORDED_PUBLISHES, Message, MessageOptions
 from shared.errors import StoreError
 from tests.dmp.amqp_peer import Peer, publish
-from tests.dmp.peers import Application
+from tests.dmp.peers import Application, pieces
 from tests.dmp.world import PERSISTENT, World
 from tests.support.recorded import Tape, repeated
 
@@ -47,11 +46,10 @@ async def test_any_messages_in_any_pieces_are_recorded_each_once(
     if not slow:
         app.feed(b"all")
     stream = b"".join(NULL_MESSAGE if each is None else wire.message(each) for each in sent) + wrong
-    bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     sink = app.sink(b"quotes")
-    for at, end in pairwise(bounds):
+    for piece in pieces(stream, cuts):
         if not sink.connection.finished:
-            sink.say(stream[at:end])
+            sink.say(piece)
     assert tape.tracks == [(RECORDED_MESSAGES, b"quotes", sink.connection.peer.encode())]
     good = [each for each in sent if each is not None]
     found, end = wire.take_messages(tape.frames)
@@ -106,9 +104,8 @@ async def test_any_publishes_in_any_pieces_are_recorded_each_once_as_they_came(
     stream = b"".join(
         publish(exchange, key, body, properties=properties) for exchange, key, body, properties in sent
     )
-    bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    for at, end in pairwise(bounds):
-        peer.send(stream[at:end])
+    for piece in pieces(stream, cuts):
+        peer.send(piece)
         peer.pump()
     source = peer.connection.peer.encode()
     assert set(tape.tracks) == {(RECORDED_PUBLISHES, name.encode(), source) for name, *_ in sent}

@@ -9,13 +9,12 @@ from pamqp import commands
 
 from dmp import exchanges, wire
 from dmp.data_types import short
-from dmp.declarations import QueueKind
 from dmp.pacing import WORK_PER_STRETCH
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
-from tests.dmp.peers import Application, Peer, bodies, opened, packed, texts
-from tests.dmp.world import EIGHTEEN, World, bind_to_be_looked_at, laborious, ready
+from tests.dmp.peers import Application, Peer, bodies, opened, packed, pieces, texts
+from tests.dmp.world import EIGHTEEN, World, bind_laboriously, bind_to_be_looked_at, long_keys, ready
 
 PERSISTENT = commands.Basic.Properties(delivery_mode=2).marshal()
 REFUSED = "502 SYNTAX-ERROR"
@@ -60,8 +59,8 @@ async def test_any_messages_in_any_pieces_arrive_as_with_a_plain_reader(
     world, app = await opened()
     keys = {b"qa": b"a", b"qb": b"b", b"fa": b"a", b"fall": b"#" if overlapping else b"b"}
     queues = {name: app.queue(name, b"quotes", key) for name, key in keys.items()}
-    durable = world.topology.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
-    world.topology.bind(b"quotes", durable, b"a.#", b"\0\0\0\0", {})
+    durable = world.queue(b"d", durable=True)
+    world.topology.bind(b"quotes", durable, b"a.#")
     feeds = {name: app.feed(name) for name in (b"fa", b"fall")}
     sink = app.sink(b"quotes")
     data, model, number = b"", [], 0
@@ -72,9 +71,8 @@ async def test_any_messages_in_any_pieces_arrive_as_with_a_plain_reader(
             data += packed(body, key=key, exchange=exchange, properties=properties, options=options)
             number += 1
         data += wire.NULL_MESSAGE * null
-    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    for start, stop in pairwise(places):
-        assert sink.say(data[start:stop]) == b""
+    for piece in pieces(data, cuts):
+        assert sink.say(piece) == b""
     world.settle()
 
     def wanted(pattern: bytes) -> list[bytes]:
@@ -117,7 +115,7 @@ async def test_names_that_go_round_reach_feeds_as_any_others(
         for name, keys in ((b"f", b"abc"), (b"g", b"c")):
             queue = app.queue(name)
             for key in keys:
-                world.topology.bind(b"quotes", queue, bytes((key,)), b"\0\0\0\0", {})
+                world.topology.bind(b"quotes", queue, bytes((key,)))
         feeds = [app.feed(name) for name in (b"f", b"g")]
         sink = app.sink(b"quotes")
         for key, exchange in product((b"a", b"b", b"c", b"none"), (b"", b"quotes")):
@@ -193,9 +191,9 @@ async def test_names_that_go_round_end_at_a_size_that_lies(
 
 
 async def test_order_holds_for_a_queue_that_two_sets_of_queues_share(app: Application) -> None:
-    both, one = app.queue(b"both", b"quotes", b"#"), app.queue(b"one", b"quotes", b"a")
+    app.queue(b"both", b"quotes", b"#")
+    one = app.queue(b"one", b"quotes", b"a")
     feed = app.feed(b"both")
-    del both
     sink = app.sink(b"quotes")
     names = [b"%d" % n for n in range(40)]
     sink.say(b"".join(packed(name, key=b"ab"[n % 2 : n % 2 + 1]) for n, name in enumerate(names)))
@@ -209,7 +207,7 @@ async def test_bindings_that_change_count_at_once(world: World, app: Application
     sink.say(packed(b"1"))
     second = app.queue(b"second", b"quotes")
     sink.say(packed(b"2"))
-    world.topology.unbind(b"quotes", first, b"#", b"\0\0\0\0")
+    world.topology.unbind(b"quotes", first, b"#")
     sink.say(packed(b"3"))
     assert (ready(first), ready(second)) == ([b"1", b"2"], [b"2", b"3"])
 
@@ -249,9 +247,8 @@ async def test_what_is_malformed_is_refused_and_what_came_before_it_stands(
 
 async def test_a_body_of_three_mebibytes_is_a_message_like_others(app: Application) -> None:
     queue = app.queue(b"all", b"quotes")
-    feed_queue = app.queue(b"fed", b"quotes")
+    app.queue(b"fed", b"quotes")
     feed = app.open(app.feed_lease(b"fed"), bound=64 << 20)
-    del feed_queue
     sink = app.sink(b"quotes")
     large = bytes(range(256)) * (3 << 12)
     data = packed(b"small", large, b"last")
@@ -436,10 +433,9 @@ async def test_messages_that_differ_are_more_work_for_many_queues(
 async def test_others_have_their_turn_between_messages_whose_routes_are_much_work() -> None:
     world, app = await opened(DmpSettings(wild_words_max=1_000_000))
     queue = app.queue(b"q")
-    for pattern in laborious(1024):
-        world.topology.bind(b"quotes", queue, pattern.encode(), b"\0\0\0\0", {})
+    bind_laboriously(world, b"quotes", b"q", 1024)
     sink = app.sink(b"quotes")
-    sink.say(b"".join(packed(b"%d" % n, key=b".".join([b"a"] * (60 + n))) for n in range(5)))
+    sink.say(b"".join(packed(b"%d" % n, key=key.encode()) for n, key in enumerate(long_keys(5))))
     assert ready(queue) == [b"0"]
     for _ in range(5):
         sink.wait(0)
@@ -448,8 +444,8 @@ async def test_others_have_their_turn_between_messages_whose_routes_are_much_wor
 
 
 async def test_persistent_messages_of_a_sink_outlive_a_restart(world: World, app: Application) -> None:
-    queue = world.topology.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
-    world.topology.bind(b"amq.topic", queue, b"#", b"\0\0\0\0", {})
+    queue = world.queue(b"d", durable=True)
+    world.topology.bind(b"amq.topic", queue, b"#")
     sink = app.sink(b"amq.topic")
     sink.say(packed(b"kept", b"kept too", properties=PERSISTENT) + packed(b"light"))
     world.settle()
@@ -458,8 +454,8 @@ async def test_persistent_messages_of_a_sink_outlive_a_restart(world: World, app
 
 
 async def test_a_store_that_takes_no_writes_is_an_internal_error(world: World, app: Application) -> None:
-    queue = world.topology.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
-    world.topology.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
+    queue = world.queue(b"d", durable=True)
+    world.topology.bind(b"quotes", queue, b"#")
     sink = app.sink(b"quotes")
     world.store.abandon()
     (said,) = texts(sink.say(packed(b"x", properties=PERSISTENT)))
@@ -486,8 +482,8 @@ async def test_a_sink_waits_for_a_route_that_takes_long_and_then_goes_on_in_orde
     app.exchange(b"h", "headers")
     queue, gone = app.queue(b"q"), app.queue(b"gone")
     bind_to_be_looked_at(app.world, b"h", queue, 500)
-    app.world.topology.bind(b"h", queue, b"", b"", {})
-    app.world.topology.bind(b"h", gone, b"", b"", {})
+    app.world.topology.bind(b"h", queue)
+    app.world.topology.bind(b"h", gone)
     sink = app.sink(b"h")
     sink.say(packed(b"first") + packed(b"slow", properties=EIGHTEEN) + packed(b"behind"))
     assert ready(queue) == [b"first"]
@@ -505,7 +501,7 @@ async def test_messages_for_very_many_queues_leave_others_their_turn_and_keep_th
 ) -> None:
     queues = [world.queue(b"q%d" % number, durable=True) for number in range(2100)]
     for queue in queues:
-        world.topology.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
+        world.topology.bind(b"quotes", queue, b"#")
     sink = app.sink(b"quotes")
     sent = [b"%d" % number for number in range(6)]
     sink.session.receive(packed(*sent, properties=properties))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from pamqp import base, commands
@@ -11,8 +10,8 @@ from dmp import queue_log
 from dmp.amqp import transactions
 from dmp.amqp.wire import encode
 from dmp.settings import DmpSettings
-from tests.dmp.amqp_peer import Frames, Peer, bodies, closed, opened, publish
-from tests.dmp.world import PERSISTENT, World, laborious
+from tests.dmp.amqp_peer import Peer, bodies, closed, opened, publish
+from tests.dmp.world import PERSISTENT, World, bind_laboriously, long_keys
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import Crash, FakeDisk, Operation
 
@@ -49,19 +48,13 @@ async def held_on(world: World, disks: Iterable[FakeDisk]) -> list[dict[str, lis
     return seen
 
 
-def consume(peer: Peer, queue: str, **options: Any) -> Frames:
-    peer.method(C.Basic.Consume(0, queue, **options))
-    return peer.frames()
-
-
 async def test_nothing_is_seen_before_the_commit_and_all_of_it_after() -> None:
     world, peer = await in_transaction("a", "b")
     peer.publish("", "a", b"1", b"2", properties=PERSISTENT)
     peer.publish("", "b", b"3")
     world.settle()
     assert held(world) == {"a": [], "b": []}
-    peer.method(C.Tx.Commit())
-    assert peer.frames() == [], "it is answered once it is on the disk"
+    assert peer.say(C.Tx.Commit()) == [], "it is answered once it is on the disk"
     world.settle()
     assert peer.names() == ["Tx.CommitOk"]
     assert held(world) == {"a": [b"1", b"2"], "b": [b"3"]}
@@ -72,7 +65,7 @@ async def test_nothing_is_seen_before_the_commit_and_all_of_it_after() -> None:
 async def test_a_rollback_forgets_publishes_and_what_was_settled_can_be_settled_again() -> None:
     world, peer = await in_transaction("a", "b")
     fill(world, "a", b"1", b"2", b"3")
-    consume(peer, "a")
+    peer.say(C.Basic.Consume(0, "a"))
     peer.publish("", "b", b"x", properties=PERSISTENT)
     for settle in (C.Basic.Ack(2), C.Basic.Reject(1, False), C.Basic.Nack(3, False, True)):
         peer.method(settle)
@@ -91,17 +84,14 @@ async def test_what_is_settled_is_settled_for_its_client_and_free_for_others_wit
     world, peer = await in_transaction("a")
     fill(world, "a", b"1", b"2", b"3")
     peer.ask(C.Basic.Qos(0, 1))
-    assert bodies(consume(peer, "a")) == [b"1"]
-    peer.method(C.Basic.Ack(1))
-    assert peer.frames() == [], "its prefetch is used up until the commit"
+    assert bodies(peer.say(C.Basic.Consume(0, "a"))) == [b"1"]
+    assert peer.say(C.Basic.Ack(1)) == [], "its prefetch is used up until the commit"
     peer.method(C.Tx.Commit())
     world.settle()
     found = peer.frames()
     assert (found[0][1].name, bodies(found)) == ("Tx.CommitOk", [b"2"])
-    peer.method(C.Basic.Nack(2, False, True))
-    assert peer.frames() == []
-    peer.method(C.Tx.Commit())
-    assert bodies(peer.frames()) == [b"2"], "it came back"
+    assert peer.say(C.Basic.Nack(2, False, True)) == []
+    assert bodies(peer.say(C.Tx.Commit())) == [b"2"], "it came back"
     peer.send(encode(C.Basic.Ack(3), 1) * 2)
     assert closed(peer) == ("Channel.Close", 406)
 
@@ -112,7 +102,7 @@ async def test_what_is_settled_is_settled_for_its_client_and_free_for_others_wit
 async def test_the_end_of_a_channel_or_connection_is_a_rollback(end: base.Frame | None) -> None:
     world, peer = await in_transaction("a", "b")
     fill(world, "a", b"1", b"2")
-    consume(peer, "a")
+    peer.say(C.Basic.Consume(0, "a"))
     peer.publish("", "b", b"x", properties=PERSISTENT)
     peer.method(C.Basic.Ack(1))
     if end is None:
@@ -134,8 +124,7 @@ async def test_what_cannot_be_routed_comes_back_with_the_commit() -> None:
     peer.publish("", "none", b"1", mandatory=True)
     peer.publish("", "none", b"2")
     peer.ask(C.Queue.Delete(0, "gone"))
-    peer.method(C.Tx.Commit())
-    found = peer.frames()
+    found = peer.say(C.Tx.Commit())
     assert (bodies(found), found[-1][1].name) == ([b"0", b"1"], "Tx.CommitOk")
     assert (held(world), world.broker.counts.unroutable) == ({"a": []}, 3)
 
@@ -154,10 +143,9 @@ async def test_a_message_goes_by_the_bindings_at_its_publish_and_an_exchange_mus
 
 async def test_a_commit_is_no_more_work_because_others_have_bound_something_since() -> None:
     world, peer = await in_transaction("a")
-    for pattern in laborious(200):
-        peer.ask(C.Queue.Bind(0, "a", "amq.topic", pattern))
-    for number in range(5):
-        peer.publish("amq.topic", ".".join(["a"] * (60 + number)), b"x")
+    bind_laboriously(world, b"amq.topic", b"a", 200)
+    for key in long_keys(5):
+        peer.publish("amq.topic", key, b"x")
     peer.ask(C.Queue.Bind(0, "a", "amq.topic", "more"))
     before = world.broker.exchanges[b"amq.topic"].steps
     peer.ask(C.Tx.Commit())
@@ -167,15 +155,14 @@ async def test_a_commit_is_no_more_work_because_others_have_bound_something_sinc
 
 async def test_dead_letters_whose_routes_are_too_much_work_are_refused_and_nothing_is_applied() -> None:
     world, peer = await in_transaction("a", settings=DmpSettings(wild_words_max=1_000_000))
-    for pattern in laborious(1024):
-        peer.ask(C.Queue.Bind(0, "a", "amq.topic", pattern))
+    bind_laboriously(world, b"amq.topic", b"a", 1024)
     peer.ask(C.Queue.Declare(0, "dying", arguments={"x-dead-letter-exchange": "amq.topic"}))
     peer.ask(C.Exchange.Declare(0, "e", "fanout"))
     peer.ask(C.Queue.Bind(0, "dying", "e"))
     publisher = Peer(world).login()
-    for number in range(5):
-        publisher.publish("e", ".".join(["a"] * (60 + number)), b"%d" % number)
-    consume(peer, "dying")
+    for number, key in enumerate(long_keys(5)):
+        publisher.publish("e", key, b"%d" % number)
+    peer.say(C.Basic.Consume(0, "dying"))
     peer.method(C.Basic.Nack(5, True, False))
     peer.method(C.Tx.Commit())
     assert closed(peer) == ("Channel.Close", 406)
@@ -203,8 +190,7 @@ async def test_a_transaction_has_bounds_and_above_them_nothing_of_it_is_applied(
         peer.ask(C.Queue.Bind(0, queue, "amq.fanout"))
     peer.ask(C.Queue.Declare(0, "dying", arguments={"x-dead-letter-exchange": ""}))
     fill(world, "dying", b"letter")
-    peer.method(C.Basic.Get(0, "dying"))
-    peer.frames()
+    peer.say(C.Basic.Get(0, "dying"))
     peer.send(data)
     assert closed(peer) == ("Channel.Close", 406)
     assert held(world) == {"a": [], "b": [], "dying": [b"letter"]}
@@ -215,8 +201,7 @@ async def test_a_transaction_may_hold_as_much_as_its_bounds_say_again_and_again(
     world, peer = await in_transaction("a", settings=limits)
     peer.ask(C.Queue.Declare(0, "dying", arguments={"x-dead-letter-exchange": "amq.topic"}))
     fill(world, "dying", b"1", b"2")
-    peer.method(C.Basic.Consume(0, "dying"))
-    peer.frames()
+    peer.say(C.Basic.Consume(0, "dying"))
     for tag, end in ((1, C.Tx.Commit()), (2, C.Tx.Rollback()), (2, C.Tx.Commit())):
         peer.method(C.Basic.Reject(tag, False))
         peer.publish("", "a", *[bytes(100)] * 8)
@@ -252,7 +237,7 @@ async def test_what_is_held_counts_as_memory_and_cannot_wait_for_it() -> None:
 async def test_a_commit_that_the_disk_does_not_take_changes_nothing_and_is_not_answered() -> None:
     world, peer = await in_transaction("a", "b")
     fill(world, "a", b"1")
-    consume(peer, "a")
+    peer.say(C.Basic.Consume(0, "a"))
     peer.publish("", "b", b"x", properties=PERSISTENT)
     peer.method(C.Basic.Ack(1))
     world.break_disk()
@@ -291,7 +276,7 @@ async def test_deliveries_are_settled_across_queues_and_counted_once() -> None:
     fill(world, "a", b"1", b"2")
     fill(world, "b", b"3", b"4")
     for queue in "ab":
-        consume(peer, queue)
+        peer.say(C.Basic.Consume(0, queue))
     peer.method(C.Basic.Ack(3, True))
     peer.method(C.Basic.Reject(4, False))
     peer.ask(C.Tx.Commit())
@@ -315,8 +300,8 @@ async def test_a_crash_leaves_all_of_a_transaction_or_nothing(size: int) -> None
     peer.ask(C.Queue.Bind(0, "dead", "amq.fanout"))
     fill(world, "in", b"1", b"2", b"3")
     fill(world, "dying", b"letter")
-    consume(peer, "in")
-    consume(peer, "dying")
+    peer.say(C.Basic.Consume(0, "in"))
+    peer.say(C.Basic.Consume(0, "dying"))
     peer.send(publish("", "out", bytes(size), properties=PERSISTENT, part=100_000))
     peer.send(publish("amq.fanout", "", bytes(size + 1), properties=PERSISTENT, part=100_000))
     peer.method(C.Basic.Ack(2, True))
@@ -360,7 +345,7 @@ async def many_settled() -> tuple[World, Peer, dict[str, list[bytes]], dict[str,
     world, peer = await in_transaction("in", "out")
     sent = [b"%02d" % number for number in range(40)]
     fill(world, "in", *sent)
-    consume(peer, "in")
+    peer.say(C.Basic.Consume(0, "in"))
     peer.publish("", "out", b"new", properties=PERSISTENT)
     peer.method(C.Basic.Nack(1, False, True))
     peer.method(C.Basic.Ack(25, True))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from pamqp import base, commands
+from pamqp.encode import field_table
 
 from dmp import exchanges, queues
 from dmp.amqp import channel as channels
@@ -80,7 +81,7 @@ async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many(world: Worl
     count = 600
     targets = [world.queue(b"dead%d" % number) for number in range(count)]
     for target in targets:
-        world.topology.bind(b"amq.fanout", target, b"", b"\0\0\0\0", {})
+        world.topology.bind(b"amq.fanout", target)
     rejected(world, world.queue(b"q", dead_letter_exchange=b"amq.fanout"), numbered(3))
     assert {len(ready(target)) for target in targets} == {1}
     world.advance(0)
@@ -94,8 +95,8 @@ async def test_dead_letters_that_go_to_very_many_queues_go_in_turns_and_in_order
     count = 2100
     targets = [world.queue(b"dead%d" % number, durable=durable) for number in range(count)]
     for target in targets:
-        world.topology.bind(b"amq.fanout", target, b"", b"\0\0\0\0", {})
-    world.topology.bind(b"amq.fanout", world.queue(b"plain"), b"", b"\0\0\0\0", {})
+        world.topology.bind(b"amq.fanout", target)
+    world.topology.bind(b"amq.fanout", world.queue(b"plain"))
     queue = world.queue(b"q", durable=durable, dead_letter_exchange=b"amq.fanout")
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
@@ -124,7 +125,7 @@ async def test_dead_letters_that_go_to_very_many_queues_go_in_turns_and_in_order
 async def test_a_dead_letter_to_very_many_queues_that_cannot_be_written_is_there_again(world: World) -> None:
     targets = [world.queue(b"dead%d" % number, durable=True) for number in range(2100)]
     for target in targets:
-        world.topology.bind(b"amq.fanout", target, b"", b"\0\0\0\0", {})
+        world.topology.bind(b"amq.fanout", target)
     queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
@@ -871,7 +872,7 @@ async def test_many_messages_are_gone_at_once_and_freed_in_turns(
 def fan(world: World, count: int, *, durable: bool = False) -> list[Queue]:
     queues = [world.queue(b"q%d" % number, durable=durable) for number in range(count)]
     for queue in queues:
-        world.topology.bind(b"amq.fanout", queue, b"", b"", {})
+        world.topology.bind(b"amq.fanout", queue)
     world.settle()
     return queues
 
@@ -913,7 +914,7 @@ async def test_one_full_queue_of_very_many_refuses_and_the_others_have_the_messa
 ) -> None:
     queues = fan(world, 1000)
     full = world.queue(b"full", durable=durable, rejects=True, messages_max=0)
-    world.topology.bind(b"amq.fanout", full, b"", b"", {})
+    world.topology.bind(b"amq.fanout", full)
     peer = await confirming(world)
     peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
     world.advance(0)
@@ -927,7 +928,7 @@ async def test_of_very_many_queues_the_durable_ones_have_a_message_all_or_none(w
     fan(world, 600)
     durable = [world.queue(b"durable%d" % number, durable=True) for number in range(300)]
     for queue in durable:
-        world.topology.bind(b"amq.fanout", queue, b"", b"", {})
+        world.topology.bind(b"amq.fanout", queue)
     world.settle()
     peer = await confirming(world)
     (written,) = watch(world.disk, "write")
@@ -1053,7 +1054,7 @@ async def test_what_the_store_refuses_reaches_none_of_very_many_queues(
 ) -> None:
     queues = wide_and_durable(world)
     transient = world.queue(b"transient")
-    world.topology.bind(b"amq.fanout", transient, b"", b"", {})
+    world.topology.bind(b"amq.fanout", transient)
     peer = await confirming(world) if confirms else Peer(world).login()
     peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
     fail(world.disk, errno.EIO, journal_write)
@@ -1167,8 +1168,8 @@ async def test_a_route_that_is_refused_after_many_steps_closes_its_channel(
     world: World, looked_at: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchanges, "KEYS_STEPS_MAX", -1)
-    world.topology.bind(b"amq.headers", world.topology.exchange(b"amq.topic"), b"", b"", {"h0": 1})
-    world.topology.bind(b"amq.topic", looked_at, b"#", b"", {})
+    world.topology.bind(b"amq.headers", world.topology.exchange(b"amq.topic"), b"", field_table({"h0": 1}))
+    world.topology.bind(b"amq.topic", looked_at, b"#")
     headers = {f"h{number}": 1 for number in range(18)} | {"CC": ["other"]}
     peer = await confirming(world)
     peer.publish("amq.headers", "", b"x", properties=C.Basic.Properties(headers=headers).marshal())

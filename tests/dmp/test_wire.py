@@ -142,14 +142,24 @@ def test_runs_are_the_messages_again(shapes: list[tuple[int, int]]) -> None:
     assert again == [(message.key, message.body) for message in given_]
 
 
-@given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 30))
-def test_columns_find_as_many_alike_as_there_are(alike: int, at: int, head: int) -> None:
-    """`alike` messages with one envelope, then one that differs in the byte at `head` of its envelope."""
+@given(
+    st.integers(1, 40) | st.sampled_from([wire.WALKED_MAX, wire.WALKED_MAX + 2, 1000]),
+    st.integers(0, 40),
+    st.sampled_from([b"", b"longer"]) | st.integers(0, 30),
+    st.integers(0, 300),
+)
+def test_as_many_are_found_alike_as_there_are(alike: int, at: int, odd: bytes | int, others: int) -> None:
+    """`alike` messages with one envelope. Then those of another: with a byte that differs, or another body;
+    or an envelope alone.
+    """
     one = wire.message(Message(b"sink", b"some key", b"body"))
     before = len(one) - 4
     other = bytearray(one)
-    other[head % before] ^= 1
-    data = bytes(at) + one * alike + bytes(other) * 3
+    if isinstance(odd, int):
+        other[odd % before] ^= 1
+    else:
+        other[:] = wire.message(Message(b"sink", b"some key", odd)) if odd else one[:before]
+    data = bytes(at) + one * alike + bytes(other) * (others if odd != b"" else 1)
     assert wire.uniform(data, at, len(one), before) == alike
 
 
@@ -178,12 +188,3 @@ def test_a_short_string_is_all_there_or_not_there(data: bytes, cut: int) -> None
     assert take_short(whole) == data[:255]
     if cut < len(whole):
         assert take_short(whole[:cut]) is None
-
-
-@pytest.mark.parametrize("alike", [1, 2, 100, 200, 1000])
-@pytest.mark.parametrize("other", [Message(b"", b"other", b"abc"), Message(b"", b"quote", b"longer")])
-def test_messages_with_one_envelope_are_counted_up_to_another(alike: int, other: Message) -> None:
-    head = wire.envelope(b"", b"quote", NO_PROPERTIES, 3)
-    data = b"\0" + b"".join([head + b"%03d" % number for number in range(alike)])
-    for follows in (b"", head, wire.message(other) * 200):
-        assert wire.uniform(data + follows, 1, len(head) + 3, len(head)) == alike

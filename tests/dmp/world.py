@@ -30,10 +30,16 @@ LARGE_PART_BYTES = 100
 """Of a large body that `World.publish` writes."""
 
 
-def laborious(count: int) -> list[str]:
-    """So many patterns of topics, 1024 at most, that all match the beginning of a long key of `a`s."""
-    odd = [[f"#.{'a*'[number >> bit & 1]}" for bit in range(10)] for number in range(count)]
-    return [".".join([*words, *["#.a"] * 25]) for words in odd]
+def bind_laboriously(world: "World", source: bytes, queue: bytes, count: int) -> None:
+    """By so many patterns of topics, 1024 at most, that all match the beginning of `long_keys`."""
+    for number in range(count):
+        words = [f"#.{'a*'[number >> bit & 1]}" for bit in range(10)]
+        pattern = ".".join([*words, *["#.a"] * 25])
+        world.topology.bind(source, world.broker.queues[queue], pattern.encode())
+
+
+def long_keys(count: int) -> list[str]:
+    return [".".join(["a"] * (60 + number)) for number in range(count)]
 
 
 class World:
@@ -165,7 +171,7 @@ class Taker:
     def cancelled(self) -> None:
         self.ended = True
 
-    def report_crash(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         raise error
 
 
@@ -188,4 +194,4 @@ def bind_to_be_looked_at(world: World, source: bytes, queue: Queue, count: int) 
     names = [f"h{number}" for number in range(18)]
     tables = [{**dict.fromkeys(some, 1), "missing": 1} for some in islice(combinations(names, 9), count)]
     for arguments in (*tables, {"h0": 1}):
-        world.topology.bind(source, queue, b"", encode.field_table(arguments), arguments)
+        world.topology.bind(source, queue, b"", encode.field_table(arguments))

@@ -54,7 +54,6 @@ STORAGE = StorageSettings(
     segment_bytes=1 << 20, zero_fill=False, scrub_bytes_per_second=0, reserve_bytes_min=0, reserve_bytes_max=0
 )
 PERSISTENT = b"\x10\x00\x02"
-NO_TABLE = b"\0\0\0\0"
 LATER_SECONDS = 10_000.0
 """By then all delays and pauses are over."""
 
@@ -171,8 +170,8 @@ class Everything:
         topology.declare_exchange(b"part%d" % part, ExchangeKind("fanout", durable=True))
         for name in (b"audit", b"mail", b"part%d" % part):
             queue, _ = topology.declare_queue(name, QueueKind(durable=True), owner)
-            topology.bind(b"events", queue, b"%s.#" % name, NO_TABLE, {})
-            topology.bind(b"part%d" % part, queue, b"", NO_TABLE, {})
+            topology.bind(b"events", queue, b"%s.#" % name)
+            topology.bind(b"part%d" % part, queue)
             for number in range(150 if name == b"audit" else 8):
                 body = _body(name.decode(), part, number)
                 of = Head(b"events", name + b".x", len(body), PERSISTENT)

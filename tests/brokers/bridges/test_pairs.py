@@ -34,7 +34,7 @@ async def _world(source: str, target: str, disk: FakeDisk) -> World:
         world.make("dmp" if end == "exchange" else end, name)
     if target == "exchange":
         broker = world.services["dmp"].broker
-        broker.topology.bind(b"amq.topic", broker.queues[b"out"], b"out", b"\0\0\0\0", {})
+        broker.topology.bind(b"amq.topic", broker.queues[b"out"], b"out")
     return world
 
 
