@@ -18,7 +18,6 @@ import math
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Mapping
-from contextlib import closing
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -527,10 +526,9 @@ class LoopTurn:
         if self._silent_until <= self.now:
             self._close_silent()
         behind = bool(self._ending) and not self._end_inputs()
-        expecting = self._send_others() if self.to_send else ()
+        if self.to_send:
+            self.send({each for each in self.to_send if each.expects})
         self._after_turn()
-        if expecting:
-            self.to_send[:0] = self._send_some(expecting)
         hold = hold and len(self.to_send) >= HOLD_LEAST
         releases_end = perf_counter() + RELEASES_SECONDS
         while not behind and ((self.to_send and not hold) or self._lost or self._ending):
@@ -546,16 +544,12 @@ class LoopTurn:
 
     def _run_deadlines(self) -> None:
         """Run the deadlines that have passed, for `DEADLINES_SECONDS`; the rest follow in the next turn."""
-        ends = perf_counter() + DEADLINES_SECONDS
-        with closing(self._deadlines.due(self.now)) as due:
-            for connection in due:
-                self.counters.deadlines += 1
-                if connection.stranger:
-                    self.soon(partial(connection.deadline_came, self.now))
-                else:
-                    connection.deadline_came(self.now)
-                if perf_counter() > ends:
-                    break
+        for connection in self._deadlines.due(self.now, DEADLINES_SECONDS):
+            self.counters.deadlines += 1
+            if connection.stranger:
+                self.soon(partial(connection.deadline_came, self.now))
+            else:
+                connection.deadline_came(self.now)
 
     def _close_silent(self) -> None:
         """Close connections whose first request is late, `SILENT_AT_ONCE` a turn."""
@@ -591,37 +585,13 @@ class LoopTurn:
         if but:
             self.to_send = [each for each in to_send if each in but and not each.closed]
             to_send = [each for each in to_send if each not in but]
-        if len(to_send) <= SENDS_LOOK:
-            for connection in to_send:
-                connection.send()
-            return True
-        left = self._send_some(to_send)
-        if left:
-            self.to_send[:0] = left
-        return not left
-
-    def _send_others(self) -> list[DrivenConnection]:
-        """Send to connections that do not wait for the commit; returns those that do."""
-        to_send, self.to_send = self.to_send, []
-        expecting = [each for each in to_send if each.expects]
-        if expecting:
-            to_send = [each for each in to_send if not each.expects]
-        self.to_send[:0] = self._send_some(to_send)
-        return expecting
-
-    def _send_some(self, connections: list[DrivenConnection]) -> list[DrivenConnection]:
-        """Send to these for `SENDS_SECONDS`; returns those that are left."""
-        if len(connections) <= SENDS_LOOK:
-            for connection in connections:
-                connection.send()
-            return []
         ends = perf_counter() + SENDS_SECONDS
-        for at in range(0, len(connections), SENDS_LOOK):
-            if at and perf_counter() > ends:
-                return connections[at:]
-            for connection in connections[at : at + SENDS_LOOK]:
-                connection.send()
-        return []
+        for count, connection in enumerate(to_send, start=1):
+            connection.send()
+            if not count % SENDS_LOOK and count < len(to_send) and perf_counter() > ends:
+                self.to_send[:0] = to_send[count:]
+                return False
+        return True
 
     def release_lost(self, until: float = math.inf) -> bool:
         """Tell sessions whose connections are gone. False: at `until` (`perf_counter`) some were left."""
