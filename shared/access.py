@@ -558,11 +558,11 @@ class Guard:
             user=known, peer=peer, protocol=self.protocol, action="login", name="", result="refused"
         )
 
-    def done(self, user: str, peer: str, action: str, name: str | bytes, result: str = "done") -> None:
+    def done(self, user: str, peer: str, action: str, name: str | bytes) -> None:
         """Audit an action of a user."""
         shown = text_of(name)
         self.access.audit(
-            user=user, peer=peer, protocol=self.protocol, action=action, name=shown, result=result
+            user=user, peer=peer, protocol=self.protocol, action=action, name=shown, result="done"
         )
 
     def refuse(self, user: str, action: str, name: str | bytes, peer: str) -> None:

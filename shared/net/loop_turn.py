@@ -328,8 +328,9 @@ class DrivenConnection(Connection):
     def release_session(self) -> None:
         """Tell the session that its connection is gone, and drop it, which breaks the reference cycle."""
         self.on_drained = None
-        session = self._part()
+        session = getattr(self, "_session", None)
         if session is not None:  # None: `open_session` failed
+            del self._session
             try:
                 session.connection_lost()
             except Exception as error:
@@ -346,12 +347,6 @@ class DrivenConnection(Connection):
         """The session, if it has what lists show, which `Session` does not ask for."""
         session = getattr(self, "_session", None)
         return session if isinstance(session, SessionBase) else None
-
-    def _part(self) -> Session | None:
-        session = getattr(self, "_session", None)
-        if session is not None:
-            del self._session
-        return session
 
     def _reads_again(self) -> None:
         """Input is read again. In a drain there is none: the end of input is told instead."""
@@ -586,10 +581,10 @@ class LoopTurn:
             self.to_send = [each for each in to_send if each in but and not each.closed]
             to_send = [each for each in to_send if each not in but]
         ends = perf_counter() + SENDS_SECONDS
-        for count, connection in enumerate(to_send, start=1):
+        for done, connection in enumerate(to_send, start=1):
             connection.send()
-            if not count % SENDS_LOOK and count < len(to_send) and perf_counter() > ends:
-                self.to_send[:0] = to_send[count:]
+            if not done % SENDS_LOOK and done < len(to_send) and perf_counter() > ends:
+                self.to_send[:0] = to_send[done:]
                 return False
         return True
 
