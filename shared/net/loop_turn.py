@@ -286,10 +286,6 @@ class DrivenConnection(Connection):
             self.fail(error)
         self.send()
 
-    def open(self, open_session: OpenSession) -> None:
-        """Make the session."""
-        self.call(lambda: self.hand_over(open_session(self)))
-
     def end_input(self) -> None:
         """Tell the session, once, that no more input comes. While input is held back this does nothing:
         `_reads_again` asks for it again.
@@ -477,7 +473,7 @@ class LoopTurn:
         if pushes:
             self.pushed.add(connection)
         self.counters.accepted += 1
-        connection.open(open_session)
+        connection.call(lambda: connection.hand_over(open_session(connection)))
         if self.draining:  # it was accepted before, and its handshake took until now
             self._ending.append(connection.drain)
 
