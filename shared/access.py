@@ -30,6 +30,9 @@ ACTIONS = (READ, WRITE, MANAGE)
 ADMIN = "admin"
 ADMIN_ACTIONS = (READ, MANAGE)
 
+_SEE, _TOPIC = "see", "topic"
+"""Actions that no rule names: any of `ACTIONS`; `write`, to a topic of pub/sub."""
+
 ANONYMOUS = "anonymous"
 """The user of clients that have not logged in, where no login is required."""
 UDP = "udp"
@@ -558,11 +561,11 @@ class Guard:
             user=known, peer=peer, protocol=self.protocol, action="login", name="", result="refused"
         )
 
-    def done(self, user: str, peer: str, action: str, name: str | bytes, result: str = "done") -> None:
+    def done(self, user: str, peer: str, action: str, name: str | bytes) -> None:
         """Audit an action of a user."""
         shown = text_of(name)
         self.access.audit(
-            user=user, peer=peer, protocol=self.protocol, action=action, name=shown, result=result
+            user=user, peer=peer, protocol=self.protocol, action=action, name=shown, result="done"
         )
 
     def refuse(self, user: str, action: str, name: str | bytes, peer: str) -> None:
@@ -580,8 +583,7 @@ class Guard:
         """Whether a rule of the user allows the action. An unknown user, and "", may do nothing."""
         found = self._decisions.get((user, action, name))
         if found is None:
-            match = self._matcher(user, action, lambda: self._patterns(user, action))
-            found = self._keep((user, action, name), bool(match(text_of(name))))
+            found = self._keep((user, action, name), bool(self._matcher(user, action)(text_of(name))))
         return found
 
     def may_all(self, user: str, action: str) -> bool:
@@ -594,7 +596,7 @@ class Guard:
         It is not cached: one listing of 50,000 names would push out all other decisions, and find none of its
         own. A name costs 0.6 us with one pattern, 1.2 with three.
         """
-        return bool(self._matcher(user, "see", lambda: self._seen(user))(text_of(name)))
+        return bool(self._matcher(user, _SEE)(text_of(name)))
 
     def may_subscribe(self, user: str, pattern: bytes) -> bool:
         """Whether the user may read every topic that this pub/sub pattern can match."""
@@ -618,12 +620,7 @@ class Guard:
 
     def may_send_topic(self, user: str, topic: bytes) -> bool:
         """As `may` with `write`, for a pub/sub topic."""
-        key = (user, "topic", topic)
-        found = self._decisions.get(key)
-        if found is None:
-            match = self._matcher(user, "topic", lambda: topic_globs(self._patterns(user, WRITE)))
-            found = self._keep(key, bool(match(text_of(topic))))
-        return found
+        return self.may(user, _TOPIC, topic)
 
     def forget(self) -> None:
         """The users have changed."""
@@ -657,14 +654,18 @@ class Guard:
             self._decisions[key] = decision
         return decision
 
-    def _matcher(
-        self, user: str, kind: str, patterns: Callable[[], Iterable[str]]
-    ) -> Callable[[str], object]:
-        found = self._matchers.get((user, kind))
+    def _matcher(self, user: str, action: str) -> Callable[[str], object]:
+        found = self._matchers.get((user, action))
         if found is None:
-            found = matcher(patterns())
+            if action == _SEE:
+                patterns = dict.fromkeys(each for action in ACTIONS for each in self._patterns(user, action))
+            elif action == _TOPIC:
+                patterns = dict.fromkeys(topic_globs(self._patterns(user, WRITE)))
+            else:
+                patterns = dict.fromkeys(self._patterns(user, action))
+            found = matcher(patterns)
             if user:  # as many series as users and actions
-                self._matchers[user, kind] = found
+                self._matchers[user, action] = found
         return found
 
     def _patterns(self, user: str, action: str) -> list[str]:
@@ -672,7 +673,3 @@ class Guard:
         if found is None:
             return []
         return [rule.pattern for rule in found.allow if rule.covers(self.protocol, action)]
-
-    def _seen(self, user: str) -> Iterable[str]:
-        """The patterns of all actions, each once."""
-        return dict.fromkeys(pattern for action in ACTIONS for pattern in self._patterns(user, action))

@@ -133,9 +133,9 @@ class CorruptRecord(StoreError):
         return f"damaged bytes in {self.path} at offset {self.offset}"
 
 
-def printable(data: bytes | bytearray, most: int = 64) -> str:
-    """A peer's bytes for an error's text or a log line: quoted, escaped, and cut after `most` bytes.
+def printable(data: bytes | bytearray) -> str:
+    """A peer's bytes for an error's text or a log line: quoted, escaped, and cut after 64 bytes.
 
     `b"a\\n"` is shown as `'a\\\\n'`.
     """
-    return repr(bytes(data[:most]))[1:] + ("..." if len(data) > most else "")
+    return repr(bytes(data[:64]))[1:] + ("..." if len(data) > 64 else "")

@@ -132,17 +132,15 @@ class _Ready:
 class Replies:
     """The pending answers of one connection.
 
-    Above `bytes_max` bytes or `entries_max` entries `full` is True and the owner is told; it is told again
+    Above `PENDING_BYTES_MAX` or `PENDING_ENTRIES_MAX` `full` is True and the owner is told; it is told again
     when half of that is left. `pending_bytes`: the memory of pending answers.
     """
 
     __slots__ = (
         "_advancing",
-        "_bytes_max",
         "_connection",
         "_dropped",
         "_entries",
-        "_entries_max",
         "_look_bytes",
         "_owner",
         "_told_bytes",
@@ -151,17 +149,9 @@ class Replies:
         "pending_bytes",
     )
 
-    def __init__(
-        self,
-        owner: ReplyOwner,
-        *,
-        bytes_max: int = PENDING_BYTES_MAX,
-        entries_max: int = PENDING_ENTRIES_MAX,
-    ) -> None:
+    def __init__(self, owner: ReplyOwner) -> None:
         self._owner = owner
         self._connection = owner.connection
-        self._bytes_max = bytes_max
-        self._entries_max = entries_max
         # Made when first needed: most connections are idle.
         self._entries: deque[_Pending | ReplySlot | _Ready] | None = None
         self._when_empty: list[Callable[[], None]] | None = None
@@ -170,7 +160,7 @@ class Replies:
         self.full = False
         self.pending_bytes = 0
         self._told_bytes = 0  # `pending_bytes` when the owner was last told
-        self._look_bytes = min(bytes_max, TOLD_BYTES)
+        self._look_bytes = min(PENDING_BYTES_MAX, TOLD_BYTES)
 
     @property
     def pending(self) -> bool:
@@ -215,7 +205,7 @@ class Replies:
         pending = _Pending(self, ticket, reply, count)
         entries.append(pending)
         self.pending_bytes += pending.size
-        if self.pending_bytes > self._look_bytes or len(entries) > self._entries_max:
+        if self.pending_bytes > self._look_bytes or len(entries) > PENDING_ENTRIES_MAX:
             self._check_full()
         ticket.callbacks.append(pending)
 
@@ -290,7 +280,7 @@ class Replies:
             self._tell()
         if self.full or self._entries is None:
             return
-        if self.pending_bytes > self._bytes_max or len(self._entries) > self._entries_max:
+        if self.pending_bytes > PENDING_BYTES_MAX or len(self._entries) > PENDING_ENTRIES_MAX:
             self.full = True
             self._owner.replies_full(True)
 
@@ -333,13 +323,14 @@ class Replies:
 
     def _tell(self) -> None:
         self._told_bytes = self.pending_bytes
-        self._look_bytes = min(self._bytes_max, self.pending_bytes + TOLD_BYTES)
+        self._look_bytes = min(PENDING_BYTES_MAX, self.pending_bytes + TOLD_BYTES)
         self._owner.count_held()
 
     def _after(self, entries: "deque[_Pending | ReplySlot | _Ready]") -> None:
         if self._told_bytes and (not entries or self.pending_bytes + TOLD_BYTES < self._told_bytes):
             self._tell()
-        if self.full and self.pending_bytes * 2 <= self._bytes_max and len(entries) * 2 <= self._entries_max:
+        few = self.pending_bytes * 2 <= PENDING_BYTES_MAX and len(entries) * 2 <= PENDING_ENTRIES_MAX
+        if self.full and few:
             self.full = False
             self._owner.replies_full(False)
         while self._when_empty and not self._entries:

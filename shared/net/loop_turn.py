@@ -18,7 +18,6 @@ import math
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Mapping
-from contextlib import closing
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -287,10 +286,6 @@ class DrivenConnection(Connection):
             self.fail(error)
         self.send()
 
-    def open(self, open_session: OpenSession) -> None:
-        """Make the session."""
-        self.call(lambda: self.hand_over(open_session(self)))
-
     def end_input(self) -> None:
         """Tell the session, once, that no more input comes. While input is held back this does nothing:
         `_reads_again` asks for it again.
@@ -329,8 +324,9 @@ class DrivenConnection(Connection):
     def release_session(self) -> None:
         """Tell the session that its connection is gone, and drop it, which breaks the reference cycle."""
         self.on_drained = None
-        session = self._part()
+        session = getattr(self, "_session", None)
         if session is not None:  # None: `open_session` failed
+            del self._session
             try:
                 session.connection_lost()
             except Exception as error:
@@ -347,12 +343,6 @@ class DrivenConnection(Connection):
         """The session, if it has what lists show, which `Session` does not ask for."""
         session = getattr(self, "_session", None)
         return session if isinstance(session, SessionBase) else None
-
-    def _part(self) -> Session | None:
-        session = getattr(self, "_session", None)
-        if session is not None:
-            del self._session
-        return session
 
     def _reads_again(self) -> None:
         """Input is read again. In a drain there is none: the end of input is told instead."""
@@ -483,7 +473,7 @@ class LoopTurn:
         if pushes:
             self.pushed.add(connection)
         self.counters.accepted += 1
-        connection.open(open_session)
+        connection.call(lambda: connection.hand_over(open_session(connection)))
         if self.draining:  # it was accepted before, and its handshake took until now
             self._ending.append(connection.drain)
 
@@ -527,10 +517,9 @@ class LoopTurn:
         if self._silent_until <= self.now:
             self._close_silent()
         behind = bool(self._ending) and not self._end_inputs()
-        expecting = self._send_others() if self.to_send else ()
+        if self.to_send:
+            self.send({each for each in self.to_send if each.expects})
         self._after_turn()
-        if expecting:
-            self.to_send[:0] = self._send_some(expecting)
         hold = hold and len(self.to_send) >= HOLD_LEAST
         releases_end = perf_counter() + RELEASES_SECONDS
         while not behind and ((self.to_send and not hold) or self._lost or self._ending):
@@ -546,16 +535,12 @@ class LoopTurn:
 
     def _run_deadlines(self) -> None:
         """Run the deadlines that have passed, for `DEADLINES_SECONDS`; the rest follow in the next turn."""
-        ends = perf_counter() + DEADLINES_SECONDS
-        with closing(self._deadlines.due(self.now)) as due:
-            for connection in due:
-                self.counters.deadlines += 1
-                if connection.stranger:
-                    self.soon(partial(connection.deadline_came, self.now))
-                else:
-                    connection.deadline_came(self.now)
-                if perf_counter() > ends:
-                    break
+        for connection in self._deadlines.due(self.now, DEADLINES_SECONDS):
+            self.counters.deadlines += 1
+            if connection.stranger:
+                self.soon(partial(connection.deadline_came, self.now))
+            else:
+                connection.deadline_came(self.now)
 
     def _close_silent(self) -> None:
         """Close connections whose first request is late, `SILENT_AT_ONCE` a turn."""
@@ -591,37 +576,13 @@ class LoopTurn:
         if but:
             self.to_send = [each for each in to_send if each in but and not each.closed]
             to_send = [each for each in to_send if each not in but]
-        if len(to_send) <= SENDS_LOOK:
-            for connection in to_send:
-                connection.send()
-            return True
-        left = self._send_some(to_send)
-        if left:
-            self.to_send[:0] = left
-        return not left
-
-    def _send_others(self) -> list[DrivenConnection]:
-        """Send to connections that do not wait for the commit; returns those that do."""
-        to_send, self.to_send = self.to_send, []
-        expecting = [each for each in to_send if each.expects]
-        if expecting:
-            to_send = [each for each in to_send if not each.expects]
-        self.to_send[:0] = self._send_some(to_send)
-        return expecting
-
-    def _send_some(self, connections: list[DrivenConnection]) -> list[DrivenConnection]:
-        """Send to these for `SENDS_SECONDS`; returns those that are left."""
-        if len(connections) <= SENDS_LOOK:
-            for connection in connections:
-                connection.send()
-            return []
         ends = perf_counter() + SENDS_SECONDS
-        for at in range(0, len(connections), SENDS_LOOK):
-            if at and perf_counter() > ends:
-                return connections[at:]
-            for connection in connections[at : at + SENDS_LOOK]:
-                connection.send()
-        return []
+        for done, connection in enumerate(to_send, start=1):
+            connection.send()
+            if not done % SENDS_LOOK and done < len(to_send) and perf_counter() > ends:
+                self.to_send[:0] = to_send[done:]
+                return False
+        return True
 
     def release_lost(self, until: float = math.inf) -> bool:
         """Tell sessions whose connections are gone. False: at `until` (`perf_counter`) some were left."""

@@ -53,14 +53,13 @@ class Network:
         settings: NetSettings,
         budget: Account | None = None,
         certificate_user: CertificateUser = "cn",
-        strangers: Strangers | None = None,
     ) -> None:
         """`certificate_user`: the field of a client certificate that names its user."""
         self.settings = settings
         self.certificate_user = certificate_user
         budget = self._budget = budget or unbounded()
         self.admission = Admission(settings, budget.account("connections"))
-        self.strangers = strangers or Strangers()
+        self.strangers = Strangers()
         limit = int(memory_limit_bytes() * settings.outboxes_memory_percent / 100)
         self.backlogs = Backlogs(budget.account("backlogs", limit))
 

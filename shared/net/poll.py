@@ -17,14 +17,12 @@ import math
 import os
 import select
 import socket
-from collections.abc import Callable
 from time import perf_counter
 
 import trio
 
 from shared.file_range import FileRange
 from shared.net import liveness
-from shared.net.connection import Session
 from shared.net.listeners import acknowledge_now
 from shared.net.loop_turn import HOLD_LEAST, RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
 from shared.net.outbox import JOIN_BYTES
@@ -74,7 +72,6 @@ class PollConnection(DrivenConnection):
         "_driver",
         "_ending",
         "_read_bytes",
-        "_receive",
         "_shut_writing",
         "_unread",
         "fd",
@@ -85,7 +82,6 @@ class PollConnection(DrivenConnection):
         "send_some",
         "sock",
     )
-    _receive: Callable[[bytes], None]
 
     def __init__(self, driver: "PollDriver", sock: socket.socket, peer: str, host: str) -> None:
         super().__init__(driver.loop, peer, host)
@@ -140,7 +136,7 @@ class PollConnection(DrivenConnection):
         loop.counters.bytes_in += count
         self._dirty = True
         try:
-            self._receive(data)
+            self._session.receive(data)
         except Exception as error:
             self.fail(error)
         if broken is not None:
@@ -230,16 +226,6 @@ class PollConnection(DrivenConnection):
         if self.polled_as_stranger and not stranger and not self.closed:
             self.polled_as_stranger = False
             self._driver.poll_logged_in(self)
-
-    def hand_over(self, session: Session) -> None:
-        super().hand_over(session)
-        self._receive = session.receive
-
-    def _part(self) -> Session | None:
-        session = super()._part()
-        if session is not None:
-            del self._receive
-        return session
 
     def _reads_again(self) -> None:
         super()._reads_again()

@@ -1,9 +1,10 @@
 """A cache of recent matches by name, within a bound of bytes: traffic repeats its names."""
 
+import math
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from shared.budget import CacheBytes
+from shared.budget import CacheBytes, Caches, unbounded
 
 S = TypeVar("S", bound=Hashable)
 
@@ -23,7 +24,7 @@ class MatchCache(Generic[S]):
     __slots__ = ("_books", "_bytes", "_half_bytes_max", "_old", "_old_bytes", "young")
 
     def __init__(self, bytes_max: int, books: CacheBytes | None = None) -> None:
-        self._books = books
+        self._books = books or CacheBytes(Caches(unbounded()), math.inf)
         self._half_bytes_max = bytes_max // 2
         self._bytes = 0  # bytes of `young`; forgetting a name does not lower it, so it only turns over sooner
         self.young: dict[bytes, tuple[S, ...]] = {}
@@ -45,14 +46,11 @@ class MatchCache(Generic[S]):
         size = ENTRY_BYTES + len(name) + 8 * len(found)
         if size > self._half_bytes_max:
             return
-        books = self._books
-        if books is not None:
-            if not books.fits(size):
-                self.clear()
-            books.add(size)
+        if not self._books.fits(size):
+            self.clear()
+        self._books.add(size)
         if self._bytes + size > self._half_bytes_max:
-            if books is not None:
-                books.add(-self._old_bytes)
+            self._books.add(-self._old_bytes)
             self._old, self._old_bytes = self.young, self._bytes
             self.young = {}
             self._bytes = 0
@@ -67,8 +65,7 @@ class MatchCache(Generic[S]):
     def clear(self) -> None:
         """Forget all matches."""
         if self.young or self._old:
-            if self._books is not None:
-                self._books.add(-self._bytes - self._old_bytes)
+            self._books.add(-self._bytes - self._old_bytes)
             self.young = {}
             self._old = {}
             self._bytes = self._old_bytes = 0

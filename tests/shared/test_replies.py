@@ -4,9 +4,11 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared import replies as module
 from shared.errors import StoreError, StoreReadOnly
 from shared.file_range import FileRange
 from shared.replies import PART_BYTES, Replies, ReplySlot
@@ -39,9 +41,9 @@ class Owner:
             self.connection.resume_reading()
 
 
-def pair(**limits: int) -> tuple[Replies, MemoryConnection]:
+def pair() -> tuple[Replies, MemoryConnection]:
     connection = MemoryConnection()
-    return Replies(Owner(connection), **cast(Any, limits)), connection
+    return Replies(Owner(connection)), connection
 
 
 def owe(replies: Replies, ticket: HandTicket, reply: bytes, count: int = 1) -> None:
@@ -196,8 +198,9 @@ def test_a_lost_connection_lets_go_of_files_and_ignores_what_comes_later() -> No
     assert not replies.pending
 
 
-def test_reading_pauses_while_too_many_bytes_are_owed() -> None:
-    replies, connection = pair(bytes_max=1260)
+def test_reading_pauses_while_too_many_bytes_are_owed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_BYTES_MAX", 1260)
+    replies, connection = pair()
     ticket, other = HandTicket(), HandTicket()
     owe(replies, ticket, b"x" * 600)
     owe(replies, other, b"y" * 400)
@@ -210,8 +213,9 @@ def test_reading_pauses_while_too_many_bytes_are_owed() -> None:
     assert not replies.full
 
 
-def test_reading_goes_on_once_half_of_the_bytes_have_left() -> None:
-    replies, connection = pair(bytes_max=1000)
+def test_reading_goes_on_once_half_of_the_bytes_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_BYTES_MAX", 1000)
+    replies, connection = pair()
     tickets = [HandTicket() for _ in range(3)]
     for ticket, size in zip(tickets, (300, 400, 400), strict=True):
         owe(replies, ticket, bytes(size))
@@ -222,8 +226,9 @@ def test_reading_goes_on_once_half_of_the_bytes_have_left() -> None:
     assert (replies.pending_bytes, connection.reading) == (400 + PART_BYTES, True)
 
 
-def test_answers_that_come_out_of_turn_count_with_what_is_owed() -> None:
-    replies, connection = pair(bytes_max=100)
+def test_answers_that_come_out_of_turn_count_with_what_is_owed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_BYTES_MAX", 100)
+    replies, connection = pair()
     first, second = replies.slot(), replies.slot()
     second.resolve([b"x" * 60, b"y" * 41])
     assert replies.pending_bytes == 101 + 2 * PART_BYTES
@@ -233,9 +238,10 @@ def test_answers_that_come_out_of_turn_count_with_what_is_owed() -> None:
     assert connection.reading
 
 
-def test_reading_pauses_while_too_much_is_waited_for() -> None:
+def test_reading_pauses_while_too_much_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_ENTRIES_MAX", 4)
     owner = Owner(MemoryConnection())
-    replies = Replies(owner, entries_max=4)
+    replies = Replies(owner)
     held = [replies.slot() for _ in range(4)]
     assert not replies.full
     held.append(replies.slot())
@@ -341,12 +347,15 @@ def test_a_bug_behind_a_ticket_is_its_own_connections_end() -> None:
     assert good.errors == []
 
 
-def test_a_bug_in_what_goes_on_when_a_ticket_is_done_is_its_own_connections_end() -> None:
+def test_a_bug_in_what_goes_on_when_a_ticket_is_done_is_its_own_connections_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for later in ("on_turn", "when_empty", "room"):
         connection, ticket = Guarded(), HandTicket()
         owner = Owner(connection)
         owner.replies_full = lambda full: None if full else cast(None, bug())  # type: ignore[method-assign]
-        replies = Replies(owner, bytes_max=1 if later == "room" else 99)
+        monkeypatch.setattr(module, "PENDING_BYTES_MAX", 1 if later == "room" else 99)
+        replies = Replies(owner)
         owe(replies, ticket, b"answer")
         if later == "on_turn":
             replies.slot(cast(Any, bug))

@@ -60,6 +60,12 @@ def make_certificates(folder: Path) -> Certificates:
     return Certificates(folder, authority)
 
 
+def make_group(network: Network | None = None, **options: Any) -> Group:
+    network = network or Network(NetSettings())
+    log = structlog.stdlib.get_logger()
+    return Group("test", network, **{"after_turn": lambda: None, "log": log, **options})
+
+
 @attrs.define(eq=False)
 class Served:
     """A running group, and its clients, who are closed with it."""
@@ -110,7 +116,7 @@ async def serving(
     net = NetSettings(driver="auto" if kind == "poll" else "stream", **settings)
     network = Network(net)
     tls = certificates.server if certificates is not None and kind == "tls" else None
-    group = Group("test", network, after_turn=after_turn, log=structlog.stdlib.get_logger(), tls=tls)
+    group = make_group(network, after_turn=after_turn, tls=tls)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, open_session, pushes=pushes)
     context = certificates.client_context() if certificates is not None and kind == "tls" else None
     served = Served(group, network, address, context)
@@ -207,6 +213,12 @@ def wait_arrived(session: Recorder, count: int = 1) -> None:
     input_.register(sock, select.POLLIN)
     while input_.poll(PATIENCE_SECONDS * 1000) and len(sock.recv(count, socket.MSG_PEEK)) < count:
         pass
+
+
+def socket_of(session: Recorder) -> Any:
+    """The socket below its connection, whichever driver serves it."""
+    connection: Any = session.connection
+    return connection.stream.socket if hasattr(connection, "stream") else connection.sock
 
 
 def echo(session: Recorder) -> None:

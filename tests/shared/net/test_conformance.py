@@ -104,12 +104,16 @@ async def test_an_error_text_arrives_although_input_is_left_unread(serve: Serve)
 
         session.on_receive = refuse
 
-    async with serve(Sessions(prepare), linger_seconds=10) as served, await served.connect() as client:
+    sessions = Sessions(prepare)
+    async with serve(sessions, linger_seconds=10) as served, await served.connect() as client:
         # It reads only when it has sent all, more than any buffers hold: the rest must be taken off its
         # hands.
         await client.send_all(b"x" * 16_000_000)
         assert await read_all(client) == b"ERR what is that\n"
+        await client.aclose()
+        await (await sessions.next()).lost.wait()
         assert served.group.counters.crashes == 0
+        assert served.group.counters.closed == {"protocol error": 1}
 
 
 async def _send_ignoring_errors(stream: trio.abc.Stream, data: bytes) -> None:
@@ -296,24 +300,6 @@ async def test_a_session_that_crashes_at_its_end_is_counted_and_others_are_told_
         good.connection.abort("test")
         await good.lost.wait()
         assert served.group.counters.crashes == 1
-
-
-@everywhere
-async def test_why_a_connection_ended_is_counted(serve: Serve) -> None:
-    def prepare(session: Recorder) -> None:
-        def refuse(data: bytes) -> None:
-            raise RemoteProtocolError("no", reply=b"ERR")
-
-        session.on_receive = refuse
-
-    sessions = Sessions(prepare)
-    async with serve(sessions) as served:
-        client, session = await sessions.join(served)
-        await client.send_all(b"what")
-        assert await read_all(client) == b"ERR"
-        await client.aclose()
-        await session.lost.wait()
-        assert served.group.counters.closed == {"protocol error": 1}
 
 
 @unencrypted

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import attrs
 import pytest
-import structlog
 import trio
 
 from shared.errors import ConfigError
@@ -18,7 +17,7 @@ from shared.net.datagrams import allowed_networks, bind_udp
 from shared.net.listeners import CannotListen
 from shared.net.network import Group, Network
 from shared.net.settings import NetSettings
-from tests.shared.net.served import PATIENCE_SECONDS, Recorder, Sessions, read_all
+from tests.shared.net.served import PATIENCE_SECONDS, Recorder, Sessions, make_group, read_all
 
 
 @attrs.define(eq=False)
@@ -55,8 +54,7 @@ class Endpoint:
 async def receiving(
     sink: Sink | SlotSink, *, allow: Sequence[str] = (), started: bool = True, buffer_bytes: int = 1 << 20
 ) -> AsyncIterator[Endpoint]:
-    network = Network(NetSettings(udp_receive_buffer_bytes=buffer_bytes))
-    group = Group("test", network, after_turn=lambda: None, log=structlog.stdlib.get_logger())
+    group = make_group(Network(NetSettings(udp_receive_buffer_bytes=buffer_bytes)))
     (address,) = group.bind_udp("127.0.0.1", 0, sink, allowed_networks("test.allow", "127.0.0.1", allow))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.bind(("127.0.0.1", 0))

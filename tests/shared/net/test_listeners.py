@@ -29,10 +29,9 @@ from shared.net.listeners import (
     format_address,
 )
 from shared.net.loop_turn import LoopTurn
-from shared.net.network import Group, Network
 from shared.net.outbox import Backlogs
 from shared.net.settings import NetSettings, TlsSettings
-from tests.shared.net.served import Recorder, Sessions, echo, read_all, serving
+from tests.shared.net.served import Recorder, Sessions, echo, make_group, read_all, serving, socket_of
 
 SETTINGS = NetSettings()
 
@@ -78,9 +77,8 @@ def _has_ipv6() -> bool:
 
 @pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here")
 async def test_ipv6_is_served_and_its_peers_shown_in_brackets() -> None:
-
     sessions = Sessions(echo)
-    group = Group("test", Network(SETTINGS), after_turn=lambda: None, log=structlog.stdlib.get_logger())
+    group = make_group()
     (address,) = group.bind_tcp("test", "::1", 0, sessions)
     async with trio.open_nursery() as nursery:
         await nursery.start(group.serve)
@@ -131,9 +129,7 @@ async def test_accepted_sockets_have_the_options_that_find_dead_peers(kind: str,
     sessions = Sessions(echo)
     async with serving(kind, sessions, pushes=pushes) as served:
         _, session = await sessions.join(served)
-        connection = session.connection
-        stream = getattr(connection, "stream", None)
-        sock = connection.sock if stream is None else stream.socket  # type: ignore[attr-defined]
+        sock = socket_of(session)
         for level, option, value in connection_options(SETTINGS, "127.0.0.1", pushes=False):
             expected = value if option != getattr(socket, "TCP_USER_TIMEOUT", None) or not pushes else 0
             assert bool(expected) == bool(sock.getsockopt(level, option))
@@ -161,8 +157,7 @@ async def test_a_peer_that_sends_the_beginning_of_something_is_acknowledged_at_o
     sessions = Sessions(answer_all_but_headers)
     async with serving(kind, sessions) as served:
         client, session = await sessions.join(served)
-        stream = getattr(session.connection, "stream", None)
-        sock = session.connection.sock if stream is None else stream.socket  # type: ignore[attr-defined]
+        sock = socket_of(session)
         for _ in range(3):
             await client.send_all(b"whole")
             assert await client.receive_some() == b"whole"
@@ -230,16 +225,13 @@ async def test_above_the_cap_connections_are_closed_and_counted_and_room_is_used
 
 EXHAUSTION = """
 import os, resource, sys, socket
-import structlog, trio
-from shared.net.loop_turn import LoopTurn
-from shared.net.network import Group, Network
-from shared.net.outbox import Backlogs
-from shared.net.settings import NetSettings, TlsSettings
-from tests.shared.net.served import Recorder, Sessions, echo, read_all
+import trio
+from shared.net.network import Network
+from shared.net.settings import NetSettings
+from tests.shared.net.served import Sessions, echo, make_group, read_all
 
 async def main(driver):
-    network = Network(NetSettings(driver=driver))
-    group = Group("test", network, after_turn=lambda: None, log=structlog.stdlib.get_logger())
+    group = make_group(Network(NetSettings(driver=driver)))
     sessions = Sessions(echo)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, sessions)
     async with trio.open_nursery() as nursery:

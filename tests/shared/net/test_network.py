@@ -5,24 +5,15 @@ import socket
 import subprocess
 import sys
 import weakref
-from typing import Any
 
 import pytest
-import structlog
 import trio
 import trio.testing
 
 from shared.errors import ConfigError
-from shared.net.network import Group, Network
-from shared.net.settings import NetSettings
-from tests.shared.net.served import Certificates, Recorder, Sessions, echo, read_all, serving
+from tests.shared.net.served import Certificates, Recorder, Sessions, echo, make_group, read_all, serving
 
 DRIVERS = pytest.mark.parametrize("kind", ["poll", "stream"])
-
-
-def make_group(**settings: object) -> Group:
-    network = Network(NetSettings(**settings))  # type: ignore[arg-type]
-    return Group("test", network, after_turn=lambda: None, log=structlog.stdlib.get_logger())
 
 
 async def test_a_group_that_stops_accepting_keeps_its_connections() -> None:
@@ -72,22 +63,16 @@ async def test_two_endpoints_of_a_group_count_together() -> None:
 
 
 def test_listening_beyond_loopback_needs_to_know_the_clients_or_consent(certificates: Certificates) -> None:
-    network = Network(NetSettings())
-    log = structlog.stdlib.get_logger()
-
-    def group_of(**options: Any) -> Group:
-        return Group("test", network, after_turn=lambda: None, log=log, **options)
-
-    for group in (group_of(), group_of(tls=certificates.server), group_of(logs_in=True)):
+    for group in (make_group(), make_group(tls=certificates.server), make_group(logs_in=True)):
         with pytest.raises(ConfigError, match="--insecure") as error:
             group.bind_tcp("test", "0.0.0.0", 0, Sessions())
         assert error.value.key == "test.host"
         group.close()
     for group in (
-        group_of(insecure=True),
-        group_of(tls=certificates.server, insecure=True),
-        group_of(tls=certificates.mutual),
-        group_of(tls=certificates.server, logs_in=True),
+        make_group(insecure=True),
+        make_group(tls=certificates.server, insecure=True),
+        make_group(tls=certificates.mutual),
+        make_group(tls=certificates.server, logs_in=True),
     ):
         assert len(group.bind_tcp("test", "0.0.0.0", 0, Sessions())) == 1
         group.close()
@@ -132,14 +117,12 @@ async def test_a_group_that_is_cancelled_amid_everything_leaves_nothing_behind(k
 
 WITHOUT_EPOLL = """
 import os, sys
-import structlog, trio
+import trio
 del os.eventfd  # trio itself needs epoll on Linux, so what goes is the other half of what we need
-from shared.net.network import Group, Network
-from shared.net.settings import NetSettings
-from tests.shared.net.served import Sessions, echo, read_all
+from tests.shared.net.served import Sessions, echo, make_group, read_all
 
 async def main():
-    group = Group("test", Network(NetSettings()), after_turn=lambda: None, log=structlog.stdlib.get_logger())
+    group = make_group()
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, Sessions(echo))
     async with trio.open_nursery() as nursery:
         await nursery.start(group.serve)

@@ -33,10 +33,6 @@ def letters(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_an_idle_outbox_holds_no_queue() -> None:
-    assert Outbox(100).chunks is None
-
-
 @given(
     st.lists(st.binary(min_size=1, max_size=50), max_size=30),
     st.lists(st.integers(1, 40)),

@@ -10,6 +10,7 @@ import tracemalloc
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
+from typing import Any
 
 import pytest
 import trio
@@ -35,6 +36,24 @@ from shared.net import loop_turn, poll
 from shared.net.liveness import TCP_INFO, UNACKED
 from shared.net.loop_turn import HOLD_LEAST
 from shared.net.poll import EVENTS_MAX, READ_BYTES, SLICE_SECONDS, SLICES_MAX
+
+
+def work_for(seconds: float) -> None:
+    ends = perf_counter() + seconds
+    while perf_counter() < ends:
+        pass
+
+
+def note_sends(session: Recorder, sends: list[bytes]) -> None:
+    """Whatever is sent to its peer, from now on."""
+    connection: Any = session.connection
+    send = connection.send_some
+
+    def note(data: bytes, flags: int = 0) -> int:
+        sends.append(bytes(data))
+        return int(send(data, flags))
+
+    connection.send_some = note
 
 
 async def test_a_flood_on_one_connection_does_not_starve_another_nor_other_tasks() -> None:
@@ -149,9 +168,7 @@ async def test_what_came_before_an_error_is_received_and_the_connection_ends(num
 async def test_a_slow_session_leaves_others_to_the_next_round_and_forgets_none() -> None:
     def prepare(session: Recorder) -> None:
         def answer(data: bytes) -> None:
-            until = perf_counter() + SLICE_SECONDS
-            while perf_counter() < until:
-                pass
+            work_for(SLICE_SECONDS)
             session.connection.write(data)
 
         session.on_receive = answer
@@ -179,9 +196,7 @@ async def test_what_first_words_bring_is_much_work_and_others_have_a_turn_after_
             nonlocal done
             session.connection.first_request_done()
             done += 1
-            ends = perf_counter() + 0.002
-            while perf_counter() < ends:
-                pass
+            work_for(0.002)
 
         session.connection.await_first_request()
         session.on_receive = come_back
@@ -210,9 +225,7 @@ async def test_while_some_wait_to_be_served_few_new_connections_are_taken() -> N
 
     def prepare(session: Recorder) -> None:
         def take_a_turn(data: bytes) -> None:
-            until = perf_counter() + SLICE_SECONDS
-            while perf_counter() < until:
-                pass
+            work_for(SLICE_SECONDS)
 
         session.on_receive = take_a_turn
 
@@ -256,13 +269,7 @@ async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_the
     sends: list[bytes] = []
 
     def prepare(session: Recorder) -> None:
-        send = session.connection.send_some  # type: ignore[attr-defined]
-
-        def note(data: bytes, flags: int = 0) -> int:
-            sends.append(bytes(data))
-            return int(send(data, flags))
-
-        session.connection.send_some = note  # type: ignore[attr-defined]
+        note_sends(session, sends)
 
         def answer(data: bytes) -> None:
             session.connection.write(b"now ")
@@ -354,9 +361,7 @@ async def test_a_round_is_all_that_was_ready_though_other_tasks_have_turns_meanw
     def prepare(session: Recorder) -> None:
         def take_a_turn(data: bytes) -> None:
             turn_of.append(turns)
-            until = perf_counter() + SLICE_SECONDS
-            while perf_counter() < until:
-                pass
+            work_for(SLICE_SECONDS)
 
         session.on_receive = take_a_turn
 
@@ -387,13 +392,7 @@ async def test_what_a_session_expects_at_the_end_of_the_round_goes_along_with_wh
     expecting: list[Recorder] = []
 
     def prepare(session: Recorder) -> None:
-        send = session.connection.send_some  # type: ignore[attr-defined]
-
-        def note(data: bytes) -> int:
-            sends.append(data)
-            return int(send(data))
-
-        session.connection.send_some = note  # type: ignore[attr-defined]
+        note_sends(session, sends)
 
         def answer(data: bytes) -> None:
             session.connection.write(b"now ")

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -17,6 +18,18 @@ from tests.support.connections import StreamServer
 
 
 @asynccontextmanager
+async def joined(
+    pair: tuple[trio.abc.Stream, trio.abc.Stream] | None = None,
+) -> AsyncIterator[tuple[StreamServer, Any, Recorder]]:
+    """A server, its one peer, and the peer's session."""
+    server, sessions = StreamServer(), Sessions()
+    near, far = pair or memory_stream_pair()
+    async with running(server) as nursery:
+        nursery.start_soon(server.serve, far, sessions)
+        yield server, near, await sessions.next()
+
+
+@asynccontextmanager
 async def running(server: StreamServer) -> AsyncIterator[trio.Nursery]:
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run)
@@ -25,11 +38,7 @@ async def running(server: StreamServer) -> AsyncIterator[trio.Nursery]:
 
 
 async def test_a_deadline_comes_when_it_is_due_and_not_before(autojump_clock: MockClock) -> None:
-    server, sessions = StreamServer(), Sessions()
-    near, far = memory_stream_pair()
-    async with running(server) as nursery:
-        nursery.start_soon(server.serve, far, sessions)
-        session = await sessions.next()
+    async with joined() as (_, near, session):
         session.connection.wake_at(session.connection.now + 30)
         times: list[float] = []
         session.on_time = times.append
@@ -41,11 +50,7 @@ async def test_a_deadline_comes_when_it_is_due_and_not_before(autojump_clock: Mo
 
 
 async def test_a_deadline_may_be_taken_back(autojump_clock: MockClock) -> None:
-    server, sessions = StreamServer(), Sessions()
-    _, far = memory_stream_pair()
-    async with running(server) as nursery:
-        nursery.start_soon(server.serve, far, sessions)
-        session = await sessions.next()
+    async with joined() as (_, _, session):
         session.connection.wake_at(session.connection.now + 20)
         session.connection.wake_at(float("inf"))
         await trio.sleep(60)
@@ -53,18 +58,13 @@ async def test_a_deadline_may_be_taken_back(autojump_clock: MockClock) -> None:
 
 
 async def test_a_lingering_close_discards_input_for_a_second_and_no_longer(autojump_clock: MockClock) -> None:
-    server = StreamServer()
-
-    def _bye(session: Recorder) -> None:
+    def say_bye(data: bytes) -> None:
         session.connection.write(b"bye")
         session.connection.finish()
 
-    sessions = Sessions(lambda session: setattr(session, "on_receive", lambda data: _bye(session)))
-    near, far = memory_stream_pair()
-    async with running(server) as nursery:
-        nursery.start_soon(server.serve, far, sessions)
+    async with joined() as (_, near, session):
+        session.on_receive = say_bye
         await near.send_all(b"quit")
-        session = await sessions.next()
         start = trio.current_time()
         assert await read_all(near) == b"bye"
         assert trio.current_time() == start, "the end is told at once"
@@ -89,11 +89,8 @@ async def test_a_peer_that_ends_first_is_not_lingered_for(autojump_clock: MockCl
 async def test_a_finished_connection_whose_peer_takes_nothing_ends_after_its_time(
     autojump_clock: MockClock,
 ) -> None:
-    server, sessions = StreamServer(NetSettings(flush_seconds=30)), Sessions()
-    near, far = lockstep_stream_pair()  # takes nothing until it is read
-    async with running(server) as nursery:
-        nursery.start_soon(server.serve, far, sessions)
-        session = await sessions.next()
+    assert NetSettings().flush_seconds == 30
+    async with joined(lockstep_stream_pair()) as (server, near, session):  # takes nothing until it is read
         for _ in range(3):
             session.connection.write(b"x" * 300_000)
         session.connection.finish()
@@ -119,11 +116,8 @@ async def test_a_slow_reader_in_lockstep_gets_every_byte_in_order() -> None:
 
 
 async def test_a_chunk_that_is_being_sent_is_not_dropped() -> None:
-    server, sessions = StreamServer(), Sessions()
-    near, far = lockstep_stream_pair()
-    async with running(server) as nursery:
-        nursery.start_soon(server.serve, far, sessions)
-        connection = (await sessions.next()).connection
+    async with joined(lockstep_stream_pair()) as (_, near, session):
+        connection = session.connection
         connection.outbox.bound, connection.outbox.policy = 10, Policy.DROP
         connection.write(b"first.")
         await trio.testing.wait_all_tasks_blocked()
@@ -177,10 +171,7 @@ async def test_what_is_no_tls_at_all_gets_the_end(certificates: Certificates) ->
 
 
 async def test_stopping_the_server_tells_every_session(autojump_clock: MockClock) -> None:
-    server, sessions = StreamServer(), Sessions()
-    _, far = memory_stream_pair()
-    async with running(server) as nursery:
-        nursery.start_soon(server.serve, far, sessions)
-        session = await sessions.next()
+    async with joined() as (server, _, session):
+        pass
     assert session.calls == ["lost"]
     assert server.counters.closed == {"shutdown": 1}

@@ -6,16 +6,23 @@ from pathlib import Path
 
 import attrs
 import pytest
-import structlog
 import trio
 
 from shared.budget import Account
 from shared.errors import ConfigError
 from shared.net.admission import CONNECTION_BYTES, TLS_BYTES
-from shared.net.network import Group, Network
+from shared.net.network import Network
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.tls import server_context
-from tests.shared.net.served import PATIENCE_SECONDS, Certificates, Sessions, echo, read_all, serving
+from tests.shared.net.served import (
+    PATIENCE_SECONDS,
+    Certificates,
+    Sessions,
+    echo,
+    make_group,
+    read_all,
+    serving,
+)
 
 
 async def test_a_half_closed_tls_peer_still_gets_its_answer(certificates: Certificates) -> None:
@@ -61,9 +68,7 @@ async def test_a_half_closed_tls_peer_still_gets_its_answer(certificates: Certif
 
 
 async def test_a_server_with_a_client_authority_takes_only_its_clients(certificates: Certificates) -> None:
-    network = Network(NetSettings())
-    log = structlog.stdlib.get_logger()
-    group = Group("test", network, after_turn=lambda: None, log=log, tls=certificates.mutual)
+    group = make_group(tls=certificates.mutual)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, Sessions(echo))
     known, stranger = certificates.client_context(), certificates.client_context()
     certificates.authority.issue_cert("client@example.org").configure_cert(known)
@@ -92,9 +97,7 @@ async def test_tls_that_there_is_no_memory_for_is_refused_before_the_handshake(
     connections = process.account("connections")
     told: list[str] = []
     process.on_refused = lambda account: told.append(account.name)
-    network = Network(NetSettings(), process)
-    log = structlog.stdlib.get_logger()
-    group = Group("test", network, after_turn=lambda: None, log=log, tls=certificates.server)
+    group = make_group(Network(NetSettings(), process), tls=certificates.server)
     sessions = Sessions(echo)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, sessions)
 

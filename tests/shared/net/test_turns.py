@@ -5,7 +5,7 @@ import structlog
 import trio
 
 from shared.budget import Account
-from shared.net import loop_turn
+from shared.net import deadlines, loop_turn
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.loop_turn import LoopTurn
@@ -50,7 +50,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> LoopTurn:
     """Its clock says that every look at it is a millisecond later."""
     settings = NetSettings()
     clock = iter(range(10_000))
-    monkeypatch.setattr(loop_turn, "perf_counter", lambda: next(clock) / 1000)
+    for module in (loop_turn, deadlines):
+        monkeypatch.setattr(module, "perf_counter", lambda: next(clock) / 1000)
     return LoopTurn(
         settings=settings,
         admission=Admission(settings),

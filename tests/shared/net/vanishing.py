@@ -2,12 +2,11 @@
 
 import sys
 
-import structlog
 import trio
 
-from shared.net.network import Group, Network
+from shared.net.network import Network
 from shared.net.settings import NetSettings
-from tests.shared.net.served import Recorder, Sessions
+from tests.shared.net.served import Recorder, Sessions, make_group
 
 SECONDS = 0.5
 PATIENCE_SECONDS = 60.0  # without the limit, TCP itself would take a quarter of an hour
@@ -16,8 +15,7 @@ PATIENCE_SECONDS = 60.0  # without the limit, TCP itself would take a quarter of
 async def main(kind: str) -> None:
     settings = NetSettings(driver="auto" if kind == "poll" else "stream", user_timeout_seconds=SECONDS)
     sessions = Sessions()
-    log = structlog.stdlib.get_logger()
-    group = Group("test", Network(settings), after_turn=lambda: None, log=log, insecure=True)
+    group = make_group(Network(settings), insecure=True)
     (pushed_to,) = group.bind_tcp("test", "10.9.9.1", 0, sessions, pushes=True)
     (asked_by,) = group.bind_tcp("test", "10.9.9.1", 0, sessions)
 

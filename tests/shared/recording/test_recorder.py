@@ -2,7 +2,8 @@
 
 import errno
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,17 @@ class World:
         """What stands in the log."""
         log = self.store.namespace("recorded", SETTINGS.durability).logs["echo"]
         return [(head := unpack(payload), payload[head.frames_at :]) for payload in await read_all(log)]
+
+    async def heads(self) -> list[tuple[int, int]]:
+        """Codec and messages of each block."""
+        return [(head.codec, head.messages) for head, _ in await self.blocks()]
+
+    @asynccontextmanager
+    async def recording_runs(self) -> AsyncIterator[None]:
+        async with running(self.store), trio.open_nursery() as nursery:
+            nursery.start_soon(self.recording.run)
+            yield
+            nursery.cancel_scope.cancel()
 
     def value(self, name: str, **labels: str) -> float:
         wanted = {"protocol": "echo", **labels}
@@ -166,7 +178,7 @@ async def test_a_gap_of_more_than_one_block_can_say_is_two(autojump_clock: MockC
     for _ in range(2):
         here.recorder.track(1).record(1, b"kept")
         here.settle()
-    found = [(head.codec, head.messages) for head, _ in await here.blocks()]
+    found = await here.heads()
     assert found == [(0, (1 << 32) - 1), (1, 1), (0, (1 << 31) + 1), (1, 1)]
     sizes = [int.from_bytes(data, "big") for head, data in await here.blocks() if not head.codec]
     assert sizes == [12, 0]  # the first tells of all bytes
@@ -186,7 +198,7 @@ async def test_recording_stops_long_before_publishing_does(autojump_clock: MockC
     await leave_free(here.store, disk, 201 * MIB)
     track.record(1, b"kept")
     here.settle()
-    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
+    assert await here.heads() == [(1, 1), (0, 2), (1, 1)]
 
 
 async def test_no_space_for_a_new_log_is_no_end_either(autojump_clock: MockClock) -> None:
@@ -197,7 +209,7 @@ async def test_no_space_for_a_new_log_is_no_end_either(autojump_clock: MockClock
     await here.empty()
     here.recorder.track(1).record(1, b"kept")
     here.settle()
-    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(0, 2), (1, 1)]
+    assert await here.heads() == [(0, 2), (1, 1)]
 
 
 async def test_a_write_that_fails_counts_as_left_out_and_makes_a_gap() -> None:
@@ -218,7 +230,7 @@ async def test_a_write_that_fails_counts_as_left_out_and_makes_a_gap() -> None:
     assert here.value("left_out_bytes") == 10 + SMALL_BYTES
     track.record(1, b"after")
     here.settle()
-    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 8), (1, 1)]
+    assert await here.heads() == [(1, 1), (0, 8), (1, 1)]
 
 
 async def test_a_gap_that_was_not_written_is_marked_by_the_next(autojump_clock: MockClock) -> None:
@@ -260,7 +272,7 @@ async def test_what_waits_for_the_disk_has_a_bound_beside_one_block() -> None:
     here.settle()
     track.record(1, b"x")
     here.settle()
-    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
+    assert await here.heads() == [(1, 1), (0, 2), (1, 1)]
 
 
 async def test_nothing_more_waits_for_the_disk_where_the_budget_has_no_room() -> None:
@@ -276,7 +288,7 @@ async def test_nothing_more_waits_for_the_disk_where_the_budget_has_no_room() ->
     here.settle()
     track.record(1, b"nothing waits")
     here.settle()
-    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
+    assert await here.heads() == [(1, 1), (0, 2), (1, 1)]
 
 
 async def test_what_waits_is_as_much_as_was_said_to_the_byte() -> None:
@@ -326,8 +338,7 @@ async def test_a_batch_that_fails_behind_one_that_did_not_is_told_by_itself() ->
 async def test_a_gap_is_marked_as_soon_as_there_is_room_again(autojump_clock: MockClock) -> None:
     here = await world()
     track = here.recorder.track(1)
-    async with running(here.store), trio.open_nursery() as nursery:
-        nursery.start_soon(here.recording.run)
+    async with here.recording_runs():
         track.record(1, b"before")
         await trio.sleep(2 * HELD_SECONDS)
         fill_memory(here.store, here.disk, ROOM.pending_bytes_max)
@@ -338,8 +349,7 @@ async def test_a_gap_is_marked_as_soon_as_there_is_room_again(autojump_clock: Mo
         here.disk.before = None
         await here.store.flush()
         await trio.sleep(1.1 + 2 * HELD_SECONDS)
-        nursery.cancel_scope.cancel()
-    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 3)]
+    assert await here.heads() == [(1, 1), (0, 3)]
 
 
 async def test_a_log_that_was_deleted_is_made_again() -> None:
@@ -374,26 +384,22 @@ async def test_what_an_earlier_run_recorded_goes_in_its_time(tmp_path: Path) -> 
 async def test_a_gap_is_marked_though_nothing_comes_after_it(autojump_clock: MockClock) -> None:
     here = await world(attrs.evolve(SETTINGS, pending_bytes_max=1000))
     track = here.recorder.track(1)
-    async with running(here.store), trio.open_nursery() as nursery:
-        nursery.start_soon(here.recording.run)
+    async with here.recording_runs():
         for _ in range(3):
             track.record(1, bytes(HELD_BYTES))
         assert here.value("left_out_messages", reason="behind") == 2
         await trio.sleep(3 * HELD_SECONDS)
-        nursery.cancel_scope.cancel()
-    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2)]
+    assert await here.heads() == [(1, 1), (0, 2)]
 
 
 async def test_retention_bounds_what_is_kept_and_is_asked_in_time(autojump_clock: MockClock) -> None:
     here = await world(attrs.evolve(SETTINGS, retention_bytes=MIB))
     track = here.recorder.track(1)
-    async with running(here.store), trio.open_nursery() as nursery:
-        nursery.start_soon(here.recording.run)
+    async with here.recording_runs():
         for number in range(60):
             track.record(1, number.to_bytes(4, "big") + bytes(100_000))
             here.settle()
             await trio.sleep(0.25)
-        nursery.cancel_scope.cancel()
     log = here.store.namespace("recorded", SETTINGS.durability).logs["echo"]
     assert log.first > 0
     assert log.end - log.first <= 2 * MIB
@@ -416,8 +422,7 @@ async def test_without_retention_in_time_it_stops_at_twice_the_bound() -> None:
 async def test_small_blocks_wait_for_each_other_and_not_for_long(autojump_clock: MockClock) -> None:
     here = await world()
     track = here.recorder.track(1)
-    async with running(here.store), trio.open_nursery() as nursery:
-        nursery.start_soon(here.recording.run)
+    async with here.recording_runs():
         track.record(1, bytes(HELD_BYTES))  # alone as many as are held
         here.settle()
         await trio.sleep(2 * HELD_SECONDS)
@@ -428,7 +433,6 @@ async def test_small_blocks_wait_for_each_other_and_not_for_long(autojump_clock:
         await trio.sleep(2 * HELD_SECONDS)
         assert here.value("messages") == 11
         assert here.store.statistics().commits == commits + 1
-        nursery.cancel_scope.cancel()
     assert [data for _, data in await here.blocks()] == [bytes(HELD_BYTES)] + [b"small"] * 10
 
 
