@@ -887,8 +887,10 @@ class Consumer:
             number, payload_max = self.channel.number, self.channel.mux.payload_max
             between = deliver_between(number, head, False, payload_max)
             found = deliver_before(number, self.tag, head), between
-            if len(between) <= KEPT_BYTES_MAX:
+            if len(between) <= KEPT_BYTES_MAX and self._heads.is_worth_keeping():
                 self._heads.keep(head, found, _HEAD_BYTES + 3 * len(between))
+        else:
+            self._heads.unused = 0
         self._head = head
         self._before, self._between = found
         self._end_before = FRAME_END + self._before

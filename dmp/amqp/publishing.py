@@ -117,6 +117,7 @@ class Publishing:
                 post = self._posts.get(data[at:head_end])
                 if post is None:
                     break
+                self._posts.unused = 0
                 if before is not None:
                     before.follower = post
             if post.channel.state is not ChannelState.OPEN:
@@ -146,6 +147,8 @@ class Publishing:
         """The post of a publish that was decoded; kept, where the next one may begin with the same bytes."""
         post = Post(b"", channel, content, head)
         if head.large or not 0 < head.body_bytes <= channel.mux.payload_max:
+            return post
+        if not self._posts.is_worth_keeping():
             return post
         number, payload_max = channel.number, channel.mux.payload_max
         method = publish_frame(

@@ -12,7 +12,7 @@ from pamqp import base, commands
 from dmp import bodies as dmp_bodies
 from dmp.amqp.wire import Direct, encode
 from dmp.dead_letters import LETTERS_PER_TURN
-from dmp.memory import LEAST_BYTES, LOOK_AGAIN_SECONDS, STEP_BYTES
+from dmp.memory import LEAST_BYTES, LOOK_AGAIN_SECONDS, STEP_BYTES, TRIED_AGAIN, UNUSED_MAX
 from dmp.settings import DmpSettings
 from shared.budget import Account
 from tests.dmp.amqp_peer import Peer, bodies, closed, publish
@@ -301,6 +301,28 @@ async def test_a_start_serves_all_that_is_durable_whatever_the_budget_says() -> 
     again.advance(1)
     again.settle()
     assert budget.used_bytes == 0
+
+
+async def test_what_never_comes_again_is_soon_not_kept_and_what_does_is_kept_again() -> None:
+    world = await World.open()
+    world.queue(b"q")
+    peer = Peer(world).login()
+    caches = world.broker.accounts.caches
+
+    def publish_unlike(begin: int, count: int) -> int:
+        """Bytes kept more than before."""
+        before = caches.held_bytes
+        for number in range(begin, begin + count):
+            peer.publish("", "q", b"x", properties=b"\x80\0\xc8%0200d" % number)
+        return caches.held_bytes - before
+
+    kept = publish_unlike(0, UNUSED_MAX)
+    assert 0 < publish_unlike(UNUSED_MAX, 1000) < kept
+    before = caches.held_bytes
+    for _ in range(2 * TRIED_AGAIN):
+        peer.publish("", "q", b"alike")
+    assert caches.held_bytes > before
+    assert publish_unlike(2000, UNUSED_MAX) == kept, "one that came again: others may, too"
 
 
 async def test_caches_are_cleared_where_the_budget_has_no_room_and_end_with_their_owners() -> None:
