@@ -21,8 +21,8 @@ import trio
 from structlog.testing import capture_logs
 
 from shared.storage.tools import fsck, repair
-from tests.support.everything import Everything, Found
 from tests.support.server import NotReadyError, Server
+from tests.trials.everything import Everything, Found
 
 RECORDS_MAX = 100
 """More than an index entry covers of any of these logs: so much a single bit may cost, and no more."""
