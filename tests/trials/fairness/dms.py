@@ -45,8 +45,7 @@ def dms_100000_deliveries_come_back_with_their_connection(served: Served) -> Non
     client.ask(_consumes(100_000))
     served.begin()
     client.close()
-    with Dms(served) as other:
-        until(lambda: other.depths()["q"] >= 100_000)
+    until(lambda: not _held_left(served))
 
 
 def dms_500000_deliveries_come_back_with_their_connection(served: Served) -> None:
