@@ -4,6 +4,7 @@ import gc
 import inspect
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
-FIRST = ("tests/pipeline/", "tests/e2e/")
+FIRST = ("tests/pipeline/", "tests/e2e/", "tests/trials/test_sim.py", "tests/test_arrows.py")
 """The longest, so that none of them is left to one worker while the other has nothing to do."""
 
 
@@ -70,7 +71,7 @@ class OneSparkSession(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith("tests/pipeline/"):
             return "pipeline"
-        return nodeid.partition("::")[0].replace("test_words", "test_arrows")
+        return re.sub(r"test_(words|prose)\.py", "test_arrows.py", nodeid.partition("::")[0])
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist nobody asks

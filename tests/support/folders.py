@@ -5,14 +5,13 @@ from pathlib import Path
 
 import trio
 
-from shared.storage import format
 from shared.storage.settings import Durability, StorageSettings
 from shared.storage.store import Store
 from tests.support.crashes import inline
 from tests.support.promises import read_all
+from tests.support.stores import ALWAYS, records
 
 SETTINGS = StorageSettings(segment_bytes=64 << 10, zero_fill=False, scrub_bytes_per_second=0)
-ALWAYS = Durability("always")
 Contents = dict[tuple[str, str], list[bytes]]
 
 
@@ -25,7 +24,7 @@ def add(
 ) -> None:
     space = store.namespace(namespace, ALWAYS)
     log = space.logs.get(name) or space.create(name, mode)[0]
-    log.append(b"".join(map(format.record, payloads)), len(payloads))
+    log.append(records(*payloads), len(payloads))
     store.commit_pending()
 
 

@@ -17,7 +17,7 @@ from shared.storage.settings import Durability, StorageSettings
 from shared.storage.store import Namespace, Store
 from shared.storage.table import Table
 from tests.support.fake_disk import FakeDisk
-from tests.support.stores import FakeClock
+from tests.support.stores import FakeClock, records
 
 NEVER = math.inf
 Key = tuple[str, str]
@@ -105,22 +105,19 @@ class Witness:
         life.deleted = self._promise(namespace.delete(name), life.mode)
 
     def append(self, log: Log, payloads: Sequence[bytes]) -> None:
-        data = b"".join(map(format.record, payloads))
+        data = records(*payloads)
         offset, ticket = log.append(data, len(payloads))
         life = self._life(log)
         life.appends.append(Append(self._promise(ticket, life.mode), offset, list(payloads)))
 
     def append_all(self, parts: Sequence[tuple[Log, Sequence[bytes]]]) -> None:
-        packed = [(log, b"".join(map(format.record, payloads)), len(payloads)) for log, payloads in parts]
+        packed = [(log, records(*payloads), len(payloads)) for log, payloads in parts]
         self._all_or_none(parts, *self.store.append_all(packed))
 
     def append_together(self, parts: Sequence[tuple[Log, Sequence[bytes]]]) -> None:
         """The same by an append for each, in one entry."""
         with self.store.together(64) as batch:  # it may be more than was said
-            offsets = [
-                log.append(b"".join(map(format.record, payloads)), len(payloads))[0]
-                for log, payloads in parts
-            ]
+            offsets = [log.append(records(*payloads), len(payloads))[0] for log, payloads in parts]
         assert batch.strictest is not None
         self._all_or_none(parts, offsets, batch.strictest)
 

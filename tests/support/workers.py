@@ -14,10 +14,10 @@ from shared.storage import table
 
 
 @contextmanager
-def worker_processes(log_level: int = logging.CRITICAL) -> Iterator[ProcessPoolExecutor]:
+def worker_processes() -> Iterator[ProcessPoolExecutor]:
     """A process for each core: fresh interpreters, so that nothing of the test run's own is shared."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), context, _prepare, (log_level,)) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), context, _prepare) as pool:
         try:
             yield pool
         except BaseException:
@@ -25,7 +25,7 @@ def worker_processes(log_level: int = logging.CRITICAL) -> Iterator[ProcessPoolE
             raise
 
 
-def _prepare(log_level: int) -> None:
+def _prepare() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it in the middle of a task
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(log_level))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     table.SLACK_BYTES = 200  # tables tidy themselves up early

@@ -11,7 +11,7 @@ from shared.storage.log import Log
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Namespace
 from shared.storage.table import Table
-from tests.support.crashes import SETTINGS, Tally, check_cuts, check_kills, open_store, record
+from tests.support.crashes import SETTINGS, Tally, Workload, check_cuts, check_kills, open_store, record
 from tests.support.promises import Witness
 from tests.support.stores import ALWAYS, INTERVAL, running
 
@@ -176,9 +176,6 @@ OPERATIONS: dict[str, Operation] = {
 
 REFERRING = attrs.evolve(SETTINGS, reference_bytes=1000, tail_log_bytes=1200)
 """What is large goes to its log's file alone, behind the first of it."""
-
-
-Workload = Callable[[Witness], Awaitable[None]]
 
 
 def sequence(operations: Sequence[str]) -> Workload:

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from brokers.errors import Refusal
@@ -35,20 +35,28 @@ class ArchiverError(Exception):
 class ArchiverProcess(ProcessGroup):
     """`brokers pipeline archive`."""
 
-    def __init__(self, folder: Path, data: Path, *arguments: str) -> None:
-        words = ("pipeline", "archive", str(folder), "--path", str(data), "--master", "local[2]", "--json")
-        super().__init__([*words, *arguments])
+    def __init__(
+        self,
+        folder: Path,
+        data: Path,
+        *arguments: str,
+        master: str = "local[2]",
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        words = ("pipeline", "archive", str(folder), "--path", str(data), "--master", master, "--json")
+        super().__init__([*words, *arguments], environ)
 
     @property
-    def commits(self) -> int:
-        return sum(line.startswith('{"version"') for line in self.lines)
+    def commits(self) -> list[str]:
+        """What it has said of each, as JSON."""
+        return [line for line in self.lines if line.startswith('{"version"')]
 
     def wait_commits(self, count: int) -> None:
         """Until it has made so many. Raises ArchiverError where it ends before."""
         give_up = time.monotonic() + PATIENCE_SECONDS
-        while self.commits < count:
+        while len(self.commits) < count:
             if self.process.poll() is not None or time.monotonic() > give_up:
-                raise ArchiverError(f"{self.commits} commits, exit {self.process.poll()}\n{self.said}")
+                raise ArchiverError(f"{len(self.commits)} commits, exit {self.process.poll()}\n{self.said}")
             time.sleep(0.005)
 
     def kill(self, kind: str) -> str:
@@ -121,7 +129,7 @@ class Trial:
             self.kills[kind] += 1
         finally:
             code = archiver.end(PATIENCE_SECONDS)
-            self.commits += archiver.commits
+            self.commits += len(archiver.commits)
         if kind == "jvm" and code == 0:
             self.faults.append(f"its JVM was killed, and it ended with 0\n{archiver.said}")
 

@@ -6,9 +6,7 @@ with those of `--master local[2]`, and with what was acknowledged.
 """
 
 import json
-import os
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -18,10 +16,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tests.support.process_group import QUICK_JVM
+from tests.support.dms_spec import SpecClient
+from tests.support.process_group import ProcessGroup
 from tests.support.server import speak
 from tests.support.spark_cluster import START_SECONDS, SparkCluster
 from tests.trials import outcomes
+from tests.trials.archive import ArchiverProcess
 from tests.trials.archive_judge import judge, rows, visible
 from tests.trials.archive_load import ArchiveLoad
 from tests.trials.serving import TrialServer
@@ -73,27 +73,21 @@ class Trial:
 
     def _queue(self, server: TrialServer) -> None:
         """Some messages, and half of them taken."""
-        host, port = server.address("dms")
-        reach = ["--queue", "work", "--host", host, "--port", str(port)]
-        messages = "".join(f"message {number}\n" for number in range(_MESSAGES))
-        for verb, said in (("create", ""), ("produce", messages), ("consume", "")):
-            more = ["--max", str(_MESSAGES // 2)] if verb == "consume" else []
-            command = [sys.executable, "-m", "brokers", "dms", verb, *reach, *more]
-            subprocess.run(command, input=said, text=True, check=True, stdout=subprocess.DEVNULL)
+        with SpecClient(server.address("dms")) as client:
+            client.create("work")
+            for number in range(_MESSAGES):
+                client.produce("work", b"message %d" % number)
+            for _ in range(_MESSAGES // 2):
+                delivery, _ = client.consume("work")
+                client.ack(delivery)
 
     def _decode(self, name: str, master: str, environ: Mapping[str, str]) -> None:
         """Every life of a message, which has an end where it was taken."""
         to = self.place / f"lives-{name}"
-        command = ["pipeline", "decode", str(self.data), "lives", "--protocol", "dms", "--to", str(to)]
-        done = subprocess.run(
-            [sys.executable, "-m", "brokers", *command, "--master", master],
-            env=os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JVM} | dict(environ),
-            capture_output=True,
-            text=True,
-            timeout=2 * START_SECONDS,
-        )
-        if done.returncode:
-            self.faults.append(f"decode, {name}: exit {done.returncode}\n{done.stderr}")
+        words = ["pipeline", "decode", str(self.data), "lives", "--protocol", "dms", "--to", str(to)]
+        decode = ProcessGroup([*words, "--master", master], environ)
+        if code := decode.end(2 * START_SECONDS):
+            self.faults.append(f"decode, {name}: exit {code}\n{decode.said}")
             return
         tables = [pq.ParquetFile(path).read().to_pylist() for path in sorted(to.glob("*.parquet"))]
         lives = sorted((row for table in tables for row in table), key=lambda row: int(row["seq"]))
@@ -109,26 +103,18 @@ class Trial:
         self, name: str, master: str, environ: Mapping[str, str], cluster: SparkCluster | None = None
     ) -> None:
         begun = time.monotonic()
-        command = ["pipeline", "archive", str(self.place / name), "--path", str(self.data)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "brokers", *command, "--once", "--json", "--master", master],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JVM} | dict(environ),
-            text=True,
-        )
+        archiver = ArchiverProcess(self.place / name, self.data, "--once", master=master, environ=environ)
+        killed = 0
         try:
-            killed = 0
-            while cluster is not None and not killed and process.poll() is None:
+            while cluster is not None and not killed and archiver.process.poll() is None:
                 killed = cluster.kill_executors(0)
                 time.sleep(0.05)
-            said, errors = process.communicate(timeout=2 * START_SECONDS)
         finally:
-            process.kill()
-        if process.returncode:
-            self.faults.append(f"{name}: exit {process.returncode}\n{errors}")
+            code = archiver.end(2 * START_SECONDS)
+        if code:
+            self.faults.append(f"{name}: exit {code}\n{archiver.said}")
             return
-        records = sum(json.loads(line)["records"] for line in said.splitlines())
+        records = sum(json.loads(line)["records"] for line in archiver.commits)
         also = f", {killed} executors killed meanwhile" if cluster is not None else ""
         print(f"  {name}: {records:,} records, {time.monotonic() - begun:.0f} s{also}", flush=True)
 

@@ -1,13 +1,11 @@
-"""Every file of a data folder damaged in every way, one at a time: the rest is served, and the loss is told.
-
-    python -m tests.trials.damage [--seed N] [--only SUBSTRING] [--processes N]
+"""`make trial-damage`: each file of a data folder damaged in every way: the rest is served, the loss told.
 
 A folder with something in every protocol is made: stopped in order or killed, before its first checkpoint or
 after some. Of each copy one file is damaged. Then the folder must start, serve all that did not stand in the
 damaged place, say what is lost, and do the same after `brokers fsck --repair`.
 """
 
-import argparse
+import itertools
 import random
 import shutil
 import sys
@@ -21,8 +19,9 @@ import trio
 from structlog.testing import capture_logs
 
 from shared.storage.tools import fsck, repair
-from tests.support.everything import Everything, Found
 from tests.support.server import NotReadyError, Server
+from tests.trials import outcomes
+from tests.trials.everything import Everything, Found
 
 RECORDS_MAX = 100
 """More than an index entry covers of any of these logs: so much a single bit may cost, and no more."""
@@ -270,39 +269,42 @@ def serve(folder: Path, path: str, how: str, chance: random.Random) -> list[str]
     return [f"as a process: {each} is not served" for each in missing] + ([f"exit {code}"] if code else [])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+def trial(place: Path, seed: int, only: str, processes: int) -> list[str]:
+    """What was seen broken."""
+    cases, broken = 0, list[str]()
+    draw = random.Random(seed)
+    for number, state in enumerate(STATES):
+        folder = place / str(number) / "folder"
+        folder.parent.mkdir()
+        expected = make(folder, state)
+        for path, how in itertools.product(files(folder), DAMAGES):
+            name = f"{state}: {path}: {how}"
+            if only not in name:
+                continue
+            drawn = f"{seed} {state} {path} {how}"
+            faults = trio.run(case, folder, path, how, expected, random.Random(drawn))
+            if draw.random() < processes / CASES:
+                faults += serve(folder, path, how, random.Random(drawn))
+            cases += 1
+            if faults:
+                broken.append("\n    ".join([name, *faults]))
+                print(broken[-1], flush=True)
+    print(f"{cases} cases, {len(broken)} with a broken promise")
+    return broken
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = outcomes.parser("damage", __doc__)
     parser.add_argument("--only", default="", help="cases whose name has this")
     parser.add_argument(
         "--processes", type=int, default=100, help="of all, so many with the real server, too"
     )
-    arguments = parser.parse_args()
-    print(f"seed {arguments.seed}")
-    cases = faulty = 0
-    draw = random.Random(arguments.seed)
-    with tempfile.TemporaryDirectory() as name:
-        for number, state in enumerate(STATES):
-            folder = Path(name) / str(number) / "folder"
-            folder.parent.mkdir()
-            expected = make(folder, state)
-            for path in files(folder):
-                for how in DAMAGES:
-                    if arguments.only not in f"{state}: {path}: {how}":
-                        continue
-                    seed = f"{arguments.seed} {state} {path} {how}"
-                    faults = trio.run(case, folder, path, how, expected, random.Random(seed))
-                    if draw.random() < arguments.processes / CASES:
-                        faults += serve(folder, path, how, random.Random(seed))
-                    cases += 1
-                    if faults:
-                        faulty += 1
-                        print(f"{state}: {path}: {how}")
-                        for fault in faults:
-                            print(f"    {fault}")
-                        sys.stdout.flush()
-    print(f"{cases} cases, {faulty} with a broken promise")
-    return 1 if faulty else 0
+    options = parser.parse_args(arguments)
+    return outcomes.judged(
+        "damage",
+        options,
+        lambda place, seed: trial(place, seed, options.only, options.processes),
+    )
 
 
 if __name__ == "__main__":

@@ -23,13 +23,15 @@ import attrs
 
 from brokers import control
 from brokers.bench.datagrams import flood
-from brokers.bench.load import Measured, Talk, lines, run
+from brokers.bench.load import Measured
 from brokers.bench.pubsub import counter, subscribed
 from brokers.errors import Refusal
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
 from shared.process_limits import raise_file_limit
 from tests.support.server import until
+from tests.trials import outcomes
 from tests.trials.serving import TrialServer
+from tests.trials.strangers import ask
 
 _FILES_KEPT_BACK = 1000
 """Of the limit of files: the server keeps 500 back, and has some of its own."""
@@ -84,7 +86,7 @@ class Outcome:
             f"{self.taken_in:,} taken in, {self.dropped:,} dropped by the system "
             f"({100 * self.dropped / max(self.sent, 1):.1f} %), {self.dropped_before:,} packets of all kinds "
             "dropped by the machine before that",
-            f"LogMQ, {len(_TALKS)} connections: median {self.during.median_us / 1000:.2f} ms, p99 "
+            f"LogMQ, {len(_REQUESTS)} connections: median {self.during.median_us / 1000:.2f} ms, p99 "
             f"{self.during.p99_us / 1000:.2f} ms; before the flood {self.before.median_us / 1000:.2f} and "
             f"{self.before.p99_us / 1000:.2f} ms",
             f"memory {self.subscribed_bytes / _MIB:.0f} MiB with the subscribers, "
@@ -92,7 +94,7 @@ class Outcome:
         ]
 
 
-_TALKS = (
+_REQUESTS = (
     b"PING\n",
     b"PING\n",
     b"PRODUCE flood " + b"y" * 100 + b"\n",
@@ -128,11 +130,11 @@ def _flooded(server: TrialServer, subscribers: int, rate: float, seconds: float)
     with _idle(address, subscribers), subscribed(address):
         _wait_for(data, "pubsub_connected", subscribers + 1)
         _wait_for(data, "pubsub_subscriptions", subscribers + 1)
-        before = _ask(server, seconds / 2)
+        before = ask(server.address("logmq"), _REQUESTS, seconds / 2)
         dropped_before = _machine_drops()
         with _memory(server.pid) as seen:
             with flood(address, _DATAGRAM, rate=rate, seconds=seconds + 1) as ended:
-                during = _ask(server, seconds)
+                during = ask(server.address("logmq"), _REQUESTS, seconds)
                 sent = ended()
             until(lambda: _came(data) == sent.datagrams or not _moves(data))
         taken_in = counter(data, "net_datagrams_in_total")
@@ -176,11 +178,6 @@ def _tail(server: TrialServer) -> str:
     """What it said, but for who came and went."""
     told = [line for line in server.said.splitlines() if "Client " not in line and "New client " not in line]
     return "\n".join(told[-60:])
-
-
-def _ask(server: TrialServer, seconds: float) -> Measured:
-    talks = [Talk(lambda count, line=line: line * count, lines()) for line in _TALKS]  # type: ignore[misc]
-    return run(server.address("logmq"), talks, seconds)
 
 
 def _came(data: Path) -> int:
@@ -248,15 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             outcome = trial(Path(place), subscribers, options.rate, options.seconds)
         except ServerEndedError as error:
-            print(f"BROKEN: {error}")
-            return 1
+            return outcomes.told([str(error)])
     print(*outcome.lines(), sep="\n")
-    faults = outcome.faults(options.grown_mib * _MIB)
-    if faults:
-        print("BROKEN:", *faults, sep="\n")
-        return 1
-    print("nothing promised was broken")
-    return 0
+    return outcomes.told(outcome.faults(options.grown_mib * _MIB))
 
 
 if __name__ == "__main__":

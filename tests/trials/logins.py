@@ -5,13 +5,10 @@ one request at a time on each of four connections: PING and a durable PRODUCE. B
 connections from several addresses and sends wrong passwords, three on each, which LogMQ then closes. It
 stands for other machines, so it has only what the others leave of the processor (`hasher.stand_aside`).
 A round measures without it and then with it, on a server of its own, for after a flood some hundred logins
-still wait to be checked. What is judged is the median of the rounds' ratios: from one minute to the next a
-machine's p99 drifts by a third, within a round by less. Where the p99s without it differ by more than that
-the machine is too busy to judge, exit 2.
+still wait to be checked. How that is judged: `strangers`; exit 2 where it cannot be.
 """
 
 import argparse
-import multiprocessing
 import os
 import select
 import socket
@@ -19,22 +16,20 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import attrs
 
-from brokers.bench.load import SAID_FIRST, Talk, lines, run
+from brokers.bench.load import SAID_FIRST
 from brokers.bench.pubsub import counter
 from shared.access import SALT_BYTES, Rule, Secret, User, written_users
 from shared.net.hasher import stand_aside
 from tests.trials.serving import TrialServer
-from tests.trials.strangers import too_busy
+from tests.trials.strangers import Address, ask, beside, judged, median_ratio
 
-P99_RATIO_MAX = 1.10
-_TALKS = (b"PING\n", b"PING\n", b"PRODUCE a " + b"y" * 100 + b"\n", b"PRODUCE b " + b"z" * 100 + b"\n")
+_REQUESTS = (b"PING\n", b"PING\n", b"PRODUCE a " + b"y" * 100 + b"\n", b"PRODUCE b " + b"z" * 100 + b"\n")
 _WRONG = b"AUTH ann wrong\n" * 3
 _OPEN_MAX = 256
 """Connections of the flood at a time: those that wait a second for their answer keep their place."""
@@ -58,7 +53,7 @@ class Outcome:
     @property
     def ratio(self) -> float:
         """The median of the rounds'."""
-        return statistics.median(b / a for a, b in zip(self.alone_us, self.beside_us, strict=True))
+        return median_ratio(self.beside_us, self.alone_us)
 
     def lines(self) -> list[str]:
         return [
@@ -91,12 +86,12 @@ def _round(place: Path, rate: float, seconds: float) -> tuple[float, float, floa
     with TrialServer(place, data, *arguments) as server:
         address = server.address("logmq")
         SAID_FIRST[address] = b"AUTH ann right\n", b"OK\n"
-        _p99(address, WARM_SECONDS)
-        alone_us = _p99(address, seconds)
+        ask(address, _REQUESTS, WARM_SECONDS)
+        alone_us = ask(address, _REQUESTS, seconds).p99_us
         counted = ("logins_failed_total", "net_refused_total")
-        with _flood(address, rate):
+        with beside(_send, address, rate):
             before, began = [counter(server.data, name) for name in counted], time.monotonic()
-            beside_us = _p99(address, seconds)
+            beside_us = ask(address, _REQUESTS, seconds).p99_us
             spent = time.monotonic() - began
             failed, refused = (
                 (counter(server.data, name) - count) / spent
@@ -105,26 +100,7 @@ def _round(place: Path, rate: float, seconds: float) -> tuple[float, float, floa
     return failed, refused, alone_us, beside_us
 
 
-def _p99(address: tuple[str, int], seconds: float) -> float:
-    talks = [Talk(lambda count, line=line: line * count, lines()) for line in _TALKS]  # type: ignore[misc]
-    return run(address, talks, seconds).p99_us
-
-
-@contextmanager
-def _flood(address: tuple[str, int], rate: float) -> Iterator[None]:
-    context = multiprocessing.get_context("spawn")
-    begun, over = context.Event(), context.Event()
-    process = context.Process(target=_send, args=(address, rate, begun, over))
-    process.start()
-    try:
-        begun.wait()
-        yield
-    finally:
-        over.set()
-        process.join()
-
-
-def _send(address: tuple[str, int], rate: float, begun: Event, over: Event) -> None:
+def _send(begun: Event, over: Event, address: Address, rate: float) -> None:
     """Open connections at a pace, each with three wrong passwords, until it is over."""
     stand_aside()
     poll = select.epoll()
@@ -170,14 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="trial-logins-") as place:
         outcome = trial(Path(place), options.rate, options.seconds, options.rounds)
     print(*outcome.lines(), sep="\n")
-    if why := too_busy(outcome.alone_us):
-        print(why)
-        return 2
-    if outcome.ratio > P99_RATIO_MAX:
-        print(f"BROKEN: {P99_RATIO_MAX} times are promised")
-        return 1
-    print("nothing promised was broken")
-    return 0
+    return judged(outcome.ratio, outcome.alone_us)
 
 
 if __name__ == "__main__":

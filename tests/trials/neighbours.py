@@ -9,14 +9,13 @@ turns, so that a busy machine is busy for both.
 
 import argparse
 import contextlib
-import json
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import attrs
@@ -27,7 +26,9 @@ from brokers.bench.pubsub import counter
 from tests.support import dms_spec as spec
 from tests.support.dms_spec import SpecClient
 from tests.support.server import until
+from tests.trials import outcomes
 from tests.trials.serving import TrialServer
+from tests.trials.strangers import Address, beside
 
 _GOOD = 252
 _BAD = 4
@@ -35,8 +36,6 @@ _CLIENTS_MAX = _GOOD + _BAD
 _RATIO_MAX = 2.0
 _RESET = b"\1\0\0\0\0\0\0\0"
 """SO_LINGER: closing resets."""
-
-Address = tuple[str, int]
 
 
 @attrs.define
@@ -50,23 +49,8 @@ class Bad:
     """What the 257th was told."""
 
 
-@contextlib.contextmanager
-def _beside(address: Address) -> Iterator[Callable[[], Bad]]:
-    """The bad ones, in a process of their own; what is given ends them, and says what they did."""
-    command = [sys.executable, "-m", "tests.trials.neighbours", "--bad", str(address[1])]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()  # they have begun
-
-        def end() -> Bad:
-            return Bad(**json.loads(process.communicate()[0]))
-
-        yield end
-
-
-def _be_bad(address: Address) -> None:
-    """Each in a thread, until standard input ends."""
-    over = threading.Event()
+def _be_bad(begun: Event, over: Event, address: Address) -> Bad:
+    """Each in a thread; what they did."""
     seen = Bad()
     whole = spec.frame(spec.PRODUCE, 1, spec.name(QUEUE) + b"x" * 100)
 
@@ -98,12 +82,10 @@ def _be_bad(address: Address) -> None:
     threads = [threading.Thread(target=bad) for bad in (vanish, never_read, trickle)]
     for thread in threads:
         thread.start()
-    print(flush=True)
-    sys.stdin.read()
-    over.set()
+    begun.set()
     for thread in threads:
         thread.join()
-    print(json.dumps(attrs.asdict(seen)))
+    return seen
 
 
 def _257th(address: Address) -> str:
@@ -121,7 +103,7 @@ def trial(place: Path, seconds: float, rounds: int) -> tuple[list[Measured], lis
     """The rounds without and with the bad ones, and what these did in all."""
     (place / "brokers.toml").write_text("[dms]\ndepth = 1000000\n")
     arguments = ("--enable", "dms", "--config", str(place / "brokers.toml"))
-    quiet, beside, did = [], [], Bad()
+    quiet, disturbed, did = [], [], Bad()
     with TrialServer(place, place / "data", *arguments) as server:
         address = server.address("dms")
         make_queues(address, [QUEUE, *(f"{number}".ljust(60, "-") for number in range(100))])
@@ -137,13 +119,13 @@ def trial(place: Path, seconds: float, rounds: int) -> tuple[list[Measured], lis
             all_gone()
             quiet.append(measured())
             all_gone()
-            with _beside(address) as end, SpecClient(address):
-                beside.append(measured())
+            with beside(_be_bad, address) as end, SpecClient(address):
+                disturbed.append(measured())
                 seen = end()
             did.vanished += seen.vanished
             did.unread_bytes += seen.unread_bytes
             did.trickled_bytes += seen.trickled_bytes
-    return quiet, beside, did
+    return quiet, disturbed, did
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,33 +134,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="of a round")
     parser.add_argument("--rounds", type=int, default=3, help="with and without the bad ones, each")
-    parser.add_argument("--bad", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.bad is not None:
-        _be_bad(("127.0.0.1", options.bad))
-        return 0
     with tempfile.TemporaryDirectory(prefix="trial-neighbours-") as place:
-        quiet, beside, did = trial(Path(place), options.seconds, options.rounds)
+        quiet, disturbed, did = trial(Path(place), options.seconds, options.rounds)
 
     def middle(found: Sequence[Measured], figure: Callable[[Measured], float]) -> float:
         return statistics.median(map(figure, found))
 
-    before, after = middle(quiet, lambda one: one.p99_us), middle(beside, lambda one: one.p99_us)
+    before, after = middle(quiet, lambda one: one.p99_us), middle(disturbed, lambda one: one.p99_us)
     print(
         f"{_GOOD} clients alone: {middle(quiet, lambda one: one.rate):,.0f} messages a second, "
         f"median {middle(quiet, lambda one: one.median_us) / 1000:.1f} ms, p99 {before / 1000:.1f} ms",
-        f"beside the bad ones: {middle(beside, lambda one: one.rate):,.0f} messages a second, "
-        f"median {middle(beside, lambda one: one.median_us) / 1000:.1f} ms, p99 {after / 1000:.1f} ms: "
+        f"beside the bad ones: {middle(disturbed, lambda one: one.rate):,.0f} messages a second, "
+        f"median {middle(disturbed, lambda one: one.median_us) / 1000:.1f} ms, p99 {after / 1000:.1f} ms: "
         f"{after / before:.2f} times",
         f"{did.vanished:,} vanished amid a frame, {did.unread_bytes:,} bytes were asked by who never read, "
         f"{did.trickled_bytes} bytes came a second apart; the {_CLIENTS_MAX + 1}th was told: {did.refused}",
         sep="\n",
     )
-    if after > _RATIO_MAX * before:
-        print(f"BROKEN: {_RATIO_MAX:g} times are promised")
-        return 1
-    print("nothing promised was broken")
-    return 0
+    return outcomes.told([f"{_RATIO_MAX:g} times are promised"] if after > _RATIO_MAX * before else [])
 
 
 if __name__ == "__main__":

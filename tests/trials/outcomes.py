@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+NOTHING_BROKEN = "nothing promised was broken"
+
 
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """With the options that each has."""
@@ -22,7 +24,11 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def judged(
-    name: str, options: argparse.Namespace, trial: Callable[[Path, int], Sequence[str]], *, kept: str
+    name: str,
+    options: argparse.Namespace,
+    trial: Callable[[Path, int], Sequence[str]],
+    *,
+    kept: str = NOTHING_BROKEN,
 ) -> int:
     """Run it in a folder, with a seed; the exit code. It returns what it saw broken, and ends all it began.
 
@@ -38,8 +44,12 @@ def judged(
         shutil.rmtree(place, ignore_errors=True)
         return 130
     if faults:
-        print("BROKEN:", *faults, f"kept: {place}", sep="\n")
-        return 1
+        return told([*faults, f"kept: {place}"])
     shutil.rmtree(place)
-    print(f"{kept}; {time.monotonic() - begun:.0f} s")
-    return 0
+    return told([], f"{kept}; {time.monotonic() - begun:.0f} s")
+
+
+def told(faults: Sequence[str], kept: str = NOTHING_BROKEN) -> int:
+    """Say what was seen broken, or `kept` where nothing was; the exit code."""
+    print(*(["BROKEN:", *faults] if faults else [kept]), sep="\n")
+    return 1 if faults else 0

@@ -264,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         blind = [protocol for protocol in works if not control.lost[protocol]]
         return [f"the control lost nothing of {name}, so this trial proves nothing here" for name in blind]
 
-    return outcomes.judged("power", options, trial, kept="nothing promised was broken")
+    return outcomes.judged("power", options, trial)
 
 
 def _run_lane_aloud(plan: Plan) -> Tally:

@@ -80,7 +80,9 @@ def fill(server: TrialServer, chance: random.Random) -> None:
 def trial(place: Path, kills: int, chance: random.Random) -> list[str]:
     """What is wrong."""
     source = TrialServer(place, place / "source", "--enable", "logmq")
-    target = TrialServer(_made(place / "there"), place / "target", "--enable", "logmq")
+    there = place / "there"
+    there.mkdir()
+    target = TrialServer(there, place / "target", "--enable", "logmq")
     try:
         source.begin()
         target.begin()
@@ -117,11 +119,6 @@ def trial(place: Path, kills: int, chance: random.Random) -> list[str]:
         for server in (source, target):
             if server.alive:
                 server.kill()
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

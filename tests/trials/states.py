@@ -14,6 +14,7 @@ from tests.support.crashes import SETTINGS, Tally
 from tests.support.promises import BrokenPromiseError
 from tests.support.workers import worker_processes
 from tests.support.workloads import LARGE, REFERRING, SMALL, check_short
+from tests.trials import outcomes
 
 RUNS_MAX = 50_000
 """Of one cut: half a minute of work. Cuts that leave states for more are drawn from, and counted."""
@@ -52,8 +53,7 @@ def main() -> int:
     say(total)
     if total.sampled:
         say(f"{total.sampled} cuts leave more states than {RUNS_MAX:,} recoveries show; so many were drawn")
-    say(f"{broken} workloads broke a promise" if broken else "nothing promised was broken")
-    return 1 if broken else 0
+    return outcomes.told([f"{broken} workloads"] if broken else [])
 
 
 if __name__ == "__main__":

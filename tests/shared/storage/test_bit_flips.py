@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import attrs
 import pytest
+import structlog
 import trio
 from structlog.testing import capture_logs
 
@@ -25,7 +26,6 @@ from shared.storage.tools.fsck import Severity, check_disk
 from tests.support.crashes import open_store
 from tests.support.fake_disk import FakeDisk
 from tests.support.promises import read
-from tests.support.workers import worker_processes
 from tests.support.workloads import ALWAYS, MODES
 
 STEP = 3
@@ -147,13 +147,12 @@ def _flips(job: Job) -> list[tuple[int, Outcome]]:
         disk, truth = await FOLDERS[folder]()
         return [(bit, await flip_one(disk, truth, path, bit)) for bit in bits]
 
-    return trio.run(run)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[ProcessPoolExecutor]:
-    with worker_processes(logging.INFO) as pool:
-        yield pool
+    quiet = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
+    try:
+        return trio.run(run)
+    finally:
+        structlog.configure(**quiet)
 
 
 def flip_all(

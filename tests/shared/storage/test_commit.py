@@ -874,7 +874,7 @@ async def test_a_store_that_turns_read_only_amid_the_slices_has_acknowledged_wha
 @pytest.mark.parametrize("behind", ["nothing", "an append", "several", "twice", "a change", "other modes"])
 @pytest.mark.parametrize("mode", [ALWAYS, INTERVAL])
 async def test_an_append_to_very_many_logs_is_on_disk_as_if_each_were_alone(
-    behind: str, mode: Durability
+    behind: str, mode: Durability, autojump_clock: MockClock
 ) -> None:
     written: list[tuple[list[bytes], list[IndexEntry]]] = []
     for together in (True, False):

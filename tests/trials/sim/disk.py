@@ -119,7 +119,7 @@ class Faults:
         self._plan = plan
         self._chance = chance
         self._end = end
-        self._count = 0
+        self.operations = 0
         self._counted = 0  # of the kind that may end it
         self._rest: dict[Pausing | None, float] = {}
         self.ended = False
@@ -129,10 +129,6 @@ class Faults:
         self.slowest_sync_seconds = 0.0
         disk.before = self.before
         disk.faults = self
-
-    @property
-    def operations(self) -> int:
-        return self._count
 
     def pause(self) -> FaultPlan:
         """No faults until `resume`; returns the plan."""
@@ -155,7 +151,7 @@ class Faults:
             self._spend(effect)
         elif plan.pauses and kind in PAUSES and self._chance.random() < plan.pauses:
             self._spend(plan.pause_seconds)
-        self._count += 1
+        self.operations += 1
         self._world.say(f"disk {kind} {operation.path} {operation.offset}+{operation.length}")
         if plan.end_kind is None or plan.end_kind in (kind, f"{kind} {operation.path.partition('/')[0]}"):
             self._counted += 1
@@ -198,7 +194,11 @@ class Faults:
     def _fault(self, operation: Operation) -> int | None:
         plan, chance, kind = self._plan, self._chance, operation.kind
         if kind in SYNCS:
-            if plan.sync_fails_at is not None and self._count >= plan.sync_fails_at and not self.failed_sync:
+            if (
+                plan.sync_fails_at is not None
+                and self.operations >= plan.sync_fails_at
+                and not self.failed_sync
+            ):
                 self._fail_sync(operation)
         elif kind == "read":
             if plan.read_errors and chance.random() < plan.read_errors:
@@ -218,7 +218,7 @@ class Faults:
 
     def _is_full(self, operation: Operation) -> bool:
         plan, kind = self._plan, operation.kind
-        if plan.full_from is None or not plan.full_from <= self._count < plan.full_until:
+        if plan.full_from is None or not plan.full_from <= self.operations < plan.full_until:
             return False
         if kind == "write":  # into blocks that are there: no space needed
             return operation.offset + operation.length > self._disk.size_of(operation.path)
@@ -228,7 +228,7 @@ class Faults:
         plan = self._plan
         return (
             plan.limited_from is not None
-            and plan.limited_from <= self._count < plan.limited_until
+            and plan.limited_from <= self.operations < plan.limited_until
             and operation.kind == "write"
             and not operation.path.startswith("journal/")
             and operation.offset + operation.length > plan.file_bytes_max

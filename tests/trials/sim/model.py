@@ -111,10 +111,6 @@ class Model:
             topic = self._topics[name] = Topic(name, mode)
         return topic
 
-    @property
-    def topics(self) -> list[Topic]:
-        return list(self._topics.values())
-
     # -- writing
 
     def send(self, name: str, payload: bytes, wire: int) -> Message:

@@ -208,10 +208,6 @@ class Network:
             for wire in tuple(self._wires):
                 wire.reset()
 
-    @property
-    def serving(self) -> bool:
-        return self._accept is not None
-
     def connect(self, port: str) -> Wire:
         """Raises ConnectionRefusedError where nobody listens."""
         if self._accept is None:

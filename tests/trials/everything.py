@@ -33,6 +33,7 @@ from dms.wire import Type, pack, pack_name
 from logmq.broker import Broker as LogmqBroker
 from logmq.settings import LogmqSettings
 from pubsub.listener import PubsubService
+from pubsub.sessions import Sessions
 from pubsub.settings import PubsubSettings
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
 from shared.errors import CorruptRecord, StoreError
@@ -68,7 +69,10 @@ class Everything:
         self.store = store
         self.logmq: LogmqBroker
         self.dms: DmsEngine
+        self.engine: DmsEngine  # the same, as a peer of DMS calls it
+        self.refusals: DmsRefusals
         self.pubsub: PubsubService
+        self.sessions: Sessions  # as a peer of pub/sub calls them
         self.dmp: DmpBroker
         self.recording: Recording
         self.now = 0.0
@@ -83,12 +87,11 @@ class Everything:
             self.recording = Recording(self.store, RecordSettings(protocols=("kqmsgq",)), LOG)
             self.dmp = await dmp.listener.open_broker(context, DmpSettings())
             times = Times(lambda: self.now, lambda: 1_700_000_000_000)
-            self.dms = await dms.opening.open_engine(context, DmsSettings(), times)
-            self.engine = self.dms  # as a peer of DMS calls it
+            self.dms = self.engine = await dms.opening.open_engine(context, DmsSettings(), times)
             self.refusals = DmsRefusals(self.dms.counts, LOG)
             self.logmq = await logmq.listener.open_broker(context, LogmqSettings())
             self.pubsub = await pubsub.listener.open_pubsub(context, PubsubSettings())
-            self.sessions = self.pubsub.sessions  # as a peer of pub/sub calls it
+            self.sessions = self.pubsub.sessions
         except BaseException:
             self.store.abandon()
             raise
@@ -215,9 +218,9 @@ class Everything:
         for name, log in namespaces.items():
             found["recorded", name] = Counter(await self._read(log, ("recorded", name)))
         for name in self.logmq.topics.names():
-            log = self.logmq.topics.find(name)
-            assert log is not None
-            found["topic", name] = Counter(await self._read(log, ("topic", name)))
+            topic = self.logmq.topics.find(name)
+            assert topic is not None
+            found["topic", name] = Counter(await self._read(topic, ("topic", name)))
         logs = self.logmq.topics.by_id()
         found["groups",] = Counter(
             (row.group, row.topic, row.offset) for row in self.logmq.groups.all(logs.get)
