@@ -26,7 +26,6 @@ it is paused, so it stays so after a restart.
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,8 +50,9 @@ from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues import pausing
+from shared.queues.base import QueueBase
 from shared.queues.sliced_work import SlicedWork, batched
-from shared.queues.waits import NONE, Waits
+from shared.queues.waits import Waits
 
 if TYPE_CHECKING:
     from dms.times import Times
@@ -229,7 +229,7 @@ class _Back(dict[int, tuple[bytes, int]]):
     __slots__ = ()
 
 
-class Queue:
+class Queue(QueueBase):
     """One queue, from its creation to its deletion."""
 
     __slots__ = (
@@ -237,8 +237,6 @@ class Queue:
         "back_bytes",
         "bodies",
         "cold",
-        "deadline",
-        "deleted",
         "depth",
         "end",
         "engine",
@@ -250,22 +248,17 @@ class Queue:
         "line",
         "line_most",
         "log",
-        "mark",
-        "marked_at",
         "name",
         "options",
-        "paused",
         "recovered",
         "released",
         "returned",
-        "scheduled",
-        "stops",
         "tail",
         "text",
-        "tick",
     )
 
     def __init__(self, engine: Engine, name: str, options: Options) -> None:
+        super().__init__()
         self.engine = engine
         self.text = name
         self.name = name.encode()
@@ -274,7 +267,6 @@ class Queue:
         """None: in memory, from the beginning or since the disk failed (best-effort)."""
         self.cold: ColdRow | None = None
         self.expiry: Expiry | None = None
-        self.deleted = False
         self.depth = 0
         """All messages in it, with unacknowledged deliveries, and those that the disk has not confirmed yet.
         """
@@ -292,14 +284,8 @@ class Queue:
         """By sequence: body, and number of deliveries."""
         self.back_bytes = 0
         self.returned: list[int] = []
-        self.stops = 0
-        """Reasons to deliver nothing: a pause, and each lost connection whose deliveries are being returned.
-        """
-        self.paused = False
         self.line: deque[Credit] | tuple[()] = ()  # made by the first credit: an empty one is 760 bytes
         self.line_most = LINE_LEAST
-        self.deadline = self.scheduled = math.inf  # for the engine's timers
-        self.mark, self.marked_at, self.tick = NONE, 0.0, 0  # for the engine's waits
 
     def __repr__(self) -> str:
         return f"<Queue {self.text!r} {self.head}..{self.end}..{self.tail}, {len(self.back)} back>"
@@ -498,18 +484,6 @@ class Queue:
                 consumer.receiver.deliver(ids, taken)
             except Exception as error:
                 consumer.fail(error)
-
-    def pause(self) -> None:
-        """Deliver nothing until `resume`."""
-        self.paused = True
-        self.stops += 1
-
-    def resume(self) -> None:
-        """Deliver again."""
-        self.paused = False
-        self.stops -= 1
-        if self.line and not self.deleted:
-            self.dispatch()
 
     def try_fast_take(self, consumer: Consumer) -> tuple[tuple[bytes], tuple[bytes]] | None:
         """Fast path of `line_up` for one credit: the next message's id and body, now held by `consumer`. None
