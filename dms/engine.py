@@ -81,7 +81,7 @@ STOPPED_AT_ONCE = 2000
 """Deliveries of a lost connection that stop their queues, per slice: some hundred microseconds."""
 RETURNED_AT_ONCE = 500
 """Deliveries of a lost connection returned per slice: half a millisecond."""
-JUDGED_AT_ONCE = 200
+PARTED_AT_ONCE = 200
 """Deliveries whose queues are looked up in a user's rules per slice: half a millisecond."""
 RETURNED_QUEUES = 100
 """The most queues of a slice: each takes longer than a delivery."""
@@ -1252,46 +1252,29 @@ class Engine:
         self.tell_budget()
 
     def take_back(self, consumer: Consumer, may_keep: Callable[[Queue], bool]) -> None:
-        """Return what a consumer holds of queues that it may not read any more, in slices. Until then those
-        deliver nothing.
-        """
+        """Return what a consumer holds of queues that it may not read any more, in slices."""
         if consumer.unacked:
             self.sliced_work.add(self._take_back_in_slices(consumer, may_keep))
 
     def _take_back_in_slices(self, consumer: Consumer, may_keep: Callable[[Queue], bool]) -> Iterator[None]:
+        """These deliveries are parted from the others; then they return as those of a lost connection do."""
+        parted: Unacked[Queue] = Unacked()
+        number = next(self._numbers)
+        self.returning[number] = Returning(parted)
         keeps: dict[Queue, bool] = {}
-        try:
-            for queues in batched(consumer.unacked.queues(), JUDGED_AT_ONCE):
-                for queue in queues:
-                    if queue not in keeps:
-                        keeps[queue] = may_keep(queue)
-                        queue.stops += not keeps[queue]
-                if len(queues) == JUDGED_AT_ONCE:
-                    yield
-            if all(keeps.values()):
-                return
-            for ids in batched(tuple(consumer.unacked), min(RETURNED_AT_ONCE, RETURNED_QUEUES)):
-                by_queue: dict[Queue, list[Delivery[Queue]]] = {}
-                for each in ids:
-                    delivery = consumer.unacked.get(each)  # None: it has been acknowledged meanwhile
-                    if delivery is not None and not keeps.get(delivery[0], True):
-                        consumer.unacked.pop(each)
-                        by_queue.setdefault(delivery[0], []).append(delivery)
-                for queue, deliveries in by_queue.items():
-                    queue.requeue(deliveries, nacked=False)
-                yield
-        finally:
-            self.sliced_work.add(self._deliver_again([each for each in keeps if not keeps[each]]))
-
-    def _deliver_again(self, queues: Sequence[Queue]) -> Iterator[None]:
-        """Messages have returned to these queues, which delivered nothing meanwhile."""
-        self.tell_budget()
-        for some in batched(queues, RETURNED_QUEUES):
-            for queue in () if self.draining else some:  # a consumer would lose them at once
-                queue.stops -= 1
-                if queue.line:
-                    queue.dispatch()
+        for ids in batched(tuple(consumer.unacked), PARTED_AT_ONCE):
+            for each in ids:
+                delivery = consumer.unacked.get(each)
+                if delivery is None:
+                    continue  # it has been acknowledged meanwhile
+                queue = delivery[0]
+                if queue not in keeps:
+                    keeps[queue] = may_keep(queue)
+                if not keeps[queue]:
+                    consumer.unacked.pop(each)
+                    parted.single[each] = delivery
             yield
+        yield from self._return_in_slices(number)
 
     def take_ids(self, count: int) -> int:
         """The first of `count` consecutive unused delivery ids."""
