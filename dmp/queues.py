@@ -37,7 +37,7 @@ from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_o
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.base import QueueBase
-from shared.queues.sliced_work import batched
+from shared.queues.sliced_work import batched, taken_out
 from shared.storage.lost import Lost
 
 if TYPE_CHECKING:
@@ -925,8 +925,7 @@ class Queue(QueueBase):
             self._context.log_changed(log)
             parts.clear()
             yield
-            while ready:
-                some = [ready.popleft() for _ in range(min(len(ready), FREED_AT_ONCE))]
+            for some in taken_out(ready.popleft, ready, FREED_AT_ONCE):
                 log.left(some)
                 if self._has_large:
                     self._let_bodies_go(some)
@@ -946,8 +945,7 @@ class Queue(QueueBase):
             self._context.sliced_work.add(steps)
 
     def _freed(self, ready: Ready) -> Iterator[None]:
-        while ready:
-            some = [ready.popleft() for _ in range(min(len(ready), FREED_AT_ONCE))]
+        for some in taken_out(ready.popleft, ready, FREED_AT_ONCE):
             if self._has_large:
                 self._let_bodies_go(some)
             if ready:

@@ -51,7 +51,7 @@ from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues import pausing
 from shared.queues.base import QueueBase
-from shared.queues.sliced_work import SlicedWork, batched
+from shared.queues.sliced_work import SlicedWork, batched, taken_out
 from shared.queues.waits import Waits
 
 if TYPE_CHECKING:
@@ -192,18 +192,18 @@ class Consumer:
 
     def end_all(self, refusal: Refusal) -> None:
         """End all credits at once."""
+        self._tell(self.receiver.end_credits, self._drop_credits(), refusal)
+
+    def _drop_credits(self) -> list[bytes]:
         left = [each for credit in self.credits for each in credit.ids[credit.at :]]
         for credit in self.credits:
             credit.at = len(credit.ids)
         self.credits.clear()
         self.waiting = 0
-        self._tell(self.receiver.end_credits, left, refusal)
+        return left
 
     def forget_credits(self) -> None:
-        for credit in self.credits:
-            credit.at = len(credit.ids)
-        self.credits.clear()
-        self.waiting = 0
+        self._drop_credits()
         self.engine.credits.give((self.credits_room - CREDITS_FREE) * CREDIT_BYTES)
         self.credits_room = CREDITS_FREE
 
@@ -392,6 +392,13 @@ class Queue(QueueBase):
         self.back_bytes += size
         self.engine.hot_bytes += size
 
+    def let_out(self, seq: int, deliveries: int, *, nacked: bool = False) -> None:
+        """A message in `back` may be delivered again: now, later, or never where it has died."""
+        if self.expiry is not None:
+            self.expiry.on_returned(seq, deliveries, nacked=nacked)
+        else:
+            heappush(self.returned, seq)
+
     def take_out(self, seq: int) -> tuple[bytes, int]:
         """Remove a message from `back`; returns its body, and its number of deliveries."""
         entry = self.back.pop(seq)
@@ -564,7 +571,8 @@ class Queue(QueueBase):
     def end_credits(self, refusal: Refusal) -> None:
         """End all credits in line."""
         line, self.line = self.line, ()
-        self.engine.sliced_work.add(_end_in_slices(line, refusal))
+        if line:
+            self.engine.sliced_work.add(_end_in_slices(line, refusal))
 
     # -- messages leave, or are returned
 
@@ -603,10 +611,7 @@ class Queue(QueueBase):
         self.engine.counts.returned += len(deliveries)
         for _, seq, body, count in deliveries:
             self.keep_back(seq, body, count)
-            if self.expiry is not None:
-                self.expiry.on_returned(seq, count, nacked=nacked)
-            else:
-                heappush(self.returned, seq)
+            self.let_out(seq, count, nacked=nacked)
         if self.log is not None:
             due = self.expiry.put_off_until if self.expiry is not None else {}
             self.log.note_returned(
@@ -1360,16 +1365,13 @@ def _next_by_queue(deliveries: Iterator[Delivery[Queue]]) -> dict[Queue, list[De
 def _free_in_slices(messages: Sequence[deque[bytes] | dict[int, tuple[bytes, int]]]) -> Iterator[None]:
     for some in messages:
         take: Callable[[], object] = some.popitem if isinstance(some, dict) else some.pop
-        while some:
-            for _ in range(min(len(some), FREED_AT_ONCE)):
-                take()
+        for _ in taken_out(take, some, FREED_AT_ONCE):
             yield
 
 
-def _end_in_slices(line: deque[Credit] | tuple[()], refusal: Refusal) -> Iterator[None]:
-    while line:
-        for _ in range(min(len(line), ENDED_AT_ONCE)):
-            credit = line.popleft()
+def _end_in_slices(line: deque[Credit], refusal: Refusal) -> Iterator[None]:
+    for some in taken_out(line.popleft, line, ENDED_AT_ONCE):
+        for credit in some:
             if credit.left:
                 credit.consumer.end(credit, refusal)
         if line:
@@ -1393,9 +1395,6 @@ def _undo_move(source: Queue, messages: Mapping[int, tuple[bytes, int]]) -> None
     source.depth += len(messages)
     for seq, (body, deliveries) in messages.items():
         source.keep_back(seq, body, deliveries)
-        if source.expiry is not None:
-            source.expiry.on_returned(seq, deliveries, nacked=False)
-        else:
-            heappush(source.returned, seq)
+        source.let_out(seq, deliveries)
     if source.expiry is not None:
         source.expiry.arm()
