@@ -29,7 +29,7 @@ from dmp.topology_table import TopologyTable
 from dmp.wide import Publication, WideAppend
 from shared.errors import StoreError
 from shared.plugin import Context
-from shared.queues.sliced_work import SlicedWork
+from shared.queues.sliced_work import SlicedWork, taken_out
 from shared.queues.timers import Timers
 from shared.queues.waits import Waits
 from shared.storage.log import Log
@@ -365,9 +365,8 @@ class Broker:
         return Owner(user, lambda owner: self.sliced_work.add(self._queues_go([*owner.queues])))
 
     def _queues_go(self, queues: list[Queue]) -> Iterator[None]:
-        while queues:
-            for queue in queues[-QUEUES_GOING:]:
+        for some in taken_out(queues.pop, queues, QUEUES_GOING):  # to be freed in turns, too
+            for queue in some:
                 self.topology.delete_unused(queue)
-            del queues[-QUEUES_GOING:]  # to be freed in turns, too
             if queues:
                 yield

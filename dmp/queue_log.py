@@ -25,11 +25,11 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -38,6 +38,7 @@ from dmp.bodies import Bodies
 from dmp.message import Head, Message
 from dmp.queue_records import PAGES, PUTS, MessageReader, put_bytes
 from shared.errors import CorruptRecord, StoreError
+from shared.queues.cold import ColdReader
 from shared.storage.lost import Lost
 
 if TYPE_CHECKING:
@@ -265,30 +266,39 @@ def _first_offset(held: dict[int, Message]) -> int:
     return next(iter(held.values())).offset
 
 
+class ColdOwner(Protocol):
+    """The queue, as its cold part sees it."""
+
+    def warmed(self, messages: list[Message]) -> None:
+        """They are in memory now; none where nothing can be read. An `expires` of inf says that this is not
+        known here."""
+
+    def came(self) -> None:
+        """What was on its way when `fetch` returned is there."""
+
+
 @attrs.define(eq=False)
-class Cold:
+class Cold(ColdReader):
     """Messages that are in the log alone: `count`, numbered from `first` up to `end`, maybe with gaps."""
 
-    _log: QueueLog
+    _queue_log: QueueLog
+    _owner: ColdOwner
     count: int = attrs.field(default=0, init=False)
     body_bytes: int = attrs.field(default=0, init=False)
     first: int = attrs.field(default=0, init=False)
     end: int = attrs.field(default=0, init=False)
-    reading: bool = attrs.field(default=False, init=False)  # some are on their way
     large: dict[int, bytes] = attrs.field(factory=dict, init=False)
     """References of large bodies, by number. The queue has these, also of messages that cannot be read."""
     lost: Lost | None = attrs.field(default=None, init=False)
     """So much was passed over, since it cannot be read."""
     damaged: StoreError | None = attrs.field(default=None, init=False)  # why nothing more can be read
     _reader: MessageReader = attrs.field(init=False)
-    offset: int = attrs.field(default=0, init=False)  # where to read on
     _ours: int = attrs.field(default=0, init=False)  # the first number of this process
-    _epoch: int = attrs.field(default=0, init=False)
     _expires: deque[tuple[int, float]] = attrs.field(factory=deque, init=False)
     """Up to this number, at this time."""
 
     def __attrs_post_init__(self) -> None:
-        self._reader = MessageReader(self._log.log.file.path)
+        self._reader = MessageReader(self.log.file.path)
 
     def add(self, messages: Sequence[Message]) -> None:
         """They came, stand in the log, and can be read there."""
@@ -301,7 +311,7 @@ class Cold:
         self.body_bytes += sum([message.head.body_bytes for message in messages])
         self.end = messages[-1].number + 1
         self.large.update({message.number: message.body for message in messages if message.head.large})
-        self._log.keep_cold(sum([put_bytes(message.head) for message in messages]))
+        self._queue_log.keep_cold(sum([put_bytes(message.head) for message in messages]))
         for expires, those in groupby(messages, attrgetter("expires")):
             self._note(expires, [message.number for message in those][-1])
 
@@ -309,55 +319,40 @@ class Cold:
         """A start has counted what it leaves in the log, from `offset` on. `ours`: the first number that was
         not used before."""
         self._ours = ours
-        self._log.keep_cold(record_bytes)
+        self._queue_log.keep_cold(record_bytes)
         self._move_to(offset)
 
     def clear(self) -> None:
         """All of it has left."""
-        self._epoch += 1  # what is on its way is not wanted any more
+        self._fetching = None  # what is on its way is not wanted any more
         self.count = self.body_bytes = 0
-        self.reading = False
         self._expires.clear()
-        self._log.cold_at = None
+        self._queue_log.cold_at = None
 
-    def warm(self, done: Callable[[list[Message]], None]) -> None:
-        """Read the first messages back. `done` gets them, now or later; none where nothing can be read.
+    def fetch(self) -> None:
+        """Read the first messages back, maybe at once."""
+        if self.count and not self._fetching and self.damaged is None:
+            self._read_on(READ_BYTES)
 
-        An `expires` of inf says that this is not known here.
-        """
-        if self.reading or not self.count or self.damaged is not None:
-            return
-        epoch = self._epoch
-        at_once = again = True
+    def _takes_more(self, data: bytes | StoreError) -> bool:
+        messages: list[Message] = []
+        if isinstance(data, CorruptRecord) or data == b"":
+            self._pass_over()
+        elif isinstance(data, StoreError):
+            self.damaged = data
+        else:
+            messages = self._read(data)
+        if self.count and not messages and self.damaged is None:
+            return True  # nothing but what is not there any more
+        self._owner.warmed(messages)
+        return False
 
-        def on_read(data: bytes | StoreError) -> None:
-            nonlocal again
-            if epoch != self._epoch:
-                return
-            self.reading = False
-            messages: list[Message] = []
-            if isinstance(data, CorruptRecord) or data == b"":
-                self._pass_over()
-            elif isinstance(data, StoreError):
-                self.damaged = data
-            else:
-                messages = self._read(data)
-            if messages or self.damaged is not None or not self.count:
-                done(messages)
-            elif at_once:  # nothing but what is not there any more: read on
-                again = True
-            else:
-                self.warm(done)
-
-        while again:
-            again = False
-            self.reading = True
-            self._log.log.read(self.offset, READ_BYTES, on_read)
-        at_once = False
+    def _came(self) -> None:
+        self._owner.came()
 
     def _pass_over(self) -> None:
         """Go on behind what cannot be read, and count it as lost."""
-        log = self._log.log
+        log = self.log
         if self.offset < log.visible:
             self.lost = log.lost_at(self.offset)
             self._move_to(self.lost.end)
@@ -398,7 +393,7 @@ class Cold:
         self.count -= len(messages)
         self.body_bytes -= sum([message.head.body_bytes for message in messages])
         self._date(messages)
-        self._log.warmed(messages)
+        self._queue_log.warmed(messages)
         if self.count:
             self._move_to(start + len(data))
         else:
@@ -406,7 +401,7 @@ class Cold:
         return messages
 
     def _move_to(self, offset: int) -> None:
-        self.offset = self._log.cold_at = offset
+        self.offset = self._queue_log.cold_at = offset
 
     def _note(self, expires: float, last: int) -> None:
         runs = self._expires

@@ -36,8 +36,8 @@ from dmp.settings import DmpSettings
 from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
-from shared.queues.sliced_work import batched
-from shared.queues.waits import NONE
+from shared.queues.base import QueueBase
+from shared.queues.sliced_work import batched, taken_out
 from shared.storage.lost import Lost
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Owner:
 
 
 @attrs.define(eq=False, repr=False)
-class Queue:
+class Queue(QueueBase):
     """One queue. `owner`: the application that it is exclusive to."""
 
     name: bytes
@@ -135,7 +135,6 @@ class Queue:
     log: QueueLog | None = attrs.field(default=None, init=False)  # where it is durable
     cold: Cold | None = attrs.field(default=None, init=False)
     ready: Ready = attrs.field(init=False)
-    deleted: bool = attrs.field(default=False, init=False)
     adopted: bool = attrs.field(default=False, init=False)
     """Its definition was lost: the next declaration is one."""
     lost: bool = attrs.field(default=False, init=False)
@@ -148,9 +147,6 @@ class Queue:
     unacked: int = attrs.field(default=0, init=False)
     unsynced: int = attrs.field(default=0, init=False)
     unsynced_bytes: int = attrs.field(default=0, init=False)  # of the bodies that wait for the disk
-    paused: bool = attrs.field(default=False, init=False)
-    stops: int = attrs.field(default=0, init=False)
-    """Reasons to give nothing out: it is paused; each connection that gives back what it had, in slices."""
 
     consumers: Consumers = attrs.field(init=False)
     exclusive_consumer: bool = attrs.field(default=False, init=False)
@@ -159,12 +155,6 @@ class Queue:
     """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
     had_consumer: bool = attrs.field(default=False, init=False)
     used: float = attrs.field(init=False)
-    deadline: float = attrs.field(default=math.inf, init=False)  # the timers', as `scheduled`
-    scheduled: float = attrs.field(default=math.inf, init=False)
-
-    mark: int = attrs.field(default=NONE, init=False)  # of `waits`, as are the next two
-    marked_at: float = attrs.field(default=0.0, init=False)
-    tick: int = attrs.field(default=0, init=False)
     numbered: int = attrs.field(default=0, init=False)  # how many ever came: the number of the next message
     _started: float = attrs.field(default=0.0, init=False)
     _warn_messages: int = attrs.field(init=False)  # 0: no limit
@@ -175,7 +165,6 @@ class Queue:
     _hot_bytes: int = attrs.field(default=0, init=False)  # what is ready in memory takes there
     _unsynced: deque[tuple[Ticket | None, list[Message]]] = attrs.field(factory=deque, init=False)
     _unlogged: int = attrs.field(default=0, init=False)  # of these, without a record
-    _warming: bool = attrs.field(default=False, init=False)
     _when_warm: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     _warned: bool = attrs.field(default=False, init=False)
     _blocked: bool = attrs.field(default=False, init=False)  # nobody has room until the next `dispatch`
@@ -249,7 +238,7 @@ class Queue:
         self.log = log
         log.log.rolled_back = lambda _: self._on_rolled_back(log)
         if isinstance(self.ready, ReadyRow):
-            self.cold = Cold(log)
+            self.cold = Cold(log.log, log, self)
 
     def _on_rolled_back(self, log: QueueLog) -> None:
         if not self.deleted and log.rolled_back():
@@ -536,16 +525,12 @@ class Queue:
 
     def _warm(self) -> bool:
         """Have more of what is cold in memory, where nothing else is; whether something is there now."""
-        cold = self.cold
-        if cold is not None and cold.count:
-            self._warming = True
-            try:
-                cold.warm(self._warmed)
-            finally:
-                self._warming = False
+        if self.cold is not None:
+            self.cold.fetch()
         return bool(self.ready)
 
-    def _warmed(self, messages: list[Message]) -> None:
+    def warmed(self, messages: list[Message]) -> None:
+        """`Cold`'s: they are in memory now."""
         cold, context = self.cold, self._context
         assert cold is not None
         if cold.damaged is not None:
@@ -559,13 +544,14 @@ class Queue:
         context.memory.take(_sizes(messages)[1])
         self.ready.extend(messages)
         self._count_in(messages)
-        if self._warming:
-            return  # who asked for it goes on
+
+    def came(self) -> None:
+        """`Cold`'s: what was on its way is there, and nobody waits for this call."""
         try:
             self.dispatch()
             self._trim()
         except Exception as error:
-            context.report_crash(error)
+            self._context.report_crash(error)
         self._tell_waiting()
 
     def _tell_waiting(self) -> None:
@@ -793,18 +779,6 @@ class Queue:
             self.dispatch()
             self._tell_waiting()
 
-    def pause(self) -> None:
-        """Give nothing out, until it is resumed. What comes waits, and expires."""
-        self.paused = True
-        self.stops += 1
-
-    def resume(self) -> None:
-        """Give out again."""
-        self.paused = False
-        self.stops -= 1
-        if not (self.stops or self.deleted):
-            self.dispatch()
-
     # -- who takes
 
     def add_consumer(self, consumer: Taker) -> None:
@@ -951,8 +925,7 @@ class Queue:
             self._context.log_changed(log)
             parts.clear()
             yield
-            while ready:
-                some = [ready.popleft() for _ in range(min(len(ready), FREED_AT_ONCE))]
+            for some in taken_out(ready.popleft, ready, FREED_AT_ONCE):
                 log.left(some)
                 if self._has_large:
                     self._let_bodies_go(some)
@@ -972,8 +945,7 @@ class Queue:
             self._context.sliced_work.add(steps)
 
     def _freed(self, ready: Ready) -> Iterator[None]:
-        while ready:
-            some = [ready.popleft() for _ in range(min(len(ready), FREED_AT_ONCE))]
+        for some in taken_out(ready.popleft, ready, FREED_AT_ONCE):
             if self._has_large:
                 self._let_bodies_go(some)
             if ready:

@@ -3,7 +3,7 @@
 import base64
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from heapq import heappop, heappush, nsmallest
+from heapq import heappop, nsmallest
 from itertools import chain, islice
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -508,23 +508,18 @@ def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:
     """Make messages that a redrive left in `back` deliverable again. Until all are, the queue delivers
     nothing.
     """
-    expiry = queue.expiry
     try:
         for at in range(0, len(seqs), MOVED_AT_ONCE):
             if at:
                 yield
             for seq in seqs[at : at + MOVED_AT_ONCE]:
                 entry = queue.back.get(seq)
-                if entry is None:
-                    continue  # purged meanwhile
-                if expiry is not None:
-                    expiry.on_returned(seq, entry[1], nacked=False)
-                else:
-                    heappush(queue.returned, seq)
+                if entry is not None:  # else it was purged meanwhile
+                    queue.let_out(seq, entry[1])
     finally:
         queue.stops -= 1
-        if expiry is not None:
-            expiry.bury()
+        if queue.expiry is not None:
+            queue.expiry.bury()
         if queue.line and not queue.deleted:
             queue.dispatch()
 

@@ -17,6 +17,7 @@ from dms import records
 from dms.records import NotOurs, RecordKind
 from dms.wire import refusal_for
 from shared.errors import CorruptRecord, LogDeleted, StoreError
+from shared.queues.cold import ColdReader
 from shared.storage.lost import Lost, describe_lost
 
 if TYPE_CHECKING:
@@ -31,16 +32,14 @@ POSITION_BYTES = 64 << 10
 """Bytes from one entry of `positions` to the next."""
 
 
-class ColdRow:
-    """Reads one queue's row back from its log. At most one read is under way."""
+class ColdRow(ColdReader):
+    """Reads one queue's row back from its log."""
 
     def __init__(self, queue: "Queue", log: "Log") -> None:
+        super().__init__(log)
         self._queue = queue
-        self.log = log
         self.positions: deque[tuple[int, int]] = deque()
         """(sequence, offset of its record) of messages of the row, from its head on."""
-        self.offset = log.end
-        """The offset to read next."""
         self.waiting: list[tuple[Sequence[bytes], int]] = []
         """Messages that came after the disk failed: they wait until the cold ones before them are read back.
         """
@@ -48,7 +47,6 @@ class ColdRow:
         """What the next consumer that asks is told."""
         self.ended = False
         """Nothing more can be read."""
-        self._fetching = False
         self._lost: list[Lost] = []
 
     # -- where the row is
@@ -69,36 +67,13 @@ class ColdRow:
 
     def fetch(self) -> None:
         """Read more of the row into memory, maybe at once; the queue dispatches when it is there."""
-        if self._fetching or self.ended or self._queue.deleted:
-            return
-        self._fetching = True
-        self._queue.engine.counts.fetches += 1
-        self._read_on()
+        if not (self._fetching or self.ended or self._queue.deleted):
+            self._queue.engine.counts.fetches += 1
+            self._read_on(FETCH_BYTES)
 
-    def _read_on(self) -> None:
-        """Read batch after batch, until something may be delivered or there is no more."""
-        queue = self._queue
-        inside = True
-        more: bool | None = True
-
-        def done(data: bytes | StoreError) -> None:
-            nonlocal more
-            more = self._takes_more(data)
-            if inside:
-                return
-            if more:
-                self._read_on()
-            else:
-                self._fetching = False
-            if not self._fetching and queue.line and not queue.deleted:
-                queue.dispatch()
-
-        while more:  # all that was read may have left already
-            more = None
-            self.log.read(self.offset, FETCH_BYTES, done)
-        inside = False
-        if more is not None:
-            self._fetching = False
+    def _came(self) -> None:
+        if self._queue.line and not self._queue.deleted:
+            self._queue.dispatch()
 
     def _takes_more(self, data: bytes | StoreError) -> bool:
         """Process what was read; whether more must be read."""

@@ -26,7 +26,6 @@ it is paused, so it stays so after a restart.
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,8 +50,9 @@ from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues import pausing
-from shared.queues.sliced_work import SlicedWork, batched
-from shared.queues.waits import NONE, Waits
+from shared.queues.base import QueueBase
+from shared.queues.sliced_work import SlicedWork, batched, taken_out
+from shared.queues.waits import Waits
 
 if TYPE_CHECKING:
     from dms.times import Times
@@ -81,7 +81,7 @@ STOPPED_AT_ONCE = 2000
 """Deliveries of a lost connection that stop their queues, per slice: some hundred microseconds."""
 RETURNED_AT_ONCE = 500
 """Deliveries of a lost connection returned per slice: half a millisecond."""
-JUDGED_AT_ONCE = 200
+PARTED_AT_ONCE = 200
 """Deliveries whose queues are looked up in a user's rules per slice: half a millisecond."""
 RETURNED_QUEUES = 100
 """The most queues of a slice: each takes longer than a delivery."""
@@ -192,18 +192,18 @@ class Consumer:
 
     def end_all(self, refusal: Refusal) -> None:
         """End all credits at once."""
+        self._tell(self.receiver.end_credits, self._drop_credits(), refusal)
+
+    def _drop_credits(self) -> list[bytes]:
         left = [each for credit in self.credits for each in credit.ids[credit.at :]]
         for credit in self.credits:
             credit.at = len(credit.ids)
         self.credits.clear()
         self.waiting = 0
-        self._tell(self.receiver.end_credits, left, refusal)
+        return left
 
     def forget_credits(self) -> None:
-        for credit in self.credits:
-            credit.at = len(credit.ids)
-        self.credits.clear()
-        self.waiting = 0
+        self._drop_credits()
         self.engine.credits.give((self.credits_room - CREDITS_FREE) * CREDIT_BYTES)
         self.credits_room = CREDITS_FREE
 
@@ -229,7 +229,7 @@ class _Back(dict[int, tuple[bytes, int]]):
     __slots__ = ()
 
 
-class Queue:
+class Queue(QueueBase):
     """One queue, from its creation to its deletion."""
 
     __slots__ = (
@@ -237,8 +237,6 @@ class Queue:
         "back_bytes",
         "bodies",
         "cold",
-        "deadline",
-        "deleted",
         "depth",
         "end",
         "engine",
@@ -250,22 +248,17 @@ class Queue:
         "line",
         "line_most",
         "log",
-        "mark",
-        "marked_at",
         "name",
         "options",
-        "paused",
         "recovered",
         "released",
         "returned",
-        "scheduled",
-        "stops",
         "tail",
         "text",
-        "tick",
     )
 
     def __init__(self, engine: Engine, name: str, options: Options) -> None:
+        super().__init__()
         self.engine = engine
         self.text = name
         self.name = name.encode()
@@ -274,7 +267,6 @@ class Queue:
         """None: in memory, from the beginning or since the disk failed (best-effort)."""
         self.cold: ColdRow | None = None
         self.expiry: Expiry | None = None
-        self.deleted = False
         self.depth = 0
         """All messages in it, with unacknowledged deliveries, and those that the disk has not confirmed yet.
         """
@@ -292,14 +284,8 @@ class Queue:
         """By sequence: body, and number of deliveries."""
         self.back_bytes = 0
         self.returned: list[int] = []
-        self.stops = 0
-        """Reasons to deliver nothing: a pause, and each lost connection whose deliveries are being returned.
-        """
-        self.paused = False
         self.line: deque[Credit] | tuple[()] = ()  # made by the first credit: an empty one is 760 bytes
         self.line_most = LINE_LEAST
-        self.deadline = self.scheduled = math.inf  # for the engine's timers
-        self.mark, self.marked_at, self.tick = NONE, 0.0, 0  # for the engine's waits
 
     def __repr__(self) -> str:
         return f"<Queue {self.text!r} {self.head}..{self.end}..{self.tail}, {len(self.back)} back>"
@@ -406,6 +392,13 @@ class Queue:
         self.back_bytes += size
         self.engine.hot_bytes += size
 
+    def let_out(self, seq: int, deliveries: int, *, nacked: bool = False) -> None:
+        """A message in `back` may be delivered again: now, later, or never where it has died."""
+        if self.expiry is not None:
+            self.expiry.on_returned(seq, deliveries, nacked=nacked)
+        else:
+            heappush(self.returned, seq)
+
     def take_out(self, seq: int) -> tuple[bytes, int]:
         """Remove a message from `back`; returns its body, and its number of deliveries."""
         entry = self.back.pop(seq)
@@ -499,18 +492,6 @@ class Queue:
             except Exception as error:
                 consumer.fail(error)
 
-    def pause(self) -> None:
-        """Deliver nothing until `resume`."""
-        self.paused = True
-        self.stops += 1
-
-    def resume(self) -> None:
-        """Deliver again."""
-        self.paused = False
-        self.stops -= 1
-        if self.line and not self.deleted:
-            self.dispatch()
-
     def try_fast_take(self, consumer: Consumer) -> tuple[tuple[bytes], tuple[bytes]] | None:
         """Fast path of `line_up` for one credit: the next message's id and body, now held by `consumer`. None
         if it is not that simple: no message is ready, or other messages or credits go first.
@@ -590,7 +571,8 @@ class Queue:
     def end_credits(self, refusal: Refusal) -> None:
         """End all credits in line."""
         line, self.line = self.line, ()
-        self.engine.sliced_work.add(_end_in_slices(line, refusal))
+        if line:
+            self.engine.sliced_work.add(_end_in_slices(line, refusal))
 
     # -- messages leave, or are returned
 
@@ -629,10 +611,7 @@ class Queue:
         self.engine.counts.returned += len(deliveries)
         for _, seq, body, count in deliveries:
             self.keep_back(seq, body, count)
-            if self.expiry is not None:
-                self.expiry.on_returned(seq, count, nacked=nacked)
-            else:
-                heappush(self.returned, seq)
+            self.let_out(seq, count, nacked=nacked)
         if self.log is not None:
             due = self.expiry.put_off_until if self.expiry is not None else {}
             self.log.note_returned(
@@ -1278,46 +1257,29 @@ class Engine:
         self.tell_budget()
 
     def take_back(self, consumer: Consumer, may_keep: Callable[[Queue], bool]) -> None:
-        """Return what a consumer holds of queues that it may not read any more, in slices. Until then those
-        deliver nothing.
-        """
+        """Return what a consumer holds of queues that it may not read any more, in slices."""
         if consumer.unacked:
             self.sliced_work.add(self._take_back_in_slices(consumer, may_keep))
 
     def _take_back_in_slices(self, consumer: Consumer, may_keep: Callable[[Queue], bool]) -> Iterator[None]:
+        """These deliveries are parted from the others; then they return as those of a lost connection do."""
+        parted: Unacked[Queue] = Unacked()
+        number = next(self._numbers)
+        self.returning[number] = Returning(parted)
         keeps: dict[Queue, bool] = {}
-        try:
-            for queues in batched(consumer.unacked.queues(), JUDGED_AT_ONCE):
-                for queue in queues:
-                    if queue not in keeps:
-                        keeps[queue] = may_keep(queue)
-                        queue.stops += not keeps[queue]
-                if len(queues) == JUDGED_AT_ONCE:
-                    yield
-            if all(keeps.values()):
-                return
-            for ids in batched(tuple(consumer.unacked), min(RETURNED_AT_ONCE, RETURNED_QUEUES)):
-                by_queue: dict[Queue, list[Delivery[Queue]]] = {}
-                for each in ids:
-                    delivery = consumer.unacked.get(each)  # None: it has been acknowledged meanwhile
-                    if delivery is not None and not keeps.get(delivery[0], True):
-                        consumer.unacked.pop(each)
-                        by_queue.setdefault(delivery[0], []).append(delivery)
-                for queue, deliveries in by_queue.items():
-                    queue.requeue(deliveries, nacked=False)
-                yield
-        finally:
-            self.sliced_work.add(self._deliver_again([each for each in keeps if not keeps[each]]))
-
-    def _deliver_again(self, queues: Sequence[Queue]) -> Iterator[None]:
-        """Messages have returned to these queues, which delivered nothing meanwhile."""
-        self.tell_budget()
-        for some in batched(queues, RETURNED_QUEUES):
-            for queue in () if self.draining else some:  # a consumer would lose them at once
-                queue.stops -= 1
-                if queue.line:
-                    queue.dispatch()
+        for ids in batched(tuple(consumer.unacked), PARTED_AT_ONCE):
+            for each in ids:
+                delivery = consumer.unacked.get(each)
+                if delivery is None:
+                    continue  # it has been acknowledged meanwhile
+                queue = delivery[0]
+                if queue not in keeps:
+                    keeps[queue] = may_keep(queue)
+                if not keeps[queue]:
+                    consumer.unacked.pop(each)
+                    parted.single[each] = delivery
             yield
+        yield from self._return_in_slices(number)
 
     def take_ids(self, count: int) -> int:
         """The first of `count` consecutive unused delivery ids."""
@@ -1403,16 +1365,13 @@ def _next_by_queue(deliveries: Iterator[Delivery[Queue]]) -> dict[Queue, list[De
 def _free_in_slices(messages: Sequence[deque[bytes] | dict[int, tuple[bytes, int]]]) -> Iterator[None]:
     for some in messages:
         take: Callable[[], object] = some.popitem if isinstance(some, dict) else some.pop
-        while some:
-            for _ in range(min(len(some), FREED_AT_ONCE)):
-                take()
+        for _ in taken_out(take, some, FREED_AT_ONCE):
             yield
 
 
-def _end_in_slices(line: deque[Credit] | tuple[()], refusal: Refusal) -> Iterator[None]:
-    while line:
-        for _ in range(min(len(line), ENDED_AT_ONCE)):
-            credit = line.popleft()
+def _end_in_slices(line: deque[Credit], refusal: Refusal) -> Iterator[None]:
+    for some in taken_out(line.popleft, line, ENDED_AT_ONCE):
+        for credit in some:
             if credit.left:
                 credit.consumer.end(credit, refusal)
         if line:
@@ -1436,9 +1395,6 @@ def _undo_move(source: Queue, messages: Mapping[int, tuple[bytes, int]]) -> None
     source.depth += len(messages)
     for seq, (body, deliveries) in messages.items():
         source.keep_back(seq, body, deliveries)
-        if source.expiry is not None:
-            source.expiry.on_returned(seq, deliveries, nacked=False)
-        else:
-            heappush(source.returned, seq)
+        source.let_out(seq, deliveries)
     if source.expiry is not None:
         source.expiry.arm()

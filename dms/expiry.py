@@ -75,7 +75,7 @@ class Expiry:
             self.lifetimes.clear()
             self.expired = 0
         elif not self._ttl_ms:
-            _add_due(self.lifetimes, queue.engine.times.now_ms(), options.ttl_ms, queue.tail)
+            _add_due(self.lifetimes, queue.engine.times.now_ms(), options.ttl_ms, queue.tail, queue.depth)
         if not options.delay_ms:
             self.delays.clear()
             self.released = EVER
@@ -91,9 +91,9 @@ class Expiry:
         """Messages before `tail` are in the queue."""
         now = self.queue.engine.times.now_ms()
         if self._ttl_ms:
-            _add_due(self.lifetimes, now, self._ttl_ms, tail)
+            _add_due(self.lifetimes, now, self._ttl_ms, tail, self.queue.depth)
         if self._delay_ms:
-            _add_due(self.delays, now, self._delay_ms, tail)
+            _add_due(self.delays, now, self._delay_ms, tail, self.queue.depth)
         self.arm()
 
     def undo_produced(self, tail: int) -> None:
@@ -373,10 +373,16 @@ def due_at(now: int, after_ms: int) -> int:
     return now + after_ms + 1
 
 
-def _add_due(times: deque[DueBefore], now: int, after_ms: int, tail: int) -> None:
-    """Messages before `tail` are due `after_ms` from now. Those of nearly the same time share an entry."""
+def _add_due(times: deque[DueBefore], now: int, after_ms: int, tail: int, depth: int) -> None:
+    """Messages before `tail` are due `after_ms` from now. Those of nearly the same time share an entry.
+
+    `after_ms` may be less than it was. Then they are due with those before them, unless these have left: all
+    `depth` messages of the queue came since the last entry.
+    """
     grain = after_ms // 1000
     due = due_at(now, after_ms) + grain
+    if times and due < times[-1][0] and depth <= tail - times[-1][1]:
+        times.clear()
     if times and due - times[-1][0] <= grain:
         times[-1] = times[-1][0], tail
     else:

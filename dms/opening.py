@@ -242,11 +242,9 @@ def _restore_times(queue: Queue, replay: LogReplay) -> None:
         expiry.restore(replay.state, replay.state_age_ms, replay.produced)
     for seq, (deliveries, due) in sorted(replay.out.items()):
         queue.keep_back(seq, replay.bodies[seq], deliveries)
-        if expiry is None:
-            queue.returned.append(seq)  # sorted, so a heap
-        elif due:
+        if due and expiry is not None:
             expiry.put_off(seq, due)
         else:
-            expiry.on_returned(seq, deliveries, nacked=False)
+            queue.let_out(seq, deliveries)
     if expiry is not None:
         expiry.arm()

@@ -506,7 +506,8 @@ class Session(SessionBase):
                 if run is not None:
                     ids, names, bodies = run
                     if names.count(name) == len(names):
-                        self._add(queue, ids, bodies, len(ids) * (length - width))
+                        part = _Part(queue, bodies, len(ids) * (length - width))
+                        self._produce_parts((part,), ids, ())
                         return at + len(ids) * step, no_run
                     if self._add_by_turns(ids, names, bodies):
                         return at + len(ids) * step, no_run
@@ -625,11 +626,6 @@ class Session(SessionBase):
             if fit < count:
                 self._answer(owner.full, PRODUCE_OK, ids[place + fit : place + count])
             place += count
-
-    def _add(self, queue: Queue, ids: Sequence[bytes], bodies: Sequence[bytes], size: int) -> None:
-        """Add messages to one queue, as many as there is room for, and answer."""
-        part = _Part(queue, bodies, size)
-        self._produce_parts((part,), ids, ())
 
     # -- CONSUME
 

@@ -69,14 +69,6 @@ class Unacked(Generic[Q]):
                 yield from islice(run, max(start, 0), None)
             start -= len(run)
 
-    def queues(self) -> Iterator[Q]:
-        """The queue of each delivery as of now, once for a run; deliveries may be removed meanwhile."""
-        yield from [run.queue for run in self._runs.values()]
-        for each in tuple(self.single):
-            delivery = self.single.get(each)
-            if delivery is not None:
-                yield delivery[0]
-
     def pieces(self) -> list[Sequence[Delivery[Q]]]:
         """A copy of all deliveries as of now."""
         return [tuple(self.single.values()), *self._runs.values()]
@@ -151,7 +143,7 @@ class Unacked(Generic[Q]):
 
 
 class Returning(Generic[Q]):
-    """What a lost consumer held, on its way back to the queues. `back`: so many of them have returned.
+    """What a consumer held, on its way back to the queues. `back`: so many of them have returned.
 
     Nothing is copied. The garbage collector would walk a new container of 50,000 deliveries three times, with
     all that is in it: 40 ms.

@@ -1,29 +1,17 @@
 """Pausing a queue: it takes messages and delivers none. Here: the actions and log lines of all protocols."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from shared.objects import Action
+from shared.queues.base import QueueBase
 
 if TYPE_CHECKING:
     from shared.storage.log import Ticket
 
 SHOWN_MAX = 10
-
-
-class Pausable(Protocol):
-    """A queue."""
-
-    paused: bool
-    deleted: bool
-
-    def pause(self) -> None:
-        """Stop deliveries until `resume`."""
-
-    def resume(self) -> None:
-        """Start deliveries again."""
 
 
 def actions(
@@ -53,7 +41,7 @@ def actions(
     return action("pause", "paused", stops, True), action("resume", "resumed", "Deliver again.", False)
 
 
-def switch(queue: Pausable, paused: bool, ticket: "Ticket | None") -> None:
+def switch(queue: QueueBase, paused: bool, ticket: "Ticket | None") -> None:
     """Pause or resume a queue, and undo it if its record cannot be written."""
 
     def set_paused(yes: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,6 +24,12 @@ def batched(items: Iterable[_T], most: int) -> Iterator[list[_T]]:
     left = iter(items)
     while some := list(islice(left, most)):
         yield some
+
+
+def taken_out(take: Callable[[], _T], left: Sized, most: int) -> Iterator[list[_T]]:
+    """What `take` takes out of `left`, at most so many at a time, until nothing is left there."""
+    while left:
+        yield [take() for _ in range(min(len(left), most))]
 
 
 @attrs.define(eq=False)

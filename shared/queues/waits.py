@@ -6,21 +6,17 @@ samples a second, and a run of messages costs two comparisons of numbers.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shared.metrics import Histogram
 
+if TYPE_CHECKING:
+    from shared.queues.base import QueueBase
+
 TICK_SECONDS = 0.1
 NONE = 1 << 62
-"""A `mark` above every message number."""
-
-
-class Sampled(Protocol):
-    """A queue. `mark`: the number of its sample message; `marked_at`: when that came."""
-
-    mark: int
-    marked_at: float
-    tick: int
+"""The `mark` of a queue that has no sample: above every message number. Else it is the sample's number, and
+`marked_at` when that came."""
 
 
 class Event(Protocol):
@@ -38,14 +34,14 @@ class Waits:
         self._now = now
         self._wake: Callable[[], object] = lambda: None
 
-    def take_sample(self, queue: Sampled, number: int) -> None:
+    def take_sample(self, queue: "QueueBase", number: int) -> None:
         """The queue got its first message of a tick. A sample that is still waiting stays the sample."""
         queue.tick = self.tick
         self._wake()
         if queue.mark == NONE:
             queue.mark, queue.marked_at = number, self._now()
 
-    def count_sample(self, queue: Sampled) -> None:
+    def count_sample(self, queue: "QueueBase") -> None:
         """The sample goes out for the first time: count its wait."""
         self.seconds.observe(self._now() - queue.marked_at)
         queue.mark = NONE

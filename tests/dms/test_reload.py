@@ -65,6 +65,19 @@ def test_a_lifetime_that_is_new_begins_now_and_one_that_goes_ends_nothing(world:
     assert bodies(peer, "orders") == [b"kept"]
 
 
+def test_a_shorter_lifetime_is_that_of_what_comes_once_the_older_have_left(world: World) -> None:
+    reload(world, ttl_ms=3_600_000)
+    peer = made(world)
+    peer.produce("orders", b"old")
+    reload(world, ttl_ms=10_000)
+    peer.produce("orders", b"behind it")
+    world.advance(60)
+    assert bodies(peer, "orders") == [b"old", b"behind it"]
+    peer.produce("orders", b"new")
+    world.advance(11)
+    assert world.depths()["orders"] == 0
+
+
 def test_a_delay_that_is_new_holds_what_comes_and_one_that_goes_lets_all_out(world: World) -> None:
     peer = made(world)
     peer.produce("orders", b"old")

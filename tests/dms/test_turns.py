@@ -338,7 +338,10 @@ def test_what_may_not_be_read_any_more_comes_back_in_turns_and_in_order(runs: bo
     assert statuses(peer.ack(mine)) == [Status.OK], "what may still be read is still held"
 
 
-def test_a_connection_that_is_lost_while_it_may_not_read_any_more_loses_nothing() -> None:
+def test_a_connection_that_is_lost_while_it_may_not_read_any_more_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine, "PARTED_AT_ONCE", 2)
     world = World()
     access = Access()
     peer, bodies = holding(world)

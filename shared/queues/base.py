@@ -1,0 +1,41 @@
+"""What a queue is to all that queues of several protocols share, whatever its messages are."""
+
+import math
+
+import attrs
+
+from shared.queues.waits import NONE
+
+
+@attrs.define(eq=False, repr=False)
+class QueueBase:
+    """A queue that may be stopped. `deadline` and `scheduled` belong to `Timers`; `mark`, `marked_at` and
+    `tick` to `Waits`."""
+
+    deleted: bool = attrs.field(default=False, init=False)
+    paused: bool = attrs.field(default=False, init=False)
+    """It takes messages and delivers none, until it is resumed. What waits expires."""
+    stops: int = attrs.field(default=0, init=False)
+    """Reasons to deliver nothing: a pause; and messages that are on their way back, since some of them stand
+    before all there are."""
+    deadline: float = attrs.field(default=math.inf, init=False)
+    scheduled: float = attrs.field(default=math.inf, init=False)
+    mark: int = attrs.field(default=NONE, init=False)
+    marked_at: float = attrs.field(default=0.0, init=False)
+    tick: int = attrs.field(default=0, init=False)
+
+    def dispatch(self) -> None:
+        """Deliver what can be delivered; nothing while there are `stops`."""
+        raise NotImplementedError
+
+    def pause(self) -> None:
+        """Deliver nothing until `resume`."""
+        self.paused = True
+        self.stops += 1
+
+    def resume(self) -> None:
+        """Deliver again."""
+        self.paused = False
+        self.stops -= 1
+        if not (self.stops or self.deleted):
+            self.dispatch()
