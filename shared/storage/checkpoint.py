@@ -13,7 +13,7 @@ would take long, several share the syncs. Otherwise a stop would take a second f
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,10 +51,12 @@ Work = deque[Callable[[], object]]
 
 @attrs.frozen
 class Snapshot:
-    """What a checkpoint makes durable. `referred`: ends of logs to whose files the journal refers."""
+    """What a checkpoint makes durable. `logs`: whose files changed. `referred`: ends of logs to whose files
+    the journal refers.
+    """
 
     catalog: CatalogSnapshot
-    logs: list[Log]
+    logs: Mapping[Log, None]
     referred: list[tuple[Log, int]]
 
 
@@ -164,8 +166,7 @@ class Checkpointer:
             for _ in self._unpin(pinned):
                 pass
             if not good:
-                self._committer.dirty.update(dict.fromkeys(snapshot.logs))
-                self._inventory.mark_dirty(snapshot.catalog)
+                self._committer.dirty.update(dict.fromkeys(self._inventory.take_back(snapshot.catalog)))
         if good:
             self.checkpoints += 1
             self._failing = False
@@ -190,22 +191,21 @@ class Checkpointer:
         committer = self._committer
         if committer.read_only is not None or committer.tails.failing:
             return None  # the journal still holds what a log file lacks
-        # Keep logs whose deletion is not durable yet: it may fail, or a crash may come first.
-        logs = [log for log in committer.dirty if not (log.deleted and log.gone)]
-        committer.dirty.clear()
+        logs, committer.dirty = committer.dirty, {}
         committer.direct.bytes = 0
         committer.checkpoint_batches = self._journal.batches + BATCHES_MAX
         committer.replay_lsn = self._journal.position
         for log in committer.unindexed:
             log.close_entry()
-        ends = [(log, log.visible) for log in logs if log.referred_from < log.visible]
-        return Snapshot(self._inventory.snapshot(self._journal.position, logs, clean), logs, ends)
+        referred = [(log, log.visible) for log in logs if log.referred_from < log.visible]
+        return Snapshot(self._inventory.snapshot(self._journal.position, logs, clean), logs, referred)
 
-    def _pin(self, logs: Sequence[Log], pinned: list[tuple[LogFile, int]]) -> Iterator[None]:
-        for at in range(0, len(logs), _PINNED_AT_ONCE):
-            for log in logs[at : at + _PINNED_AT_ONCE]:
-                pinned += [(file, self._files.pin(file)) for file in (log.file, log.index_file)]
-            yield
+    def _pin(self, logs: Iterable[Log], pinned: list[tuple[LogFile, int]]) -> Iterator[None]:
+        for number, log in enumerate(logs, 1):
+            for file in (log.file, log.index_file):
+                pinned.append((file, self._files.pin(file)))
+            if number % _PINNED_AT_ONCE == 0:
+                yield
 
     def _unpin(self, pinned: list[tuple[LogFile, int]]) -> Iterator[None]:
         """Unpin, and remove from the list."""

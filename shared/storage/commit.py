@@ -241,6 +241,7 @@ class Commit:
             pieces.append(pack_entry(change.kind, change.log.id, change.offset, len(change.body)))
             pieces.append(change.body)
             size += ENTRY_HEADER_BYTES + len(change.body)
+        batch.make_rows()
         entries = len(batch.changes) + len(batch.light)
         for log, offset, records, count in batch.light:
             pieces.append(pack_entry_header(_APPEND, 0, count, log.id, offset, len(records)))
