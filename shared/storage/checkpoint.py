@@ -13,7 +13,7 @@ would take long, several share the syncs. Otherwise a stop would take a second f
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,17 +47,6 @@ BATCHES_MAX = 65536
 
 Work = deque[Callable[[], object]]
 """Starts of writes, or syncs. Threads share it, and each takes the next piece."""
-
-
-@attrs.frozen
-class Snapshot:
-    """What a checkpoint makes durable. `logs`: whose files changed. `referred`: ends of logs to whose files
-    the journal refers.
-    """
-
-    catalog: CatalogSnapshot
-    logs: Mapping[Log, None]
-    referred: list[tuple[Log, int]]
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -149,10 +138,10 @@ class Checkpointer:
         pinned: list[tuple[LogFile, int]] = []
         good = False
         try:
-            await _in_slices(self._inventory.pack_changed(snapshot.catalog))
-            await _in_slices(self._pin(snapshot.logs, pinned))
+            await _in_slices(self._inventory.pack_changed(snapshot))
+            await _in_slices(self._pin(snapshot.changed, pinned))
             if await self._log_writer.flush():
-                if not clean and len(snapshot.logs) > self._sync_all_logs:
+                if not clean and len(snapshot.changed) > self._sync_all_logs:
                     await self._start_write_back(pinned)
                 await self._sync_files(snapshot, pinned)
                 await self._in_thread(self._put_in_place, snapshot, clean, limiter=self._limiter)
@@ -166,12 +155,13 @@ class Checkpointer:
             for _ in self._unpin(pinned):
                 pass
             if not good:
-                self._committer.dirty.update(dict.fromkeys(self._inventory.take_back(snapshot.catalog)))
+                self._committer.dirty.update(dict.fromkeys(self._inventory.take_back(snapshot)))
         if good:
             self.checkpoints += 1
             self._failing = False
-            for log, end in snapshot.referred:
-                log.referred_from = max(log.referred_from, end)
+            for log, end in zip(snapshot.changed, snapshot.ends, strict=True):
+                if log.referred_from < end:
+                    log.referred_from = end
         return good
 
     def _complain(self, error: OSError) -> None:
@@ -187,7 +177,7 @@ class Checkpointer:
                 reason=describe(error),
             )
 
-    def _snapshot(self, clean: bool) -> Snapshot | None:
+    def _snapshot(self, clean: bool) -> CatalogSnapshot | None:
         committer = self._committer
         if committer.read_only is not None or committer.tails.failing:
             return None  # the journal still holds what a log file lacks
@@ -197,8 +187,7 @@ class Checkpointer:
         committer.replay_lsn = self._journal.position
         for log in committer.unindexed:
             log.close_entry()
-        referred = [(log, log.visible) for log in logs if log.referred_from < log.visible]
-        return Snapshot(self._inventory.snapshot(self._journal.position, logs, clean), logs, referred)
+        return self._inventory.snapshot(self._journal.position, logs, clean)
 
     def _pin(self, logs: Iterable[Log], pinned: list[tuple[LogFile, int]]) -> Iterator[None]:
         for number, log in enumerate(logs, 1):
@@ -221,7 +210,8 @@ class Checkpointer:
         One sync of all that is dirty holds up every commit's sync. For 1,000 logs 17 to 263 ms were seen, and
         3 to 18 ms after this. What is not started in time is left to the sync.
         """
-        left: Work = deque(partial(self._disk.start_write_back, fd) for _, fd in pinned if fd >= 0)
+        left: Work = deque()
+        await _in_slices(self._list_write_back(pinned, left))
         counts = self._committer.counts
         ends = self._clock.monotonic() + _WRITE_BACK_SECONDS
         pause = 0.0
@@ -233,12 +223,19 @@ class Checkpointer:
             pause = min(max(took, 2 * pause if commits_wait else pause / 2), _PAUSE_SECONDS_MAX)
             await trio.sleep(pause)
 
-    async def _sync_files(self, snapshot: Snapshot, pinned: list[tuple[LogFile, int]]) -> None:
+    def _list_write_back(self, pinned: list[tuple[LogFile, int]], left: Work) -> Iterator[None]:
+        for number, (_, fd) in enumerate(pinned, 1):
+            if fd >= 0:
+                left.append(partial(self._disk.start_write_back, fd))
+            if number % _PINNED_AT_ONCE == 0:
+                yield
+
+    async def _sync_files(self, snapshot: CatalogSnapshot, pinned: list[tuple[LogFile, int]]) -> None:
         """Sync the logs' files and their names. Raises PoisonError."""
-        if len(snapshot.logs) > self._sync_all_logs and await self._run_some(deque([self._disk.sync_all])):
+        if len(snapshot.changed) > self._sync_all_logs and await self._run_some(deque([self._disk.sync_all])):
             return
         left: Work = deque(partial(self._sync_log, pinned[at : at + 2]) for at in range(0, len(pinned), 2))
-        left.extend(partial(self._disk.sync_folder, folder) for folder in snapshot.catalog.folders)
+        left.extend(partial(self._disk.sync_folder, folder) for folder in snapshot.folders)
         await self._run_some(left)
         failed: list[PoisonError] = []
         async with trio.open_nursery() as nursery:
@@ -283,10 +280,9 @@ class Checkpointer:
         for file, fd in pinned:
             self._files.sync(file, fd)
 
-    def _put_in_place(self, snapshot: Snapshot, clean: bool) -> None:
-        taken = snapshot.catalog
-        replace_file(self._disk, catalog.PATH, catalog.pack(taken.head, taken.lines.values()))
-        self._journal.release(taken.head.replay_lsn)
+    def _put_in_place(self, snapshot: CatalogSnapshot, clean: bool) -> None:
+        replace_file(self._disk, catalog.PATH, catalog.pack(snapshot.head, snapshot.lines.values()))
+        self._journal.release(snapshot.head.replay_lsn)
         if not clean:  # after a clean end nothing more is written
             self._journal.prepare()
 

@@ -661,7 +661,7 @@ class Committer:
             failure = commit.error or commit.direct_error  # a poison sets `read_only`
             error = None if failure is None else error_for_unwritten(failure)
             direct_error = None if commit.direct_error is None else error_for_unwritten(commit.direct_error)
-            moved = self._advance(commit, good)
+            moved = self._advance(commit, good, direct_error is not None)
             for batch in good:
                 for change in batch.changes:
                     self._registry.changed(change)
@@ -722,7 +722,7 @@ class Committer:
             for callback in callbacks:
                 call(callback)
 
-    def _advance(self, commit: Commit, good: list[CommitBatch]) -> dict[Log, None]:
+    def _advance(self, commit: Commit, good: list[CommitBatch], direct_failed: bool) -> dict[Log, None]:
         """Count what is durable and make it visible; returns the logs with new records."""
         moved: dict[Log, None] = {}
         now = self._clock.monotonic()
@@ -746,7 +746,7 @@ class Committer:
                 for row in batch.light:
                     moved[row[0]] = None
             for log, part in batch.appends.items():
-                if not part.journaled and commit.direct_error is not None:
+                if not part.journaled and direct_failed:
                     batch.records[log.namespace] -= part.records
                     continue
                 log.visible = part.end

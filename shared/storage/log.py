@@ -247,13 +247,15 @@ class CommitBatch:
         self.gathering.clear()
         self.sealed = True
         most = -1 if self.changes else light_most
-        for log in [
-            log
-            for log, chunks in self.each.items()
-            if (len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))) > most or log.direct_dirty
-        ]:
-            self.leave_each(log)
-        self.each_ends = [log.end for log in self.each]
+        if self.each:
+            heavy_ones = [
+                log
+                for log, chunks in self.each.items()
+                if (len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))) > most or log.direct_dirty
+            ]
+            for log in heavy_ones:
+                self.leave_each(log)
+            self.each_ends = [log.end for log in self.each]
         light, heavy = self.light, {}
         for log, part in self.appends.items():
             log.pending = None
