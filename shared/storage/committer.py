@@ -224,7 +224,7 @@ class Committer:
         each, appends = batch.each, batch.appends
         size = 0
         for log, data in zip(logs, records, strict=True):
-            if (chunks := each.get(log)) is not None:
+            if isinstance(chunks := each.get(log), list):
                 chunks.append(data)
             elif (part := log.pending) is not None:
                 if part.ticket is not ticket or log.fold is not None:
@@ -232,7 +232,7 @@ class Committer:
                 part.chunks.append(data)
                 part.counts.append(1)
             else:
-                if log in appends or log.deleted or log.unawaited or log.mode.mode != "always":
+                if chunks or log in appends or log.deleted or log.unawaited or log.mode.mode != "always":
                     break
                 if log.entries_written == UNKNOWN or log.fold is not None:
                     break
@@ -272,6 +272,7 @@ class Committer:
         offsets = []
         each, appends = batch.each, batch.appends
         many = len(parts) > _INLINE_LOGS_MAX and through_journal
+        rows = 0
         folds = plain = False
         seen = None
         for log, records, count in parts:
@@ -288,9 +289,8 @@ class Committer:
                 and log.entries_written != UNKNOWN
                 and not (log.unawaited or log in each or log in appends)
             ):  # as in `append_each`: a third of the time
-                each[log] = [records]
-                batch.log_count += 1
-                batch.room -= ENTRY_HEADER_BYTES
+                each[log] = (records,)
+                rows += 1
                 offset = log.end
                 offsets.append(offset)
                 log.end = offset + len(records)
@@ -304,7 +304,8 @@ class Committer:
             offset = log.end
             offsets.append(offset)
             log.end = offset + len(records)
-        batch.room -= size
+        batch.log_count += rows
+        batch.room -= size + ENTRY_HEADER_BYTES * rows
         if folds:
             for (log, records, _), offset in zip(parts, offsets, strict=True):
                 if log.fold is not None:  # may append more, and so seal the batch
