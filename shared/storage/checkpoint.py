@@ -71,6 +71,8 @@ class Checkpointer:
     _waited_for: int = 0
     """Callers in `make_room`."""
     _failing: bool = False
+    _next_dirty: dict[Log, None] = attrs.Factory(dict)
+    """The next `Committer.dirty`. Two take turns: the garbage collector walks a new dict while it grows."""
     _journal: Journal = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -154,14 +156,16 @@ class Checkpointer:
         finally:
             for _ in self._unpin(pinned):
                 pass
-            if not good:
+            if good:
+                self.checkpoints += 1
+                self._failing = False
+                for log, end in zip(snapshot.changed, snapshot.ends, strict=True):
+                    if log.referred_from < end:
+                        log.referred_from = end
+            else:
                 self._committer.dirty.update(dict.fromkeys(self._inventory.take_back(snapshot)))
-        if good:
-            self.checkpoints += 1
-            self._failing = False
-            for log, end in zip(snapshot.changed, snapshot.ends, strict=True):
-                if log.referred_from < end:
-                    log.referred_from = end
+            snapshot.changed.clear()
+            self._next_dirty = snapshot.changed
         return good
 
     def _complain(self, error: OSError) -> None:
@@ -181,7 +185,7 @@ class Checkpointer:
         committer = self._committer
         if committer.read_only is not None or committer.tails.failing:
             return None  # the journal still holds what a log file lacks
-        logs, committer.dirty = committer.dirty, {}
+        logs, committer.dirty, self._next_dirty = committer.dirty, self._next_dirty, {}
         committer.direct.bytes = 0
         committer.checkpoint_batches = self._journal.batches + BATCHES_MAX
         committer.replay_lsn = self._journal.position

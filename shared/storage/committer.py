@@ -108,10 +108,6 @@ class CommitCounts:
     def sync_seconds_last(self) -> float:
         return self.recent[-1] if self.recent else 0.0
 
-    @property
-    def sync_seconds_mean(self) -> float:
-        return self.sync_times.mean
-
     def count_sync(self, seconds: float, *, in_thread: bool) -> None:
         """Count a sync. In a thread it includes the wait for the interpreter, up to 5 ms on a busy loop. So
         the shortest of the last few counts there; otherwise a busy loop would never commit without a thread
