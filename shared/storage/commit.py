@@ -95,6 +95,8 @@ class LogCommit:
             log.named = True
         if not self.late:
             files.unpin(log.file, self.fd)
+        elif self.fd >= 0:  # opened to sync what went around the journal
+            files.adopt(log.file, self.fd)
         if self.direct_meant:
             files.unpin(log.index_file, self.index_fd)
 
