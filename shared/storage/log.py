@@ -249,14 +249,15 @@ class CommitBatch:
         self.sealed = True
         most = -1 if self.changes else light_most
         if self.each:
-            heavy_ones = [
-                log
-                for log, chunks in self.each.items()
-                if (len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))) > most or log.direct_dirty
-            ]
-            for log in heavy_ones:
+            large: list[Log] = []
+            for log, chunks in self.each.items():
+                size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
+                if size > most or log.direct_dirty:
+                    large.append(log)
+                else:
+                    self.each_ends.append(log.end)
+            for log in large:
                 self.leave_each(log)
-            self.each_ends = [log.end for log in self.each]
         light, heavy = self.light, {}
         for log, part in self.appends.items():
             log.pending = None
@@ -279,10 +280,12 @@ class CommitBatch:
 
     def make_rows(self) -> None:
         """Have the logs of `each` in `light`. In the commit's thread: nobody else uses a batch once taken."""
+        light, total = self.light, self.records
         for (log, chunks), end in zip(self.each.items(), self.each_ends, strict=True):
-            records = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            self.light.append((log, end - len(records), records, len(chunks)))
-            self.records[log.namespace] = self.records.get(log.namespace, 0) + len(chunks)
+            count, namespace = len(chunks), log.namespace
+            records = chunks[0] if count == 1 else b"".join(chunks)
+            light.append((log, end - len(records), records, count))
+            total[namespace] = total.get(namespace, 0) + count
         self.each.clear()
 
     def fail(self, error: StoreError | None) -> None:
