@@ -93,14 +93,12 @@ class LogCommit:
             log.fresh = False
         if self.named:
             log.named = True
-        if self.fd >= 0 and self.fd != log.file.fd:
-            files.adopt(log.file, self.fd)
         if not self.late:
-            files.unpin(log.file)
+            files.unpin(log.file, self.fd)
+        elif self.fd >= 0:  # opened to sync what went around the journal
+            files.adopt(log.file, self.fd)
         if self.direct_meant:
-            if self.index_fd >= 0 and self.index_fd != log.index_file.fd:
-                files.adopt(log.index_file, self.index_fd)
-            files.unpin(log.index_file)
+            files.unpin(log.index_file, self.index_fd)
 
     def publish(self, tails: Tails, now: float) -> None:
         """Update the log with the outcome. In the trio thread; `now`: monotonic seconds."""
@@ -241,6 +239,8 @@ class Commit:
             pieces.append(pack_entry(change.kind, change.log.id, change.offset, len(change.body)))
             pieces.append(change.body)
             size += ENTRY_HEADER_BYTES + len(change.body)
+        if batch.each:
+            batch.make_rows()
         entries = len(batch.changes) + len(batch.light)
         for log, offset, records, count in batch.light:
             pieces.append(pack_entry_header(_APPEND, 0, count, log.id, offset, len(records)))

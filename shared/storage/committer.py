@@ -11,7 +11,7 @@ all behind it, whose offsets follow from it.
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -32,7 +32,6 @@ from shared.storage.log import (
     UNKNOWN,
     Change,
     CommitBatch,
-    LightAppend,
     Log,
     LogAppend,
     Ticket,
@@ -108,10 +107,6 @@ class CommitCounts:
     @property
     def sync_seconds_last(self) -> float:
         return self.recent[-1] if self.recent else 0.0
-
-    @property
-    def sync_seconds_mean(self) -> float:
-        return self.sync_times.mean
 
     def count_sync(self, seconds: float, *, in_thread: bool) -> None:
         """Count a sync. In a thread it includes the wait for the interpreter, up to 5 ms on a busy loop. So
@@ -225,7 +220,7 @@ class Committer:
         each, appends = batch.each, batch.appends
         size = 0
         for log, data in zip(logs, records, strict=True):
-            if (chunks := each.get(log)) is not None:
+            if isinstance(chunks := each.get(log), list):
                 chunks.append(data)
             elif (part := log.pending) is not None:
                 if part.ticket is not ticket or log.fold is not None:
@@ -233,7 +228,7 @@ class Committer:
                 part.chunks.append(data)
                 part.counts.append(1)
             else:
-                if log in appends or log.deleted or log.unawaited or log.mode.mode != "always":
+                if chunks or log in appends or log.deleted or log.unawaited or log.mode.mode != "always":
                     break
                 if log.entries_written == UNKNOWN or log.fold is not None:
                     break
@@ -273,6 +268,7 @@ class Committer:
         offsets = []
         each, appends = batch.each, batch.appends
         many = len(parts) > _INLINE_LOGS_MAX and through_journal
+        rows = 0
         folds = plain = False
         seen = None
         for log, records, count in parts:
@@ -289,9 +285,8 @@ class Committer:
                 and log.entries_written != UNKNOWN
                 and not (log.unawaited or log in each or log in appends)
             ):  # as in `append_each`: a third of the time
-                each[log] = [records]
-                batch.log_count += 1
-                batch.room -= ENTRY_HEADER_BYTES
+                each[log] = (records,)
+                rows += 1
                 offset = log.end
                 offsets.append(offset)
                 log.end = offset + len(records)
@@ -305,7 +300,8 @@ class Committer:
             offset = log.end
             offsets.append(offset)
             log.end = offset + len(records)
-        batch.room -= size
+        batch.log_count += rows
+        batch.room -= size + ENTRY_HEADER_BYTES * rows
         if folds:
             for (log, records, _), offset in zip(parts, offsets, strict=True):
                 if log.fold is not None:  # may append more, and so seal the batch
@@ -628,29 +624,22 @@ class Committer:
         """
         if not commit.good:
             return
-        batch = commit.batches[0]
+        light = commit.batches[0].light
         try:
-            while len(batch.light) > LIGHT_AT_ONCE:
-                some = batch.light[:LIGHT_AT_ONCE]
-                del batch.light[:LIGHT_AT_ONCE]
+            while len(light) > LIGHT_AT_ONCE:
+                some = light[:LIGHT_AT_ONCE]
+                del light[:LIGHT_AT_ONCE]
+                self.tails.add_light(some, commit.now_ms, self._clock.monotonic())
                 moved = dict.fromkeys([log for log, _, _, _ in some])
-                now = self._clock.monotonic()
-                self.tails.add_light(some, commit.now_ms, now)
-                self._count_records(batch, _records_of(some), now)
-                self._moved(moved)
+                self.unindexed |= moved
+                self.dirty |= moved
+                self._call_watchers(moved)
                 yield
         except Exception as error:
             commit.fail(error)
 
-    def _count_records(self, batch: CommitBatch, records: Mapping[str, int], now: float) -> None:
-        for namespace, count in records.items():
-            self.counts.records += count
-            self.counts.ack_seconds[namespace].observe(now - batch.began, count)
-
-    def _moved(self, moved: dict[Log, None]) -> None:
+    def _call_watchers(self, moved: Iterable[Log]) -> None:
         """These have new visible records."""
-        self.unindexed |= moved
-        self.dirty |= moved
         for log in moved:
             if log.advanced is not None:
                 call(log.advanced, log)
@@ -659,68 +648,67 @@ class Committer:
                     call(watcher, log)
 
     def _finish(self, commit: Commit) -> None:
-        """Publish the outcome of a commit. A bug in that must not leave anyone waiting, nor block closing the
-        store.
+        """Publish the outcome of a commit. In this order: whoever waits for a ticket finds everything else in
+        place.
         """
         try:
-            self._publish(commit)
-        except Exception as error:
-            self._busy = False
-            self.poison(commit.fail(error))
-            self._roll_back(log for batch in commit.batches for log in batch.logs)
+            for target in commit.logs.values():
+                target.unpin(self._files)
+            good = commit.batches[: commit.good]
+            failure = commit.error or commit.direct_error  # a poison sets `read_only`
+            error = None if failure is None else error_for_unwritten(failure)
+            direct_error = None if commit.direct_error is None else error_for_unwritten(commit.direct_error)
+            moved = self._advance(commit, good, direct_error is not None)
+            for batch in good:
+                for change in batch.changes:
+                    self._registry.changed(change)
+            self._call_watchers(moved)
+            if direct_error is not None:
+                # Also what is pending behind it, and before tickets resolve: later appends begin at the
+                # rolled-back end.
+                for batch in self._batches:
+                    batch.seal()
+                self._roll_back(log for log, target in commit.logs.items() if target.direct_meant)
+            for batch in good:
+                for mode, ticket in sorted(batch.tickets.items()):  # the strictest mode first
+                    ticket.resolve(direct_error if mode is Mode.DIRECT else None)
+            if commit.poison is not None:
+                self._set_read_only(commit.poison)
+            if self.read_only is not None or error is not None:
+                self._fail(commit.batches[commit.good :], self.read_only or error)
             for batch in commit.batches:
-                batch.fail(self.read_only)
-            self._rest()
+                # Batches and their appends refer to each other. Break the cycle: the garbage collector would
+                # come late for few large objects.
+                batch.appends.clear()
+                batch.light.clear()
+            self._filling_since = self._clock.monotonic()
+            journal = self.journal
+            if (
+                journal.old
+                or journal.batches > self.checkpoint_batches
+                or self.direct.bytes > self._settings.checkpoint_direct_bytes
+            ):
+                self.request_checkpoint()
+            if self.counts.bytes > self.unlooked_bytes:
+                self.look_at_space()
+            if self._charged or self.congested:
+                self._resume_waiting()
+            self._busy = False
+            if self._running and self._sync_by < math.inf:
+                self._wake.set()
+            if self._idle:
+                self._rest()
+        except Exception as error:
+            self._give_up(commit, error)
 
-    def _publish(self, commit: Commit) -> None:
-        """In this order: whoever waits for a ticket finds everything else in place."""
-        for target in commit.logs.values():
-            target.unpin(self._files)
-        good = commit.batches[: commit.good]
-        failure = commit.error or commit.direct_error  # a poison sets `read_only`
-        error = None if failure is None else error_for_unwritten(failure)
-        direct_failed = commit.direct_error is not None
-        moved = self._advance(commit, good, direct_failed)
-        for batch in good:
-            for change in batch.changes:
-                self._registry.changed(change)
-        self._moved(moved)
-        direct_error = None if commit.direct_error is None else error_for_unwritten(commit.direct_error)
-        if direct_failed:
-            # Also what is pending behind it, and before tickets resolve: later appends begin at the
-            # rolled-back end.
-            for batch in self._batches:
-                batch.seal()
-            self._roll_back(log for log, target in commit.logs.items() if target.direct_meant)
-        for batch in good:
-            for mode, ticket in sorted(batch.tickets.items()):  # the strictest mode first
-                ticket.resolve(direct_error if mode is Mode.DIRECT else None)
-        if commit.poison is not None:
-            self._set_read_only(commit.poison)
-        if self.read_only is not None or error is not None:
-            self._fail(commit.batches[commit.good :], self.read_only or error)
-        for batch in commit.batches:
-            # Batches and their appends refer to each other. Break the cycle: the garbage collector would come
-            # late for few large objects.
-            batch.appends.clear()
-            batch.light.clear()
-        self._filling_since = self._clock.monotonic()
-        journal = self.journal
-        if (
-            journal.old
-            or journal.batches > self.checkpoint_batches
-            or self.direct.bytes > self._settings.checkpoint_direct_bytes
-        ):
-            self.request_checkpoint()
-        if self.counts.bytes > self.unlooked_bytes:
-            self.look_at_space()
-        if self._charged or self.congested:
-            self._resume_waiting()
+    def _give_up(self, commit: Commit, error: Exception) -> None:
+        """A bug in publishing must not leave anyone waiting, nor block closing the store."""
         self._busy = False
-        if self._running and self._sync_by < math.inf:
-            self._wake.set()
-        if self._idle:
-            self._rest()
+        self.poison(commit.fail(error))
+        self._roll_back(log for batch in commit.batches for log in batch.logs)
+        for batch in commit.batches:
+            batch.fail(self.read_only)
+        self._rest()
 
     def _resume_waiting(self) -> None:
         """Less waits for the disk than before: adjust the charge, and resume those that wait for it."""
@@ -750,28 +738,32 @@ class Committer:
             counts.bytes += size
             if size > counts.batch_bytes_max:
                 counts.batch_bytes_max = size
-            records: dict[str, int] = {}
             if batch.light:
-                records = _records_of(batch.light)
-                moved.update(dict.fromkeys([log for log, _, _, _ in batch.light]))
                 self.tails.add_light(batch.light, commit.now_ms, now)
+                for row in batch.light:
+                    moved[row[0]] = None
             for log, part in batch.appends.items():
                 if not part.journaled and direct_failed:
+                    batch.records[log.namespace] -= part.records
                     continue
                 log.visible = part.end
-                records[log.namespace] = records.get(log.namespace, 0) + part.records
                 if not part.journaled:
                     self.direct.written(log, part.end - part.offset, now)
                 if log.watchers and part.end - part.offset <= _RECENT_BYTES_MAX and not commit.logs[log].late:
                     self._registry.remember(log, part.offset, part.chunks)
                 moved[log] = None
-            self._count_records(batch, records, now)
+            for namespace, records in batch.records.items():
+                if records:
+                    counts.records += records
+                    counts.ack_seconds[namespace].observe(now - batch.began, records)
         if commit.logs:
             for log, target in commit.logs.items():
                 if log in moved:
                     target.publish(self.tails, now)
                     self.direct.bytes += target.referred_bytes
             self.tails.charge()
+        self.unindexed |= moved
+        self.dirty |= moved  # before changes of the catalog: a deleted log leaves both again
         return moved
 
     def poison(self, error: PoisonError) -> None:
@@ -821,11 +813,3 @@ class Committer:
         """Run what waits for a moment between two commits."""
         while self._idle and not self._busy:
             self._idle.pop(0)()
-
-
-def _records_of(appends: Iterable[LightAppend]) -> dict[str, int]:
-    """How many records, by namespace."""
-    records: dict[str, int] = {}
-    for log, _, _, count in appends:
-        records[log.namespace] = records.get(log.namespace, 0) + count
-    return records

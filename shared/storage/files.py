@@ -167,7 +167,10 @@ class OpenFiles:
             self._open.move_to_end(file)
         return file.fd
 
-    def unpin(self, file: LogFile) -> None:
+    def unpin(self, file: LogFile, fd: int = -1) -> None:
+        """`fd`: the descriptor that was used meanwhile. One that a thread opened is kept, as by `adopt`."""
+        if fd >= 0 and fd != file.fd:
+            self.adopt(file, fd)
         file.pins -= 1
         if file.gone and not file.pins:
             self._close(file)

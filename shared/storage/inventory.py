@@ -1,5 +1,6 @@
 """The logs of a store: namespaces, their logs, and which of them are durable (the catalog)."""
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
@@ -29,17 +30,20 @@ Beside = Callable[[Log], tuple[Log, bytes, int]]
 @attrs.frozen
 class CatalogSnapshot:
     """The catalog as of one moment. `lines`: packed, by log id. `changed`: logs whose lines are still to be
-    packed; `modes`, `firsts` and `ends` are theirs as of that moment. (Columns: the collector would walk tens
-    of thousands of tuples at once.) `folders`: whose names changed since the last snapshot.
+    packed; `modes`, `firsts` and `ends` are theirs as of that moment. `folders`: whose names may have changed
+    since the last snapshot; complete once all lines are packed.
+
+    The garbage collector walks each new list or dict of 50,000 logs three times, 10 to 38 ms each. So
+    `changed` is the committer's own dict, which is older, and numbers stand in arrays, which are not walked.
     """
 
     head: Catalog
     lines: dict[int, bytes]
-    changed: list[Log]
+    changed: dict[Log, None]
     modes: list[Durability]
-    firsts: list[int]
-    ends: list[int]
-    folders: list[str]
+    firsts: "array[int]"
+    ends: "array[int]"
+    folders: dict[str, None]
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -258,33 +262,39 @@ class Inventory:
                     self._lines[log.id] = catalog.pack_line(line_of(log))
             yield
 
-    def snapshot(self, replay_lsn: int, changed: Sequence[Log], clean: bool) -> CatalogSnapshot:
-        """The catalog as of now. Takes 0.3 us per changed log; packing takes ten times that."""
-        for log in changed:  # a file may be created long after its log, with its first bytes
-            self._folders[log.namespace] = None
-        those = [log for log in dict.fromkeys((*changed, *self._stale)) if log.id in self.logs]
-        modes, firsts = [log.mode_kept for log in those], [log.first_kept for log in those]
-        ends = [log.visible for log in those]
-        self._stale.clear()
-        folders = list(self._folders)
-        self._folders.clear()
+    def snapshot(self, replay_lsn: int, changed: dict[Log, None], clean: bool) -> CatalogSnapshot:
+        """The catalog as of now. Takes 0.15 us per changed log; packing takes ten times that and more.
+        `changed` stays as it is meanwhile.
+        """
+        for _ in self.pack_stale():  # few: most were packed just before
+            pass
         head = Catalog(self._journal_id, replay_lsn, self._next_log_id, self._clock.wall_ms(), clean, ())
-        return CatalogSnapshot(head, self._lines.copy(), those, modes, firsts, ends, folders)
+        folders, self._folders = self._folders, {}
+        return CatalogSnapshot(
+            head,
+            self._lines.copy(),
+            changed,
+            [log.mode_kept for log in changed],
+            array("q", [log.first_kept for log in changed]),
+            array("q", [log.visible for log in changed]),
+            folders,
+        )
 
     def pack_changed(self, snapshot: CatalogSnapshot) -> Iterator[None]:
         """Pack the lines of changed logs, some at each step. Logs may change in between."""
         rows = zip(snapshot.changed, snapshot.modes, snapshot.firsts, snapshot.ends, strict=True)
         for number, (log, mode, first, end) in enumerate(rows, 1):
             line = snapshot.lines[log.id] = catalog.pack_line(_line_of(log, mode, first, end))
+            snapshot.folders[log.namespace] = None  # its file may be new: it is made with its first bytes
             if log.id in self.logs:
                 self._lines[log.id] = line
             if number % _PACKED_AT_ONCE == 0:
                 yield
 
-    def mark_dirty(self, snapshot: CatalogSnapshot) -> None:
-        """The snapshot did not get to the disk: undo `snapshot`."""
-        self._folders.update(dict.fromkeys(snapshot.folders))
-        self._stale.update((log, None) for log in snapshot.changed if log.id in self.logs)
+    def take_back(self, snapshot: CatalogSnapshot) -> Iterator[Log]:
+        """The snapshot did not get to the disk: undo `snapshot`. Returns those of its logs that are there."""
+        self._folders |= snapshot.folders
+        return (log for log in snapshot.changed if log.id in self.logs)
 
 
 def line_of(log: Log) -> LogLine:

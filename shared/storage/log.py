@@ -141,8 +141,10 @@ class Change:
 class CommitBatch:
     """Becomes one batch of the journal. `room`: bytes of `bytes_max` that are left.
 
-    `each`: of logs with nothing but records of `Store.append_each`, those records. With its append a log
-    costs a commit 1.2 us so, and 1.5 us with a `LogAppend`.
+    `each`: of logs with nothing but records of `Store.append_each`, those records, in a list; or the one of
+    `Store.append_all`, in a tuple, which the garbage collector walks once, and a list three times. With its
+    append a log costs a commit 1.2 us so, and 1.5 us with a `LogAppend`. `each_ends`: where these logs end,
+    once the batch is sealed. The commit makes their rows of `light`: 50,000 took 19 ms of the loop.
 
     `gathering`: callbacks that add promised records when the batch is sealed. `broken`: what one of them
     raised: promised records are missing, so the batch must not be written. A ticket for
@@ -153,8 +155,10 @@ class CommitBatch:
     room: int
     began: float  # monotonic
     appends: "dict[Log, LogAppend]" = attrs.Factory(dict)
-    each: "dict[Log, list[bytes]]" = attrs.Factory(dict)
+    each: "dict[Log, list[bytes] | tuple[bytes]]" = attrs.Factory(dict)
+    each_ends: list[int] = attrs.Factory(list)
     light: list[LightAppend] = attrs.Factory(list)  # of logs that are not in `appends`
+    records: dict[str, int] = attrs.Factory(dict)  # by namespace, once it was written
     changes: list[Change] = attrs.Factory(list)
     gathering: list[Callable[[], None]] = attrs.Factory(list)
     broken: Exception | None = None
@@ -217,12 +221,8 @@ class CommitBatch:
     def leave_each(self, log: "Log") -> None:
         """Take a log out of `each`, to which something else is appended or done."""
         records = b"".join(chunks := self.each.pop(log))
-        self.add_heavy((log, log.end - len(records), records, len(chunks)))
-
-    def add_heavy(self, row: LightAppend) -> None:
-        """Have a row's log in `appends`."""
-        log, offset, records, count = row
-        ticket, end = self.tickets[log.mode.waits_for], offset + len(records)
+        ticket, end, count = self.tickets[log.mode.waits_for], log.end, len(chunks)
+        offset = end - len(records)
         self.appends[log] = LogAppend(log, self, ticket, True, offset, end, [records], [count], count)
 
     def add(self, change: Change) -> None:
@@ -248,12 +248,23 @@ class CommitBatch:
         self.gathering.clear()
         self.sealed = True
         most = -1 if self.changes else light_most
+        if self.each:
+            large: list[Log] = []
+            for log, chunks in self.each.items():
+                size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
+                if size > most or log.direct_dirty:
+                    large.append(log)
+                else:
+                    self.each_ends.append(log.end)
+            for log in large:
+                self.leave_each(log)
         light, heavy = self.light, {}
         for log, part in self.appends.items():
             log.pending = None
             part.end = log.end
             counts = part.counts
-            part.records = counts[0] if len(counts) == 1 else sum(counts)
+            part.records = records = counts[0] if len(counts) == 1 else sum(counts)
+            self.records[log.namespace] = self.records.get(log.namespace, 0) + records
             if (
                 log.end - part.offset <= most
                 and part.journaled
@@ -262,17 +273,19 @@ class CommitBatch:
                 and (log.tail_bytes or not log.direct)
                 and not log.unawaited
             ):
-                light.append((log, part.offset, b"".join(part.chunks), part.records))
+                light.append((log, part.offset, b"".join(part.chunks), records))
             else:
                 heavy[log] = part
         self.appends = heavy
-        for log, chunks in self.each.items():
-            records = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            row = log, log.end - len(records), records, len(chunks)
-            if len(records) <= most and not log.direct_dirty:
-                light.append(row)
-            else:
-                self.add_heavy(row)
+
+    def make_rows(self) -> None:
+        """Have the logs of `each` in `light`. In the commit's thread: nobody else uses a batch once taken."""
+        light, total = self.light, self.records
+        for (log, chunks), end in zip(self.each.items(), self.each_ends, strict=True):
+            count, namespace = len(chunks), log.namespace
+            records = chunks[0] if count == 1 else b"".join(chunks)
+            light.append((log, end - len(records), records, count))
+            total[namespace] = total.get(namespace, 0) + count
         self.each.clear()
 
     def fail(self, error: StoreError | None) -> None:

@@ -53,9 +53,7 @@ class _Writing:
     number: int
     entries_start: int
     log_fd: int
-    log_pinned_fd: int
     index_fd: int
-    index_pinned_fd: int
     last_ms: int = 0
     cut: bool = False  # the step had no room for the rest of the tail
     made: bool = False
@@ -120,7 +118,9 @@ class LogWriter:
                 for log in logs:
                     if now - log.open_since >= ENTRY_COVERS_SECONDS and not log.busy:
                         log.close_entry()
-                    if log not in due and log.entries_below(log.tail_start):
+                    if log.indexed:  # by a commit, around the journal
+                        self._committer.unindexed.pop(log, None)
+                    elif log not in due and log.entries_below(log.tail_start):
                         due[log] = None
             return await self._flush(due)
 
@@ -130,8 +130,7 @@ class LogWriter:
         Commits may go on meanwhile.
         """
         async with self._lock:
-            logs = dict.fromkeys([*self._tails.all_logs(), *self._committer.unindexed])
-            return await self._flush(logs, open_entries=True)
+            return await self._flush(self._committer.unindexed, open_entries=True)
 
     async def _flush(self, logs: Iterable[Log], *, open_entries: bool = False) -> bool:
         """`open_entries`: logs that have nothing else to write end theirs, too."""
@@ -152,10 +151,6 @@ class LogWriter:
             tail_errors |= {w.log.name: w.tail_error for w in step if w.tail_error is not None}
             index_errors += [w.index_error for w in step if w.index_error is not None]
         self._complain(tail_errors, index_errors)
-        async for logs in _in_slices(list(self._committer.unindexed)):
-            for log in logs:
-                if log.gone or log.indexed:
-                    self._committer.unindexed.pop(log, None)
         return not tail_errors and not index_errors
 
     def _take(self, left: deque[Log], open_entries: bool) -> list[_Writing]:
@@ -164,7 +159,8 @@ class LogWriter:
         size = 0
         while left and len(step) < _STEP_LOGS and size < STEP_BYTES:
             log = left.popleft()
-            if log.gone:
+            if log.gone or log.indexed:
+                self._committer.unindexed.pop(log, None)
                 continue
             offset = log.tail_start
             end = self._cut(log, STEP_BYTES - size)
@@ -179,16 +175,12 @@ class LogWriter:
             entries = log.entries_below(offset + len(data))
             if not data and not entries:
                 continue
-            log_fd = self._files.pin(log.file)
-            index_fd = self._files.pin(log.index_file)
             if data:
                 self._tails.writing.add(log)
                 log.tail_lent = True
-            start, number = log.entries_start, log.entries_written
+            fds = self._files.pin(log.file), self._files.pin(log.index_file)
             step.append(
-                _Writing(
-                    log, offset, data, entries, number, start, log_fd, log_fd, index_fd, index_fd, cut=cut
-                )
+                _Writing(log, offset, data, entries, log.entries_written, log.entries_start, *fds, cut=cut)
             )
         return step
 
@@ -208,12 +200,8 @@ class LogWriter:
         """In the trio thread: publish the outcome."""
         log = writing.log
         self._tails.writing.discard(log)
-        if writing.log_fd >= 0 and writing.log_fd != writing.log_pinned_fd:
-            self._files.adopt(log.file, writing.log_fd)
-        self._files.unpin(log.file)
-        if writing.index_fd >= 0 and writing.index_fd != writing.index_pinned_fd:
-            self._files.adopt(log.index_file, writing.index_fd)
-        self._files.unpin(log.index_file)
+        self._files.unpin(log.file, writing.log_fd)
+        self._files.unpin(log.index_file, writing.index_fd)
         if writing.made:
             log.fresh = False
         if writing.tail_written:
@@ -224,6 +212,8 @@ class LogWriter:
             if log.entries_written == UNKNOWN:
                 log.entries_written = writing.number
             log.entries_reached(writing.number + len(writing.entries))  # a commit may have been faster
+        if log.indexed:
+            self._committer.unindexed.pop(log, None)
         if (writing.tail_written or writing.entries_written) and not log.gone:
             self._committer.dirty[log] = None
 
@@ -261,7 +251,8 @@ class LogWriter:
         together: list[_Writing] = []
         for writing in step:
             try:
-                if writing.log_fd < 0:
+                opened = writing.log_fd < 0
+                if opened:
                     writing.log_fd = open_log(self._files, writing.log)
                     writing.made = True
                     room -= 1
@@ -269,9 +260,9 @@ class LogWriter:
                     together.append(writing)
                     continue
                 self._write_tail(writing)
-                if room < 0 and writing.log_fd != writing.log_pinned_fd:
+                if opened and room < 0:
                     self._disk.close(writing.log_fd)
-                    writing.log_fd = writing.log_pinned_fd
+                    writing.log_fd = UNKNOWN
             except FileGone:
                 pass
             except OSError as error:
@@ -296,14 +287,14 @@ class LogWriter:
         together: list[_Writing] = []
         for writing in step:
             try:
-                if self._open_index(writing):
-                    room -= 1
-                if room >= 0 or writing.index_fd == writing.index_pinned_fd:
+                opened = self._open_index(writing)
+                room -= opened
+                if room >= 0 or not opened:
                     together.append(writing)
                     continue
                 self._write_index(writing)
                 self._disk.close(writing.index_fd)
-                writing.index_fd = writing.index_pinned_fd
+                writing.index_fd = UNKNOWN
             except FileGone:
                 pass
             except OSError as error:

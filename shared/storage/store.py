@@ -364,7 +364,7 @@ class Store:
             journal_batches=self._journal.batches,
             journal_syncs=self._journal.syncs,
             sync_seconds_last=counts.sync_seconds_last,
-            sync_seconds_mean=counts.sync_seconds_mean,
+            sync_seconds_mean=counts.sync_times.mean,
             sync_seconds_median=counts.sync_quantile(0.5),
             sync_seconds_p99=counts.sync_quantile(0.99),
             journal_bytes=self._journal.disk_bytes,

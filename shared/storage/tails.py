@@ -133,9 +133,6 @@ class Tails:
                 left -= log.tail_bytes
                 yield log
 
-    def all_logs(self) -> list[Log]:
-        return list(self._since)
-
     def written(self, log: Log, size: int, now: float) -> None:
         """The log's file has the first `size` bytes of its tail."""
         if log not in self._since:

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from shared.storage import catalog
 from shared.storage.log import Log, Ticket
 from shared.storage.settings import Durability
 from shared.storage.store import Store
@@ -418,6 +419,21 @@ async def test_index_entries_of_a_log_whose_deletion_was_refused_still_reach_its
     (entry,) = again.namespace("things", ALWAYS).logs["a"].index_entries(0, log.end)
     assert not entry.flags, "verified since it was written, not rebuilt from what was found"
     again.abandon()
+
+
+@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
+async def test_a_log_that_is_deleted_with_its_last_records_is_in_no_catalog(mode: Durability) -> None:
+    disk, store = await fresh_store()
+    things = store.namespace("things", mode)
+    log, _ = things.create("a")
+    await append(store, log, b"first")
+    log.append(records(b"last"), 1)
+    await store.wait(things.delete("a"))
+    assert await store.checkpoint()
+    found = catalog.read(disk)
+    assert found is not None
+    assert not found.logs
+    await store.close()
 
 
 @pytest.mark.parametrize(("before", "then"), [(NONE, INTERVAL), (NONE, ALWAYS), (ALWAYS, NONE)], ids=str)

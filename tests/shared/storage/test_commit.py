@@ -410,6 +410,28 @@ async def test_one_record_after_the_other_ends_where_a_log_is_special(odd: str) 
     assert await read_all(one) == [b"x"]
 
 
+@pytest.mark.parametrize("many_first", [True, False])
+async def test_what_many_logs_get_at_once_keeps_its_place_among_what_each_gets(many_first: bool) -> None:
+    disk, store = await fresh_store()
+    logs = await logs_of(store, *[ALWAYS] * 70)
+
+    def to_all() -> Ticket:
+        return store.append_all([(log, records(b"all"), 1) for log in logs])[1]
+
+    ticket = to_all() if many_first else None
+    offsets, _ = store.append_each([logs[0]] * 2, [records(b"each")] * 2)
+    assert len(offsets) == (0 if many_first else 2), "a log that got something with many ends it"
+    for _ in range(2 - len(offsets)):
+        logs[0].append(records(b"each"), 1)
+    await store.wait(ticket or to_all())
+    kept = [b"all", b"each", b"each"] if many_first else [b"each", b"each", b"all"]
+    assert [await read_all(log) for log in logs] == [kept] + [[b"all"]] * 69
+    assert store.statistics().records == 72
+    store, _ = await reopen(store, disk)
+    again = store.namespace("logmq", ALWAYS).logs.values()
+    assert [await read_all(log) for log in again] == [kept] + [[b"all"]] * 69
+
+
 async def test_nothing_is_appended_one_after_the_other_where_the_store_takes_nothing() -> None:
     disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)

@@ -132,6 +132,19 @@ async def test_a_log_may_change_to_it_and_back() -> None:
         assert (log.mode, await read_all(log)) == (mode, made)
 
 
+async def test_a_file_opened_to_be_synced_before_the_journal_takes_over_is_closed_at_the_end() -> None:
+    disk, store = await fresh_store()
+    logs = await logs_of(store, NONE, NONE)
+    for log in logs:
+        await append(store, log, b"around the journal")
+    store.reserve_descriptors(1 << 20)  # handles that are not in use are closed
+    for log in logs:
+        store.namespace("logmq", NONE).change_mode(log.name, ALWAYS)
+        await append(store, log, b"in it")
+    await store.close()
+    assert disk.open_paths == []
+
+
 async def test_records_in_two_pieces_are_written_uncopied_however_short_the_writes_are() -> None:
     store = await open_store(disk := FakeDisk())
     (log,) = await logs_of(store, UNJOURNALED)
