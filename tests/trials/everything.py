@@ -217,10 +217,8 @@ class Everything:
         namespaces = self.store.namespace("recorded", Durability("always")).logs
         for name, log in namespaces.items():
             found["recorded", name] = Counter(await self._read(log, ("recorded", name)))
-        for name in self.logmq.topics.names():
-            topic = self.logmq.topics.find(name)
-            assert topic is not None
-            found["topic", name] = Counter(await self._read(topic, ("topic", name)))
+        for topic in self.logmq.topics.all():
+            found["topic", topic.name] = Counter(await self._read(topic, ("topic", topic.name)))
         logs = self.logmq.topics.by_id()
         found["groups",] = Counter(
             (row.group, row.topic, row.offset) for row in self.logmq.groups.all(logs.get)

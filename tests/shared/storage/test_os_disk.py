@@ -26,6 +26,7 @@ from shared.storage.files import LogFile, OpenFiles
 from shared.storage.lock import LOCK_NAME, FolderLock
 from shared.storage.os_disk import OsDisk
 from shared.storage.threads import Threads
+from tests.support.documents import ROOT
 from tests.support.fake_disk import FakeDisk
 
 LINUX = sys.platform.startswith("linux")
@@ -397,6 +398,32 @@ def test_one_that_fails_says_why_and_the_others_are_done(tmp_path: Path) -> None
     finally:
         os.close(bad)
         os.close(good)
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from shared.storage import aio
+
+got = 0
+def count(*_):
+    global got
+    got += 1
+signal.signal(signal.SIGUSR1, count)
+def interrupt():
+    while True:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        time.sleep(20e-6)
+threading.Thread(target=interrupt, daemon=True).start()
+fds = [os.memfd_create(str(number)) for number in range(64)]
+while got < 2000:
+    assert aio.write_many([(fd, memoryview(bytearray(8000)), 0) for fd in fds]) == [8000] * 64
+assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+"""
+
+
+def test_signals_do_not_end_the_wait() -> None:
+    """In a process of its own: glibc's memory would be broken."""
+    subprocess.run([sys.executable, "-c", INTERRUPTED], check=True, cwd=ROOT)
 
 
 def test_a_disk_does_the_same_where_there_is_no_such_call(
