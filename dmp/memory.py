@@ -20,7 +20,7 @@ _V = TypeVar("_V")
 _TENTH = 0.1
 _LOW = 1 - _TENTH  # of the bound: publishers go on below it, and not at every message that leaves
 UNUSED_MAX = 64
-"""Entries of a cache made in a row of which none was found again; behind them one in `TRIED_AGAIN` is made."""
+"""Entries of a cache in a row of which none was found again. Behind them one in `TRIED_AGAIN` is made."""
 TRIED_AGAIN = 32
 STEP_BYTES = 64 << 10
 """Messages are charged to the budget in such steps: one that comes and leaves costs nothing more."""

@@ -30,9 +30,9 @@ _LIO_WRITE = 1
 _LIO_WAIT = 0
 _SIGEV_NONE = 1
 
-# A signal would end the wait of `lio_listio`. glibc (2.36) leaves the list of who waits on its stack then, and
-# the pool's threads write there later: "free(): invalid pointer", and the process is gone. `aio_suspend` takes
-# its list back. (`signal.pthread_sigmask` makes a set of all signals: 70 us a call, and this 2.)
+# A signal would end the wait of `lio_listio`. glibc (2.36) leaves the list of who waits on its stack then.
+# The pool's threads write there later, and the process dies with "free(): invalid pointer". `aio_suspend`
+# takes its list back. (`signal.pthread_sigmask` makes a set of all signals: 70 us a call, and this 2.)
 _SIGNAL_SET_BYTES = 128
 _SIGNALS = b"\xff" * _SIGNAL_SET_BYTES
 _THREADS = 4  # of glibc's pool; its default is 20
