@@ -16,6 +16,7 @@ from dms.engine import Engine, Queue
 from dms.expiry import Expiry
 from dms.opening import LogReplay
 from dms.queue_log import QueueLog
+from dms.records import unpack
 from dms.times import Times
 from logmq.bridge import LogmqSource
 from logmq.groups import Groups
@@ -542,15 +543,16 @@ def dms_tries_never_end() -> list[Change]:
 
 
 @bug("queues of mortals")
-def dms_reads_twice() -> list[Change]:
-    """What is cold is read again while it is being read."""
-    takes_more = ColdRow._takes_more
+def dms_skips_what_is_cold() -> list[Change]:
+    """Of what is read back only the first record is taken, and the next read begins behind all."""
+    take_in = ColdRow._take_in
 
-    def as_if_none_were(self: ColdRow, data: Any) -> bool:
-        self._fetching = False
-        return takes_more(self, data)
+    def take_first(self: ColdRow, data: bytes) -> None:
+        end = self.offset + len(data)
+        take_in(self, data[: next((record.end for record in unpack(data)), 0)])
+        self.offset = end
 
-    return [(ColdRow, "_takes_more", as_if_none_were)]
+    return [(ColdRow, "_take_in", take_first)]
 
 
 # -- bridges
