@@ -155,8 +155,8 @@ class BudgetedCache(dict[_K, _V]):
         self._entries_max = entries_max
         self.unused = 0
 
-    def is_worth_keeping(self) -> bool:
-        """Whether an entry that would be made may be found again, by those before it."""
+    def admit(self) -> bool:
+        """Count an entry that could be made. True: make it, for it may be found again, by those before it."""
         self.unused += 1
         return self.unused <= UNUSED_MAX or self.unused % TRIED_AGAIN == 0
 

@@ -96,12 +96,9 @@ def put_bytes(head: Head) -> int:
     return _HEAD.size + len(head.record) + head.stored_bytes
 
 
-def taken(numbers: Sequence[int]) -> bytes:
+def taken(messages: Sequence[int]) -> bytes:
     """A TAKEN record; nothing for nothing."""
-    if not numbers:
-        return b""
-    payload = struct.pack(f">B{len(numbers)}Q", Op.TAKEN, *numbers)
-    return _LENGTH.pack(len(payload)) + payload
+    return taken_in_parts((numbers(messages),)) if messages else b""
 
 
 def numbers(messages: Sequence[int]) -> bytes:

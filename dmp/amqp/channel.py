@@ -887,7 +887,7 @@ class Consumer:
             number, payload_max = self.channel.number, self.channel.mux.payload_max
             between = deliver_between(number, head, False, payload_max)
             found = deliver_before(number, self.tag, head), between
-            if len(between) <= KEPT_BYTES_MAX and self._heads.is_worth_keeping():
+            if len(between) <= KEPT_BYTES_MAX and self._heads.admit():
                 self._heads.keep(head, found, _HEAD_BYTES + 3 * len(between))
         else:
             self._heads.unused = 0

@@ -148,7 +148,7 @@ class Publishing:
         post = Post(b"", channel, content, head)
         if head.large or not 0 < head.body_bytes <= channel.mux.payload_max:
             return post
-        if not self._posts.is_worth_keeping():
+        if not self._posts.admit():
             return post
         number, payload_max = channel.number, channel.mux.payload_max
         method = publish_frame(
