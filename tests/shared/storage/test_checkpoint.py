@@ -13,6 +13,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from shared.storage import catalog
+from shared.storage.inventory import Namespace
 from shared.storage.log import Log, Ticket
 from shared.storage.settings import Durability
 from shared.storage.store import Store
@@ -365,15 +366,21 @@ async def require(disk: FakeDisk, *payloads: bytes) -> None:
     again.abandon()
 
 
+async def one_log(mode: Durability) -> tuple[FakeDisk, Store, Namespace, Log]:
+    """A store with one log, `a` of the namespace `things`, and a record in it."""
+    disk, store = await fresh_store()
+    things = store.namespace("things", mode)
+    log, _ = things.create("a")
+    await append(store, log, b"first")
+    return disk, store, things, log
+
+
 @pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
 @pytest.mark.parametrize("checkpointed_before", [False, True])
 async def test_a_log_whose_deletion_is_under_way_keeps_all_its_records(
     mode: Durability, checkpointed_before: bool
 ) -> None:
-    disk, store = await fresh_store()
-    things = store.namespace("things", mode)
-    log, _ = things.create("a")
-    await append(store, log, b"first")
+    disk, store, things, log = await one_log(mode)
     if checkpointed_before:
         assert await store.checkpoint()
     await append(store, log, b"second")
@@ -386,10 +393,7 @@ async def test_a_log_whose_deletion_is_under_way_keeps_all_its_records(
 
 @pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
 async def test_a_log_whose_deletion_was_refused_is_in_the_next_checkpoint(mode: Durability) -> None:
-    disk, store = await fresh_store()
-    things = store.namespace("things", mode)
-    log, _ = things.create("a")
-    await append(store, log, b"first")
+    disk, store, things, log = await one_log(mode)
     assert await store.checkpoint()
     await append(store, log, b"second")
     deleted = things.delete("a")
@@ -405,10 +409,7 @@ async def test_a_log_whose_deletion_was_refused_is_in_the_next_checkpoint(mode: 
 
 
 async def test_index_entries_of_a_log_whose_deletion_was_refused_still_reach_its_index() -> None:
-    disk, store = await fresh_store()
-    things = store.namespace("things", ALWAYS)
-    log, _ = things.create("a")
-    await append(store, log, b"first")
+    disk, store, things, log = await one_log(ALWAYS)
     deleted = things.delete("a")
     assert await store.checkpoint()  # it writes what entries there are
     fail(disk, errno.ENOSPC, lambda operation: True, times=1)
@@ -423,10 +424,7 @@ async def test_index_entries_of_a_log_whose_deletion_was_refused_still_reach_its
 
 @pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
 async def test_a_log_that_is_deleted_with_its_last_records_is_in_no_catalog(mode: Durability) -> None:
-    disk, store = await fresh_store()
-    things = store.namespace("things", mode)
-    log, _ = things.create("a")
-    await append(store, log, b"first")
+    disk, store, things, log = await one_log(mode)
     log.append(records(b"last"), 1)
     await store.wait(things.delete("a"))
     assert await store.checkpoint()
@@ -440,10 +438,7 @@ async def test_a_log_that_is_deleted_with_its_last_records_is_in_no_catalog(mode
 async def test_a_mode_is_in_the_catalog_once_its_change_is_durable(
     before: Durability, then: Durability
 ) -> None:
-    disk, store = await fresh_store()
-    things = store.namespace("things", before)
-    log, _ = things.create("a")
-    await append(store, log, b"first")
+    disk, store, things, log = await one_log(before)
     _, second = log.append(records(b"second"), 1)
     things.change_mode("a", then)
     assert await store.checkpoint()  # both wait for the commit after this
