@@ -7,7 +7,7 @@ and what is made by its name holds nothing of it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tests.trials.dms_ledger import Message, QueueBook
 from tests.trials.queue_judge import judge_acks, judge_missing, judge_order, short
@@ -27,9 +27,10 @@ def judge_queue(
     least = max([step.position for step in queue.steps if step.promised(until)], default=queue.position)
     if until == -math.inf:
         least = 0
+    lives = queue.lives()
     for message in queue.messages.values():
         if message.promised(until):
-            least = max(least, 2 * message.life + 1)
+            least = max(least, 2 * lives[message.life][0] + 1)
     there = [
         position for position in range(least, queue.asked_position + 1) if position % 2 == (found is not None)
     ]
@@ -38,7 +39,7 @@ def judge_queue(
         return Verdict(faults=[f"{queue.name}: {what}; it may be at {least} to {queue.asked_position}"])
     nearest: Verdict | None = None
     for position in reversed(there):
-        verdict = _judge_at(queue, position, found or (), until, dead)
+        verdict = _judge_at(queue, position, lives, found or (), until, dead)
         if not verdict.faults:
             return verdict
         if nearest is None or verdict.kept > nearest.kept:
@@ -68,7 +69,12 @@ def settle_queue(
 
 
 def _judge_at(
-    queue: QueueBook, position: int, found: Sequence[bytes], until: float, dead: Sequence[bytes]
+    queue: QueueBook,
+    position: int,
+    lives: Mapping[int, range],
+    found: Sequence[bytes],
+    until: float,
+    dead: Sequence[bytes],
 ) -> Verdict:
     """As if the queue were at this position now."""
     verdict = Verdict(life=position)
@@ -85,7 +91,7 @@ def _judge_at(
         elif message is None:
             what = "back, which was gone" if body in queue.gone else "which nobody sent"
             verdict.faults.append(f"{queue.name}: {what}: {short(body)}")
-        elif message.life != life or not position % 2:
+        elif life not in lives[message.life] or not position % 2:
             verdict.faults.append(f"{queue.name}: of a queue that was deleted: {short(body)}")
         else:
             here.append(message)
@@ -98,6 +104,6 @@ def _judge_at(
     here += [queue.messages[body] for body in dead]
     judge_acks(queue.name, queue.messages.values(), here, until, verdict)
     if position % 2:
-        of_life = [message for message in queue.messages.values() if message.life == life]
+        of_life = [message for message in queue.messages.values() if life in lives[message.life]]
         judge_missing(queue.name, of_life, here, until, verdict)
     return verdict

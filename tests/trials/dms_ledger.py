@@ -72,6 +72,19 @@ class QueueBook:
         """Where it will be once all that is queued is done."""
         return self.steps[-1].position if self.steps else self.position
 
+    def lives(self) -> dict[int, range]:
+        """By the life that a message was sent in, those that it may be in: a refused DELETE may have ended
+        the one before, or not.
+        """
+        refused = {step.position // 2 for step in self.steps if step.refused and step.position % 2 == 0}
+        found = {}
+        for life in {message.life for message in self.messages.values()}:
+            first = life
+            while first in refused:
+                first -= 1
+            found[life] = range(first, life + 1)
+        return found
+
     def in_order(self, bodies: Sequence[bytes]) -> list[bytes]:
         """Of arrival, as far as anybody knows it: settled ones first, what nobody sent last."""
         settled = {message.key: place for place, message in enumerate(self.settled)}

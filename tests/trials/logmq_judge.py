@@ -226,16 +226,17 @@ def _pass_dropped(waiting: Mapping[str, deque[Write]], found: Found, verdict: Ve
 
 
 def _next_at(waiting: Mapping[str, deque[Write]], placed: Set[Write], found: Found, at: int) -> Write | None:
-    """Which writer's next write stands at `at`; one that was acknowledged there before any other."""
+    """Which writer's next write stands at `at`; one that was acknowledged there before any other, and one
+    that was refused last: empty ones are alike.
+    """
     fitting: Write | None = None
     for queue in waiting.values():
         for write in queue:
             if write not in placed and found.data.startswith(write.records, at - found.first):
                 if write.offset == at:
                     return write
-                if fitting is None or fitting.acknowledged:
+                if fitting is None or fitting.acknowledged or (fitting.refused and not write.refused):
                     fitting = write
-                break
             if not write.refused:
                 break
     return fitting

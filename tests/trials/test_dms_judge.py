@@ -42,6 +42,19 @@ def test_a_deleted_queue_is_gone_and_its_successor_holds_nothing_of_it() -> None
         assert verdict.life == life
 
 
+def test_a_queue_whose_delete_was_refused_holds_what_came_before_and_after() -> None:
+    refused = Step(21.0, 22.0, "not written", position=2), Step(23.0, 24.0, "exists already", position=3)
+    book = queue(message(b"a"), message(b"b", life=1), steps=refused)
+    for until in (math.inf, 20.0):
+        verdict = judge_queue(book, [b"a", b"b"], until)
+        assert (verdict.faults, verdict.life, verdict.kept) == ([], 1, 2)
+    assert judge_queue(book, [b"b"]).life == 3  # it took place all the same
+    assert "lost" in faults(judge_queue(book, [b"a"]))
+    assert "lost" in faults(judge_queue(book, []))
+    refused[0].refused = ""
+    assert "of a queue that was deleted" in faults(judge_queue(book, [b"a", b"b"]))
+
+
 def test_a_message_is_in_its_queue_or_once_among_the_dead() -> None:
     book = queue(message(b"a"), message(b"b"), message(b"c"))
     book.messages[b"c"].ack = Asked(25.0, 30.0)

@@ -103,6 +103,17 @@ def test_a_batch_that_was_refused_and_sent_again_as_the_power_went_may_stand_at_
         assert judge(page, found(*order)).faults
 
 
+def test_of_two_empty_messages_the_acknowledged_one_stands_where_it_was_said_and_not_the_refused() -> None:
+    empty = record(b"")
+    refused = [write(empty), write(THREE)]
+    for one in refused:
+        one.answered, one.refused = AT_ONCE, "ERR STORAGE"
+    page = ledger(*refused, write(empty, 0), write(ONE, len(empty)))
+    assert not judge(page, found(empty, ONE)).faults
+    page = ledger(*refused, write(empty), write(ONE))
+    assert not judge(page, found(empty, ONE)).faults
+
+
 def test_a_refused_delete_took_place_or_it_did_not() -> None:
     def refused() -> Delete:
         return Delete(AT_ONCE, AT_ONCE, "ERR STORAGE")
