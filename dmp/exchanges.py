@@ -369,12 +369,13 @@ def route(first: Exchange, head: Head, exchanges: Callable[[bytes], Exchange | N
         if not found and exchange.kind.alternate is not None:
             alternate = exchanges(exchange.kind.alternate)
             found = [] if alternate is None else [alternate]
-        for destination in found:
-            if not isinstance(destination, Exchange):
-                queues[destination] = None
-            elif destination not in seen:
-                seen.add(destination)
-                waiting.append(destination)
+        reached = [destination for destination in found if not isinstance(destination, Exchange)]
+        queues.update(dict.fromkeys(reached))  # in one call: there may be 50,000
+        if len(reached) < len(found):
+            for destination in found:
+                if isinstance(destination, Exchange) and destination not in seen:
+                    seen.add(destination)
+                    waiting.append(destination)
     return tuple(queues), steps // STEPS_PER_MESSAGE + len(seen) - 1
 
 

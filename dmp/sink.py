@@ -75,12 +75,12 @@ _NO_LIMIT = 1 << 60
 class Lane:
     """Messages for the same queues, of the stretch under way.
 
-    While it holds some: `takers`, its queues with the feeds that take slices as they are, or None; `slow`,
-    how many are None.
+    While it holds some: `feeds`, of each of its queues, which take slices as they are, or None; `slow`, how
+    many are None.
     """
 
     queues: Sequence[Queue]
-    takers: list[tuple[Queue, FeedTaker | None]] = attrs.Factory(list)
+    feeds: list[FeedTaker | None] = attrs.Factory(list)
     pieces: list[bytes | memoryview] = attrs.Factory(list)
     count: int = 0
     slow: int = 0
@@ -311,12 +311,8 @@ class Sink:
         """Something goes there: how many messages that differ, before others should have a turn?"""
         for lane in route.lanes:
             if not lane.pieces:
-                lane.slow = 0
-                lane.takers.clear()  # of a run with options, which is in no lane
-                for queue in lane.queues:
-                    feed = queue.takes_whole
-                    lane.takers.append((queue, feed))
-                    lane.slow += feed is None
+                lane.feeds = feeds = [queue.feed and queue.takes_whole for queue in lane.queues]
+                lane.slow = feeds.count(None)
         return self._most(route, 1 + RUN_WORK)
 
     def _most(self, route: SinkRoute, work: int) -> int:
@@ -389,14 +385,16 @@ class Sink:
         for lane in touched:
             pieces, lane.pieces = lane.pieces, []
             count, lane.count = lane.count, 0
-            takers, lane.takers = lane.takers, []
+            feeds, lane.feeds = lane.feeds, []
             chunks = chunks_of(pieces, len(lane.queues))
-            rest: list[Queue] = []
-            for queue, feed in takers:
-                if feed is None:
-                    rest.append(queue)
-                else:
-                    queue.publish_whole(feed, chunks, count, name)
+            rest: Sequence[Queue] = lane.queues
+            if lane.slow < len(feeds):
+                rest = rest_of = []
+                for queue, feed in zip(lane.queues, feeds, strict=True):
+                    if feed is None:
+                        rest_of.append(queue)
+                    else:
+                        queue.publish_whole(feed, chunks, count, name)
             if len(rest) > QUEUES_AT_ONCE:
                 self._publish_in_slices(runs(b"".join(pieces)), rest)
             elif rest:

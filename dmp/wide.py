@@ -19,6 +19,7 @@ from dmp.queue_log import QueueLog
 from dmp.queue_records import put_bytes, putter
 from dmp.queues import Queue
 from shared.errors import StoreError
+from shared.garbage import paused
 from shared.queues.sliced_work import SlicedWork, batched
 from shared.storage.log import Log, Ticket
 
@@ -190,12 +191,13 @@ class Publication:
     def _append(self, body: bytes, others: list[Queue]) -> Iterator[None]:
         """To the durable queues; `others` gets those that are not. Raises StoreError."""
         wide = WideAppend(self._broker, self._head, (body,))
-        for some in batched(self._queues, QUEUES_PER_STEP):
-            others += [queue for queue in some if not queue.durable]
-            open_ = self._open([queue for queue in some if queue.durable])
-            wide.expect([(queue, queue.log) for queue in open_ if queue.log is not None])
-            yield
-        wide.append()
+        with paused(len(self._queues)):
+            for some in batched(self._queues, QUEUES_PER_STEP):
+                others += [queue for queue in some if not queue.durable]
+                open_ = self._open([queue for queue in some if queue.durable])
+                wide.expect([(queue, queue.log) for queue in open_ if queue.log is not None])
+                yield
+            wide.append()
         self._last = wide.done
         yield
 

@@ -21,6 +21,7 @@ import attrs
 import structlog
 import trio
 
+from shared.garbage import paused
 from shared.storage import catalog
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk, replace_file
@@ -123,7 +124,8 @@ class Checkpointer:
     async def checkpoint(self, clean: bool = False) -> bool:
         """Make a checkpoint; False if it must be tried again. A failed sync makes the store read-only."""
         async with self._lock:
-            return await self._checkpoint(clean)
+            with paused(len(self._committer.dirty)):
+                return await self._checkpoint(clean)
 
     async def _checkpoint(self, clean: bool) -> bool:
         """Before the snapshot write as many tails, index entries and catalog lines as possible, so that few

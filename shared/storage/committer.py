@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from shared.errors import LogDeleted, StoreClosed, StoreError, StoreFull, StoreReadOnly
+from shared.garbage import MANY
 from shared.metrics import Histogram
 from shared.storage.commit import Commit, LogCommit
 from shared.storage.direct import DirectWrites
@@ -239,6 +240,8 @@ class Committer:
             offsets.append(log.end)
             log.end += len(data)
         batch.room -= size
+        if batch.log_count >= MANY:
+            batch.pause_collector()
         return offsets, ticket
 
     def append_all(
@@ -268,6 +271,8 @@ class Committer:
         offsets = []
         each, appends = batch.each, batch.appends
         many = len(parts) > _INLINE_LOGS_MAX and through_journal
+        if len(parts) >= MANY:
+            batch.pause_collector()
         rows = 0
         folds = plain = False
         seen = None
@@ -283,10 +288,14 @@ class Committer:
                 and log.fold is None
                 and log.pending is None
                 and log.entries_written != UNKNOWN
-                and not (log.unawaited or log in each or log in appends)
+                and not (log.unawaited or log in appends)
             ):  # as in `append_each`: a third of the time
-                each[log] = (records,)
-                rows += 1
+                chunks = each.get(log)
+                if chunks is None:
+                    each[log] = (records,)
+                    rows += 1
+                else:
+                    each[log] = (*chunks, records)
                 offset = log.end
                 offsets.append(offset)
                 log.end = offset + len(records)
@@ -677,10 +686,7 @@ class Committer:
             if self.read_only is not None or error is not None:
                 self._fail(commit.batches[commit.good :], self.read_only or error)
             for batch in commit.batches:
-                # Batches and their appends refer to each other. Break the cycle: the garbage collector would
-                # come late for few large objects.
-                batch.appends.clear()
-                batch.light.clear()
+                batch.release()
             self._filling_since = self._clock.monotonic()
             journal = self.journal
             if (
@@ -708,6 +714,7 @@ class Committer:
         self._roll_back(log for batch in commit.batches for log in batch.logs)
         for batch in commit.batches:
             batch.fail(self.read_only)
+            batch.release()
         self._rest()
 
     def _resume_waiting(self) -> None:
@@ -802,6 +809,7 @@ class Committer:
         self._roll_back(dict.fromkeys(log for batch in failed for log in batch.logs))
         for batch in failed:
             batch.fail(error)
+            batch.release()
 
     def _roll_back(self, logs: Iterable[Log]) -> None:
         for log in logs:

@@ -22,6 +22,7 @@ from attrs import Attribute
 
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.file_range import FileRange
+from shared.garbage import MANY, PAUSES
 from shared.storage.entries import extend_by_tail
 from shared.storage.files import LogFile
 from shared.storage.format import ENTRY_HEADER_BYTES, EntryKind, IndexEntry
@@ -141,10 +142,10 @@ class Change:
 class CommitBatch:
     """Becomes one batch of the journal. `room`: bytes of `bytes_max` that are left.
 
-    `each`: of logs with nothing but records of `Store.append_each`, those records, in a list; or the one of
-    `Store.append_all`, in a tuple, which the garbage collector walks once, and a list three times. With its
-    append a log costs a commit 1.2 us so, and 1.5 us with a `LogAppend`. `each_ends`: where these logs end,
-    once the batch is sealed. The commit makes their rows of `light`: 50,000 took 19 ms of the loop.
+    `each`: of logs with nothing but records of `Store.append_each`, those records, in a list; or those of
+    `Store.append_all`, in a tuple. With its append a log costs a commit 1.2 us so, and 1.5 us with a
+    `LogAppend`. `each_ends`: where these logs end, once the batch is sealed. The commit makes their rows of
+    `light`: 50,000 took 19 ms of the loop.
 
     `gathering`: callbacks that add promised records when the batch is sealed. `broken`: what one of them
     raised: promised records are missing, so the batch must not be written. A ticket for
@@ -155,7 +156,7 @@ class CommitBatch:
     room: int
     began: float  # monotonic
     appends: "dict[Log, LogAppend]" = attrs.Factory(dict)
-    each: "dict[Log, list[bytes] | tuple[bytes]]" = attrs.Factory(dict)
+    each: "dict[Log, list[bytes] | tuple[bytes, ...]]" = attrs.Factory(dict)
     each_ends: list[int] = attrs.Factory(list)
     light: list[LightAppend] = attrs.Factory(list)  # of logs that are not in `appends`
     records: dict[str, int] = attrs.Factory(dict)  # by namespace, once it was written
@@ -164,6 +165,7 @@ class CommitBatch:
     broken: Exception | None = None
     tickets: defaultdict[Mode, Ticket] = attrs.Factory(partial(defaultdict, Ticket))
     log_count: int = 0
+    pauses: bool = False  # the garbage collector, until it is committed
     with_files: int = 0  # logs whose own files the commit must touch
     sealed: bool = False
     unawaited: bool = False  # it holds records that nobody waits for
@@ -207,6 +209,8 @@ class CommitBatch:
             end = log.end
             part = self.appends[log] = LogAppend(log, self, ticket, journaled, end, end)
             self.log_count += 1
+            if self.log_count == MANY:
+                self.pause_collector()
             self.room -= ENTRY_HEADER_BYTES
             if not journaled or log.entries_written == UNKNOWN:
                 self.with_files += 1
@@ -287,6 +291,22 @@ class CommitBatch:
             light.append((log, end - len(records), records, count))
             total[namespace] = total.get(namespace, 0) + count
         self.each.clear()
+
+    def pause_collector(self) -> None:
+        """Very many logs: their appends, and what they are kept in, are gone after the commit."""
+        if not self.pauses:
+            self.pauses = True
+            PAUSES.begin()
+
+    def release(self) -> None:
+        """It is over. Batches and their appends refer to each other: break the cycle, for the garbage
+        collector would come late for few large objects.
+        """
+        self.appends.clear()
+        self.light.clear()
+        if self.pauses:
+            self.pauses = False
+            PAUSES.end()
 
     def fail(self, error: StoreError | None) -> None:
         """Nothing of it is durable: tell those who wait."""

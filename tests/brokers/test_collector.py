@@ -8,6 +8,7 @@ import pytest
 
 from brokers import collector
 from brokers.collector import FEW, LONG_SECONDS, WHOLE_SECONDS, Collector
+from shared.garbage import Pauses
 
 
 class FakeGc:
@@ -17,6 +18,7 @@ class FakeGc:
         self.callbacks: list[Callable[[str, dict[str, int]], None]] = []
         self.walked = self.frozen = self.counted = 0
         self.thresholds = 700, 10, 10
+        self.enabled = True
 
     def get_threshold(self) -> tuple[int, int, int]:
         return self.thresholds
@@ -28,6 +30,12 @@ class FakeGc:
         for callback in self.callbacks:
             callback("start", {"generation": 2})
             callback("stop", {"generation": 2})
+
+    def disable(self) -> None:
+        self.enabled = False
+
+    def enable(self) -> None:
+        self.enabled = True
 
     def freeze(self) -> None:
         self.frozen += self.walked
@@ -58,7 +66,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGc:
 
 
 def test_what_a_long_collection_has_walked_is_not_walked_again(fake: FakeGc) -> None:
-    Collector(fake).install()
+    Collector(fake, Pauses(fake)).install()
     fake.walked = FEW // 2
     fake.collect()
     assert fake.frozen == 0
@@ -69,7 +77,7 @@ def test_what_a_long_collection_has_walked_is_not_walked_again(fake: FakeGc) -> 
 
 def test_everything_is_walked_again_when_twice_as_much_is_set_apart_but_not_often(fake: FakeGc) -> None:
     fake.walked = FEW
-    Collector(fake).install()
+    Collector(fake, Pauses(fake)).install()
     fake.walked = FEW * 3
     fake.collect()
     assert (fake.walked, fake.frozen) == (0, FEW * 4)  # it is too soon
@@ -87,7 +95,7 @@ def test_everything_is_walked_again_when_twice_as_much_is_set_apart_but_not_ofte
 
 
 def test_what_is_set_apart_is_counted_seldom_for_that_walks_it_all(fake: FakeGc) -> None:
-    Collector(fake).install()
+    Collector(fake, Pauses(fake)).install()
     fake.counted = 0
     for _ in range(5):
         fake.seconds += WHOLE_SECONDS / 6  # type: ignore[attr-defined]
@@ -102,11 +110,45 @@ def test_what_is_set_apart_is_counted_seldom_for_that_walks_it_all(fake: FakeGc)
 
 
 def test_full_collections_come_early_until_it_is_removed(fake: FakeGc) -> None:
-    its = Collector(fake)
+    its = Collector(fake, Pauses(fake))
     its.install()
     assert fake.thresholds == (700, 10, collector.OLD_MOST)
     its.remove()
     assert fake.thresholds == (700, 10, 10)
+
+
+def test_a_pause_lasts_until_all_work_is_done_and_what_is_there_then_is_set_apart(fake: FakeGc) -> None:
+    pauses = Pauses(fake)
+    its = Collector(fake, pauses)
+    its.install()
+    fake.walked = 5
+    pauses.begin()
+    pauses.begin()
+    pauses.end()
+    assert (fake.enabled, fake.frozen) == (False, 0)
+    pauses.end()
+    assert (fake.enabled, fake.walked, fake.frozen) == (True, 0, 5)
+    its.remove()
+    pauses.begin()  # another program's collector
+    assert fake.enabled
+    pauses.end()
+    assert fake.frozen == 0
+
+
+def test_what_is_about_to_be_walked_is_not_set_apart_by_a_pause(fake: FakeGc) -> None:
+    pauses = Pauses(fake)
+    Collector(fake, pauses).install()
+    fake.seconds = WHOLE_SECONDS + 1  # type: ignore[attr-defined]
+    fake.walked = FEW * 4
+    pauses.begin()
+    fake.collect()
+    pauses.end()
+    assert (fake.enabled, fake.walked) == (True, FEW * 4)
+    fake.collect()
+    pauses.begin()
+    fake.walked = 5
+    pauses.end()
+    assert fake.walked == 0
 
 
 def test_garbage_in_cycles_is_found_also_where_it_was_set_apart() -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -15,13 +16,24 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
+from shared.garbage import Pauses
 from shared.storage import committer
+from shared.storage import log as log_module
 from shared.storage.commit import Commit
 from shared.storage.format import IndexEntry
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store
 from shared.units import KIB
-from tests.support.commits import commits_behind, fail, log_write, logs_of, make_read_only, outcome, watch
+from tests.support.commits import (
+    commits_behind,
+    fail,
+    journal_write,
+    log_write,
+    logs_of,
+    make_read_only,
+    outcome,
+    watch,
+)
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
@@ -337,6 +349,41 @@ async def test_none_goes_around_the_journal_and_syncs_nothing() -> None:
         assert ticket.done
     assert syncs == []
     assert not any(path.startswith("journal/") for path in writes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("way", ["append", "append_each", "append_all"])
+async def test_the_collector_pauses_until_a_batch_of_very_many_logs_is_over(
+    way: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = Pauses(SimpleNamespace(disable=int, enable=int, freeze=int), allowed=True)
+    for module in (log_module, committer):
+        monkeypatch.setattr(module, "MANY", 80)
+    monkeypatch.setattr(log_module, "PAUSES", pauses)
+    disk, store = await fresh_store()
+    logs = await logs_of(store, *[ALWAYS] * 80)
+    for log in logs:
+        await append(store, log, b"before")
+    assert not pauses.count
+    if fails:
+        fail(disk, errno.ENOSPC, journal_write, times=1)
+    for few in (logs[:-1], logs):  # twice to most of them
+        assert not pauses.count
+        match way:
+            case "append":
+                ticket = [log.append(records(b"x"), 1)[1] for log in few][-1]
+            case "append_each":
+                ticket = store.append_each(few, [records(b"x")] * len(few))[1]
+            case "append_all":
+                ticket = store.append_all([(log, records(b"x"), 1) for log in few])[1]
+    assert pauses.count == 1
+    if fails:
+        with pytest.raises(StoreFull):
+            await store.wait(ticket)
+    else:
+        await store.wait(ticket)
+        assert [await read_all(log) for log in logs] == [[b"before", b"x", b"x"]] * 79 + [[b"before", b"x"]]
+    assert not pauses.count
 
 
 async def test_one_record_after_the_other_goes_to_its_log_as_if_appended_alone() -> None:
