@@ -31,6 +31,7 @@ from shared.queues.sliced_work import batched
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
+    from shared.storage.committer import Held
 
 LETTERS_PER_TURN = 32  # a few milliseconds
 LETTER_BYTES = 64
@@ -218,8 +219,14 @@ class DeadLetters:
                     wide.expect([(target, target.log) for target in some if target.log is not None])
                     others += [target for target in some if target.log is None]
                     yield
-                wide.append(() if queue.deleted else [(queue.log.log, queue.log.leaving([message]), 1)])
-                queue.log.left([message])
+                log = queue.log
+
+                def leave(held: "Held") -> None:
+                    if not queue.deleted:
+                        held.append([(log.log, log.leaving([message]), 1)])
+                    log.left([message])
+
+                yield from wide.steps(len(log.leaving([message])), leave)
                 queue.forget([message])
                 broker.log_changed(queue.log)
                 for some in batched(others, TARGETS_PER_STEP):

@@ -1,10 +1,9 @@
 """Messages for very many queues: put into them in slices, and others have their turn in between.
 
 What is persistent goes to all durable queues in one entry of the journal, which a crash keeps or loses as a
-whole. `WideAppend` does in slices what comes before that entry: messages are made, and counted. And so what
-comes after it: they are ready, and given out. In between is one step for all queues: numbers, records, the
-append, places in the queues. So each queue has its messages in the order of their records, whatever else
-came to it meanwhile.
+whole. `WideAppend` first has messages made, and counted. Then each queue gets numbers, a record and a place
+for them, all at once. So it has them in the order of its records, whatever else comes to it. The store holds
+the entry until all queues have theirs. At last they are ready, and given out. All of that goes in slices.
 """
 
 from __future__ import annotations
@@ -20,16 +19,20 @@ from dmp.queue_records import put_bytes, putter
 from dmp.queues import Queue
 from shared.errors import StoreError
 from shared.garbage import paused
-from shared.queues.sliced_work import SlicedWork, batched
+from shared.queues.sliced_work import SlicedWork, batched, taken_out
 from shared.storage.log import Log, Ticket
+from shared.storage.settings import Durability
 
 if TYPE_CHECKING:
     from dmp.bodies import Bodies
+    from shared.storage.committer import Held
     from shared.storage.store import Store
 
 QUEUES_PER_STEP = 128  # that get a message, or are about to: half a millisecond
 
 _Expected: TypeAlias = tuple[Queue, Log, list[Message]]
+_Placed: TypeAlias = tuple[Queue, list[Message], int, int]
+"""The number of the first message, and its offset in the log."""
 
 
 class WideContext(Protocol):
@@ -48,7 +51,8 @@ class WideContext(Protocol):
 
 @attrs.define(eq=False)
 class WideAppend:
-    """A run on its way to very many durable queues: have these `expect` it, in slices; then `append`.
+    """A run on its way to very many durable queues: have these `expect` it, in slices; then go through
+    `steps`, or `append` it at once.
 
     `done`: all have it, or none will. That is later than the store's own ticket, for they hear of it in
     slices, too.
@@ -60,64 +64,105 @@ class WideAppend:
     done: Ticket = attrs.field(factory=Ticket, init=False)
     _stored: Ticket = attrs.field(factory=Ticket, init=False)
     _expected: list[_Expected] = attrs.field(factory=list, init=False)
+    _modes: set[Durability] = attrs.field(factory=set, init=False)
+    _coming: list[_Placed] = attrs.field(factory=list, init=False)
+    _gone: list[_Expected] = attrs.field(factory=list, init=False)
 
     def expect(self, queues: Iterable[tuple[Queue, QueueLog]]) -> None:
-        """These are to have it, unless they are deleted before the append."""
-        self._expected += [(queue, log.log, queue.expect(self._head, self._bodies)) for queue, log in queues]
+        """These are to have it, unless they are deleted before they get it."""
+        for queue, log in queues:
+            self._modes.add(log.log.mode)
+            self._expected.append((queue, log.log, queue.expect(self._head, self._bodies)))
 
     def append(self, taken: Sequence[tuple[Log, bytes, int]] = ()) -> None:
-        """Write it, with the records of what leaves other queues. Raises StoreError; then no queue has got
-        anything.
+        """The same as `steps`, all at once; `taken`: records of what leaves other queues."""
+        size = sum([len(records) for _, records, _ in taken])
+        for _ in self.steps(size, lambda held: held.append(taken) if taken else None):
+            pass
 
-        All is done at once here, so nothing that can be done before or after.
+    def steps(
+        self, leaving_bytes: int = 0, leave: Callable[[Held], object] = lambda held: None
+    ) -> Iterator[None]:
+        """Write it. `leave` appends the records, of so many bytes, of what leaves other queues. Raises
+        StoreError at once; then no queue has got anything.
         """
-        head, bodies, broker, stored = self._head, self._bodies, self._broker, self._stored
-        pack, count = putter(head, bodies), len(bodies)
-        parts: list[tuple[Log, bytes, int]] = []
-        firsts: list[int] = []
-        coming: list[_Expected] = []
-        for each in self._expected:
-            queue = each[0]
-            if not queue.deleted:
-                first = queue.numbered
-                queue.numbered = first + count
-                firsts.append(first)
-                parts.append((each[1], pack(first), count))
-                coming.append(each)
-        if len(coming) < len(self._expected):
-            gone, self._expected = [each for each in self._expected if each[0].deleted], coming
-            broker.sliced_work.add(_not_coming(gone))
-        if not parts and not taken:
-            self.done.resolve(None)
-            return
-        if head.large:
-            parts += broker.bodies.whole_records(bodies)
-        parts += taken
+        head, bodies, broker = self._head, self._bodies, self._broker
+        expected = self._expected  # what is done with is let go of, for that takes as long
+        whole = broker.bodies.whole_records(bodies) if head.large else []
+        count, pack = len(bodies), putter(head, bodies)
+        size = put_bytes(head) * count * len(expected) + sum([len(records) for _, records, _ in whole])
+        left = taken_out(expected.pop, expected, QUEUES_PER_STEP)
+        held: Held | None = None
+
+        def complete() -> None:
+            if held is not None and not held.released:
+                for some in left:
+                    self._append(held, some, pack, count)
+                leave(held)
+                held.release()
+
         try:
-            offsets, ticket = broker.store.append_all(parts, reserved=bool(taken))
+            held = broker.store.hold(
+                size + leaving_bytes,
+                len(expected) + len(whole) + 1,
+                self._modes,
+                complete,
+                reserved=bool(leaving_bytes),
+            )
         except StoreError as error:
-            broker.sliced_work.add(_not_coming(self._expected))
+            broker.sliced_work.add(_not_coming(expected))
             self.done.resolve(error)
             raise
-        if head.large:
-            broker.bodies.whole_appended(bodies, ticket)
-        for queue, _, messages in self._expected:
-            queue.place(messages, stored)
-        ticket.when_done(lambda done: broker.sliced_work.add(self._tell(done.error, firsts, offsets)))
+        try:
+            if whole:
+                held.append(whole)
+                broker.bodies.whole_appended(bodies, held.ticket)
+            for some in left:
+                self._append(held, some, pack, count)
+                yield
+        finally:  # also where nobody goes on with this, or a bug ends it
+            try:
+                complete()
+            except Exception as error:
+                held.release(error)
+                raise
+            if self._gone:
+                broker.sliced_work.add(_not_coming(self._gone))
+            held.ticket.when_done(lambda done: broker.sliced_work.add(self._tell(done.error)))
 
-    def _tell(
-        self, error: StoreError | None, firsts: Sequence[int], offsets: Sequence[int]
-    ) -> Iterator[None]:
+    def _append(
+        self, held: Held, some: Iterable[_Expected], pack: Callable[[int], bytes], count: int
+    ) -> None:
+        """Give these queues numbers, records and places."""
+        coming: list[_Expected] = []
+        firsts: list[int] = []
+        parts: list[tuple[Log, bytes, int]] = []
+        for each in some:
+            queue = each[0]
+            if queue.deleted:
+                self._gone.append(each)
+                continue
+            first = queue.numbered
+            queue.numbered = first + count
+            firsts.append(first)
+            parts.append((each[1], pack(first), count))
+            coming.append(each)
+        offsets = held.append(parts)
+        for (queue, _, messages), first, offset in zip(coming, firsts, offsets, strict=True):
+            queue.place(messages, self._stored)
+            self._coming.append((queue, messages, first, offset))
+
+    def _tell(self, error: StoreError | None) -> Iterator[None]:
         """The disk has it, or refuses it. Whatever came to the queues later waits until all is told here."""
         size = put_bytes(self._head)
-        for those in batched(zip(self._expected, firsts, offsets, strict=False), QUEUES_PER_STEP):
-            for (_, _, messages), first, offset in those:
+        for those in batched(self._coming, QUEUES_PER_STEP):
+            for _, messages, first, offset in those:
                 for place, message in enumerate(messages):
                     message.number, message.offset = first + place, offset + place * size
             yield
         self._stored.resolve(error)
-        for some in batched(self._expected, QUEUES_PER_STEP):
-            for queue, _, _ in some:
+        for those in taken_out(self._coming.pop, self._coming, QUEUES_PER_STEP):
+            for queue, _, _, _ in those:
                 queue.synced(self._stored)
             yield
         self.done.resolve(error)
@@ -156,7 +201,7 @@ class Publication:
                 self._broker.bodies.refer(body)
 
     def steps(self) -> Iterator[None]:
-        """Of half a millisecond each, but for the appends."""
+        """Of half a millisecond each."""
         try:
             for body in self._bodies:
                 yield from self._publish(body)
@@ -197,9 +242,8 @@ class Publication:
                 open_ = self._open([queue for queue in some if queue.durable])
                 wide.expect([(queue, queue.log) for queue in open_ if queue.log is not None])
                 yield
-            wide.append()
+            yield from wide.steps()
         self._last = wide.done
-        yield
 
     def _open(self, queues: Sequence[Queue]) -> Sequence[Queue]:
         """Those that will have the message."""

@@ -180,7 +180,8 @@ class Commit:
                 self._cut_references(self.batches[self.good])
             if to_sync or self._referred:
                 self._sync()
-            if self.logs or not self.batches[0].light:  # light appends alone have no files
+            first = self.batches[0]
+            if self.logs or first.changes or not first.light:  # light appends alone have no files
                 self._apply(self.batches[: self.good])
         except PoisonError as error:
             self.poison = error

@@ -253,7 +253,7 @@ class Committer:
         self._require_writable(parts[0][0], reserved)
         mode, direct, size = Mode.DIRECT, False, 0
         seen: Durability | None = None
-        for log, records, _ in parts:  # one look at each log before anything is done: there may be 50,000
+        for log, records, _ in parts:  # one look at each log before anything is done: there may be thousands
             if log.deleted:
                 self._require_writable(log, reserved)
             if log.mode is not seen:
@@ -267,15 +267,62 @@ class Committer:
             # before it is visible.
             mode = Mode.SYNCED
         batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
+        if len(parts) >= MANY:
+            batch.pause_collector()
+        many = len(parts) > _INLINE_LOGS_MAX
+        return self.append_parts(batch, mode, parts, size, many=many), batch.tickets[mode]
+
+    def hold(
+        self,
+        size: int,
+        logs: int,
+        modes: Iterable[Durability],
+        complete: Callable[[], None],
+        *,
+        reserved: bool,
+    ) -> "Held":
+        """See `Store.hold`."""
+        self._require_open()
+        if self.full and not reserved:
+            raise StoreFull("the file system is short of space")
+        mode = min([each.waits_for for each in modes], default=Mode.SYNCED)
+        if mode is Mode.DIRECT:
+            mode = Mode.SYNCED  # as in `append_all`
+        need = size + logs * ENTRY_HEADER_BYTES
+        roomy = need + BATCH_PAYLOAD_MAX  # for what others append meanwhile
+        batch = self._batch_with_room(roomy)
+        if batch.held:  # another has begun, and its room is its own
+            batch.seal()
+            batch = self._batch_with_room(roomy)
+        batch.room -= need
+        batch.held = True
+        batch.gathering.append(complete)
+        if logs >= MANY:
+            batch.pause_collector()
+        return Held(self, batch, mode)
+
+    def end_hold(self) -> None:
+        """The store closes: what is held is completed now."""
+        if self._batches and self._batches[-1].held:
+            self._batches[-1].seal()
+
+    def append_parts(
+        self,
+        batch: CommitBatch,
+        mode: Mode,
+        parts: Sequence[tuple[Log, bytes, int]],
+        size: int,
+        *,
+        many: bool,
+    ) -> list[int]:
+        """Append to a batch that has room for it; `size` bytes of records. Returns their offsets."""
         ticket, through_journal = batch.tickets[mode], mode is not Mode.DIRECT
         offsets = []
         each, appends = batch.each, batch.appends
-        many = len(parts) > _INLINE_LOGS_MAX and through_journal
-        if len(parts) >= MANY:
-            batch.pause_collector()
+        many = many and through_journal
         rows = 0
         folds = plain = False
-        seen = None
+        seen: Durability | None = None
         for log, records, count in parts:
             if log.mode is not seen:
                 seen = log.mode
@@ -301,7 +348,7 @@ class Committer:
                 log.end = offset + len(records)
                 continue
             folds = folds or log.fold is not None
-            if direct and through_journal and log.direct:
+            if through_journal and log.direct:
                 self._journal_queued(log)
             part = batch.append_to(log, ticket, through_journal)
             part.chunks.append(records)
@@ -315,7 +362,7 @@ class Committer:
             for (log, records, _), offset in zip(parts, offsets, strict=True):
                 if log.fold is not None:  # may append more, and so seal the batch
                     log.fold(offset, records)
-        return offsets, ticket
+        return offsets
 
     @contextmanager
     def together(self, size: int) -> Iterator[CommitBatch]:
@@ -451,7 +498,7 @@ class Committer:
 
     def commit_pending(self) -> None:
         """Commit everything appended: now if that is quick, else soon in a thread."""
-        if not self._batches or self._busy or self._together:
+        if not self._batches or self._busy or self._together or self._batches[0].held:
             return
         running = self._running
         while not running or self._is_quick():
@@ -459,7 +506,7 @@ class Committer:
             commit.run()
             self.counts.inline_commits += 1
             self._finish(commit)
-            if running or self._busy or not self._batches:
+            if running or self._busy or not self._batches or self._batches[0].held:
                 break
         if running and self._batches:  # too much, or appended by callbacks of this commit
             self._wake.set()
@@ -481,12 +528,11 @@ class Committer:
         task_status.started()
         try:
             while True:
-                if self._batches:
+                if self._batches and not self._batches[0].held:
                     await self._wait_for_room()
-                    if not self._batches:
+                    if not self._batches or self._batches[0].held:
                         continue  # they were committed on the loop meanwhile, or refused
-                    sizes = [batch.bytes for batch in self._batches]
-                    commit = self._take(None if self.journal.fit_together(sizes) else 1)
+                    commit = self._take(self._count_together())
                     commit.in_thread = True
                     with trio.CancelScope(shield=True):  # a thread that writes cannot be stopped
                         try:
@@ -544,6 +590,15 @@ class Committer:
             if self.make_room is None or not await self.make_room():
                 break
 
+    def _count_together(self) -> int:
+        """How many batches, the oldest first, are one commit: all that are there, or one. The newest may be
+        held. Very many logs are light only alone: 50,000 took 230 ms of the loop, in one stretch, if not.
+        """
+        ready = [batch for batch in self._batches if not batch.held]
+        if any(batch.log_count >= MANY for batch in ready):
+            return 1
+        return len(ready) if self.journal.fit_together([batch.bytes for batch in ready]) else 1
+
     async def _sync_in_thread(self) -> None:
         self._busy = True
         began = self._clock.monotonic()
@@ -560,9 +615,11 @@ class Committer:
         self._rest()
 
     def _take(self, count: int | None = None) -> Commit:
-        """Take the oldest batches, or all, as one commit. Its logs are busy and its files pinned until
-        `_finish`.
+        """Take the oldest batches, or all that are not held, as one commit. Its logs are busy and its files
+        pinned until `_finish`.
         """
+        if count is None:
+            count = len(self._batches) - self._batches[-1].held
         batches = self._batches[:count]
         del self._batches[:count]
         self._busy = True
@@ -572,7 +629,8 @@ class Committer:
         least = self._settings.reference_bytes
         light_most = self._light_most if len(batches) == 1 else -1
         for batch in batches:
-            batch.seal(light_most)
+            batch.seal()
+            batch.lighten(light_most)
             synced |= Mode.SYNCED in batch.tickets
         for batch in batches:
             for log, part in batch.appends.items():
@@ -821,3 +879,29 @@ class Committer:
         """Run what waits for a moment between two commits."""
         while self._idle and not self._busy:
             self._idle.pop(0)()
+
+
+@attrs.define(eq=False)
+class Held:
+    """Appends to very many logs in several steps, in one batch that is not committed before `release`."""
+
+    _committer: Committer
+    _batch: CommitBatch
+    _mode: Mode
+    released: bool = False
+
+    @property
+    def ticket(self) -> Ticket:
+        return self._batch.tickets[self._mode]
+
+    def append(self, parts: Sequence[tuple[Log, bytes, int]]) -> list[int]:
+        """Append these, within the room that was asked for; returns their offsets."""
+        size = sum([len(records) for _, records, _ in parts])
+        self._batch.room += size + len(parts) * ENTRY_HEADER_BYTES
+        return self._committer.append_parts(self._batch, self._mode, parts, size, many=True)
+
+    def release(self, error: Exception | None = None) -> None:
+        """All is appended. `error`: it could not be, so nothing of the batch may be written."""
+        self.released = True
+        self._batch.broken = self._batch.broken or error
+        self._batch.held = False

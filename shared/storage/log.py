@@ -105,7 +105,7 @@ class LogAppend:
     end: int
     chunks: list[bytes | memoryview] = attrs.Factory(list)
     counts: list[int] = attrs.Factory(list)
-    records: int = 0  # total of `counts`, once the batch is sealed
+    records: int = 0  # total of `counts`, once the batch is taken
     by_reference: bool = False  # written to the log's own file, and the journal only refers to them
     written: memoryview | None = None  # the records inside the journal's batch, if they are there
 
@@ -168,6 +168,7 @@ class CommitBatch:
     pauses: bool = False  # the garbage collector, until it is committed
     with_files: int = 0  # logs whose own files the commit must touch
     sealed: bool = False
+    held: bool = False  # more of what belongs together comes: it is not committed yet
     unawaited: bool = False  # it holds records that nobody waits for
     interval_seconds: float = math.inf  # within this time it must be synced, though nobody waits
 
@@ -222,12 +223,14 @@ class CommitBatch:
             self.interval_seconds = min(self.interval_seconds, log.mode.seconds)
         return part
 
-    def leave_each(self, log: "Log") -> None:
-        """Take a log out of `each`, to which something else is appended or done."""
+    def leave_each(self, log: "Log", end: int | None = None) -> None:
+        """Take a log out of `each`, to which something else is appended or done. `end`: of its records, once
+        the batch is sealed.
+        """
         records = b"".join(chunks := self.each.pop(log))
-        ticket, end, count = self.tickets[log.mode.waits_for], log.end, len(chunks)
+        ticket, end, count = self.tickets[log.mode.waits_for], log.end if end is None else end, len(chunks)
         offset = end - len(records)
-        self.appends[log] = LogAppend(log, self, ticket, True, offset, end, [records], [count], count)
+        self.appends[log] = LogAppend(log, self, ticket, True, offset, end, [records], [count])
 
     def add(self, change: Change) -> None:
         if change.log in self.each:
@@ -235,13 +238,8 @@ class CommitBatch:
         self.changes.append(change)
         self.room -= ENTRY_HEADER_BYTES + len(change.body)
 
-    def seal(self, light_most: int = -1) -> None:
-        """Take nothing more: the batch is full, or about to be committed.
-
-        `light_most`: small appends become rows of `light`, up to so many bytes of a log. A log costs a commit
-        1.3 us so, and 7 us with a `LogCommit`. Only for a batch that is committed alone: another batch, or a
-        change of the catalog, may want more of the same log.
-        """
+    def seal(self) -> None:
+        """Take nothing more: the batch is full, or about to be committed."""
         if self.sealed:
             return
         for complete in self.gathering:
@@ -250,32 +248,43 @@ class CommitBatch:
             except Exception as error:
                 self.broken = error
         self.gathering.clear()
+        self.held = False
         self.sealed = True
-        most = -1 if self.changes else light_most
-        if self.each:
-            large: list[Log] = []
-            for log, chunks in self.each.items():
-                size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
-                if size > most or log.direct_dirty:
-                    large.append(log)
-                else:
-                    self.each_ends.append(log.end)
-            for log in large:
-                self.leave_each(log)
-        light, heavy = self.light, {}
+        self.each_ends = [log.end for log in self.each]
         for log, part in self.appends.items():
             log.pending = None
             part.end = log.end
+
+    def lighten(self, most: int) -> None:
+        """Small appends become rows of `light`: up to so many bytes of a log, -1: none. A log costs a commit
+        1.3 us so, and 7 us with a `LogCommit`. Only for a batch that is committed alone: another may want
+        more of the same log, and so may a change of the catalog.
+        """
+        changed = {change.log for change in self.changes}
+        if self.each:
+            large: list[tuple[Log, int]] = []
+            ends: list[int] = []
+            for (log, chunks), end in zip(self.each.items(), self.each_ends, strict=True):
+                size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
+                if size > most or log.direct_dirty or log in changed:
+                    large.append((log, end))
+                else:
+                    ends.append(end)
+            self.each_ends = ends
+            for log, end in large:
+                self.leave_each(log, end)
+        light, heavy = self.light, {}
+        for log, part in self.appends.items():
             counts = part.counts
             part.records = records = counts[0] if len(counts) == 1 else sum(counts)
             self.records[log.namespace] = self.records.get(log.namespace, 0) + records
             if (
-                log.end - part.offset <= most
+                part.end - part.offset <= most
                 and part.journaled
                 and log.entries_written != UNKNOWN
                 and not log.direct_dirty
                 and (log.tail_bytes or not log.direct)
-                and not log.unawaited
+                and not (log.unawaited or log in changed)
             ):
                 light.append((log, part.offset, b"".join(part.chunks), records))
             else:

@@ -6,7 +6,7 @@ syncs logs and indexes so that journal segments become free. `recovery` replays 
 end.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from shared.budget import Account
 from shared.errors import StoreError, StoreReadOnly
 from shared.metrics import Histogram, current, total
 from shared.storage.checkpoint import Checkpointer
-from shared.storage.committer import Committer
+from shared.storage.committer import Committer, Held
 from shared.storage.disk import Clock, Disk, SystemClock
 from shared.storage.files import OpenFiles
 from shared.storage.format import SECTOR
@@ -214,6 +214,24 @@ class Store:
         """Append to several logs, all or nothing, in the strictest of their modes. Raises as `Log.append`."""
         return self._committer.append_all(parts, reserved)
 
+    def hold(
+        self,
+        size: int,
+        logs: int,
+        modes: Iterable[Durability],
+        complete: Callable[[], None],
+        *,
+        reserved: bool = False,
+    ) -> Held:
+        """Appends to very many logs in several steps: a crash keeps all of them or none, as of `append_all`.
+
+        The batch is not committed meanwhile, and everything that is appended to any log joins it. So be
+        quick, and `release` it in any case. `size`, `logs`: bytes of records, and appends, at most. `modes`:
+        of these logs. `complete` appends the rest at once: it is called when the batch must be sealed, which
+        may be before that. Raises as `Log.append`.
+        """
+        return self._committer.hold(size, logs, modes, complete, reserved=reserved)
+
     def together(self, size: int) -> AbstractContextManager[CommitBatch]:
         """All appends and gathered records in this context, to whichever logs, are one batch of the journal.
         A crash keeps all of them or none, and so does a full disk.
@@ -324,6 +342,7 @@ class Store:
             return
         try:
             self._watch.look_at_files()
+            committer.end_hold()
             committer.commit_pending()
             committer.closed = True  # recovery would not find appends after the last checkpoint
             committer.sync_journal()

@@ -994,8 +994,40 @@ async def test_a_persistent_message_for_very_many_queues_keeps_its_place_in_each
     assert {again.broker.queues[queue.name].depth for queue in queues[4:]} == {1}
 
 
+def amid_the_appends(world: World, queues: list[Queue]) -> None:
+    """Some of very many queues have their record, and the others do not."""
+    while not queues[-1].numbered and not queues[0].numbered:
+        world.broker.timers.run_due()
+    assert 0 < sum(queue.numbered for queue in queues) < len(queues)
+
+
 @pytest.mark.usefixtures("wide")
-@pytest.mark.parametrize("moment", ["amid the slices", "appended", "written", "amid those that hear of it"])
+async def test_what_comes_amid_the_appends_of_very_many_queues_is_before_or_behind(world: World) -> None:
+    queues = wide_and_durable(world)
+    peer, other = await confirming(world), await confirming(world)
+    peer.publish("amq.fanout", "", b"1", properties=PERSISTENT)
+    amid_the_appends(world, queues)
+    had = {queue.name: queue.numbered for queue in queues}
+    for queue in (queues[0], queues[-1]):
+        other.publish("", queue.name.decode(), b"2", properties=PERSISTENT)
+    world.store.commit_pending()
+    assert (peer.frames_now(), other.frames_now()) == ([], []), "it is one entry of the journal"
+    world.advance(0)
+    world.settle()
+    world.advance(0)
+    assert set(peer.names()) == set(other.names()) == {"Basic.Ack"}
+    again = await world.again()
+    for queue in (queues[0], queues[-1]):
+        expected = [b"1", b"2"] if had[queue.name] else [b"2", b"1"]
+        assert ready(queue) == ready(again.broker.queues[queue.name]) == expected
+    assert {had[queues[0].name], had[queues[-1].name]} == {0, 1}
+    assert depths(again, queues[1:-1]) == {1}
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize(
+    "moment", ["amid the slices", "amid the appends", "appended", "written", "amid those that hear of it"]
+)
 async def test_a_crash_leaves_a_persistent_message_in_all_of_very_many_queues_or_in_none(
     world: World, moment: str
 ) -> None:
@@ -1006,6 +1038,9 @@ async def test_a_crash_leaves_a_persistent_message_in_all_of_very_many_queues_or
     if moment == "amid the slices":
         world.store.commit_pending()
         assert depths(world, queues) == {0}
+    elif moment == "amid the appends":
+        amid_the_appends(world, queues)
+        world.store.commit_pending()
     else:
         world.advance(0)
     if moment in ("written", "amid those that hear of it"):
@@ -1020,14 +1055,18 @@ async def test_a_crash_leaves_a_persistent_message_in_all_of_very_many_queues_or
 
 
 @pytest.mark.usefixtures("wide")
-@pytest.mark.parametrize("when", ["before the append", "before it is written", "before they hear of it"])
+@pytest.mark.parametrize(
+    "when", ["before the append", "amid the appends", "before it is written", "before they hear of it"]
+)
 async def test_a_queue_that_goes_before_it_has_what_very_many_get_costs_the_others_nothing(
     world: World, when: str
 ) -> None:
     queues = wide_and_durable(world)
     peer = await confirming(world)
     peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
-    if when != "before the append":
+    if when == "amid the appends":
+        amid_the_appends(world, queues)
+    elif when != "before the append":
         world.advance(0)
     if when == "before they hear of it":
         world.store.commit_pending()

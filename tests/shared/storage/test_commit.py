@@ -20,7 +20,7 @@ from shared.garbage import Pauses
 from shared.storage import committer
 from shared.storage import log as log_module
 from shared.storage.commit import Commit
-from shared.storage.format import IndexEntry
+from shared.storage.format import BATCH_PAYLOAD_MAX, IndexEntry
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store
 from shared.units import KIB
@@ -349,6 +349,105 @@ async def test_none_goes_around_the_journal_and_syncs_nothing() -> None:
         assert ticket.done
     assert syncs == []
     assert not any(path.startswith("journal/") for path in writes)
+
+
+@pytest.mark.parametrize("end", ["release", "a full batch", "another hold", "close", "a failing disk"])
+async def test_appends_in_steps_are_one_batch_that_waits_for_the_last_of_them(end: str) -> None:
+    disk, store = await fresh_store()
+    logs = await logs_of(store, *[ALWAYS] * 6)
+    batches = store.statistics().journal_batches
+    left = [(log, records(b"held"), 1) for log in logs[:5]]
+
+    def complete() -> None:
+        if not held.released:
+            held.append(left)
+            left.clear()
+            held.release()
+
+    held = store.hold(5 * len(records(b"held")), 5, {ALWAYS}, complete)
+    assert held.append([left.pop(0), left.pop()]) == [0, 0]
+    told = outcome(held.ticket)
+    offset, other = logs[1].append(records(b"other"), 1)
+    assert (offset, other) == (0, held.ticket)
+    store.commit_pending()
+    assert store.statistics().journal_batches == batches
+    assert told == []
+    match end:
+        case "release":
+            complete()
+        case "a full batch":
+            for _ in range(2):
+                logs[5].append(records(bytes(BATCH_PAYLOAD_MAX - KIB)), 1)
+        case "another hold":
+            store.hold(0, 1, {ALWAYS}, lambda: None).release()
+        case "a failing disk":
+            fail(disk, errno.EIO, journal_write, times=1)
+            complete()
+    if end == "close":
+        await store.close()
+        store = await open_store(disk)
+    else:
+        store.commit_pending()
+        assert len(told) == 1
+        assert (told[0] is None) == (end != "a failing disk")
+        if end == "a failing disk":
+            assert [log.end for log in logs] == [0] * 6
+            return
+        assert held.released
+        store, _ = await reopen(store, disk)
+    kept = [await read_all(log) for log in store.namespace("logmq", ALWAYS).logs.values()]
+    assert kept[:5] == [[b"held"], [b"other", b"held"], *[[b"held"]] * 3]
+
+
+async def test_what_cannot_be_completed_is_not_written() -> None:
+    _, store = await fresh_store()
+    (log,) = await logs_of(store, ALWAYS)
+    held = store.hold(100, 1, {ALWAYS}, lambda: None)
+    held.append([(log, records(b"x"), 1)])
+    held.release(KeyError("a bug"))
+    with pytest.raises(StoreReadOnly):
+        await store.wait(held.ticket)
+    assert log.end == 0
+
+
+@pytest.mark.parametrize("beside", ["a change before", "a change behind", "a delete", "more batches"])
+async def test_small_appends_to_very_many_logs_touch_no_file_whatever_comes_beside_them(
+    beside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """230 ms of the loop in one stretch, with 50,000 logs."""
+    for module in (log_module, committer):
+        monkeypatch.setattr(module, "MANY", 80)
+    disk, store = await fresh_store()
+    logs = await logs_of(store, *[ALWAYS] * 81)
+    await append(store, logs[80], bytes(300 * KIB))
+    assert "t80.log" in disk.names("logmq")
+    await append(store, logs[3], b"dropped")
+    made: list[Any] = []
+    commit_of = committer.LogCommit
+    monkeypatch.setattr(committer, "LogCommit", lambda log, *more: made.append(log) or commit_of(log, *more))
+    async with running(store):
+        if beside == "a change before":
+            logs[3].drop_below(11)
+        tickets = [store.append_all([(log, records(b"x"), 1) for log in logs[:80]])[1]]
+        if beside == "a change behind":
+            logs[3].drop_below(11)
+        if beside != "more batches":
+            tickets.append(store.namespace("logmq", ALWAYS).delete("t80"))
+        else:
+            tickets.append(logs[80].append(records(bytes(BATCH_PAYLOAD_MAX - KIB)), 1)[1])
+            tickets.append(store.append_all([(log, records(b"y"), 1) for log in logs[:80]])[1])
+        for ticket in tickets:
+            await store.wait(ticket)
+    assert made == {"more batches": [logs[80]], "a delete": []}.get(beside, [logs[3]])
+    assert ("t80.log" in disk.names("logmq")) == (beside == "more batches")
+    expected = [[b"x", b"y"] if beside == "more batches" else [b"x"]] * 80
+    if not beside.startswith("a change"):
+        expected[3] = [b"dropped", *expected[3]]
+    assert [await read_all(log) for log in logs[:80]] == expected
+    for log in logs[:80]:
+        entries = log.index_entries(0, log.visible)
+        assert (entries[0].offset, entries[-1].end) == (0, log.visible)
+        assert sum(entry.records for entry in entries) == len(await read_all(log)) + (log.first > 0)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -386,9 +386,9 @@ def amqp_a_message_for_50000_queues(served: Served) -> None:
         peer.publish("amq.fanout", "", 4)
 
 
-def amqp_a_persistent_message_for_10000_durable_queues(served: Served) -> None:
+def amqp_a_persistent_message_for_50000_durable_queues(served: Served) -> None:
     with Amqp(served) as peer:
-        _all_queues(peer, 10_000, durable=True)
+        _all_queues(peer, 50_000, durable=True)
         served.begin()
         peer.publish("amq.fanout", "", 4, properties=PERSISTENT)
 
@@ -403,9 +403,9 @@ def amqp_an_immediate_message_for_50000_queues_that_nobody_takes(served: Served)
         peer.wait("Basic.Return", 4)
 
 
-def amqp_dead_letters_for_10000_durable_queues(served: Served) -> None:
+def amqp_dead_letters_for_49000_durable_queues(served: Served) -> None:
     with Amqp(served) as peer:
-        _all_queues(peer, 10_000, durable=True)
+        _all_queues(peer, 49_000, durable=True)
         dead: Any = {"x-dead-letter-exchange": "amq.fanout"}
         peer.call(commands.Queue.Declare(queue="q", durable=True, arguments=dead))
         peer.publish("", "q", 3, properties=PERSISTENT)
@@ -413,7 +413,7 @@ def amqp_dead_letters_for_10000_durable_queues(served: Served) -> None:
         peer.wait("Basic.Deliver", 3)
         served.begin()
         peer.say(commands.Basic.Nack(0, True, False))
-        until(lambda: peer.depth("q9999") == 3)
+        until(lambda: peer.depth("q48999") == 3)
 
 
 def amqp_a_sink_writes_to_40000_queues(served: Served) -> None:
