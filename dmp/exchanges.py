@@ -54,6 +54,8 @@ cannot have their turn meanwhile, and patterns may be made for a key to cost tha
 HEADERS_COMPARED = 4  # of a message's headers, so many are held against a binding in a step
 COMPARED_AT_ONCE = 2048
 """So many steps of holding headers against bindings, and others have their turn: half a millisecond."""
+EXCHANGES_AT_ONCE = 256
+"""That a message goes through, likewise: a millisecond. 10,000 took 45."""
 
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")
 
@@ -355,13 +357,18 @@ RouteSteps: TypeAlias = Generator[None, None, Route]
 
 def route(first: Exchange, head: Head, exchanges: Callable[[bytes], Exchange | None]) -> RouteSteps:
     """To the queues that a message published to `first` goes to. There is one step only, unless headers
-    bindings are made for more. What is deleted between two may be among the queues."""
+    bindings are made for more, or very many exchanges are bound to each other. What is deleted between two
+    may be among the queues."""
     queues: dict[Queue, None] = {}
     seen = {first}
     waiting = [first]
     steps = 0
+    looked_at = 0
     while waiting:
         exchange = waiting.pop()
+        looked_at += 1
+        if looked_at % EXCHANGES_AT_ONCE == 0:
+            yield
         steps -= exchange.steps
         matched = yield from exchange.match(head)
         found = [destination for destination in matched if not destination.deleted]

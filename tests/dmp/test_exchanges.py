@@ -98,6 +98,17 @@ async def test_exchanges_in_a_circle_are_walked_once(world: World) -> None:
     assert routed(world, b"1") == {b"q"}
 
 
+async def test_very_many_exchanges_are_gone_through_in_turns(world: World) -> None:
+    last = exchange(world, b"e0", "fanout")
+    for number in range(1, 2 * exchanges.EXCHANGES_AT_ONCE):
+        before, last = last, exchange(world, b"e%d" % number, "fanout")
+        bind(world, before.name, last)
+    bind(world, last.name, queue(world, b"q"))
+    steps = world.broker.route_steps(b"e0", Head(b"e0", b"", 0, commands.Basic.Properties().marshal()))
+    assert len([*steps]) == 2
+    assert routed(world, b"e0") == {b"q"}
+
+
 async def test_the_alternate_exchange_gets_what_nobody_wants(world: World) -> None:
     exchange(world, b"main", "direct", alternate=b"amq.fanout")
     bind(world, b"main", queue(world, b"q"), b"k")

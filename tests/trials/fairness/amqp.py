@@ -386,6 +386,22 @@ def amqp_a_message_for_50000_queues(served: Served) -> None:
         peer.publish("amq.fanout", "", 4)
 
 
+def amqp_a_message_through_9900_exchanges(served: Served) -> None:
+    with Amqp(served) as peer:
+        peer.call(commands.Queue.Declare(queue="q"))
+        for at in range(0, 9900, 900):
+            for number in range(at, at + 900):
+                name = f"e{number}"
+                peer.say(
+                    commands.Exchange.Declare(exchange=name, exchange_type="fanout", nowait=True),
+                    commands.Exchange.Bind(destination=name, source="amq.fanout", nowait=True),
+                    commands.Queue.Bind(queue="q", exchange=name, nowait=True),
+                )
+            peer.depth("q")
+        served.begin()
+        peer.publish("amq.fanout", "", 4)
+
+
 def amqp_a_persistent_message_for_50000_durable_queues(served: Served) -> None:
     with Amqp(served) as peer:
         _all_queues(peer, 50_000, durable=True)
