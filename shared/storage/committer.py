@@ -270,7 +270,7 @@ class Committer:
         if len(parts) >= MANY:
             batch.pause_collector()
         many = len(parts) > _INLINE_LOGS_MAX
-        return self.append_parts(batch, mode, parts, size, many=many), batch.tickets[mode]
+        return self._append_parts(batch, mode, parts, size, many=many), batch.tickets[mode]
 
     def hold(
         self,
@@ -306,7 +306,7 @@ class Committer:
         if self._batches and self._batches[-1].held:
             self._batches[-1].seal()
 
-    def append_parts(
+    def _append_parts(
         self,
         batch: CommitBatch,
         mode: Mode,
@@ -898,7 +898,7 @@ class Held:
         """Append these, within the room that was asked for; returns their offsets."""
         size = sum([len(records) for _, records, _ in parts])
         self._batch.room += size + len(parts) * ENTRY_HEADER_BYTES
-        return self._committer.append_parts(self._batch, self._mode, parts, size, many=True)
+        return self._committer._append_parts(self._batch, self._mode, parts, size, many=True)
 
     def release(self, error: Exception | None = None) -> None:
         """All is appended. `error`: it could not be, so nothing of the batch may be written."""
