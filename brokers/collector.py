@@ -80,7 +80,7 @@ class Collector:
         frozen = self._gc.get_freeze_count()
         if self._whole:
             self._alive, self._whole = frozen, False
-            self._pauses.allowed = True
+            self._pauses.allowed, self._pauses.unwalked = True, 0
         elif frozen > 2 * self._alive + FEW:
             self._gc.unfreeze()
             self._whole, self._pauses.allowed = True, False

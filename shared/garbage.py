@@ -4,7 +4,7 @@ The collector walks each new object up to three times as it ages. A list or dict
 small objects, hold the loop 10 to 36 ms each time. Nearly all are gone, or are there to stay, once the work
 is done. So the collector pauses meanwhile, and then sets apart what is there (`brokers.collector`). That is
 still freed by its count of references. Only garbage in cycles stays until everything is walked again. Such
-work makes none.
+work makes none, but who else is served meanwhile may. So a part of what is set apart is walked, seldom.
 
 Only where a `Collector` is installed: another program that uses these packages keeps its own way.
 """
@@ -19,17 +19,21 @@ import attrs
 
 MANY = 4096
 """Work on fewer objects needs no pause: their containers are walked in two milliseconds."""
+UNWALKED_MAX = 1_000_000
+"""Once so many new objects were set apart, those of one pause are walked, some 50 ms. If more than a tenth of
+them is garbage, those of each later pause are walked, too."""
 
 
 @attrs.define(eq=False)
 class Pauses:
     """`allowed`: a `Collector` is installed, and is not about to walk everything. `count`: how many are under
-    way: they may overlap.
+    way: they may overlap. `unwalked`: about how many objects were set apart unseen.
     """
 
     _gc: ModuleType | Any = gc
     allowed: bool = False
     count: int = 0
+    unwalked: int = 0
     _paused: bool = False
 
     def begin(self) -> None:
@@ -44,8 +48,15 @@ class Pauses:
         if self._paused and not self.count:
             self._paused = False
             if self.allowed:
-                self._gc.freeze()
+                self._set_apart()
             self._gc.enable()
+
+    def _set_apart(self) -> None:
+        new = self._gc.get_count()[0]
+        self.unwalked += new
+        if self.unwalked > UNWALKED_MAX and self._gc.collect(0) * 10 <= new:
+            self.unwalked = 0
+        self._gc.freeze()
 
 
 PAUSES = Pauses()

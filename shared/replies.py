@@ -51,6 +51,22 @@ class ReplyOwner(Protocol):
         """`pending_bytes` has changed: report it to the process's backlogs."""
 
 
+class _Nobody:
+    """The owner once the connection is gone: to let go of the session breaks their cycle."""
+
+    def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
+        return reply
+
+    def replies_full(self, full: bool) -> None:
+        pass
+
+    def count_held(self) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
 class ReplySlot:
     """The place of an answer that comes later. Resolve it exactly once."""
 
@@ -150,7 +166,7 @@ class Replies:
     )
 
     def __init__(self, owner: ReplyOwner) -> None:
-        self._owner = owner
+        self._owner: ReplyOwner | _Nobody = owner
         self._connection = owner.connection
         # Made when first needed: most connections are idle.
         self._entries: deque[_Pending | ReplySlot | _Ready] | None = None
@@ -236,6 +252,7 @@ class Replies:
     def drop(self) -> None:
         """The connection is gone: forget everything, release files, ignore what is resolved later."""
         self._dropped = True
+        self._owner = _NOBODY
         entries, self._entries = self._entries, None
         self._when_empty = None
         self.pending_bytes = 0

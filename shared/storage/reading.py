@@ -240,7 +240,7 @@ class Reader:
             self._load(request, missing)
             return
         except StoreError as error:
-            result = error
+            result = error.with_traceback(None)  # it holds this frame, which holds it
         if result is not _LATER:
             request.done(result)
 
@@ -516,7 +516,7 @@ class Reader:
                 try:
                     result = checked(found[1])
                 except StoreError as error:
-                    result = error
+                    result = error.with_traceback(None)  # it holds this frame, which holds it
             request.done(result)
 
         self.cold_reads += 1

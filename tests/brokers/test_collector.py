@@ -8,7 +8,7 @@ import pytest
 
 from brokers import collector
 from brokers.collector import FEW, LONG_SECONDS, WHOLE_SECONDS, Collector
-from shared.garbage import Pauses
+from shared.garbage import UNWALKED_MAX, Pauses
 
 
 class FakeGc:
@@ -19,6 +19,7 @@ class FakeGc:
         self.walked = self.frozen = self.counted = 0
         self.thresholds = 700, 10, 10
         self.enabled = True
+        self.garbage = self.looks = 0
 
     def get_threshold(self) -> tuple[int, int, int]:
         return self.thresholds
@@ -26,10 +27,17 @@ class FakeGc:
     def set_threshold(self, *thresholds: int) -> None:
         self.thresholds = thresholds  # type: ignore[assignment]
 
-    def collect(self) -> None:
+    def get_count(self) -> tuple[int, int, int]:
+        return self.walked, 0, 0
+
+    def collect(self, generation: int = 2) -> int:
+        if generation == 0:
+            self.looks += 1
+            return self.garbage
         for callback in self.callbacks:
             callback("start", {"generation": 2})
             callback("stop", {"generation": 2})
+        return 0
 
     def disable(self) -> None:
         self.enabled = False
@@ -133,6 +141,28 @@ def test_a_pause_lasts_until_all_work_is_done_and_what_is_there_then_is_set_apar
     assert fake.enabled
     pauses.end()
     assert fake.frozen == 0
+
+
+def test_a_part_of_what_pauses_set_apart_is_walked_and_all_where_much_of_it_is_garbage(fake: FakeGc) -> None:
+    pauses = Pauses(fake)
+    Collector(fake, pauses).install()
+
+    def looks(pauses_ended: int) -> int:
+        before = fake.looks
+        for _ in range(pauses_ended):
+            pauses.begin()
+            fake.walked = UNWALKED_MAX // 4
+            pauses.end()
+            assert fake.walked == 0
+        return fake.looks - before
+
+    assert looks(4) == 0
+    assert looks(1) == 1
+    assert looks(4) == 0
+    fake.garbage = UNWALKED_MAX // 20
+    assert looks(3) == 3
+    fake.garbage = 0
+    assert (looks(1), looks(4)) == (1, 0)
 
 
 def test_what_is_about_to_be_walked_is_not_set_apart_by_a_pause(fake: FakeGc) -> None:

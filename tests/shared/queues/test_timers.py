@@ -80,7 +80,9 @@ async def test_what_one_item_raises_is_told_and_the_others_expire() -> None:
 async def test_the_collector_pauses_while_turn_after_turn_leaves_something_due(
     ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses = Pauses(SimpleNamespace(disable=int, enable=int, freeze=int), allowed=True)
+    pauses = Pauses(
+        SimpleNamespace(disable=int, enable=int, freeze=int, get_count=lambda: (0, 0, 0)), allowed=True
+    )
     monkeypatch.setattr(timers_module, "PAUSES", pauses)
     monkeypatch.setattr(timers_module, "TURN_SECONDS", -1.0)  # one in each turn
     timers = Timers(trio.current_time, fails)
