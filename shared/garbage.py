@@ -20,8 +20,11 @@ import attrs
 MANY = 4096
 """Work on fewer objects needs no pause: their containers are walked in two milliseconds."""
 UNWALKED_MAX = 1_000_000
-"""Once so many new objects were set apart, those of one pause are walked, some 50 ms. If more than a tenth of
-them is garbage, those of each later pause are walked, too."""
+"""Once so many new objects were set apart, those of one pause are walked. If more than a tenth of them is
+garbage, those of each later pause are walked, too."""
+WALKED_MOST = 20_000
+"""That pause has no more, which takes some milliseconds: 150,000 took 70. Unless four times as many objects
+were set apart."""
 
 
 @attrs.define(eq=False)
@@ -54,7 +57,8 @@ class Pauses:
     def _set_apart(self) -> None:
         new = self._gc.get_count()[0]
         self.unwalked += new
-        if self.unwalked > UNWALKED_MAX and self._gc.collect(0) * 10 <= new:
+        most = UNWALKED_MAX if new <= WALKED_MOST else 4 * UNWALKED_MAX
+        if self.unwalked > most and self._gc.collect(0) * 10 <= new:
             self.unwalked = 0
         self._gc.freeze()
 

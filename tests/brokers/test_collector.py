@@ -8,7 +8,7 @@ import pytest
 
 from brokers import collector
 from brokers.collector import FEW, LONG_SECONDS, WHOLE_SECONDS, Collector
-from shared.garbage import UNWALKED_MAX, Pauses
+from shared.garbage import UNWALKED_MAX, WALKED_MOST, Pauses
 
 
 class FakeGc:
@@ -147,22 +147,23 @@ def test_a_part_of_what_pauses_set_apart_is_walked_and_all_where_much_of_it_is_g
     pauses = Pauses(fake)
     Collector(fake, pauses).install()
 
-    def looks(pauses_ended: int) -> int:
+    def looks(pauses_ended: int, new: int) -> int:
         before = fake.looks
         for _ in range(pauses_ended):
             pauses.begin()
-            fake.walked = UNWALKED_MAX // 4
+            fake.walked = new
             pauses.end()
             assert fake.walked == 0
         return fake.looks - before
 
-    assert looks(4) == 0
-    assert looks(1) == 1
-    assert looks(4) == 0
-    fake.garbage = UNWALKED_MAX // 20
-    assert looks(3) == 3
+    many, few = UNWALKED_MAX // 4, WALKED_MOST
+    assert looks(4, many) == 0
+    assert (looks(1, many), looks(1, few), looks(4, few)) == (0, 1, 0)
+    assert (looks(15, many), looks(1, many), looks(3, many)) == (0, 1, 0)
+    fake.garbage = few // 5
+    assert (looks(1, many), looks(3, few)) == (0, 3)
     fake.garbage = 0
-    assert (looks(1), looks(4)) == (1, 0)
+    assert (looks(1, few), looks(4, many)) == (1, 0)
 
 
 def test_what_is_about_to_be_walked_is_not_set_apart_by_a_pause(fake: FakeGc) -> None:
