@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import attrs
 import pytest
 import trio
 import trio.testing
 
-from shared.garbage import Pauses
 from shared.queues import timers as timers_module
 from shared.queues.timers import Timers
+from tests.support.garbage import idle_pauses
 
 
 @attrs.define(eq=False)
@@ -80,9 +79,7 @@ async def test_what_one_item_raises_is_told_and_the_others_expire() -> None:
 async def test_the_collector_pauses_while_turn_after_turn_leaves_something_due(
     ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses = Pauses(
-        SimpleNamespace(disable=int, enable=int, freeze=int, get_count=lambda: (0, 0, 0)), allowed=True
-    )
+    pauses = idle_pauses()
     monkeypatch.setattr(timers_module, "PAUSES", pauses)
     monkeypatch.setattr(timers_module, "TURN_SECONDS", -1.0)  # one in each turn
     timers = Timers(trio.current_time, fails)

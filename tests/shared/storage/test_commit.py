@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -16,7 +15,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
-from shared.garbage import Pauses
 from shared.storage import committer
 from shared.storage import log as log_module
 from shared.storage.commit import Commit
@@ -35,6 +33,7 @@ from tests.support.commits import (
     watch,
 )
 from tests.support.fake_disk import FakeDisk, Operation
+from tests.support.garbage import idle_pauses
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
@@ -455,9 +454,7 @@ async def test_small_appends_to_very_many_logs_touch_no_file_whatever_comes_besi
 async def test_the_collector_pauses_until_a_batch_of_very_many_logs_is_over(
     way: str, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses = Pauses(
-        SimpleNamespace(disable=int, enable=int, freeze=int, get_count=lambda: (0, 0, 0)), allowed=True
-    )
+    pauses = idle_pauses()
     for module in (log_module, committer):
         monkeypatch.setattr(module, "MANY", 80)
     monkeypatch.setattr(log_module, "PAUSES", pauses)
