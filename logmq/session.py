@@ -86,6 +86,7 @@ WAITS_SHOWN = 10
 LOGINS_MAX = 3
 """Refusals in a row after which the connection closes."""
 
+_REQUESTS_COME = State.REQUESTS  # a name of its own: to look it up there takes 0.03 us of each read
 _NEVER = b"\n\n"  # begins no line
 _EOF = b"EOF\n"
 _SAID_NOTHING = Refusal(Code.SYNTAX, "no whole line came in time; closing").line
@@ -161,9 +162,15 @@ class Session(SessionBase):
 
         To try that before anything else makes a read of one line of 100 bytes cost 4.1 us in place of 5.6.
         """
-        if data.startswith(self._run_word) and not (
-            self.kept or self.stopped or self.state is not State.REQUESTS
-        ):
+        word = self._run_word
+        if data.startswith(word) and not (self.kept or self.stopped or self.state is not _REQUESTS_COME):
+            end = len(data) - 1
+            size = end - len(word)
+            if data.find(b"\n") == end and data[end - 1] != 13 and size <= self._size_max:
+                # One line, as from each client that waits for its answer.
+                record = size.to_bytes(runs.HEADER_BYTES, "big") + data[len(word) : end]
+                self._append(self._run_log, record, 1, ())  # type: ignore[arg-type]
+                return
             taken = self._produce_run(data)
             if taken == len(data):
                 return
@@ -417,12 +424,6 @@ class Session(SessionBase):
         last = data.rfind(b"\n") + 1
         if not last or log is None:
             return 0
-        if data.find(b"\n") == last - 1:  # one line, as from each client that waits for its answer
-            size = last - 1 - len(word)
-            if size > self._size_max or data[last - 2] == 13:
-                return 0
-            self._append(log, size.to_bytes(runs.HEADER_BYTES, "big") + data[len(word) : last - 1], 1, ())
-            return last
         if last > RUN_BYTES and data.count(b"\n") > RUN_LINES:
             last = data.rfind(b"\n", 0, RUN_BYTES) + 1 or last
         lines = data if last == len(data) else data[:last]

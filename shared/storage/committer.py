@@ -219,7 +219,7 @@ class Committer:
         batch = self._batch_with_room(sum(map(len, records)) + ENTRY_HEADER_BYTES * len(logs))
         ticket = batch.tickets[Mode.SYNCED]
         each, appends = batch.each, batch.appends
-        size = 0
+        size = rows = 0
         for log, data in zip(logs, records, strict=True):
             if isinstance(chunks := each.get(log), list):
                 chunks.append(data)
@@ -234,14 +234,14 @@ class Committer:
                 if log.entries_written == UNKNOWN or log.fold is not None:
                     break
                 each[log] = [data]
-                batch.log_count += 1
+                rows += 1
                 size += ENTRY_HEADER_BYTES
             size += len(data)
             offsets.append(log.end)
             log.end += len(data)
         batch.room -= size
-        if batch.log_count >= MANY:
-            batch.pause_collector()
+        batch.log_count += rows
+        batch.expect_logs(batch.log_count)
         return offsets, ticket
 
     def append_all(
@@ -267,8 +267,7 @@ class Committer:
             # before it is visible.
             mode = Mode.SYNCED
         batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
-        if len(parts) >= MANY:
-            batch.pause_collector()
+        batch.expect_logs(len(parts))
         many = len(parts) > _INLINE_LOGS_MAX
         return self._append_parts(batch, mode, parts, size, many=many), batch.tickets[mode]
 
@@ -297,8 +296,7 @@ class Committer:
         batch.room -= need
         batch.held = True
         batch.gathering.append(complete)
-        if logs >= MANY:
-            batch.pause_collector()
+        batch.expect_logs(logs)
         return Held(self, batch, mode)
 
     def end_hold(self) -> None:
@@ -357,6 +355,7 @@ class Committer:
             offsets.append(offset)
             log.end = offset + len(records)
         batch.log_count += rows
+        batch.expect_logs(batch.log_count)
         batch.room -= size + ENTRY_HEADER_BYTES * rows
         if folds:
             for (log, records, _), offset in zip(parts, offsets, strict=True):

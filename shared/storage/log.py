@@ -48,11 +48,13 @@ class Ticket:
     """Tells when an append is as durable as its mode asks. All appends of a batch in one mode share a ticket.
 
     `error`: None if it is durable, else why not. `callbacks` may be added to directly while it is not `done`.
+    `together`: the one of them that stands for many (`shared.replies`).
     """
 
-    __slots__ = ("callbacks", "done", "error")
+    __slots__ = ("callbacks", "done", "error", "together")
 
     def __init__(self) -> None:
+        self.together: Callable[[Ticket], None] | None = None
         self.done = False
         self.error: StoreError | None = None
         self.callbacks: list[Callable[[Ticket], None]] = []
@@ -210,8 +212,7 @@ class CommitBatch:
             end = log.end
             part = self.appends[log] = LogAppend(log, self, ticket, journaled, end, end)
             self.log_count += 1
-            if self.log_count == MANY:
-                self.pause_collector()
+            self.expect_logs(self.log_count)
             self.room -= ENTRY_HEADER_BYTES
             if not journaled or log.entries_written == UNKNOWN:
                 self.with_files += 1
@@ -301,9 +302,11 @@ class CommitBatch:
             total[namespace] = total.get(namespace, 0) + count
         self.each.clear()
 
-    def pause_collector(self) -> None:
-        """Very many logs: their appends, and what they are kept in, are gone after the commit."""
-        if not self.pauses:
+    def expect_logs(self, count: int) -> None:
+        """So many logs have appends, or will have. If they are very many the garbage collector pauses: their
+        appends, and what those are kept in, are gone after the commit.
+        """
+        if count >= MANY and not self.pauses:
             self.pauses = True
             PAUSES.begin()
 
@@ -557,12 +560,12 @@ class Log:
         reserved for acknowledgements and administration. Raises StoreReadOnly, StoreFull, LogDeleted,
         StoreClosed.
         """
+        size = len(records)
         part = self.pending
-        if part is None or len(records) > part.batch.room:
-            part = self.committer.begin(self, len(records), reserved)
+        if part is None or size > part.batch.room:
+            part = self.committer.begin(self, size, reserved)
         part.chunks.append(records)
         part.counts.append(count)
-        size = len(records)
         part.batch.room -= size
         offset = self.end
         self.end = offset + size

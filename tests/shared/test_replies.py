@@ -102,7 +102,7 @@ def test_all_that_shares_a_ticket_is_one_entry_and_one_write() -> None:
     ticket = HandTicket()
     for _ in range(1000):
         owe(replies, ticket, b"x")
-    assert len(ticket.callbacks) == 1
+    assert len(ticket.callbacks) == 2  # of all connections that wait for it, and of this one
     ticket.resolve()
     chunks = connection.outbox.chunks
     assert chunks is not None
@@ -267,53 +267,97 @@ def test_when_empty_comes_once_and_after_the_last_answer_has_left() -> None:
     assert connection.taken() == b"more!"
 
 
+LINES = 3
 STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("say"), st.integers(0, 99)),
-        st.tuples(st.just("owe"), st.integers(0, 3)),
-        st.tuples(st.just("hold"), st.booleans()),
-        st.tuples(st.just("ticket"), st.integers(0, 3)),
-        st.tuples(st.just("resolve"), st.integers(0, 99)),
+    st.tuples(
+        st.integers(0, LINES - 1),
+        st.one_of(
+            st.tuples(st.just("say"), st.integers(0, 99)),
+            st.tuples(st.just("owe"), st.integers(0, 3)),
+            st.tuples(st.just("hold"), st.booleans()),
+            st.tuples(st.just("ticket"), st.integers(0, 3)),
+            st.tuples(st.just("refuse"), st.integers(0, 3)),
+            st.tuples(st.just("resolve"), st.integers(0, 99)),
+            st.tuples(st.just("drop"), st.just(0)),
+        ),
     ),
-    max_size=60,
+    max_size=80,
 )
 
 
 @given(STEPS)
-def test_in_any_course_of_events_answers_leave_in_request_order(steps: list[tuple[str, int]]) -> None:
-    replies, connection = pair()
+def test_in_any_course_of_events_answers_leave_in_request_order(
+    steps: list[tuple[int, tuple[str, int]]],
+) -> None:
+    """Of several connections, which wait for the same tickets; some are lost."""
+    lines = [pair() for _ in range(LINES)]
     tickets = [HandTicket() for _ in range(4)]
-    held: list[tuple[ReplySlot, bytes]] = []
-    expected = sent = b""
-    for number, (what, which) in enumerate(steps):
+    held: list[list[tuple[ReplySlot, bytes]]] = [[] for _ in lines]
+    answers: list[list[tuple[bytes, HandTicket | None]]] = [[] for _ in lines]
+    sent = [b""] * LINES
+    gone: set[int] = set()
+
+    def look() -> None:
+        for at, (_, connection) in enumerate(lines):
+            sent[at] += connection.taken()
+            expected = b"".join(
+                answer if ticket is None or ticket.error is None else refused(ticket.error, answer, 2)
+                for answer, ticket in answers[at]
+            )
+            assert expected.startswith(sent[at])
+            assert at in gone or lines[at][0].pending or expected == sent[at]
+
+    for number, (at, (what, which)) in enumerate(steps):
+        replies, _ = lines[at]
         answer = b"%d," % number
-        if what == "say":
+        if what in ("ticket", "refuse"):
+            if not tickets[which].done:
+                tickets[which].resolve(StoreReadOnly("bad") if what == "refuse" else None)
+        elif at in gone:
+            continue
+        elif what == "say":
             replies.reply(answer)
-            expected += answer
+            answers[at].append((answer, None))
         elif what == "owe":
             if tickets[which].done:
                 tickets[which] = HandTicket()
-            owe(replies, tickets[which], answer)
-            expected += answer
+            answers[at].append((answer, tickets[which]))
+            owe(replies, tickets[which], answer, 2)
         elif what == "hold":
-            held.append((replies.slot((lambda _: None) if which else None), answer))
-            expected += answer
-        elif what == "ticket":
-            if not tickets[which].done:
-                tickets[which].resolve()
-        elif held:
-            one, text = held.pop(which % len(held))
+            answers[at].append((answer, None))
+            held[at].append((replies.slot((lambda _: None) if which else None), answer))
+        elif what == "drop":
+            replies.drop()
+            gone.add(at)
+        elif held[at]:
+            one, text = held[at].pop(which % len(held[at]))
             one.resolve(text)
-        sent += connection.taken()
-        assert expected.startswith(sent)
+        look()
     for ticket in tickets:
         if not ticket.done:
             ticket.resolve()
-    for one, text in held:
-        one.resolve(text)
-    assert sent + connection.taken() == expected
-    assert not replies.pending
-    assert replies.pending_bytes == 0
+    for slots in held:
+        for one, text in slots:
+            one.resolve(text)
+    look()
+    for at, (replies, _) in enumerate(lines):
+        assert not replies.pending
+        assert replies.pending_bytes == 0, at
+
+
+def test_a_bug_in_one_session_leaves_the_others_their_answers() -> None:
+    def breaks(error: StoreError, reply: bytes, count: int) -> bytes:
+        raise ZeroDivisionError
+
+    broken = Guarded()
+    ticket = HandTicket()
+    first, last = pair(), pair()
+    owe(first[0], ticket, b"1")
+    owe(Replies(Owner(broken, breaks)), ticket, b"2")
+    owe(last[0], ticket, b"3")
+    ticket.resolve(StoreReadOnly("bad"))
+    assert [type(error) for error in broken.errors] == [ZeroDivisionError]
+    assert (first[1].taken(), broken.taken(), last[1].taken()) == (b"<bad>", b"", b"<bad>")
 
 
 class Guarded(MemoryConnection):

@@ -183,6 +183,7 @@ class HandTicket:
         self.done = False
         self.error: StoreError | None = None
         self.callbacks: list[Callable[[Any], None]] = []
+        self.together: Callable[[Any], None] | None = None
 
     def when_done(self, callback: Callable[[Any], None]) -> None:
         self.callbacks.append(callback)
