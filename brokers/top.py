@@ -24,7 +24,7 @@ from cyclopts import Parameter
 from brokers.control import AdminClient
 from brokers.errors import Refusal
 from brokers.escape import escape
-from brokers.flags import admin_command
+from brokers.flags import host_command
 from brokers.object_cli import SMALLEST_FIRST
 from brokers.render import Listing, Several, columns_of, lay_out, readable_cell
 from brokers.server_address import ServerAddress
@@ -316,7 +316,7 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
-@admin_command(
+@host_command(
     "top",
     "top",
     "top --once --json | jq .queries",
