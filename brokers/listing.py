@@ -133,7 +133,7 @@ async def row_of(protocol: str, objects: Objects, found: Any, seconds: float = L
         for column in objects.kind.columns
     }
     if objects.look is not None:
-        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        await trio.sleep(0)
         row |= await objects.look(found, seconds)
     return row
 
@@ -143,7 +143,7 @@ async def _rows(found: Sequence[Ranked]) -> list[Row]:
     rows = []
     for number, (_, protocol, objects, item) in enumerate(found):
         if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            await trio.sleep(0)
         row = await row_of(protocol, objects, item)
         if row is not None:
             rows.append(row)
@@ -169,7 +169,7 @@ async def _first(
     found: list[Ranked] = []
     while len(found) < most and (some := [*islice(ordered, min(MERGED_AT_ONCE, most - len(found)))]):
         found += some
-        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        await trio.sleep(0)
     return found, total
 
 
@@ -193,7 +193,7 @@ async def _wanted(
         items = objects.items() if by is None else objects.narrow[by[0]](by[1])
         value = reader(protocol, objects, wanted.sort) if wanted.sort else None
         for at in range(0, len(items), LOOKED_AT_ONCE):
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            await trio.sleep(0)
             some = items[at : at + LOOKED_AT_ONCE]
             if fits is not None:
                 some = [found for found in some if fits.search(_plain(name_of(found)))]

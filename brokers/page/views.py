@@ -335,7 +335,7 @@ async def _body(kind: ObjectKind, rows: Sequence[Row], columns: Sequence[KindCol
     for at in range(0, len(rows), ROWS_AT_ONCE):
         some = [_row(kind, row, columns) for row in rows[at : at + ROWS_AT_ONCE]]
         parts.append(shown.render("rows.html", rows=some))
-        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        await trio.sleep(0)
     return Markup("".join(parts))
 
 
