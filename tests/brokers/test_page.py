@@ -451,11 +451,6 @@ def test_what_is_not_there_is_told_on_a_page_to_browsers_alone(served: Api) -> N
             assert b"<script>" not in body
 
 
-def test_the_log_never_has_the_token(served: Api) -> None:
-    assert f"page={served.server.ready['page']}" in served.server.said
-    assert (served.server.data / "admin.token").read_text().strip() not in served.server.said
-
-
 def test_the_scripts_are_plain_and_load_nothing_from_elsewhere() -> None:
     folder = Path(__file__).parents[2] / "brokers" / "page"
     for path in (*folder.glob("static/*"), *folder.glob("templates/*")):
