@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from brokers.api import LOOKING, object_at, parts_behind
 from brokers.control import ROOT
-from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, listed, row_of, selected
+from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, is_number, listed, row_of, selected
 from brokers.page import files, shown
 from shared.errors import BrokerError
 from shared.objects import (
@@ -35,7 +35,6 @@ ROWS = 100
 ROWS_AT_ONCE = 25
 RELATED_ROWS = 20
 COLUMNS_FEW = 8
-DIGITS_MAX = 20
 MESSAGES, MESSAGES_MAX = 20, 100
 POLL_SECONDS = 5.0
 SHARE = 100
@@ -271,7 +270,7 @@ async def _list(
     query = {name: value for name, value in request.query_params.items() if value}
     wanted = ListQuery.parse(kind, those, query, ("page",))
     text = query.get("page", "1")
-    if not (text.isascii() and text.isdecimal() and int(text[:9]) >= 1):
+    if not (is_number(text) and int(text) >= 1):
         raise HTTPException(400, "page is a number from 1")
     number = int(text)
     found = await selected(kind, those, wanted, (number - 1) * ROWS, ROWS)
@@ -416,8 +415,7 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
     given = {name: query[name] for name in action.takes if query.get(name)}
     arguments: dict[str, Any] = {"limit": MESSAGES} if "limit" in action.takes else {}
     for name, value in given.items():
-        is_number = name in numbers and value.isascii() and value.isdecimal() and len(value) < DIGITS_MAX
-        arguments[name] = int(value) if is_number else value
+        arguments[name] = int(value) if name in numbers and is_number(value) else value
     if isinstance(arguments.get("limit"), int):
         arguments["limit"] = min(arguments["limit"], MESSAGES_MAX)
     answer: Mapping[str, Any] = {}

@@ -443,7 +443,8 @@ def test_names_and_numbers_that_a_publisher_has_chosen_break_no_view() -> None:
 
 
 def test_what_is_not_there_is_told_on_a_page_to_browsers_alone(served: Api) -> None:
-    for path in ("/nothing", "/queues/dms/none", "/queues?colour=red"):
+    wrong = ("/queues?colour=red", "/queues?page=0", f"/queues?page={'9' * 5000}")
+    for path in ("/nothing", "/queues/dms/none", *wrong):
         for accept, kind in (("text/html", "text/html"), ("*/*", "application/problem+json")):
             status, headers, body = served.answer(path, Accept=accept)
             assert status == (400 if "?" in path else 404), path
