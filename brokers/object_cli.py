@@ -68,7 +68,8 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
         if after is not None:
             raise UsageError("--after", "is by name, and not with --sort")
         descending = (units[sort] not in SMALLEST_FIRST) is not reverse
-        if limit is not None and limit <= PAGE:
+        looked_up = any(column.looked_up for column in kind.columns if column.name == sort)
+        if limit is not None and limit <= PAGE and not looked_up:  # by the others the API sorts
             order = f"-{sort}" if descending else sort
             first = at.client().get(kind.name, **{**query, "sort": order, "limit": limit})
             return Listing(first["items"], units, sorted_by=sort)
