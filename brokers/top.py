@@ -55,7 +55,7 @@ def _words(text: str) -> Sequence[str]:
 
 @attrs.define(eq=False)
 class RankedTable:
-    """One of the tables: `columns` can be sorted by, but for those that are worked out here."""
+    """One of the tables: sorted by one of `columns`, but for those that are worked out here, or looked up."""
 
     kind: ObjectKind
     columns: Sequence[str] = attrs.field(converter=_words)
@@ -72,7 +72,8 @@ class RankedTable:
         return {**asked, "match": match} if match else asked
 
     def sort_next(self, step: int) -> None:
-        names = [name for name in self.columns if name in self.units]
+        sortable = {column.name for column in self.kind.columns if not column.looked_up}
+        names = [name for name in self.columns if name in sortable]
         self.sort = names[(names.index(self.sort) + step) % len(names)]
 
 
