@@ -16,7 +16,7 @@ import trio
 from starlette.exceptions import HTTPException
 
 from shared.globs import expression
-from shared.objects import UNSORTED, ObjectKind, Objects, ObjectsByProtocol
+from shared.objects import UNSORTED, KindColumn, ObjectKind, Objects, ObjectsByProtocol
 
 LIMIT_USUAL, LIMIT_MAX = 100, 1000
 LOOKED_AT_ONCE = 500
@@ -63,8 +63,7 @@ class ListQuery:
         if len(match) > MATCH_MAX:
             raise HTTPException(400, f"match has at most {MATCH_MAX} characters")
         sort = query.get("sort", "").removeprefix("-")
-        sorted_by = [column for column in kind.columns if not (column.unit in UNSORTED or column.looked_up)]
-        if sort and sort not in {column.name for column in sorted_by}:
+        if sort and sort not in {column.name for column in kind.columns if sorts(column)}:
             raise HTTPException(400, f"sort: {kind.name} are not sorted by {sort}")
         if sort == kind.columns[0].name and not kind.by_protocol:
             sort = ""
@@ -97,6 +96,11 @@ async def listed(kind: ObjectKind, those: ObjectsByProtocol, query: Mapping[str,
     found, _ = await _first(kind, those, wanted, limit + 1, query.get("after", ""))
     more = "sort" not in query and len(found) > limit
     return {"items": await _rows(found[:limit]), "next": found[limit - 1][0] if more else None}
+
+
+def sorts(column: KindColumn) -> bool:
+    """Whether lists are sorted by a column."""
+    return column.unit not in UNSORTED and not column.looked_up
 
 
 def is_number(text: str) -> bool:

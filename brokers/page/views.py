@@ -16,12 +16,11 @@ from starlette.routing import Route
 
 from brokers.api import LOOKING, object_at, parts_behind
 from brokers.control import ROOT
-from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, is_number, listed, row_of, selected
+from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, is_number, listed, row_of, selected, sorts
 from brokers.page import files, shown
 from shared.errors import BrokerError
 from shared.objects import (
     KINDS,
-    UNSORTED,
     Action,
     KindColumn,
     ObjectKind,
@@ -301,7 +300,7 @@ async def _list(
 
 
 def _head(kind: ObjectKind, column: KindColumn, wanted: ListQuery, query: Mapping[str, str]) -> Heading:
-    if column.unit in UNSORTED:
+    if not sorts(column):
         return Heading(column, None, None)
     key = column.name
     sorted_by = wanted.sort or ("" if kind.by_protocol else kind.columns[0].name)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -425,6 +427,16 @@ def test_every_view_is_made_without_a_browser(served: Api) -> None:
         assert status == 200, path
         assert b" style=" not in body, f"{path}: the policy allows no style in a tag"
         assert b" on" + b"click=" not in body
+
+
+def test_every_heading_that_is_a_link_leads_to_a_list(served: Api) -> None:
+    followed = 0
+    for kind in KINDS:
+        body = served.answer(f"/{kind}", Accept="text/html")[2].decode()
+        for query in re.findall(r'<th [^>]*><a href="(\?[^"]*)"', body):
+            followed += 1
+            assert served.answer(f"/{kind}{unescape(query)}", Accept="text/html")[0] == 200, (kind, query)
+    assert followed > 20
 
 
 def test_names_and_numbers_that_a_publisher_has_chosen_break_no_view() -> None:
