@@ -26,7 +26,6 @@ import socket
 import struct
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -239,15 +238,9 @@ def application(host: "Host") -> Starlette:
             *views.routes(host.objects, host.overview),
             Route("/{protocol}/{verb}", call, methods=["POST"]),
         ],
-        exception_handlers={
-            ObjectMissing: partial(_told, 404),
-            BadArgument: partial(_told, 400),
-            BrokerError: _refused,
-            OSError: _failed,
-            HTTPException: _wrong,
-            ClientDisconnect: _gone,
-            Exception: _crashed,
-        },
+        exception_handlers=dict.fromkeys(
+            (BrokerError, OSError, HTTPException, ClientDisconnect, Exception), _failed
+        ),
     )
 
 
@@ -340,35 +333,26 @@ class _NotForPages:
         await app(scope, receive, send)
 
 
-def _error(request: Request, status: int, text: str, **more: Any) -> Response:
-    return views.problem(request, status, text) or problem(status, text, **more)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    code = exit_code(error)
-    return _error(request, 409, str(error), **({} if code == ExitCode.FAILED else {"exit_code": int(code)}))
-
-
-async def _told(status: int, request: Request, error: Exception) -> Response:
-    return _error(request, status, str(error))
-
-
 async def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, OSError)
-    where = f"{error.filename}: " if error.filename else ""
-    return _error(request, 500, f"{where}{error.strerror or error}")
-
-
-async def _wrong(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    response = _error(request, error.status_code, error.detail)
-    response.headers.update(error.headers or {})
+    """The problem that an error is told as; browsers that ask for a view get a page."""
+    more: dict[str, Any] = {}
+    match error:
+        case ClientDisconnect():
+            return problem(400, "the body did not come whole, or not in time")
+        case HTTPException():
+            status, text = error.status_code, error.detail
+        case ObjectMissing():
+            status, text = 404, str(error)
+        case BadArgument():
+            status, text = 400, str(error)
+        case BrokerError():
+            status, text = 409, str(error)
+            if (code := exit_code(error)) != ExitCode.FAILED:
+                more = {"exit_code": int(code)}
+        case OSError():
+            status, text = 500, f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
+        case _:
+            status, text = 500, "the server failed (500): its log shows why"
+    response = views.problem(request, status, text) or problem(status, text, **more)
+    response.headers.update(getattr(error, "headers", None) or {})
     return response
-
-
-async def _crashed(request: Request, _: Exception) -> Response:
-    return _error(request, 500, "the server failed (500): its log shows why")
-
-
-async def _gone(_: Request, __: Exception) -> Response:
-    return problem(400, "the body did not come whole, or not in time")

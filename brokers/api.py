@@ -34,7 +34,7 @@ from starlette.types import Scope
 
 from brokers import logs
 from brokers.control import ROOT
-from brokers.listing import LOOK_AT_ONE_SECONDS, listed, row_of
+from brokers.listing import LOOK_AT_ONE_SECONDS, is_number, listed, row_of
 from brokers.render import json_value
 from shared.objects import (
     KINDS,
@@ -230,8 +230,7 @@ async def _answer_one(
     action = _action_of(request, {action.name: action for action in objects.actions}, rest)
     if reads:
         arguments: Mapping[str, Any] = {
-            name: int(value) if value.isascii() and value.isdecimal() and len(value) < 20 else value
-            for name, value in request.query_params.items()
+            name: int(value) if is_number(value) else value for name, value in request.query_params.items()
         }
     else:
         arguments = await arguments_of(request)

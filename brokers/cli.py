@@ -11,15 +11,15 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
-from brokers import plugins, server_cli
-from brokers.commands import add_commands
+from brokers import plugins
+from brokers.commands import COMMANDS
 from brokers.errors import ExitCode, exit_code
 from brokers.escape import NAME_MAX, escape
-from brokers.flags import ServeCommand, listed
+from brokers.flags import ServeCommand, host_command, listed
 from brokers.render import CommandResult, Output
 from shared.errors import BrokerError
 
@@ -82,16 +82,32 @@ def root(arguments: Sequence[str] = ()) -> App:
         version=lambda: importlib.metadata.version("brokers"),
     )
     called = next(iter(arguments), "")
-    add_commands(app, root, called)
-    for name in plugins.names():
-        if name not in plugins.OWN_VERBS:
-            # The called protocol shows its own help. The others have a line that needs no import.
-            app.command(
-                f"brokers.plugin_cli:{name}",
-                name=name,
-                help=None if name == called else plugins.summary(name),
-            )
+    protocols = {
+        name: (f"plugin_cli:{name}", "" if name == called else plugins.summary(name))
+        for name in plugins.names()
+        if name not in COMMANDS
+    }
+    for name, (where, text) in {**COMMANDS, **protocols}.items():
+        # The one that is called shows its own help. The others have a line that needs no import.
+        app.command(f"brokers.{where}", name=name, help=None if name == called else text)
     return app
+
+
+@host_command(
+    "completion",
+    "source <(brokers completion bash)",
+    "brokers completion zsh > ~/.zsh/completions/_brokers",
+    "brokers completion fish > ~/.config/fish/completions/brokers.fish",
+)
+def completion(shell: Literal["bash", "zsh", "fish"]) -> str:
+    """Print a completion script for a shell.
+
+    Parameters
+    ----------
+    shell
+        The shell that is to complete.
+    """
+    return root().generate_completion(prog_name="brokers", shell=shell)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -123,6 +139,8 @@ def _run(arguments: Sequence[str]) -> int:
     code = int(ExitCode.OK)
     # The import is slow. While nobody has imported the module, no such request exists.
     if (plugin := sys.modules.get("shared.plugin")) is not None:
+        from brokers import server_cli
+
         if isinstance(result, plugin.VerbRequest):
             result = server_cli.ask(result)
         elif isinstance(result, plugin.ApiRequest):

@@ -16,8 +16,7 @@ from cyclopts import Parameter
 
 from brokers import control
 from brokers.errors import ExitCode, Refusal, did_you_mean
-from brokers.flags import with_table_flags
-from shared.cli.app import protocol_app
+from brokers.flags import host_app
 from shared.cli.options import Ca, Certificate, Json, Key, PasswordFile, TokenFile, User, a_path
 from shared.client.login import CONTEXT_VARIABLE
 from shared.errors import NotThere, UsageError
@@ -28,7 +27,7 @@ FIELDS = ("url", "data_dir", *LOGIN, "ca", "certificate", "key")
 """What a context may say: the flags of a command that asks a server."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-app, command = protocol_app(
+app, command = host_app(
     "context",
     "Servers by name, for the commands that ask a running one.",
     "add prod https://broker:15800 --token-file ~/prod.token",
@@ -106,7 +105,6 @@ def use(
 
 
 @command("list", "list --json | jq -r .context", name="list")
-@with_table_flags
 def list_(*, json: Json = False) -> Sequence[Mapping[str, Any]]:
     """List the contexts, and which one is used."""
     file = _File.read()

@@ -59,7 +59,7 @@ async def parsed(text: str) -> dict[str, list[Row]]:
             if text[at : at + 1] == ",":
                 at = _expect(text, at, ",")
             if len(rows) % PART == 0:
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                await trio.sleep(0)
         at = _expect(text, at, "]")
         if text[at : at + 1] == ",":
             at = _expect(text, at, ",")
@@ -126,7 +126,7 @@ class Document:
                     if lines:
                         yield f"{'' if first else ','}\n{lines}".encode()
                         first = False
-                    await trio.sleep(0)  # noqa: ASYNC115
+                    await trio.sleep(0)
             yield b"]"
         yield b"\n}\n"
 
@@ -141,7 +141,7 @@ class Document:
                 if row != first and section != "bindings":  # which may differ in arguments alone
                     raise Conflict(f"{section} {protocol}/{name}: it stands there twice, and differs")
                 if number % PART == 0:
-                    await trio.sleep(0)  # noqa: ASYNC115
+                    await trio.sleep(0)
         taken = await self._go_through(rows, own, promised, dry_run=True)
         return taken if dry_run else await self._go_through(rows, own, promised, dry_run=False)
 
@@ -186,7 +186,7 @@ class Document:
                     self._store.commit_pending()
                     await self._store.wait(done.ticket)
                 if number % (PART // 4) == 0:
-                    await trio.sleep(0)  # noqa: ASYNC115
+                    await trio.sleep(0)
         if conflicts:
             more = f"; and {len(conflicts) - TOLD_MAX} more" if len(conflicts) > TOLD_MAX else ""
             raise Conflict("; ".join(conflicts[:TOLD_MAX]) + more)

@@ -8,15 +8,14 @@ from cyclopts import Parameter
 
 from brokers.control import ROOT
 from brokers.errors import ExitCode, Refusal
-from brokers.flags import with_admin_flags
+from brokers.flags import host_app
 from brokers.render import Several
 from brokers.server_address import ServerAddress
-from shared.cli.app import protocol_app
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import waiting
 from shared.local_path import WRITTEN_BYTES_MAX, read_file, replace_file
 
-app, command = protocol_app(
+app, command = host_app(
     "definitions",
     "Users, topics, exchanges, queues, bindings and groups of a server, as a file.",
     "export definitions.json",
@@ -26,7 +25,6 @@ PATH = f"{ROOT}/definitions"
 
 
 @command("export definitions.json", "export --context prod | jq .queues")
-@with_admin_flags
 def export(
     file: Annotated[
         Path | None, Parameter(help="The file to write; else standard output.", converter=a_path)
@@ -48,7 +46,6 @@ def export(
 
 
 @command("import definitions.json --dry-run", "import - < definitions.json", name="import")
-@with_admin_flags
 def import_(
     file: Annotated[
         Path, Parameter(help="The file; - is standard input.", converter=a_path, allow_leading_hyphen=True)

@@ -78,7 +78,7 @@ async def text(
             readers = [reader(protocol, each, name) for name in FAMILIES[kind.name][2]]
             values = {column: reader(protocol, each, column.name) for column in columns}
             for at in range(0, len(found), ROWS_AT_ONCE):
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                await trio.sleep(0)
                 some = found[at : at + ROWS_AT_ONCE]
                 if glob != "*":
                     some = [item for item in some if matches(text_of(each.name(item)))]

@@ -8,37 +8,30 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from cyclopts import App, Parameter
 
 from brokers.errors import InvalidSettings, Problem
 from brokers.server_address import DataDir, ServerAddress
-from shared.cli.app import examples
+from shared.cli.app import examples, protocol_app
 from shared.cli.options import (
     AdminCa,
     AdminUrl,
-    Ca,
     Certificate,
     Context,
-    Host,
     Key,
     KeyFile,
     PasswordFile,
-    Place,
-    Port,
-    Server,
-    Tls,
     TokenFile,
     User,
     a_path,
     flag,
 )
-from shared.errors import UsageError
 
 if TYPE_CHECKING:
-    from shared.plugin import Plugin, ServeRequest
+    from shared.plugin import ServeRequest
 
 ConfigFile = Annotated[
     Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).", converter=a_path)
@@ -145,7 +138,7 @@ def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Ca
         return attrs.evolve(command, flags=(*settings, *command.flags), **files)
 
     kinds = {**HOST_FLAGS, **(RECORD_FLAG if recordable else {})}
-    return _with_flags(verb, {name: (kind, None) for name, kind in kinds.items()}, serve)
+    return with_flags(verb, {name: (kind, None) for name, kind in kinds.items()}, serve)
 
 
 def with_admin_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,109 +155,54 @@ def with_admin_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
         return attrs.evolve(own(), flags=given) if wanted is None else own(**{wanted: ServerAddress(**given)})
 
     flags = {**ADMIN_FLAGS, "key_file": (KeyFile, None)} if "key" in parameters else ADMIN_FLAGS
-    return _with_flags(verb, flags, wrapped, without=wanted)
+    return with_flags(verb, flags, wrapped, without=wanted)
 
 
-def admin_command(name: str, *lines: str, before: str = "") -> Callable[[Callable[..., Any]], App]:
-    """Make a command of a verb of the host that asks a running server. `lines`: examples, without `brokers`;
-    `before`: the help above them.
+def host_command(name: str, *lines: str, before: str = "") -> Callable[[Callable[..., Any]], App]:
+    """Make a command of a verb of the host, with the flags that it is to have.
+
+    A verb with a parameter of the class `ServerAddress` asks a running server; one whose help begins with
+    `List the queues` lists them. `lines`: examples; `before`: the help above them.
     """
     app = App(name=name, help_format="plaintext", help_epilogue=before + examples("brokers", *lines))
 
     def command(verb: Callable[..., Any]) -> App:
-        app.default(with_admin_flags(verb))
+        app.default(_with_own_flags(verb))
         return app
 
     return command
 
 
-PLACE_FLAGS: Mapping[str, Any] = {"host": (Host, None), "port": (Port, None)}
-SERVER_FLAGS: Mapping[str, Any] = {
-    **PLACE_FLAGS,
-    "user": (User, None),
-    "password_file": (PasswordFile, None),
-    "tls": (Tls, False),
-    "ca": (Ca, None),
-    "certificate": (Certificate, None),
-    "key_file": (Key, None),
-}
-"""The names are those in `Server`, except `key_file`: a verb may have a `--key` of its own."""
+def host_app(name: str, help_: str, *lines: str) -> tuple[App, Callable[..., Callable[[Any], Any]]]:
+    """The same for verbs below one word of the host's: an app, and a decorator for its commands."""
+    app, add = protocol_app(name, help_, *lines)
+
+    def command(*lines: str, name: str | None = None) -> Callable[[Any], Any]:
+        return lambda verb: add(*lines, name=name)(_with_own_flags(verb))
+
+    return app, command
+
+
+def _with_own_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
+    asks = any(each.annotation is ServerAddress for each in inspect.signature(verb).parameters.values())
+    verb = with_table_flags(verb)
+    return with_admin_flags(verb) if asks else verb
+
+
 CONFIG_FLAG: Mapping[str, Any] = {"config": (ConfigFile, None)}
+LOGIN_FLAGS: Mapping[str, Any] = {"user": (User, None), "password_file": (PasswordFile, None)}
 ADMIN_FLAGS: Mapping[str, Any] = {
     "data_dir": (DataDir, None),
     **CONFIG_FLAG,
     "url": (AdminUrl, None),
     "context": (Context, None),
     "token_file": (TokenFile, None),
-    **{name: SERVER_FLAGS[name] for name in ("user", "password_file")},
+    **LOGIN_FLAGS,
     "ca": (AdminCa, None),
-    **{name: SERVER_FLAGS[name] for name in ("certificate", "key_file")},
+    "certificate": (Certificate, None),
+    "key_file": (Key, None),
 }
-"""The names are those in `ServerAddress`, except `key_file`."""
-API_FLAGS: Mapping[str, Any] = {name: ADMIN_FLAGS[name] for name in ("data_dir", "context", "token_file")}
-"""Those that a verb has not got already that may ask a protocol's server, too."""
-ServerOrApi = Annotated[
-    Host, Parameter(name=("--host", "--url"), help="Its address; or the admin port, http(s)://HOST:15800.")
-]
-Find = Callable[[type[Place], "Plugin", Mapping[str, Any], Path | None], Place]
-"""Finds a server by the flags that were given, and by the settings for the rest."""
-
-
-def with_server_flags(verb: Callable[..., Any], plugin: "Plugin", find: Find) -> Callable[..., Any]:
-    """Add flags to a protocol's verb that say where its server is.
-
-    A verb without a parameter of the class `Place` or `Server` stays as it is. `find` makes the value of that
-    parameter.
-    """
-    asked = {
-        name: (kind, type(None) in get_args(parameter.annotation))
-        for name, parameter in inspect.signature(verb, eval_str=True).parameters.items()
-        for kind in (parameter.annotation, *get_args(parameter.annotation))
-        if isinstance(kind, type) and issubclass(kind, Place)
-    }
-    if not asked:
-        return verb
-    ((wanted, (kind, has_api)),) = asked.items()
-
-    def wrapped(own: Callable[..., Any], given: dict[str, Any]) -> Any:
-        if has_api:
-            api = {name: given.pop(name) for name in API_FLAGS}
-            flags = _api_flags(given, api)
-            if flags is not None:
-                return _asked_by_api(own(**{wanted: None}), flags)
-        config = given.pop("config")
-        said = {"key" if name == "key_file" else name: value for name, value in given.items()}
-        return own(**{wanted: find(kind, plugin, said, config)})
-
-    variable = f"BROKERS_{plugin.name}_PORT".upper().replace("-", "_")
-    usual = f"Its port; {plugin.settings().port} unless set ({plugin.name}.port, {variable})."
-    port = Annotated[Port, Parameter(name=("--port", "-p"), help=usual)]
-    flags = SERVER_FLAGS if issubclass(kind, Server) else PLACE_FLAGS
-    if flags is SERVER_FLAGS and "key" in inspect.signature(verb).parameters:
-        flags = {**flags, "key_file": (KeyFile, None)}
-    if has_api:
-        flags = {**flags, **API_FLAGS, "host": (ServerOrApi, None)}
-    return _with_flags(verb, {**flags, "port": (port, None), **CONFIG_FLAG}, wrapped, without=wanted)
-
-
-def _api_flags(given: Mapping[str, Any], api: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The flags of `ServerAddress` where a verb is to ask the API; None: it asks the protocol's server."""
-    host = given["host"]
-    by_url = host is not None and host.startswith(("http://", "https://"))
-    if not by_url and not any(api.values()):
-        if host is not None or given["port"] is not None:
-            return None
-        if ServerAddress(config=given["config"]).resolved().url is None:  # no context is in use
-            return None
-    elif host is not None and not by_url:
-        raise UsageError("--host", "names another server than the flags for the API do")
-    common = ("config", "user", "password_file", "ca", "certificate")
-    said = {name: given[name] for name in common}
-    return {**said, "key": given["key_file"], "url": host, **api}
-
-
-async def _asked_by_api(request: Any, flags: Mapping[str, Any]) -> Any:
-    return attrs.evolve(await request, flags=flags)
+"""The names are those in `ServerAddress`, except `key_file`: a verb may have a `--key` of its own."""
 
 
 TABLE_FLAGS: Mapping[str, Any] = {
@@ -285,10 +223,10 @@ def with_table_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     The host reads these flags when it shows what the verb returns.
     """
-    return verb if listed(verb) is None else _with_flags(verb, TABLE_FLAGS, lambda own, given: own())
+    return verb if listed(verb) is None else with_flags(verb, TABLE_FLAGS, lambda own, given: own())
 
 
-def _with_flags(
+def with_flags(
     verb: Callable[..., Any],
     flags: Mapping[str, tuple[Any, Any]],
     use: Callable[[Callable[..., Any], dict[str, Any]], Any],

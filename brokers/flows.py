@@ -96,7 +96,7 @@ class Flows:
                         began = thread_time()
                         news |= self._read_some(items[at : at + LOOKED_AT_ONCE], totals, found, now, ends)
                         spent += thread_time() - began
-                        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                        await trio.sleep(0)
             except Exception as error:
                 self._failed.add((protocol, objects.kind.name))
                 self._log.error(

@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal, copy_errors, folder_errors
-from brokers.flags import ConfigFile, with_table_flags
+from brokers.flags import ConfigFile, host_app, host_command
 from brokers.render import CommandResult, Several, cell
 from brokers.server_address import DataDir, data_folder, require_folder
 from brokers.server_cli import copied
-from shared.cli.app import examples, protocol_app
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import progress
 
@@ -24,25 +23,7 @@ _REPAIR = (
 Name = Annotated[str, Parameter(help="The log's name, as a LogMQ topic's.")]
 
 
-def add_commands(app: App) -> None:
-    """Put these verbs into `app`."""
-    for verb, *lines in (
-        (fsck, "brokers fsck", "brokers fsck --repair --data-dir /var/lib/brokers"),
-        (restore, "brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers"),
-    ):
-        app.command(verb, help_epilogue=examples("brokers", *lines))
-    log, command = protocol_app(
-        "log", "Look into the logs of a data folder; a server may be running.", *("ls", "dump logmq orders")
-    )
-    command("ls --json | jq -s 'map(.records) | add'")(with_table_flags(ls))
-    command(
-        *("dump logmq orders", "dump recorded pubsub"),
-        "dump logmq orders --from 1048576 --json | jq -r .payload",
-    )(dump)
-    command("verify", "verify logmq orders")(verify)
-    app.command(log)
-
-
+@host_command("fsck", "brokers fsck", "brokers fsck --repair --data-dir /var/lib/brokers")
 def fsck(
     *,
     repair: Annotated[bool, Parameter(help=_REPAIR, negative="", show_default=False)] = False,
@@ -78,6 +59,12 @@ def fsck(
     return CommandResult(Several((*filter(None, (report.findings, repairs)), sums)), code)
 
 
+log, command = host_app(
+    "log", "Look into the logs of a data folder; a server may be running.", "ls", "dump logmq orders"
+)
+
+
+@command("ls --json | jq -s 'map(.records) | add'")
 def ls(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Any:
     """List the logs: offsets, records, and room on disk."""
     from shared.storage.tools.logs import log_ls
@@ -85,6 +72,11 @@ def ls(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = Fals
     return log_ls(require_folder(data_folder(data_dir, config)))
 
 
+@command(
+    "dump logmq orders",
+    "dump recorded pubsub",
+    "dump logmq orders --from 1048576 --json | jq -r .payload",
+)
 def dump(
     namespace: Namespace,
     name: Name,
@@ -137,6 +129,7 @@ def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**first, **{name: f"{name}={cell(value)}" for name, value in said.items()}}
 
 
+@command("verify", "verify logmq orders")
 def verify(
     namespace: Annotated[str | None, Parameter(help="Only logs of this namespace.")] = None,
     name: Annotated[str | None, Parameter(help="Only this log.")] = None,
@@ -159,6 +152,7 @@ def verify(
     return CommandResult(rows, ExitCode.OK if all(row.ok for row in rows) else ExitCode.FAILED)
 
 
+@host_command("restore", "brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers")
 def restore(
     source: Annotated[Path, Parameter(help="A backup, as `brokers backup` made it.", converter=a_path)],
     *,
@@ -176,3 +170,6 @@ def restore(
     with progress(f"restoring {folder}"), copy_errors(folder, "data folder"):
         report = put_back(require_folder(source), folder)
     return copied(report, json)
+
+
+restore.help_format = None  # of the root: completion scripts show its help without backticks

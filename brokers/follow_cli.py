@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from brokers.control import ROOT, AdminClient
 from brokers.errors import ExitCode, Refusal
 from brokers.escape import escape
-from brokers.flags import admin_command
+from brokers.flags import host_command
 from brokers.logs import line_of
 from brokers.render import Following, cell
 from brokers.server_address import ServerAddress
@@ -20,7 +20,7 @@ from shared.cli.options import Json, Max, at_least_one, flag
 Row = Mapping[str, Any]
 
 
-@admin_command("logs", "logs", "logs -f --level warning", "logs --level audit --json")
+@host_command("logs", "logs", "logs -f --level warning", "logs --level audit --json")
 def logs(
     *,
     follow: Annotated[bool, flag("Go on with each new line, until interrupted.", "--follow", "-f")] = False,
@@ -54,7 +54,7 @@ def logs(
     return Following(row if json else log_line(row) for row in chain(rows, coming))
 
 
-@admin_command("trace", "trace orders", "trace 'web.*' --max 10", "trace orders --json | jq -r .text")
+@host_command("trace", "trace orders", "trace 'web.*' --max 10", "trace orders --json | jq -r .text")
 def trace(
     name: Annotated[
         str, Parameter(help="A topic, queue, exchange or routing key; * and ? stand for any characters.")

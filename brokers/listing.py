@@ -16,7 +16,7 @@ import trio
 from starlette.exceptions import HTTPException
 
 from shared.globs import expression
-from shared.objects import UNSORTED, ObjectKind, Objects, ObjectsByProtocol
+from shared.objects import UNSORTED, KindColumn, ObjectKind, Objects, ObjectsByProtocol
 
 LIMIT_USUAL, LIMIT_MAX = 100, 1000
 LOOKED_AT_ONCE = 500
@@ -26,6 +26,7 @@ MERGED_AT_ONCE = 1000
 ROWS_AT_ONCE = 100
 """Rows that are made in one turn."""
 MATCH_MAX = 256
+DIGITS_MAX = 20
 LOOK_SECONDS, LOOK_AT_ONE_SECONDS = 0.002, 2.0
 """CPU seconds that the looked-up columns of a row may take: in a list, and in an answer of one row."""
 
@@ -62,8 +63,7 @@ class ListQuery:
         if len(match) > MATCH_MAX:
             raise HTTPException(400, f"match has at most {MATCH_MAX} characters")
         sort = query.get("sort", "").removeprefix("-")
-        sorted_by = [column for column in kind.columns if not (column.unit in UNSORTED or column.looked_up)]
-        if sort and sort not in {column.name for column in sorted_by}:
+        if sort and sort not in {column.name for column in kind.columns if sorts(column)}:
             raise HTTPException(400, f"sort: {kind.name} are not sorted by {sort}")
         if sort == kind.columns[0].name and not kind.by_protocol:
             sort = ""
@@ -88,7 +88,7 @@ async def listed(kind: ObjectKind, those: ObjectsByProtocol, query: Mapping[str,
     """A page of a list."""
     wanted = ListQuery.parse(kind, those, query, ("limit", "after"))
     text = query.get("limit", str(LIMIT_USUAL))
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= LIMIT_MAX):
+    if not (is_number(text) and 1 <= int(text) <= LIMIT_MAX):
         raise HTTPException(400, f"limit is a number from 1 to {LIMIT_MAX}")
     limit = int(text)
     if "sort" in query and "after" in query:
@@ -96,6 +96,16 @@ async def listed(kind: ObjectKind, those: ObjectsByProtocol, query: Mapping[str,
     found, _ = await _first(kind, those, wanted, limit + 1, query.get("after", ""))
     more = "sort" not in query and len(found) > limit
     return {"items": await _rows(found[:limit]), "next": found[limit - 1][0] if more else None}
+
+
+def sorts(column: KindColumn) -> bool:
+    """Whether lists are sorted by a column."""
+    return column.unit not in UNSORTED and not column.looked_up
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a whole number. One of very many digits, which Python makes no number of, is none."""
+    return text.isascii() and text.isdecimal() and len(text) < DIGITS_MAX
 
 
 async def selected(
@@ -133,7 +143,7 @@ async def row_of(protocol: str, objects: Objects, found: Any, seconds: float = L
         for column in objects.kind.columns
     }
     if objects.look is not None:
-        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        await trio.sleep(0)
         row |= await objects.look(found, seconds)
     return row
 
@@ -143,7 +153,7 @@ async def _rows(found: Sequence[Ranked]) -> list[Row]:
     rows = []
     for number, (_, protocol, objects, item) in enumerate(found):
         if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            await trio.sleep(0)
         row = await row_of(protocol, objects, item)
         if row is not None:
             rows.append(row)
@@ -169,7 +179,7 @@ async def _first(
     found: list[Ranked] = []
     while len(found) < most and (some := [*islice(ordered, min(MERGED_AT_ONCE, most - len(found)))]):
         found += some
-        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        await trio.sleep(0)
     return found, total
 
 
@@ -193,7 +203,7 @@ async def _wanted(
         items = objects.items() if by is None else objects.narrow[by[0]](by[1])
         value = reader(protocol, objects, wanted.sort) if wanted.sort else None
         for at in range(0, len(items), LOOKED_AT_ONCE):
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            await trio.sleep(0)
             some = items[at : at + LOOKED_AT_ONCE]
             if fits is not None:
                 some = [found for found in some if fits.search(_plain(name_of(found)))]

@@ -22,7 +22,7 @@ async def computed(samples: Iterable[Sample]) -> list[Sample]:
     for each in [*samples]:  # at once: between turns others change what is read
         found.append(each.computed())
         if thread_time() - began > TURN_SECONDS:
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            await trio.sleep(0)
             began = thread_time()
     return found
 

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from brokers.control import PAGE
 from brokers.errors import ExitCode, Refusal
-from brokers.flags import admin_command, with_table_flags
+from brokers.flags import host_command
 from brokers.render import CommandResult, Listing
 from brokers.server_address import ServerAddress
 from shared.cli.options import Json, at_least_one, flag
@@ -36,8 +36,8 @@ def list_app(kind: ObjectKind) -> App:
     )
     own = (f"{kind.name} protocol=NAME",) if "protocol" in kind.filters else ()
     before = f"Columns, which --columns and --sort take:\n\n{columns}\n\n"
-    command = admin_command(kind.name, kind.name, *own, f"{kind.name} 'a*' --json", before=before)
-    return command(with_table_flags(_list_verb(kind)))
+    command = host_command(kind.name, kind.name, *own, f"{kind.name} 'a*' --json", before=before)
+    return command(_list_verb(kind))
 
 
 def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
@@ -68,7 +68,8 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
         if after is not None:
             raise UsageError("--after", "is by name, and not with --sort")
         descending = (units[sort] not in SMALLEST_FIRST) is not reverse
-        if limit is not None and limit <= PAGE:
+        looked_up = any(column.looked_up for column in kind.columns if column.name == sort)
+        if limit is not None and limit <= PAGE and not looked_up:  # by the others the API sorts
             order = f"-{sort}" if descending else sort
             first = at.client().get(kind.name, **{**query, "sort": order, "limit": limit})
             return Listing(first["items"], units, sorted_by=sort)
@@ -95,7 +96,7 @@ def _query(wanted: Sequence[str]) -> dict[str, str]:
     return query
 
 
-@admin_command("kick", "kick dms-12")
+@host_command("kick", "kick dms-12")
 def kick(
     connection: Annotated[
         tuple[str, ...],

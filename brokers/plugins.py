@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from brokers.commands import COMMANDS
 from brokers.errors import ExitCode, InvalidSettings, Problem, Refusal, did_you_mean
 
 if TYPE_CHECKING:
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
 GROUP = "brokers.protocols"
 
 OWN_SECTIONS = frozenset({"serve", "net", "tls", "access", "admin", "client", "storage", "record"})
-OBJECT_KINDS = (
-    *("connections", "queues", "topics", "groups"),
-    *("sessions", "subscriptions", "exchanges", "bindings"),
-)
-"""Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""
-OWN_VERBS = frozenset(
-    {"serve", "config", "status", "metrics", "call", "fsck", "log", "backup", "restore"}
-    | {*OBJECT_KINDS, "bench", "completion", "pipeline", "reload", "user", "context", "top", "replay", "logs"}
-    | {"definitions", "trace", "bridge", "kick"}
-)
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
@@ -171,7 +162,7 @@ def _fault(name: str, plugin: object) -> str | None:
         return f"its entry point names a {type(plugin).__name__}, not a Plugin"
     if plugin.name != name:
         return f"its entry point is called {name!r}, its Plugin {plugin.name!r}"
-    if name in OWN_SECTIONS | OWN_VERBS or not _NAME.fullmatch(name):
+    if name in OWN_SECTIONS | COMMANDS.keys() or not _NAME.fullmatch(name):
         return "its name is taken by the host, or is not made of a-z, 0-9, _ and - (32 at most)"
     if not (isinstance(plugin.settings, type) and attrs.has(plugin.settings)):
         return "its settings are not an attrs class"

@@ -1,5 +1,6 @@
 """Verbs that ask the running server: status, metrics, reload, call, backup."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -7,7 +8,7 @@ from urllib.parse import quote
 from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal, copy_errors
-from brokers.flags import admin_command
+from brokers.flags import host_command
 from brokers.render import CommandResult, Several, json_value
 from brokers.server_address import DEFAULT_FOLDER, ServerAddress, require_folder
 from shared.cli.options import Json, a_path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from shared.plugin import ApiRequest, VerbRequest
 
 
-@admin_command("status", "status", "brokers status --data-dir /var/lib/brokers --json | jq .state")
+@host_command("status", "status", "brokers status --data-dir /var/lib/brokers --json | jq .state")
 def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
     """Show what runs on a data folder, or behind a URL.
 
@@ -36,13 +37,13 @@ def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
     return CommandResult(Several((found, protocols, store)), code)
 
 
-@admin_command("metrics", "brokers metrics | grep brokers_connections")
+@host_command("metrics", "brokers metrics | grep brokers_connections")
 def metrics(*, at: ServerAddress) -> str:
     """Print the running server's metrics, as Prometheus reads them."""
     return str(at.client().request("GET", "/metrics"))
 
 
-@admin_command("reload", "reload", "brokers reload --data-dir /srv/brokers")
+@host_command("reload", "reload", "brokers reload --data-dir /srv/brokers")
 def reload(*, at: ServerAddress) -> str:
     """Have the running server take up what changed. All or nothing.
 
@@ -57,7 +58,7 @@ def reload(*, at: ServerAddress) -> str:
     return "\n".join(lines)
 
 
-@admin_command("call", "call", "call logmq VERB topic=orders")
+@host_command("call", "call", "call logmq VERB topic=orders")
 def call(
     protocol: Annotated[str | None, Parameter(help="A protocol that the server runs.")] = None,
     verb: Annotated[str | None, Parameter(help="One of its administrative verbs.")] = None,
@@ -112,7 +113,7 @@ def ask(request: "VerbRequest") -> Any:
         return offline.call(folder, request.protocol, request.verb, arguments, server.config)
 
 
-@admin_command(
+@host_command(
     "backup", "backup /backups/2026-03-01", "brokers backup --data-dir /var/lib/brokers /backups/today"
 )
 def backup(
@@ -141,20 +142,10 @@ def backup(
         except Refusal as error:
             if error.code != ExitCode.UNAVAILABLE or folder is None:
                 raise
-            report = _offline_backup(folder, target)
+            from shared.storage.tools.backup import backup as copy
+
+            report = copy(folder, target, now_ms=time.time_ns() // 1_000_000)
     return copied(report, json)
-
-
-def _offline_backup(folder: Path, target: Path) -> Any:
-    """Copy a folder that nobody serves. Raises StoreInUse where somebody does, and only starts or stops."""
-    from time import time_ns
-
-    from shared.storage.tools.backup import backup as copy
-
-    return copy(folder, target, now_ms=time_ns() // 1_000_000)
-
-
-COMMANDS = (status, metrics, reload, call, backup)
 
 
 def copied(report: Any, json: bool) -> CommandResult:

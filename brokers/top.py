@@ -24,7 +24,7 @@ from cyclopts import Parameter
 from brokers.control import AdminClient
 from brokers.errors import Refusal
 from brokers.escape import escape
-from brokers.flags import admin_command
+from brokers.flags import host_command
 from brokers.object_cli import SMALLEST_FIRST
 from brokers.render import Listing, Several, columns_of, lay_out, readable_cell
 from brokers.server_address import ServerAddress
@@ -55,7 +55,7 @@ def _words(text: str) -> Sequence[str]:
 
 @attrs.define(eq=False)
 class RankedTable:
-    """One of the tables: `columns` can be sorted by, but for those that are worked out here."""
+    """One of the tables: sorted by one of `columns`, but for those that are worked out here, or looked up."""
 
     kind: ObjectKind
     columns: Sequence[str] = attrs.field(converter=_words)
@@ -72,7 +72,8 @@ class RankedTable:
         return {**asked, "match": match} if match else asked
 
     def sort_next(self, step: int) -> None:
-        names = [name for name in self.columns if name in self.units]
+        sortable = {column.name for column in self.kind.columns if not column.looked_up}
+        names = [name for name in self.columns if name in sortable]
         self.sort = names[(names.index(self.sort) + step) % len(names)]
 
 
@@ -316,7 +317,7 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
-@admin_command(
+@host_command(
     "top",
     "top",
     "top --once --json | jq .queries",

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from brokers import plugins
 from brokers.errors import ExitCode, Refusal, did_you_mean
-from brokers.flags import ConfigFile, with_table_flags
+from brokers.flags import ConfigFile, host_app
 from brokers.render import CommandResult
 from brokers.server_address import DataDir, data_folder, path_setting
 from shared.access import (
@@ -28,11 +28,10 @@ from shared.access import (
     UsersError,
     has_rules_alone,
 )
-from shared.cli.app import protocol_app
 from shared.cli.options import Json, flag
 from shared.errors import ConfigError, NotThere, UsageError
 
-app, command = protocol_app(
+app, command = host_app(
     "user",
     "Users: who may log in, and what each may do.",
     "add ann --allow 'logmq:read:orders.*'",
@@ -139,7 +138,6 @@ def deny(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile
 
 
 @command("list", "list --json | jq -r .user", name="list")
-@with_table_flags
 def list_(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Sequence[Any]:
     """List the users, how each logs in, and what each may do."""
     users = _File(data_dir, config).users.values()

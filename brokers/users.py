@@ -43,7 +43,7 @@ def load(config: Config, tell: Tell = tell_terminal) -> dict[str, User] | None:
 async def take_up(access: Access, found: Mapping[str, User] | None) -> None:
     """Have these users from now on, in turns with the rest of the loop's work."""
     for _ in access.replacing(found):
-        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        await trio.sleep(0)
 
 
 def read(path: Path, tell: Tell = tell_terminal) -> dict[str, User] | None:

@@ -13,12 +13,13 @@ wait loses messages, and they are counted.
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+import trio
 
 from brokers.bridges import forms
 from brokers.bridges.settings import BridgeSettings
@@ -166,15 +167,9 @@ class _Entry:
 
 
 class Bridge:
-    """One bridge. It calls `wake` when `step` has work again."""
+    """One bridge. `woken` is set when `step` has work again."""
 
-    def __init__(
-        self,
-        settings: BridgeSettings,
-        host: "Bridges",
-        positions: KeptPositions,
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, settings: BridgeSettings, host: "Bridges", positions: KeptPositions) -> None:
         self.settings = settings
         self.name = settings.name
         self.counts = BridgeCounts()
@@ -183,8 +178,10 @@ class Bridge:
         self.last_error_ms: float | None = None
         self._host = host
         self._positions = positions
-        self._wake = wake
-        self.inbox = Inbox(host.account, wake, self._lost)
+        self.woken = trio.Event()
+        self.stopped = False
+        """Also while the disk has not answered its last entries."""
+        self.inbox = Inbox(host.account, self._wake, self._lost)
         self._source_protocol, self._source_place = split(settings.source)
         self._target_protocol, _ = split(settings.target)
         self._dead_protocol, _ = split(settings.dead)
@@ -292,6 +289,9 @@ class Bridge:
                 target.close()
         return None
 
+    def _wake(self) -> None:
+        self.woken.set()
+
     def close(self) -> None:
         """Close both ends. What is not carried goes back to a source that can take it. Harmless twice."""
         for end in (self._source, self._target, self._dead):
@@ -313,6 +313,8 @@ class Bridge:
 
     def stop(self) -> None:
         """Stop for good: write what a volatile source has given, as far as one step can."""
+        self.stopped = True
+        self._wake()
         while self._source is not None and not self._source.durable and (self._held or self.inbox.waiting):
             before = len(self._held) + self.inbox.waiting
             self._retry_at = -math.inf

@@ -9,7 +9,6 @@ from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
 import structlog
 import trio
 
@@ -35,18 +34,6 @@ LOOK_SECONDS = 600.0
 CHANGED_AT_ONCE = 16
 """Bridges that are handled between two checkpoints."""
 CRASH_SECONDS_MIN, CRASH_SECONDS_MAX = 0.1, 30.0
-
-
-@attrs.define(eq=False)
-class _Running:
-    """A bridge and its task."""
-
-    bridge: Bridge = attrs.field(init=False)
-    woken: trio.Event = attrs.Factory(trio.Event)
-    ended: bool = False
-
-    def wake(self) -> None:
-        self.woken.set()
 
 
 class Bridges:
@@ -78,13 +65,13 @@ class Bridges:
         self._table: Table | None = None
         self._kept: set[str] = set()
         """Bridges with stored rows."""
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Bridge] = {}
         self._nursery: trio.Nursery | None = None
         self.objects = Objects(
             BRIDGES,
-            lambda: [each.bridge for each in self._running.values()],
+            lambda: [*self._running.values()],
             lambda bridge: key_of(bridge.name),
-            lambda parts: self._running[parts[0]].bridge if parts[0] in self._running else None,
+            lambda parts: self._running.get(parts[0]),
             row,
             (self._pause, self._resume, self._reset, self._test),
             begin='[[bridge]]\nname = "sensors"\nfrom = "pubsub:home/+/temperature"\nto = "dms:readings"',
@@ -129,19 +116,19 @@ class Bridges:
             self._table = await Table.open(self.store.namespace(NAMESPACE, _MODE), TABLE)
             self._kept = {key.partition(b"\0")[0].decode() for key, _ in self._table.items()}
         wanted = {each.name: each for each in settings}
-        before = {name: each.bridge.settings for name, each in self._running.items()}
+        before = {name: each.settings for name, each in self._running.items()}
         removed = [name for name in before if name not in wanted]
         changed = [name for name in before if name in wanted and wanted[name] != before[name]]
         added = [name for name in wanted if name not in before]
         for number, name in enumerate((*removed, *changed), 1):
             self._end(self._running.pop(name))
             if number % CHANGED_AT_ONCE == 0:
-                await trio.sleep(0)  # noqa: ASYNC115  the drivers alone use trio.lowlevel
+                await trio.sleep(0)
         self._note_removed(wanted)
         for number, name in enumerate((*changed, *added), 1):
             self._start(wanted[name], self._table)
             if number % CHANGED_AT_ONCE == 0:
-                await trio.sleep(0)  # noqa: ASYNC115  as above
+                await trio.sleep(0)
         return {"added": added, "changed": changed, "removed": removed}
 
     async def prepare(self, config: Config) -> Callable[[], Awaitable[None]]:
@@ -184,7 +171,7 @@ class Bridges:
 
     def samples(self) -> Iterator[Sample]:
         for each in self._running.values():
-            yield from _samples(each.bridge)
+            yield from _samples(each)
 
     # -- one bridge
 
@@ -194,44 +181,40 @@ class Bridges:
             positions.removed_ms = None
             positions.keep()
         positions.take_from(settings.source)
-        running = _Running()
-        running.bridge = Bridge(settings, self, positions, running.wake)
-        self._running[settings.name] = running
+        bridge = self._running[settings.name] = Bridge(settings, self, positions)
         self._kept.add(settings.name)
         if self._nursery is not None:
-            self._nursery.start_soon(self._carry, running)
+            self._nursery.start_soon(self._carry, bridge)
 
-    def _end(self, each: _Running) -> None:
-        each.ended = True
-        each.bridge.stop()
-        each.wake()
+    def _end(self, bridge: Bridge) -> None:
+        bridge.stop()
         self.store.commit_pending()
 
-    async def _carry(self, each: _Running) -> None:
+    async def _carry(self, bridge: Bridge) -> None:
         """One bridge's task. A bug in one bridge leaves the others running."""
         crash_seconds = CRASH_SECONDS_MIN
-        while not each.ended:
-            each.woken = trio.Event()
+        while not bridge.stopped:
+            bridge.woken = trio.Event()
             try:
-                delay = each.bridge.step()
+                delay = bridge.step()
             except Exception as error:
                 self.log.error(
                     "a bridge crashed, and begins again where it was; a message may pass twice; report this",
-                    bridge=each.bridge.name,
+                    bridge=bridge.name,
                     restart_in_seconds=crash_seconds,
                     exc_info=error,
                 )
-                each.bridge.close()
+                bridge.close()
                 await trio.sleep(crash_seconds)
                 crash_seconds = min(2 * crash_seconds, CRASH_SECONDS_MAX)
                 continue
             if delay is None:
-                await each.woken.wait()
+                await bridge.woken.wait()
             elif delay > 0:
                 with trio.move_on_after(delay):
-                    await each.woken.wait()
+                    await bridge.woken.wait()
             else:
-                await trio.sleep(0)  # noqa: ASYNC115  # the drivers alone use trio.lowlevel
+                await trio.sleep(0)
 
     def _note_removed(self, wanted: Mapping[str, BridgeSettings]) -> None:
         """Note the time at which bridges were removed: a day later their positions are deleted."""

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from brokers.flags import with_admin_flags, with_table_flags
+from brokers.flags import host_app
 from brokers.render import Listing
 from brokers.server_address import ServerAddress
-from shared.cli.app import protocol_app
 from shared.cli.options import Json
 from shared.errors import UsageError
 from shared.objects import BRIDGES
@@ -21,7 +20,7 @@ from shared.units import moment_ms
 BODY_BYTES_MAX = 700_000
 """The largest message to try: in base64 it fits one request of the admin port."""
 
-app, command = protocol_app(
+app, command = host_app(
     "bridge",
     "Bridges: messages that came in by one protocol go out by another.",
     "list",
@@ -33,8 +32,6 @@ Name = Annotated[str, Parameter(help="The bridge's name.")]
 
 
 @command("list", "list --json", name="list")
-@with_admin_flags
-@with_table_flags
 def list_(*, at: ServerAddress, json: Json = False) -> Listing:
     """List the bridges: state, guarantee, counts, lag, and the last error of each."""
     rows = at.client().rows(BRIDGES.name)
@@ -42,21 +39,18 @@ def list_(*, at: ServerAddress, json: Json = False) -> Listing:
 
 
 @command("pause sensors")
-@with_admin_flags
 def pause(name: Name, *, at: ServerAddress, json: Json = False) -> Mapping[str, Any]:
     """Have a bridge carry nothing until it is resumed; a restart keeps it so."""
     return {"bridge": name, **_ask(at, name, "pause")}
 
 
 @command("resume sensors")
-@with_admin_flags
 def resume(name: Name, *, at: ServerAddress, json: Json = False) -> Mapping[str, Any]:
     """Have a bridge that was paused carry again, from where it was."""
     return {"bridge": name, **_ask(at, name, "resume")}
 
 
 @command("reset jobs-to-log --to first", "reset jobs-to-log --to '1h ago'")
-@with_admin_flags
 def reset(
     name: Name,
     *,
@@ -85,7 +79,6 @@ def _position(said: str) -> str:
 
 
 @command("test sensors --name home/kitchen/temperature < message", name="test")
-@with_admin_flags
 def try_out(
     bridge: Name,
     *,

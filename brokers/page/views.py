@@ -16,12 +16,11 @@ from starlette.routing import Route
 
 from brokers.api import LOOKING, object_at, parts_behind
 from brokers.control import ROOT
-from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, listed, row_of, selected
+from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, is_number, listed, row_of, selected, sorts
 from brokers.page import files, shown
 from shared.errors import BrokerError
 from shared.objects import (
     KINDS,
-    UNSORTED,
     Action,
     KindColumn,
     ObjectKind,
@@ -35,7 +34,6 @@ ROWS = 100
 ROWS_AT_ONCE = 25
 RELATED_ROWS = 20
 COLUMNS_FEW = 8
-DIGITS_MAX = 20
 MESSAGES, MESSAGES_MAX = 20, 100
 POLL_SECONDS = 5.0
 SHARE = 100
@@ -271,7 +269,7 @@ async def _list(
     query = {name: value for name, value in request.query_params.items() if value}
     wanted = ListQuery.parse(kind, those, query, ("page",))
     text = query.get("page", "1")
-    if not (text.isascii() and text.isdecimal() and int(text[:9]) >= 1):
+    if not (is_number(text) and int(text) >= 1):
         raise HTTPException(400, "page is a number from 1")
     number = int(text)
     found = await selected(kind, those, wanted, (number - 1) * ROWS, ROWS)
@@ -302,7 +300,7 @@ async def _list(
 
 
 def _head(kind: ObjectKind, column: KindColumn, wanted: ListQuery, query: Mapping[str, str]) -> Heading:
-    if column.unit in UNSORTED:
+    if not sorts(column):
         return Heading(column, None, None)
     key = column.name
     sorted_by = wanted.sort or ("" if kind.by_protocol else kind.columns[0].name)
@@ -335,7 +333,7 @@ async def _body(kind: ObjectKind, rows: Sequence[Row], columns: Sequence[KindCol
     for at in range(0, len(rows), ROWS_AT_ONCE):
         some = [_row(kind, row, columns) for row in rows[at : at + ROWS_AT_ONCE]]
         parts.append(shown.render("rows.html", rows=some))
-        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        await trio.sleep(0)
     return Markup("".join(parts))
 
 
@@ -416,8 +414,7 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
     given = {name: query[name] for name in action.takes if query.get(name)}
     arguments: dict[str, Any] = {"limit": MESSAGES} if "limit" in action.takes else {}
     for name, value in given.items():
-        is_number = name in numbers and value.isascii() and value.isdecimal() and len(value) < DIGITS_MAX
-        arguments[name] = int(value) if is_number else value
+        arguments[name] = int(value) if name in numbers and is_number(value) else value
     if isinstance(arguments.get("limit"), int):
         arguments["limit"] = min(arguments["limit"], MESSAGES_MAX)
     answer: Mapping[str, Any] = {}

@@ -15,7 +15,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
-from brokers.flags import admin_command
+from brokers.flags import host_command
 from brokers.render import CommandResult
 from brokers.replaying import engine, sources
 from brokers.replaying.sources import Chosen
@@ -33,7 +33,7 @@ _RESUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-@admin_command(
+@host_command(
     "replay",
     "replay recorded:pubsub --since 12h --rate 10x --wire",
     "replay logmq:jobs --to dms:jobs --rate max --resume jobs-again",

@@ -128,15 +128,20 @@ async def admin_port_at(host: str = "127.0.0.1", **options: Any) -> AsyncIterato
         nursery.cancel_scope.cancel()
 
 
-async def test_health_and_metrics_are_open_on_loopback_and_nothing_else_is() -> None:
+@pytest.fixture
+async def port() -> AsyncIterator[Port]:
     async with admin_port_at() as port:
-        for path in ("/livez", "/readyz", "/metrics"):
-            assert (await port.ask(path)).status == 200
-        for path in ("/", "/status", "/verbs", "/api/v1/overview", "/nothing"):
-            answer = await port.ask(path)
-            assert (answer.status, answer.headers["content-type"]) == (401, "application/problem+json")
-            assert answer.json["status"] == 401
-            assert answer.headers["www-authenticate"].startswith("Basic ")
+        yield port
+
+
+async def test_health_and_metrics_are_open_on_loopback_and_nothing_else_is(port: Port) -> None:
+    for path in ("/livez", "/readyz", "/metrics"):
+        assert (await port.ask(path)).status == 200
+    for path in ("/", "/status", "/verbs", "/api/v1/overview", "/nothing"):
+        answer = await port.ask(path)
+        assert (answer.status, answer.headers["content-type"]) == (401, "application/problem+json")
+        assert answer.json["status"] == 401
+        assert answer.headers["www-authenticate"].startswith("Basic ")
 
 
 async def test_beyond_loopback_nothing_is_open() -> None:
@@ -146,53 +151,48 @@ async def test_beyond_loopback_nothing_is_open() -> None:
             assert (await port.ask(path, BEARER)).status == 200
 
 
-async def test_users_do_what_their_admin_rules_allow() -> None:
-    async with admin_port_at() as port:
-        assert (await port.ask("/status", basic("ann"))).status == 200
-        assert (await port.ask("/a/echo", {**basic("ann"), **JSON}, "POST", b"{}")).status == 403
-        assert (await port.ask("/a/echo", {**basic("bob"), **JSON}, "POST", b"{}")).status == 200
-        assert (await port.ask("/status", basic("eve"))).status == 403
-        assert (await port.ask("/status", basic("ann", "wrong"))).status == 401
-        assert port.host.calls == [{}]
-        assert [line["user"] for line in port.audited] == ["ann"]
+async def test_users_do_what_their_admin_rules_allow(port: Port) -> None:
+    assert (await port.ask("/status", basic("ann"))).status == 200
+    assert (await port.ask("/a/echo", {**basic("ann"), **JSON}, "POST", b"{}")).status == 403
+    assert (await port.ask("/a/echo", {**basic("bob"), **JSON}, "POST", b"{}")).status == 200
+    assert (await port.ask("/status", basic("eve"))).status == 403
+    assert (await port.ask("/status", basic("ann", "wrong"))).status == 401
+    assert port.host.calls == [{}]
+    assert [line["user"] for line in port.audited] == ["ann"]
 
 
-async def test_a_token_opens_everything_and_another_nothing() -> None:
-    async with admin_port_at() as port:
-        assert (await port.ask("/a/echo", {**BEARER, **JSON}, "POST", b"{}")).status == 200
-        for wrong in ("Bearer x", "Bearer", "Basic !!", "Basic " + base64.b64encode(b"none").decode()):
-            assert (await port.ask("/status", {"Authorization": wrong})).status == 401
-        assert port.access.guards["admin"].logins_failed == 4
+async def test_a_token_opens_everything_and_another_nothing(port: Port) -> None:
+    assert (await port.ask("/a/echo", {**BEARER, **JSON}, "POST", b"{}")).status == 200
+    for wrong in ("Bearer x", "Bearer", "Basic !!", "Basic " + base64.b64encode(b"none").decode()):
+        assert (await port.ask("/status", {"Authorization": wrong})).status == 401
+    assert port.access.guards["admin"].logins_failed == 4
 
 
-async def test_the_token_in_an_address_is_traded_for_a_cookie() -> None:
-    async with admin_port_at() as port:
-        answer = await port.ask(f"/status?token={TOKEN}&x=1")
-        assert (answer.status, answer.headers["location"]) == (303, "/status?x=1")
-        said = answer.headers["set-cookie"]
-        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(said.split("; "))
-        assert TOKEN not in str(answer.headers)
-        cookie = {"Cookie": said.partition(";")[0]}
-        assert (await port.ask("/status", cookie)).status == 200
-        assert (await port.ask("/a/echo", {**cookie, **JSON}, "POST", b"{}")).status == 200
-        assert (await port.ask("/status?token=other")).status == 401
-        assert (await port.ask(f"/a/echo?token={TOKEN}", JSON, "POST", b"{}")).status == 200
-        assert (await port.ask("/a/echo?token=other", JSON, "POST", b"{}")).status == 401
+async def test_the_token_in_an_address_is_traded_for_a_cookie(port: Port) -> None:
+    answer = await port.ask(f"/status?token={TOKEN}&x=1")
+    assert (answer.status, answer.headers["location"]) == (303, "/status?x=1")
+    said = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(said.split("; "))
+    assert TOKEN not in str(answer.headers)
+    cookie = {"Cookie": said.partition(";")[0]}
+    assert (await port.ask("/status", cookie)).status == 200
+    assert (await port.ask("/a/echo", {**cookie, **JSON}, "POST", b"{}")).status == 200
+    assert (await port.ask("/status?token=other")).status == 401
+    assert (await port.ask(f"/a/echo?token={TOKEN}", JSON, "POST", b"{}")).status == 200
+    assert (await port.ask("/a/echo?token=other", JSON, "POST", b"{}")).status == 401
 
 
-async def test_the_trade_leads_to_no_other_server() -> None:
-    async with admin_port_at() as port:
-        for path in ("//example.org/", "/\\example.org/"):
-            where = (await port.ask(f"{path}?token={TOKEN}")).headers["location"]
-            assert where == "/example.org/"
+async def test_the_trade_leads_to_no_other_server(port: Port) -> None:
+    for path in ("//example.org/", "/\\example.org/"):
+        where = (await port.ask(f"{path}?token={TOKEN}")).headers["location"]
+        assert where == "/example.org/"
 
 
-async def test_a_session_that_somebody_else_chose_is_none() -> None:
-    async with admin_port_at() as port:
-        chosen = {"Cookie": f"brokers_{port.bound.address[1]}=chosen"}
-        assert (await port.ask("/status", chosen)).status == 401
-        told = (await port.ask(f"/?token={TOKEN}", chosen)).headers["set-cookie"]
-        assert "chosen" not in told
+async def test_a_session_that_somebody_else_chose_is_none(port: Port) -> None:
+    chosen = {"Cookie": f"brokers_{port.bound.address[1]}=chosen"}
+    assert (await port.ask("/status", chosen)).status == 401
+    told = (await port.ask(f"/?token={TOKEN}", chosen)).headers["set-cookie"]
+    assert "chosen" not in told
 
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
@@ -202,63 +202,59 @@ async def log_in(port: Port, given: Any, headers: Mapping[str, str] | None = Non
     return await port.ask("/login", {**JSON, **(headers or {})}, "POST", json.dumps(given).encode())
 
 
-async def test_a_browser_gets_a_form_and_no_window_of_its_own() -> None:
-    async with admin_port_at() as port:
-        for path in ("/", "/queues?sort=-ready", "/nothing"):
-            answer = await port.ask(path, HTML)
-            assert (answer.status, answer.headers["content-type"]) == (401, "text/html; charset=utf-8")
-            assert b"<form" in answer.body
-            assert "www-authenticate" not in answer.headers
-            assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
-        ended = {"Cookie": f"brokers_{port.bound.address[1]}=ended"}
-        assert "www-authenticate" not in (await port.ask("/api/v1/history", ended)).headers
+async def test_a_browser_gets_a_form_and_no_window_of_its_own(port: Port) -> None:
+    for path in ("/", "/queues?sort=-ready", "/nothing"):
+        answer = await port.ask(path, HTML)
+        assert (answer.status, answer.headers["content-type"]) == (401, "text/html; charset=utf-8")
+        assert b"<form" in answer.body
+        assert "www-authenticate" not in answer.headers
+        assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
+    ended = {"Cookie": f"brokers_{port.bound.address[1]}=ended"}
+    assert "www-authenticate" not in (await port.ask("/api/v1/history", ended)).headers
 
 
-async def test_the_form_begins_a_session_and_logging_out_ends_it() -> None:
-    async with admin_port_at() as port:
-        for given in ({"user": "ann", "password": "secret"}, {"token": TOKEN}):
-            chosen = {"Cookie": f"brokers_{port.bound.address[1]}=chosen"}
-            answer = await log_in(port, given, chosen)
-            assert answer.status == 200
-            said = answer.headers["set-cookie"]
-            assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(said.split("; "))
-            assert "chosen" not in said
-            cookie = {"Cookie": said.partition(";")[0]}
-            assert (await port.ask("/status", cookie)).status == 200
-            ended = await port.ask("/logout", {**cookie, **JSON}, "POST", b"{}")
-            assert "Max-Age=0" in ended.headers["set-cookie"]
-            assert (await port.ask("/status", cookie)).status == 401
+async def test_the_form_begins_a_session_and_logging_out_ends_it(port: Port) -> None:
+    for given in ({"user": "ann", "password": "secret"}, {"token": TOKEN}):
+        chosen = {"Cookie": f"brokers_{port.bound.address[1]}=chosen"}
+        answer = await log_in(port, given, chosen)
+        assert answer.status == 200
+        said = answer.headers["set-cookie"]
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(said.split("; "))
+        assert "chosen" not in said
+        cookie = {"Cookie": said.partition(";")[0]}
+        assert (await port.ask("/status", cookie)).status == 200
+        ended = await port.ask("/logout", {**cookie, **JSON}, "POST", b"{}")
+        assert "Max-Age=0" in ended.headers["set-cookie"]
+        assert (await port.ask("/status", cookie)).status == 401
 
 
-async def test_a_new_login_ends_the_session_before_it() -> None:
-    async with admin_port_at() as port:
-        cookies = []
-        for headers in ({}, {"Cookie": "first"}):
-            first = {"Cookie": cookies[0]} if headers else {}
-            answer = await log_in(port, {"token": TOKEN}, first)
-            cookies.append(answer.headers["set-cookie"].partition(";")[0])
-        before, now = [(await port.ask("/status", {"Cookie": each})).status for each in cookies]
-        assert (before, now) == (401, 200)
+async def test_a_new_login_ends_the_session_before_it(port: Port) -> None:
+    cookies = []
+    for headers in ({}, {"Cookie": "first"}):
+        first = {"Cookie": cookies[0]} if headers else {}
+        answer = await log_in(port, {"token": TOKEN}, first)
+        cookies.append(answer.headers["set-cookie"].partition(";")[0])
+    before, now = [(await port.ask("/status", {"Cookie": each})).status for each in cookies]
+    assert (before, now) == (401, 200)
 
 
-async def test_a_login_that_does_not_fit_is_told_counted_and_no_session() -> None:
-    async with admin_port_at() as port:
-        for given, status in (
-            ({"user": "ann", "password": "wrong"}, 401),
-            ({"user": "nobody", "password": "secret"}, 401),
-            ({"token": "wrong"}, 401),
-            ({"user": "eve", "password": "secret"}, 403),
-            ({"user": "ann"}, 400),
-            ([], 400),
-            ({"user": "ann", "password": "x" * 4000}, 400),
-        ):
-            answer = await log_in(port, given)
-            assert (answer.status, "set-cookie" in answer.headers) == (status, False), given
-        assert port.access.guards["admin"].logins_failed == 3
-        form = {"Content-Type": "application/x-www-form-urlencoded"}
-        assert (await port.ask("/login", form, "POST", b"token=" + TOKEN.encode())).status == 415
-        elsewhere = {"Origin": "http://example.org"}
-        assert (await log_in(port, {"token": TOKEN}, elsewhere)).status == 403
+async def test_a_login_that_does_not_fit_is_told_counted_and_no_session(port: Port) -> None:
+    for given, status in (
+        ({"user": "ann", "password": "wrong"}, 401),
+        ({"user": "nobody", "password": "secret"}, 401),
+        ({"token": "wrong"}, 401),
+        ({"user": "eve", "password": "secret"}, 403),
+        ({"user": "ann"}, 400),
+        ([], 400),
+        ({"user": "ann", "password": "x" * 4000}, 400),
+    ):
+        answer = await log_in(port, given)
+        assert (answer.status, "set-cookie" in answer.headers) == (status, False), given
+    assert port.access.guards["admin"].logins_failed == 3
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert (await port.ask("/login", form, "POST", b"token=" + TOKEN.encode())).status == 415
+    elsewhere = {"Origin": "http://example.org"}
+    assert (await log_in(port, {"token": TOKEN}, elsewhere)).status == 403
 
 
 async def test_the_files_of_the_form_are_open_and_nothing_beside_them() -> None:
@@ -273,11 +269,10 @@ async def test_the_files_of_the_form_are_open_and_nothing_beside_them() -> None:
 @pytest.mark.parametrize(
     "name", ["example.org", "127.0.0.1.example.org", "10.0.0.1", "", "a:b", "127.0.0.1:x"]
 )
-async def test_a_name_that_is_not_the_servers_is_refused(name: str) -> None:
-    async with admin_port_at() as port:
-        for path in ("/metrics", "/status"):
-            assert (await port.ask(path, {**BEARER, "Host": name})).status == 421
-        assert (await port.ask("/livez", {"Host": name or "x"})).status == 200
+async def test_a_name_that_is_not_the_servers_is_refused(port: Port, name: str) -> None:
+    for path in ("/metrics", "/status"):
+        assert (await port.ask(path, {**BEARER, "Host": name})).status == 421
+    assert (await port.ask("/livez", {"Host": name or "x"})).status == 200
 
 
 async def test_loopback_and_the_settings_give_names() -> None:
@@ -301,35 +296,32 @@ async def test_loopback_and_the_settings_give_names() -> None:
     ],
 )
 async def test_what_changes_something_is_json_of_the_same_origin(
-    method: str, headers: dict[str, str], status: int
+    port: Port, method: str, headers: dict[str, str], status: int
 ) -> None:
-    async with admin_port_at() as port:
-        assert (await port.ask("/a/echo", {**BEARER, **headers}, method, b"{}")).status == status
-        assert len(port.host.calls) == (status == 200)
+    assert (await port.ask("/a/echo", {**BEARER, **headers}, method, b"{}")).status == status
+    assert len(port.host.calls) == (status == 200)
 
 
-async def test_a_page_of_another_site_reads_nothing_but_may_link_here() -> None:
-    async with admin_port_at() as port:
-        for headers in ({"Origin": "https://example.org"}, {"Sec-Fetch-Site": "cross-site"}):
-            assert (await port.ask("/status", {**BEARER, **headers})).status == 403
-        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
-        assert (await port.ask("/status", {**BEARER, **link})).status == 200
-        own = {"Origin": f"http://{port.name}", "Sec-Fetch-Site": "same-origin", **JSON}
-        assert (await port.ask("/a/echo", {**BEARER, **own}, "POST", b"{}")).status == 200
+async def test_a_page_of_another_site_reads_nothing_but_may_link_here(port: Port) -> None:
+    for headers in ({"Origin": "https://example.org"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert (await port.ask("/status", {**BEARER, **headers})).status == 403
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert (await port.ask("/status", {**BEARER, **link})).status == 200
+    own = {"Origin": f"http://{port.name}", "Sec-Fetch-Site": "same-origin", **JSON}
+    assert (await port.ask("/a/echo", {**BEARER, **own}, "POST", b"{}")).status == 200
 
 
-async def test_an_event_source_of_another_site_hears_nothing() -> None:
-    async with admin_port_at() as port:
-        for path in ("/api/v1/logs?follow=1", "/api/v1/trace?name=x&follow=1"):
-            given = {**BEARER, "Accept": "text/event-stream", "Origin": "https://example.org"}
+async def test_an_event_source_of_another_site_hears_nothing(port: Port) -> None:
+    for path in ("/api/v1/logs?follow=1", "/api/v1/trace?name=x&follow=1"):
+        for site in ({"Origin": "https://example.org"}, {"Sec-Fetch-Site": "cross-site"}):
+            given = {**BEARER, "Accept": "text/event-stream", **site}
             assert (await port.ask(path, given)).status == 403
 
 
-async def test_a_token_that_stands_in_a_referer_opens_nothing() -> None:
-    async with admin_port_at() as port:
-        referer = {"Referer": f"http://{port.name}/?token={TOKEN}"}
-        assert (await port.ask("/status", referer)).status == 401
-        assert (await port.ask("/a/echo", {**referer, **JSON}, "POST", b"{}")).status == 401
+async def test_a_token_that_stands_in_a_referer_opens_nothing(port: Port) -> None:
+    referer = {"Referer": f"http://{port.name}/?token={TOKEN}"}
+    assert (await port.ask("/status", referer)).status == 401
+    assert (await port.ask("/a/echo", {**referer, **JSON}, "POST", b"{}")).status == 401
 
 
 @pytest.mark.parametrize(
@@ -347,40 +339,36 @@ async def test_a_token_that_stands_in_a_referer_opens_nothing() -> None:
         "/STATUS",
     ],
 )
-async def test_no_spelling_of_a_path_opens_what_needs_a_login(path: str) -> None:
-    async with admin_port_at() as port:
-        answer = await port.ask(path)
-        assert answer.status in (400, 401, 404, 421), answer
+async def test_no_spelling_of_a_path_opens_what_needs_a_login(port: Port, path: str) -> None:
+    answer = await port.ask(path)
+    assert answer.status in (400, 401, 404, 421), answer
 
 
-async def test_every_answer_has_the_policy_of_the_page() -> None:
-    async with admin_port_at() as port:
-        for answer in (
-            await port.ask("/livez"),
-            await port.ask("/status"),
-            await port.ask("/status", BEARER),
-        ):
-            assert {name.lower() for name in HEADERS} <= set(answer.headers)
+async def test_every_answer_has_the_policy_of_the_page(port: Port) -> None:
+    for answer in (
+        await port.ask("/livez"),
+        await port.ask("/status"),
+        await port.ask("/status", BEARER),
+    ):
+        assert {name.lower() for name in HEADERS} <= set(answer.headers)
 
 
-async def test_an_upgrade_to_a_web_socket_is_refused() -> None:
-    async with admin_port_at() as port:
-        upgrade = {
-            "Connection": "Upgrade",
-            "Upgrade": "websocket",
-            "Sec-WebSocket-Version": "13",
-            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-        }
-        assert (await port.ask("/status", {**BEARER, **upgrade})).status == 403
+async def test_an_upgrade_to_a_web_socket_is_refused(port: Port) -> None:
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    assert (await port.ask("/status", {**BEARER, **upgrade})).status == 403
 
 
-async def test_a_session_ends_with_its_user() -> None:
-    async with admin_port_at() as port:
-        said = (await port.ask(f"/?token={TOKEN}")).headers["set-cookie"].partition(";")[0]
-        (session,) = port.access.guards["admin"].clients
-        assert session.user == TOKEN_USER
-        session.close_for("the test says so")
-        assert (await port.ask("/status", {"Cookie": said})).status == 401
+async def test_a_session_ends_with_its_user(port: Port) -> None:
+    said = (await port.ask(f"/?token={TOKEN}")).headers["set-cookie"].partition(";")[0]
+    (session,) = port.access.guards["admin"].clients
+    assert session.user == TOKEN_USER
+    session.close_for("the test says so")
+    assert (await port.ask("/status", {"Cookie": said})).status == 401
 
 
 @pytest.mark.parametrize(
@@ -446,16 +434,16 @@ async def test_an_end_that_comes_while_a_login_is_looked_at_waits_for_no_turn(
                     assert (await heard(stream)).status == 200
 
 
-async def test_an_answer_that_is_under_way_comes_whole_to_a_client_that_closes_its_side() -> None:
-    async with admin_port_at() as port, await port.connect() as stream:
+async def test_an_answer_that_is_under_way_comes_whole_to_a_client_that_closes_its_side(port: Port) -> None:
+    async with await port.connect() as stream:
         await stream.send_all(port.head("GET /status", LOGIN))
         await stream.send_eof()
         with trio.fail_after(4):
             assert (await heard(stream)).status == 200
 
 
-async def test_nobody_without_a_login_has_a_body_read() -> None:
-    async with admin_port_at() as port, await port.connect() as stream:
+async def test_nobody_without_a_login_has_a_body_read(port: Port) -> None:
+    async with await port.connect() as stream:
         await stream.send_all(port.head("POST /a/echo", AS_JSON, "Content-Length: 1000000"))
         assert parsed(await stream.receive_some()).status == 401
 
@@ -481,10 +469,10 @@ async def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest
     ],
 )
 async def test_a_body_that_is_announced_as_too_large_is_refused_at_once(
-    path: str, length: int, status: int
+    port: Port, path: str, length: int, status: int
 ) -> None:
     """Also where nothing of it comes: its connection would hold a place until the deadline."""
-    async with admin_port_at() as port, await port.connect() as stream:
+    async with await port.connect() as stream:
         await stream.send_all(port.head(f"POST {path}", LOGIN, AS_JSON, f"Content-Length: {length}"))
         with trio.fail_after(5):
             assert (await heard(stream)).status == status
@@ -535,10 +523,9 @@ async def test_a_body_that_breaks_off_or_is_none_is_refused_without_a_word_in_th
 
 
 @pytest.mark.parametrize("large", [17_000, 30_000, 40_000])
-async def test_a_large_head_is_refused(large: int) -> None:
-    async with admin_port_at() as port:
-        assert (await port.ask("/livez", {"X": "x" * large})).status in (400, 431)
-        assert (await port.ask("/livez?" + "x" * large)).status in (400, 431)
+async def test_a_large_head_is_refused(port: Port, large: int) -> None:
+    assert (await port.ask("/livez", {"X": "x" * large})).status in (400, 431)
+    assert (await port.ask("/livez?" + "x" * large)).status in (400, 431)
 
 
 async def test_a_connection_that_is_answered_and_reads_nothing_holds_up_no_stop() -> None:

@@ -442,7 +442,7 @@ def test_an_interrupt_before_anything_is_imported_is_no_traceback() -> None:
         "import signal, sys\n"
         "class Interrupting:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'brokers.server_cli': signal.raise_signal(signal.SIGINT)\n"
+        "        if name == 'brokers.commands': signal.raise_signal(signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupting())\n"
         "from brokers.__main__ import main\n"
         "main()"

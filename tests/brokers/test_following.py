@@ -106,12 +106,6 @@ def test_the_log_of_a_server_is_followed(shared_server: Server) -> None:
         assert row in json.load(asking.answer)["items"]
 
 
-def test_no_page_of_another_origin_follows(shared_server: Server) -> None:
-    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-        with Asking(shared_server, "/api/v1/logs?follow=1", **headers) as asking:
-            assert asking.answer.status == 403
-
-
 def test_a_server_with_followers_on_both_doors_stops(tmp_path: Path) -> None:
     with Server(tmp_path) as server, Asking(server, "/api/v1/logs?follow=1") as asking:
         assert next(asking.events())["event"] == "listening"

@@ -317,8 +317,12 @@ async def test_it_is_ready_while_all_of_it_is(make_host: MakeHost, store: FakeSt
         assert ready() == 0
         await again.wait()
         assert ready() == 1
-        store.read_only = StoreReadOnly("a sync failed")
+        store.read_only = StoreReadOnly("a sync failed: Input/output error")
         assert ready() == 0
+        assert it.unready() == "the store is read-only: a sync failed: Input/output error"
+        status: Mapping[str, Any] = it.status()
+        assert (status["state"], status["reason"]) == ("not ready", it.unready())
+        assert status["store"]["logs"] == 3
         it.stop()
 
 
@@ -339,17 +343,3 @@ async def test_a_backup_says_when_it_was_made(
     (((of, folder, target), now_ms),) = made
     assert (of, folder, target) == (store, tmp_path / "data", tmp_path / "copy")
     assert abs(now_ms / 1000 - time.time()) < 3600
-
-
-async def test_a_store_that_turned_read_only_makes_the_host_unready(
-    make_host: MakeHost, store: FakeStore
-) -> None:
-    it = make_host()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(it.run)
-        store.read_only = StoreReadOnly("a sync failed: Input/output error")
-        assert it.unready() == "the store is read-only: a sync failed: Input/output error"
-        status: Mapping[str, Any] = it.status()
-        assert (status["state"], status["reason"]) == ("not ready", it.unready())
-        assert status["store"]["logs"] == 3
-        it.stop()

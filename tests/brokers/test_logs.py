@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import re
+from collections.abc import Iterator
+from typing import TextIO
 
 import pytest
 from hypothesis import given
@@ -21,6 +23,17 @@ from brokers.logs import (
     tell_left_out,
     unfiltered,
 )
+
+Pipe = tuple[io.BufferedReader, TextIO]
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    """Its two ends; a write that would wait is an error, and so is seen."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(reading, "rb") as reader, open(writing, "w") as stream:
+        yield reader, stream
 
 
 def lines(form: str, *events: tuple[str, dict[str, object]], level: str = "info") -> list[str]:
@@ -211,53 +224,47 @@ def test_a_log_that_cannot_be_written_stops_nobody() -> None:
 
 
 @pytest.mark.parametrize("level", ["info", "debug"])
-def test_a_log_that_nobody_reads_stops_nobody_and_tells_what_was_left_out(level: str) -> None:
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)  # so that a write that would wait is seen here, and not by waiting
-    with open(reading, "rb") as reader, open(writing, "w") as stream:
-        log = configure(level, "json", stream)  # type: ignore[arg-type]
-        for number in range(2000):
-            log.error("unread", number=number, text="x" * 200)
-        found = reader.read1(1 << 20).decode().splitlines()
-        kept = [json.loads(line)["number"] for line in found]
-        assert kept == list(range(len(kept)))
-        assert len(kept) < 2000
-        log.error("read again")
-        assert json.loads(reader.read1())["left_out"] == 2000 - len(kept)
+def test_a_log_that_nobody_reads_stops_nobody_and_tells_what_was_left_out(pipe: Pipe, level: str) -> None:
+    reader, stream = pipe
+    log = configure(level, "json", stream)  # type: ignore[arg-type]
+    for number in range(2000):
+        log.error("unread", number=number, text="x" * 200)
+    found = reader.read1(1 << 20).decode().splitlines()
+    kept = [json.loads(line)["number"] for line in found]
+    assert kept == list(range(len(kept)))
+    assert len(kept) < 2000
+    log.error("read again")
+    assert json.loads(reader.read1())["left_out"] == 2000 - len(kept)
 
 
-def test_what_a_line_that_nobody_reads_would_have_told_to_be_left_out_is_told_by_the_next() -> None:
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)  # so that a write that would wait is seen here, and not by waiting
+def test_what_a_line_that_nobody_reads_would_have_told_to_be_left_out_is_told_by_the_next(pipe: Pipe) -> None:
+    reader, stream = pipe
     now = [5.0]
-    with open(reading, "rb") as reader, open(writing, "w") as stream:
-        log = configure("info", "json", stream, lambda: now[0])
-        for _ in range(3 * LINES_PER_SECOND):
-            log.warning("refused")
-        os.write(writing, bytes(1 << 20))  # as much as it holds
-        now[0] += 1
-        log.warning("unread")
-        reader.read1(1 << 20)
-        now[0] += 1
-        log.warning("read again")
-        assert json.loads(reader.read1())["left_out"] == 2 * LINES_PER_SECOND + 1
+    log = configure("info", "json", stream, lambda: now[0])
+    for _ in range(3 * LINES_PER_SECOND):
+        log.warning("refused")
+    os.write(stream.fileno(), bytes(1 << 20))  # as much as it holds
+    now[0] += 1
+    log.warning("unread")
+    reader.read1(1 << 20)
+    now[0] += 1
+    log.warning("read again")
+    assert json.loads(reader.read1())["left_out"] == 2 * LINES_PER_SECOND + 1
 
 
-def test_a_line_that_was_cut_by_a_full_pipe_does_not_run_into_the_next() -> None:
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)  # so that a write that would wait is seen here, and not by waiting
-    with open(reading, "rb") as reader, open(writing, "w") as stream:
-        log = configure("info", "text", stream)
-        for _ in range(200):
-            try:
-                raise ValueError("x" * 10_000)
-            except ValueError:
-                log.exception("long")
-        cut = reader.read1(1 << 20)
-        assert not cut.endswith(b"\n")
-        log.error("read again")
-        last = (cut + reader.read1()).splitlines()[-1]
-        assert re.fullmatch(rb"\S+ error +read again +left_out=\d+", last)
+def test_a_line_that_was_cut_by_a_full_pipe_does_not_run_into_the_next(pipe: Pipe) -> None:
+    reader, stream = pipe
+    log = configure("info", "text", stream)
+    for _ in range(200):
+        try:
+            raise ValueError("x" * 10_000)
+        except ValueError:
+            log.exception("long")
+    cut = reader.read1(1 << 20)
+    assert not cut.endswith(b"\n")
+    log.error("read again")
+    last = (cut + reader.read1()).splitlines()[-1]
+    assert re.fullmatch(rb"\S+ error +read again +left_out=\d+", last)
 
 
 def test_a_line_that_is_kept_is_shown_as_it_was_written() -> None:

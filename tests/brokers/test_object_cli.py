@@ -64,6 +64,7 @@ def test_a_list_has_all_pages_or_as_many_rows_as_are_asked_for(
     assert names("--sort", "bytes", "-n", "2") == topics[:2]
     assert names("--sort", "bytes", "--reverse", "-n", "5") == topics[:1:-1]
     assert names("--sort", "name", "--reverse") == topics[::-1]
+    assert len(names("--sort", "records", "-n", "2")) == 2, "a column by which the API does not sort"
 
 
 def test_a_list_is_narrowed_by_a_name_or_by_a_column(rows: Rows, topics: list[str]) -> None:

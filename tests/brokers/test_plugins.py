@@ -6,7 +6,6 @@ import attrs
 import pytest
 
 from brokers import config, plugins
-from brokers.cli import root
 from brokers.errors import ExitCode, InvalidSettings, Refusal
 from tests.support.installed import install, plugin
 
@@ -61,10 +60,8 @@ def test_a_plugin_cannot_take_a_name_of_the_host(monkeypatch: pytest.MonkeyPatch
         plugins.load("serve")
 
 
-def test_the_hosts_names_are_those_it_has() -> None:
+def test_the_hosts_sections_are_those_it_has() -> None:
     assert set(config.OWN_SECTIONS) == plugins.OWN_SECTIONS
-    own = {name for name in root() if not name.startswith("-")} - set(plugins.names())
-    assert own == plugins.OWN_VERBS
 
 
 def test_a_protocol_offered_twice_is_refused_by_the_packages_names(monkeypatch: pytest.MonkeyPatch) -> None:

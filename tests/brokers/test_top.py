@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from brokers.errors import ExitCode, Refusal
+from brokers.listing import ListQuery
 from brokers.top import Board, Sight
 from tests.brokers.conftest import Run
 from tests.support.server import Server
@@ -95,6 +96,18 @@ def test_keys_choose_the_table_its_order_and_a_filter() -> None:
     board.key("\x1b")
     assert "match" not in board.queries["queues"]
     assert not board.key("q")
+
+
+def test_keys_sort_by_no_column_by_which_the_server_does_not() -> None:
+    board = Board("x")
+    for table in board.tables:
+        asked = set()
+        for _ in table.columns:
+            board.key("s")
+            asked.add(board.queries[table.kind.name]["sort"])
+            ListQuery.parse(table.kind, [], {"sort": table.sort}, ())
+        assert len(asked) > 3
+        board.key("\t")
 
 
 def test_a_server_that_has_gone_is_told_and_what_was_seen_stays() -> None:
