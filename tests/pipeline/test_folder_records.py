@@ -183,7 +183,7 @@ def test_a_chunk_comes_without_bytes_where_none_are_asked_for(folder: Path) -> N
     span = whole(folder)
     flip(folder / "logmq" / "orders.log", (entries_of(folder)[1].offset + 50) * 8)
     with closing(Folder(str(folder), "logmq")) as opened:
-        chunks = list(opened.chunks(span, rules(options(folder)), bare=True))
+        chunks = list(opened.entries(span, rules(options(folder))))
     assert [bytes(chunk.data) for chunk in chunks] == [b""] * len(chunks)
     assert sum(entry.records for chunk in chunks for entry in chunk.entries) == len(RECORDS)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
+from functools import partial
 from operator import attrgetter
 from time import monotonic
 from typing import Any
@@ -61,12 +62,13 @@ class LogmqDataSource(DataSource):
         return COLUMNS
 
     def reader(self, schema: StructType) -> "BatchReader":
-        options = parse(self._given, streaming=False)
+        options, columns = parse(self._given, streaming=False), _columns(schema)
         kind = PruningReader if options.prune_by_filters else BatchReader
-        return kind(options, _columns(schema))
+        return kind(options, columns, partial(rows.read, columns=columns))
 
     def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
-        return StreamReader(parse(self._given, streaming=True), _columns(schema))
+        columns = _columns(schema)
+        return StreamReader(parse(self._given, streaming=True), columns, partial(rows.read, columns=columns))
 
     def writer(self, schema: StructType, overwrite: bool) -> sink.BatchWriter:
         return sink.BatchWriter(sink.checked(self._given, schema, overwrite, streaming=False))
@@ -75,12 +77,11 @@ class LogmqDataSource(DataSource):
         return sink.StreamWriter(sink.checked(self._given, schema, overwrite, streaming=True))
 
 
-ReadSpans = Callable[[Options, Sequence[Span], Sequence[str]], Iterator[pa.RecordBatch]]
-"""Reads the rows of spans in an executor: some columns of theirs, or what these columns are decoded to."""
+ReadSpans = Callable[[Options, Sequence[Span]], Iterator[pa.RecordBatch]]
 
 
-class BatchReader(DataSourceReader):
-    """One read of what is there now."""
+class _SpanReader:
+    """Reads spans in tasks: `columns` of their records, by `read`, or what `read` decodes these to."""
 
     def __init__(
         self, options: Options, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
@@ -89,13 +90,18 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._columns = columns
         self._read = read
-        self._wanted = Wanted()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._read(self._options, spans_of(partition))
+
+
+class BatchReader(_SpanReader, DataSourceReader):
+    """One read of what is there now."""
+
+    _wanted = Wanted()
 
     def partitions(self) -> Sequence[InputPartition]:
         return shares(self._options, planning.planned(self._options, self._wanted), self._columns)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._read(self._options, spans_of(partition), self._columns)
 
 
 class PruningReader(BatchReader):
@@ -110,16 +116,13 @@ class PruningReader(BatchReader):
         return left
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of batches, each from where the last one ended. `stream.py` explains its offsets."""
 
     def __init__(
         self, options: Options, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
     ) -> None:
-        workers.prepare()
-        self._options = options
-        self._columns = columns
-        self._read = read
+        super().__init__(options, columns, read)
         self._target: stream.Target | None = None
         self._began_at: float | None = None
         self._behind: dict[str, Any] | None = None
@@ -187,9 +190,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: stream.Offset, end: stream.Offset) -> Sequence[InputPartition]:
         return shares(self._options, stream.spans(self._options, start, end), self._columns)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._read(self._options, spans_of(partition), self._columns)
 
 
 def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:

@@ -57,7 +57,13 @@ class Folder(Origin):
 
     # -- reading
 
-    def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
+    def chunks(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
+        return self._chunks(span, policy, bare=False)
+
+    def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
+        return self._chunks(span, policy, bare=True)
+
+    def _chunks(self, span: Span, policy: LossPolicy, *, bare: bool) -> Iterator[Chunk]:
         try:
             file = self._file(span.topic)
             with self._index(file, span.log_id) as index, self._log(file) as log_fd:
@@ -72,9 +78,6 @@ class Folder(Origin):
         is_there = self.first_kept(span.log_id) is not None
         text = "its file or its index is missing" if is_there else "the log has been deleted"
         policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {span.stop} are lost: {text}")
-
-    def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
-        return self.chunks(span, policy, bare=True)
 
     @contextmanager
     def _opened(self, file: str) -> Iterator[int]:
@@ -395,27 +398,24 @@ class SpanReader:
         self._tell()
 
     def _readable(self, entries: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
-        """The entries whose records are to be read. Gaps between entries are noted as lost."""
-        position = self._span.start
-        for entry in self._whole(entries):
-            if entry.offset > position:
-                self._gap(position, entry.offset)
-            position = entry.end
-            if self._wanted(entry):
-                yield entry
-        if position < self._span.stop:
-            self._gap(position, self._span.stop)
-
-    def _whole(self, entries: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
-        """Yield the entries, and rebuilt ones where one is bad."""
+        """Yield the entries whose records are to be read, and rebuilt ones where one is bad."""
         position, time_ms = self._span.start, 0
         for entry in entries:
-            if entry.offset > position:
-                yield from self._made_anew(position, entry.offset, entry.first_ms)
-            yield entry
+            yield from self._between(position, entry.offset, entry.first_ms)
+            if self._wanted(entry):
+                yield entry
             position, time_ms = entry.end, entry.last_ms
-        if position < self._span.stop:
-            yield from self._made_anew(position, self._span.stop, time_ms)
+        yield from self._between(position, self._span.stop, time_ms)
+
+    def _between(self, start: int, stop: int, time_ms: int) -> Iterator[IndexEntry]:
+        """Yield rebuilt entries for what the index does not cover. The rest is noted as lost."""
+        if start >= stop:
+            return
+        anew = self._made_anew(start, stop, time_ms)
+        begin = anew[0].offset if anew else stop
+        if begin > start:
+            self._lose(start, begin, "the index says nothing of what stands here")
+        yield from filter(self._wanted, anew)
 
     def _made_anew(self, start: int, stop: int, time_ms: int) -> list[IndexEntry]:
         """Rebuild the entries from `start` to `stop`; none if the length fields do not lead there."""
@@ -462,9 +462,6 @@ class SpanReader:
         if data[: format.LENGTH_BYTES] == _ZERO and format.count_records(bytes(data)) != entry.records:
             return "no records stand here"
         return None
-
-    def _gap(self, start: int, stop: int) -> None:
-        self._lose(start, stop, "the index says nothing of what stands here")
 
     def _lose(self, start: int, stop: int, text: str) -> None:
         """Note a loss. Losses that follow each other are reported as one, so the journal is asked once."""

@@ -20,9 +20,11 @@ def read(
     options: Options, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
 ) -> Iterator[pa.RecordBatch]:
     """Read the spans' records as rows of `columns`. Raises OSError, and DataLoss by the rules."""
-    kept, bare = rules(options), framing.are_in_index(columns)
+    kept = rules(options)
+    # A folder's index says what is damaged. A server says it only when the bytes are fetched.
+    bare = framing.are_in_index(columns) and not options.servers
     for origin, span in _placed(options, spans):
-        for chunk in origin.chunks(span, kept, bare=bare):
+        for chunk in origin.entries(span, kept) if bare else origin.chunks(span, kept):
             yield from _rows(options, span, chunk, columns, kept)
 
 
@@ -41,12 +43,7 @@ def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]
 
 
 def decoded(
-    options: Options,
-    spans: Sequence[Span],
-    _: object = None,
-    *,
-    decode: Decode,
-    measure: Decode | None = None,
+    options: Options, spans: Sequence[Span], *, decode: Decode, measure: Decode | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Read the spans as rows of a table. `measure`: decodes index entries, and no records are read."""
     if measure is not None:
