@@ -84,7 +84,7 @@ class Archiver:
         """Archive all that is there now. In the end everything is at its final place."""
         yield from self._settled(everything=True)  # what a continuous archive left
         with self.feed.look() as look:
-            ends = {log.name: log.end for log in look.extents(self.folder.manifest)}
+            ends = {name: spot.end for name, spot in look.logs(self.folder.manifest)}
         while not self.stop.is_set():
             done = self._round(direct_bytes=0, ends=ends)
             if done is None:
@@ -118,12 +118,14 @@ class Archiver:
         """Make one commit; None where nothing is new. `ends`: the logs to read, and up to where."""
         begun, now = time.monotonic(), self.folder.manifest
         with self.feed.look() as look:
-            extents = look.extents(now)
+            logs = look.logs(now)
             if ends is not None:
-                extents = [
-                    attrs.evolve(log, end=min(log.end, ends[log.name])) for log in extents if log.name in ends
+                logs = [
+                    (name, attrs.evolve(spot, end=min(spot.end, ends[name])))
+                    for name, spot in logs
+                    if name in ends
                 ]
-            wanted = plan.targets(now, extents, look.is_another, allow_loss=self.settings.allow_loss)
+            wanted = plan.targets(now, logs, look.is_another, allow_loss=self.settings.allow_loss)
             if not wanted:
                 return None
             there = _bytes(wanted)
@@ -140,7 +142,7 @@ class Archiver:
             0,
             there - _bytes(wanted),
             round(time.monotonic() - begun, 3),
-            tuple(f"{target.extent.topic}: {target.event}" for target in wanted if target.event),
+            tuple(f"{target.spot.name}: {target.event}" for target in wanted if target.event),
         )
 
     def write(self, wanted: Sequence[RoundTarget], cuts: Cuts) -> dict[tuple[str, ByteRange], Written]:
@@ -158,8 +160,8 @@ class Archiver:
 
         def write(share: list[TaskPiece]) -> dict[tuple[str, ByteRange], Written]:
             found = {}
-            for extent, work in share:
-                batches = feed.batches(extent, *work.range)
+            for spot, work in share:
+                batches = feed.batches(spot, *work.range)
                 found[work.identity, work.range] = parquet.write(root, _attempt(work), batches, compression)
             return found
 

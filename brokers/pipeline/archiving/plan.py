@@ -1,29 +1,17 @@
 """Plans a round: from where the logs end, and where the archive ends, to ranges to read. No files here."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import attrs
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, LogState, Manifest, Part
 from brokers.pipeline.archiving.parquet import Work, Written
+from brokers.pipeline.source.spans import LogSpot
 
-
-@attrs.frozen
-class Extent:
-    """A log whose records from `first` to `end` can be read. LogState explains the other fields.
-
-    `spot`: by it an executor finds the log again.
-    """
-
-    name: str
-    topic: str
-    first: int
-    end: int
-    seen: str = ""
-    spot: Any = None
+NamedLog = tuple[str, LogSpot]
+"""A log as found, behind its name among all sources of the archive."""
 
 
 class Overtaken(Refusal):
@@ -41,52 +29,54 @@ class RoundTarget:
     """
 
     identity: str
-    extent: Extent
+    name: str
+    spot: LogSpot
     range: ByteRange
     gap: ByteRange | None = None
     event: str = ""
     loss: bool = False
 
 
-IsAnother = Callable[[LogState, Extent], bool]
+IsAnother = Callable[[LogState, LogSpot], bool]
 """Whether a log is not the one that the archive has under its name."""
 
 
 def targets(
-    manifest: Manifest, extents: Sequence[Extent], is_another: IsAnother, *, allow_loss: bool
+    manifest: Manifest, logs: Iterable[NamedLog], is_another: IsAnother, *, allow_loss: bool
 ) -> list[RoundTarget]:
     """Return what is new in each log. Logs with nothing new are left out.
 
     Raises Overtaken if records are gone before they were archived, unless loss is allowed.
     """
     current = manifest.current()
-    found = (_target(current.get(extent.name), extent, is_another) for extent in extents)
+    found = (_target(current.get(name), name, spot, is_another) for name, spot in logs)
     wanted = [target for target in found if target is not None]
     for target in wanted:
         if target.loss and not allow_loss:
-            raise Overtaken(f"{target.extent.topic}: {target.event}")
+            raise Overtaken(f"{target.spot.name}: {target.event}")
     return wanted
 
 
-def _target(log: LogState | None, extent: Extent, is_another: IsAnother) -> RoundTarget | None:
-    here = ByteRange(extent.first, extent.end)
+def _target(log: LogState | None, name: str, spot: LogSpot, is_another: IsAnother) -> RoundTarget | None:
+    here = ByteRange(spot.first, spot.end)
     if log is None:
-        return RoundTarget(f"{extent.name}#1", extent, here) if extent.end > extent.first else None
-    if is_another(log, extent):
+        return RoundTarget(f"{name}#1", name, spot, here) if spot.end > spot.first else None
+    if is_another(log, spot):
         event = f"made again since it was archived up to {log.end}: another log from here on"
-        return RoundTarget(_following(log), extent, here, event=event)
-    if extent.end < log.end:
+        return RoundTarget(_following(log), name, spot, here, event=event)
+    if spot.end < log.end:
         # The log has lost records at its end that the archive has (a power cut, in a mode other than
         # always). New records get the same offsets and are not the same, so it counts as another log.
-        event = f"it ends at {extent.end}, and was archived up to {log.end}: another log from here on"
-        return RoundTarget(_following(log), extent, ByteRange(extent.end, extent.end), event=event, loss=True)
-    if extent.first > log.end:
-        gap = ByteRange(log.end, extent.first)
+        event = f"it ends at {spot.end}, and was archived up to {log.end}: another log from here on"
+        nothing = ByteRange(spot.end, spot.end)
+        return RoundTarget(_following(log), name, spot, nothing, event=event, loss=True)
+    if spot.first > log.end:
+        gap = ByteRange(log.end, spot.first)
         event = f"offsets {gap.start} to {gap.end} were dropped (retention) before they were archived"
-        return RoundTarget(log.identity, extent, here, gap, event, loss=True)
-    if extent.end == log.end:
+        return RoundTarget(log.identity, name, spot, here, gap, event, loss=True)
+    if spot.end == log.end:
         return None
-    return RoundTarget(log.identity, extent, ByteRange(log.end, extent.end))
+    return RoundTarget(log.identity, name, spot, ByteRange(log.end, spot.end))
 
 
 def _following(log: LogState) -> str:
@@ -94,10 +84,10 @@ def _following(log: LogState) -> str:
     return f"{log.name}#{number + 1}"
 
 
-TaskPiece = tuple[Extent, Work]
+TaskPiece = tuple[LogSpot, Work]
 """Which log a part of a task reads, and what it writes."""
-Cuts = Callable[[Extent, int, int, int], Sequence[int]]
-"""`cuts(log, start, stop, bytes_each)` returns offsets of records that cut a range into such pieces."""
+Cuts = Callable[[LogSpot, int, int, int], Sequence[int]]
+"""`cuts(spot, start, stop, bytes_each)` returns offsets of records that cut a range into such pieces."""
 
 
 def limited(wanted: Sequence[RoundTarget], bytes_max: int, cuts: Cuts) -> list[RoundTarget]:
@@ -112,7 +102,7 @@ def limited(wanted: Sequence[RoundTarget], bytes_max: int, cuts: Cuts) -> list[R
         share = max(left // (len(by_size) - number), 1)
         start, end = target.range
         if end - start > share:
-            places = cuts(target.extent, start, end, share)
+            places = cuts(target.spot, start, end, share)
             end = places[0] if places else end
         left -= end - start
         found[target.identity] = attrs.evolve(target, range=ByteRange(start, end))
@@ -129,7 +119,7 @@ def shares(
     room = 0
     for target in wanted:
         start, end = target.range
-        places = [place for place in cuts(target.extent, start, end, size) if start < place < end]
+        places = [place for place in cuts(target.spot, start, end, size) if start < place < end]
         edges = [start, *places, end]
         for low, high in pairwise(edges):
             if high == low:
@@ -138,8 +128,8 @@ def shares(
                 found.append([])
                 room = size + size // 8
             room -= high - low
-            work = Work(target.identity, target.extent.topic, ByteRange(low, high), token, gaps_allowed)
-            found[-1].append((target.extent, work))
+            work = Work(target.identity, target.spot.name, ByteRange(low, high), token, gaps_allowed)
+            found[-1].append((target.spot, work))
     return found
 
 
@@ -158,9 +148,8 @@ def spans(
         if target.gap is not None:
             gaps.insert(0, target.gap)
             start = target.gap.start
-        log = target.extent
-        range_ = ByteRange(start, target.range.end)
-        found.append(ArchivedSpan(target.identity, log.name, log.topic, log.seen, range_, parts, gaps))
+        seen, range_ = str(target.spot.id), ByteRange(start, target.range.end)
+        found.append(ArchivedSpan(target.identity, target.name, target.spot.name, seen, range_, parts, gaps))
     return found
 
 

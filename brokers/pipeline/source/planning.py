@@ -125,8 +125,7 @@ def planned(options: Options, wanted: Wanted = Wanted()) -> list[Span]:
             ends = offsets(origin, spots, options.ending, policy)
             for name, spot in spots.items():
                 check_order(options, name, starts[name], ends[name])
-                span = Span(source, name, spot.id, starts[name], ends[name])
-                found.append(wanted.within(origin, spot, span))
+                found.append(wanted.within(origin, spot, spot.span(starts[name], ends[name])))
     missing = sorted(set(topics.names) - there)
     if missing:
         where = ", ".join(options.sources)

@@ -55,6 +55,9 @@ class LogSpot:
     end: int
     file: str = ""
 
+    def span(self, start: int, stop: int) -> Span:
+        return Span(self.source, self.name, self.id, start, stop)
+
 
 @attrs.frozen
 class Chunk:

@@ -15,7 +15,8 @@ from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.job import Archiver, Settings
 from brokers.pipeline.archiving.manifest import ByteRange, Manifest
 from brokers.pipeline.archiving.parquet import Written
-from brokers.pipeline.archiving.plan import Cuts, Extent, RoundTarget
+from brokers.pipeline.archiving.plan import Cuts, NamedLog, RoundTarget
+from brokers.pipeline.source.spans import LogSpot
 from tests.support.fake_disk import FakeDisk, Operation
 
 QUICK = Settings(trigger_seconds=0.0)
@@ -46,7 +47,7 @@ class Feed:
     """A place that cannot be reached so many times, and then has these logs, which are cut so."""
 
     failures: int
-    logs: Sequence[Extent] = ()
+    there: Sequence[NamedLog] = ()
     piece_bytes: int = 0
 
     @contextmanager
@@ -56,14 +57,18 @@ class Feed:
             raise OSError("not reached")
         yield self
 
-    def extents(self, known: Manifest) -> Sequence[Extent]:
-        return self.logs
+    def logs(self, known: Manifest) -> Sequence[NamedLog]:
+        return self.there
 
-    def cuts(self, log: Extent, start: int, stop: int, bytes_each: int) -> list[int]:
+    def cuts(self, spot: LogSpot, start: int, stop: int, bytes_each: int) -> list[int]:
         return [start + self.piece_bytes] if self.piece_bytes else []
 
     def is_another(self, *_: object) -> bool:
         return False
+
+
+def orders(end: int) -> NamedLog:
+    return "orders@x", LogSpot("x", "orders", 7, 0, end)
 
 
 class GapsArchiver(Archiver):
@@ -133,8 +138,8 @@ def test_once_ends_with_what_was_there_when_it_began() -> None:
     ends = itertools.count(10, 10)
 
     class Growing(Feed):
-        def extents(self, known: Manifest) -> list[Any]:
-            return [Extent("orders@x", "orders", 0, next(ends))]
+        def logs(self, known: Manifest) -> Sequence[NamedLog]:
+            return [orders(next(ends))]
 
     job, _ = archiver(Growing(0), Spark())
     rounds = list(itertools.islice(job.once(), 5))
@@ -142,7 +147,7 @@ def test_once_ends_with_what_was_there_when_it_began() -> None:
 
 
 def test_an_archive_that_is_behind_does_not_wait() -> None:
-    full = Feed(0, [Extent("orders@x", "orders", 0, 30)], piece_bytes=10)
+    full = Feed(0, [orders(30)], piece_bytes=10)
     job, _ = archiver(full, settings=attrs.evolve(QUICK, round_bytes=10))
     waits: list[float] = []
     job.stop = SimpleNamespace(is_set=lambda: bool(waits), wait=waits.append)  # type: ignore[assignment]
@@ -151,7 +156,7 @@ def test_an_archive_that_is_behind_does_not_wait() -> None:
 
 def test_what_was_refused_is_not_tried_again() -> None:
     class Overtaken(Feed):
-        def extents(self, known: Manifest) -> list[Any]:
+        def logs(self, known: Manifest) -> Sequence[NamedLog]:
             raise Refusal("records are gone")
 
     job, warned = archiver(Overtaken(0))
@@ -168,7 +173,7 @@ def test_a_jvm_that_has_ended_ends_it_at_once() -> None:
 
 
 def test_a_commit_that_failed_ends_it_since_only_the_next_start_can_tell_what_it_did() -> None:
-    job, _ = archiver(Feed(0, [Extent("orders@x", "orders", 0, 30)]))
+    job, _ = archiver(Feed(0, [orders(30)]))
 
     def full(operation: Operation) -> None:
         if operation.kind == "write":
