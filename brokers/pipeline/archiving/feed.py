@@ -4,7 +4,7 @@ The driver asks which logs there are and how far they go. Executors ask for thei
 travels between them: it has options, and nothing open.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -17,7 +17,7 @@ from brokers.pipeline.archiving.plan import NamedLog
 from brokers.pipeline.source.options import Options
 from brokers.pipeline.source.origin import Origin
 from brokers.pipeline.source.planning import open_origins
-from brokers.pipeline.source.spans import LogSpot
+from brokers.pipeline.source.spans import LogSpot, Span
 from shared.storage import catalog
 from shared.storage.os_disk import OsDisk
 
@@ -42,11 +42,11 @@ class ArchiveInput:
         with open_origins(self.options) as origins:
             yield Look(self, origins)
 
-    def batches(self, spot: LogSpot, start: int, stop: int) -> Iterator["pa.RecordBatch"]:
-        """Read the records of [start, stop), in an executor. Raises DataLoss."""
+    def batches(self, span: Span) -> Iterator["pa.RecordBatch"]:
+        """Read a span's records, in an executor. Raises DataLoss."""
         from brokers.pipeline.source import rows
 
-        return rows.read(self.options, [spot.span(start, stop)])
+        return rows.read(self.options, [span])
 
 
 @attrs.frozen
@@ -76,14 +76,9 @@ class Look:
         """Whether the log was deleted and made again after it was archived."""
         return self.origins[spot.source].is_other(spot, int(log.seen), log.end)
 
-    def cuts(self, spot: LogSpot, start: int, stop: int, bytes_each: int) -> Sequence[int]:
-        """Return offsets of records that cut [start, stop) into pieces of about `bytes_each`."""
-        found: list[int] = []
-        for at in range(start + bytes_each, stop, bytes_each):
-            cut = self.origins[spot.source].cut(spot.span(start, stop), at)
-            if (found[-1] if found else start) < cut < stop:
-                found.append(cut)
-        return found
+    def cut(self, span: Span, offset: int) -> int:
+        """Return where an index entry begins near `offset`. The span is cut there."""
+        return self.origins[span.source].cut(span, offset)
 
 
 def _journal_id(folder: str) -> str:

@@ -20,7 +20,8 @@ from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.manifest import ByteRange, Manifest, Part, Settlement
 from brokers.pipeline.archiving.parquet import Work, Written
-from brokers.pipeline.archiving.plan import Cuts, Ripe, RoundTarget, TaskPiece
+from brokers.pipeline.archiving.plan import Ripe, RoundTarget, TaskPiece
+from brokers.pipeline.source.spans import Cut
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,8 +131,8 @@ class Archiver:
                 return None
             there = _bytes(wanted)
             most = self.settings.round_bytes or self.spark.sparkContext.defaultParallelism * _LARGE_BYTES
-            wanted = plan.limited(wanted, most, look.cuts)
-            written = self.write(wanted, look.cuts)
+            wanted = plan.limited(wanted, most, look.cut)
+            written = self.write(wanted, look.cut)
         following = now.advance(plan.spans(wanted, written), _now_ms(), direct_bytes)
         self._commit(following)
         return Round(
@@ -145,14 +146,14 @@ class Archiver:
             tuple(f"{target.spot.name}: {target.event}" for target in wanted if target.event),
         )
 
-    def write(self, wanted: Sequence[RoundTarget], cuts: Cuts) -> dict[tuple[str, ByteRange], Written]:
+    def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> dict[tuple[str, ByteRange], Written]:
         """Have executors write files of these pieces; what each wrote."""
         settings, folder = self.settings, self.folder
         shares = plan.shares(
             wanted,
             self.spark.sparkContext.defaultParallelism,
             f"{self._run}-{folder.manifest.version + 1}",
-            cuts,
+            cut,
             gaps_allowed=settings.allow_loss,
             bytes_least=settings.task_bytes,
         )
@@ -160,8 +161,8 @@ class Archiver:
 
         def write(share: list[TaskPiece]) -> dict[tuple[str, ByteRange], Written]:
             found = {}
-            for spot, work in share:
-                batches = feed.batches(spot, *work.range)
+            for span, work in share:
+                batches = feed.batches(span)
                 found[work.identity, work.range] = parquet.write(root, _attempt(work), batches, compression)
             return found
 
@@ -224,7 +225,7 @@ def _attempt(work: Work) -> Work:
 
 
 def _bytes(wanted: Sequence[RoundTarget]) -> int:
-    return sum(target.range.end - target.range.start for target in wanted)
+    return sum(target.range.length for target in wanted)
 
 
 def _now_ms() -> int:

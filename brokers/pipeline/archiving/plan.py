@@ -1,14 +1,14 @@
 """Plans a round: from where the logs end, and where the archive ends, to ranges to read. No files here."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 
 import attrs
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, LogState, Manifest, Part
 from brokers.pipeline.archiving.parquet import Work, Written
-from brokers.pipeline.source.spans import LogSpot
+from brokers.pipeline.source import spans as source_spans
+from brokers.pipeline.source.spans import Cut, LogSpot, Span, fair_shares
 
 NamedLog = tuple[str, LogSpot]
 """A log as found, behind its name among all sources of the archive."""
@@ -84,53 +84,43 @@ def _following(log: LogState) -> str:
     return f"{log.name}#{number + 1}"
 
 
-TaskPiece = tuple[LogSpot, Work]
-"""Which log a part of a task reads, and what it writes."""
-Cuts = Callable[[LogSpot, int, int, int], Sequence[int]]
-"""`cuts(spot, start, stop, bytes_each)` returns offsets of records that cut a range into such pieces."""
-
-
-def limited(wanted: Sequence[RoundTarget], bytes_max: int, cuts: Cuts) -> list[RoundTarget]:
+def limited(wanted: Sequence[RoundTarget], bytes_max: int, cut: Cut) -> list[RoundTarget]:
     """Cut the work to what a round may read, at records' boundaries.
 
     Each log has the same share of bytes, and at least a piece. Large logs get what small ones leave.
     """
-    left = bytes_max
-    found = {}
-    by_size = sorted(wanted, key=lambda target: target.range.end - target.range.start)
-    for number, target in enumerate(by_size):
-        share = max(left // (len(by_size) - number), 1)
-        start, end = target.range
-        if end - start > share:
-            places = cuts(target.spot, start, end, share)
-            end = places[0] if places else end
-        left -= end - start
-        found[target.identity] = attrs.evolve(target, range=ByteRange(start, end))
-    return [found[target.identity] for target in wanted]
+    by_size = sorted(wanted, key=lambda target: target.range.length)
+    sizes = fair_shares(bytes_max, [target.range.length for target in by_size], least=1)
+    most = {target.identity: size for target, size in zip(by_size, sizes, strict=True)}
+    return [_cut_off(target, most[target.identity], cut) for target in wanted]
+
+
+def _cut_off(target: RoundTarget, most: int, cut: Cut) -> RoundTarget:
+    start, end = target.range
+    span = target.spot.span(start, end)
+    places = (cut(span, at) for at in range(start + most, end, most))
+    found = next((place for place in places if start < place < end), end)
+    return attrs.evolve(target, range=ByteRange(start, found))
+
+
+TaskPiece = tuple[Span, Work]
+"""What a part of a task reads, and what it writes."""
 
 
 def shares(
-    wanted: Sequence[RoundTarget], tasks: int, token: str, cuts: Cuts, *, gaps_allowed: bool, bytes_least: int
+    wanted: Sequence[RoundTarget], tasks: int, token: str, cut: Cut, *, gaps_allowed: bool, bytes_least: int
 ) -> list[list[TaskPiece]]:
     """Cut the work into about `tasks` shares of about the same size, in order. Small logs share one."""
-    total = sum(target.range.end - target.range.start for target in wanted)
-    size = max(-(-total // tasks), bytes_least, 1)
-    found: list[list[TaskPiece]] = []
-    room = 0
-    for target in wanted:
-        start, end = target.range
-        places = [place for place in cuts(target.spot, start, end, size) if start < place < end]
-        edges = [start, *places, end]
-        for low, high in pairwise(edges):
-            if high == low:
-                continue
-            if not found or high - low > room:
-                found.append([])
-                room = size + size // 8
-            room -= high - low
-            work = Work(target.identity, target.spot.name, ByteRange(low, high), token, gaps_allowed)
-            found[-1].append((target.spot, work))
-    return found
+    total = sum(target.range.length for target in wanted)
+    identities = {(target.spot.source, target.spot.name): target.identity for target in wanted}
+
+    def piece(span: Span) -> TaskPiece:
+        identity = identities[span.source, span.topic]
+        return span, Work(identity, span.topic, ByteRange(span.start, span.stop), token, gaps_allowed)
+
+    whole = [target.spot.span(*target.range) for target in wanted]
+    found = source_spans.shares(whole, None, cut, size=max(-(-total // tasks), bytes_least, 1))
+    return [list(map(piece, share)) for share in found]
 
 
 def spans(

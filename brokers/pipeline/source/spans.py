@@ -150,6 +150,18 @@ def shares(
     return [(piece,) for piece in pieces] if alone else list(_packed(pieces, size))
 
 
+def fair_shares(total: int, wanted: Sequence[int], *, least: int) -> list[int]:
+    """Divide a total equally, at least `least` for each.
+
+    `wanted` ascends, so what the first leave goes to those behind them.
+    """
+    shares = []
+    for left, most in zip(range(len(wanted), 0, -1), wanted, strict=True):
+        shares.append(max(total // left, least))
+        total = max(total - min(shares[-1], most), 0)
+    return shares
+
+
 def _pieces(span: Span, size: int, cut: Cut) -> Iterable[Span]:
     start, pieces = span.start, ceil(span.length / size)
     for number in range(1, pieces):

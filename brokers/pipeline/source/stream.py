@@ -16,7 +16,7 @@ from brokers.pipeline.source import planning
 from brokers.pipeline.source.options import Options, folder_id
 from brokers.pipeline.source.origin import LossPolicy, Origin
 from brokers.pipeline.source.planning import advance, open_origins
-from brokers.pipeline.source.spans import LogSpot, Span
+from brokers.pipeline.source.spans import LogSpot, Span, fair_shares
 from brokers.pipeline.source.stretch import Stretch
 from shared.storage.format import LENGTH_BYTES
 
@@ -198,7 +198,7 @@ def _advance(origins: Mapping[str, Origin], parts: Sequence[_Part], limit: Limit
     going = [part for part in parts if part.length > 0]
     going.sort(key=lambda part: (part.length, part.spot.source, part.spot.name))
     if limit.length is not None:
-        sizes = _shares(limit.length, [part.length for part in going], least=1)
+        sizes = fair_shares(limit.length, [part.length for part in going], least=1)
         for part, size in zip(going, sizes, strict=True):
             part.bytes_max = size
     if limit.records is not None:
@@ -221,7 +221,7 @@ def _advance_together(origins: Mapping[str, Origin], every: Sequence[Stretch], t
     going, records, least = every, total, 1
     while going and records > 0:
         wanted = [ceil((stretch.spot.end - stretch.stop) / LENGTH_BYTES) for stretch in going]
-        shares = _shares(records, wanted, least=least)
+        shares = fair_shares(records, wanted, least=least)
         given = [(stretch, share) for stretch, share in zip(going, shares, strict=True) if share]
         for stretch, share in given:
             stretch.records_max = stretch.records + share
@@ -232,15 +232,6 @@ def _advance_together(origins: Mapping[str, Origin], every: Sequence[Stretch], t
             if stretch.records == stretch.records_max and stretch.stop < stretch.spot.end
         ]
         records, least = total - sum(stretch.records for stretch in every), 0
-
-
-def _shares(total: int, wanted: Sequence[int], *, least: int) -> list[int]:
-    """Divide a total equally. `wanted` ascends, so what the first leave goes to those behind them."""
-    shares = []
-    for left, most in zip(range(len(wanted), 0, -1), wanted, strict=True):
-        shares.append(max(total // left, least))
-        total = max(total - min(shares[-1], most), 0)
-    return shares
 
 
 def _offsets(logs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:

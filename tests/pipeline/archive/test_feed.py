@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 from brokers.pipeline.archiving.feed import ArchiveInput, Look
 from brokers.pipeline.archiving.manifest import LogState, Manifest
 from brokers.pipeline.source.options import parse
-from brokers.pipeline.source.spans import LogSpot
+from brokers.pipeline.source.spans import LogSpot, shares
 from tests.pipeline.served import where
 from tests.support.folders import fill
 from tests.support.server import Server, speak
@@ -29,10 +28,8 @@ def records(feed: ArchiveInput) -> list[tuple[str, int, bytes]]:
     found = []
     with feed.look() as look:
         for _, spot in look.logs(Manifest()):
-            edges = [spot.first, *look.cuts(spot, spot.first, spot.end, 1), spot.end]
-            assert edges == sorted(set(edges))
-            for low, high in pairwise(edges):
-                for batch in feed.batches(spot, low, high):
+            for (span,) in shares([spot.span(spot.first, spot.end)], None, look.cut, size=1):
+                for batch in feed.batches(span):
                     offsets, values = (batch.column(name).to_pylist() for name in ("offset", "value"))
                     found += [(spot.name, *row) for row in zip(offsets, values, strict=True)]
     return found
@@ -67,16 +64,6 @@ def test_a_server_is_known_again_also_by_topics_with_an_at_sign() -> None:
     look = Look(feed, {"here:1": Place()})  # type: ignore[dict-item]
     found = look.logs(known("a@b@elsewhere:1", "a@elsewhere:1"))
     assert [name for name, _ in found] == ["a@b@elsewhere:1"]
-
-
-def test_cuts_go_up_and_stay_inside_whatever_a_place_says() -> None:
-    class Place:
-        def cut(self, span: object, at: int) -> int:
-            return {10: 0, 20: 15, 30: 15, 40: 45, 50: 99}[at]
-
-    spot = LogSpot("here", "orders", 8, 0, 60)
-    look = Look(ArchiveInput(parse({"path": "here", "subscribe": "orders"})), {"here": Place()})  # type: ignore[dict-item]
-    assert look.cuts(spot, 0, 60, 10) == [15, 45]
 
 
 def test_whether_a_log_was_made_again_is_asked_of_its_place_with_what_is_archived_of_it() -> None:

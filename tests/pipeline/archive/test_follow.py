@@ -15,8 +15,8 @@ from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.job import Archiver, Settings
 from brokers.pipeline.archiving.manifest import ByteRange, Manifest
 from brokers.pipeline.archiving.parquet import Written
-from brokers.pipeline.archiving.plan import Cuts, NamedLog, RoundTarget
-from brokers.pipeline.source.spans import LogSpot
+from brokers.pipeline.archiving.plan import NamedLog, RoundTarget
+from brokers.pipeline.source.spans import Cut, LogSpot, Span
 from tests.support.fake_disk import FakeDisk, Operation
 
 QUICK = Settings(trigger_seconds=0.0)
@@ -44,11 +44,10 @@ class Spark:
 
 @attrs.define
 class Feed:
-    """A place that cannot be reached so many times, and then has these logs, which are cut so."""
+    """A place that cannot be reached so many times, and then has these logs."""
 
     failures: int
     there: Sequence[NamedLog] = ()
-    piece_bytes: int = 0
 
     @contextmanager
     def look(self) -> Iterator[Any]:
@@ -60,8 +59,8 @@ class Feed:
     def logs(self, known: Manifest) -> Sequence[NamedLog]:
         return self.there
 
-    def cuts(self, spot: LogSpot, start: int, stop: int, bytes_each: int) -> list[int]:
-        return [start + self.piece_bytes] if self.piece_bytes else []
+    def cut(self, span: Span, offset: int) -> int:
+        return offset
 
     def is_another(self, *_: object) -> bool:
         return False
@@ -74,7 +73,7 @@ def orders(end: int) -> NamedLog:
 class GapsArchiver(Archiver):
     """It finds nothing but gaps."""
 
-    def write(self, wanted: Sequence[RoundTarget], cuts: Cuts) -> dict[tuple[str, ByteRange], Written]:
+    def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> dict[tuple[str, ByteRange], Written]:
         return {(target.identity, target.range): Written([], [target.range]) for target in wanted}
 
 
@@ -147,7 +146,7 @@ def test_once_ends_with_what_was_there_when_it_began() -> None:
 
 
 def test_an_archive_that_is_behind_does_not_wait() -> None:
-    full = Feed(0, [orders(30)], piece_bytes=10)
+    full = Feed(0, [orders(30)])
     job, _ = archiver(full, settings=attrs.evolve(QUICK, round_bytes=10))
     waits: list[float] = []
     job.stop = SimpleNamespace(is_set=lambda: bool(waits), wait=waits.append)  # type: ignore[assignment]

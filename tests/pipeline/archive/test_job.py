@@ -17,7 +17,7 @@ from brokers.pipeline.archiving.job import Archiver, Round, Settings
 from brokers.pipeline.archiving.manifest import Manifest, NotContinuous
 from brokers.pipeline.archiving.plan import NamedLog, Overtaken, Ripe
 from brokers.pipeline.source.options import parse
-from brokers.pipeline.source.spans import LogSpot
+from brokers.pipeline.source.spans import Span
 from tests.pipeline.folders import ORDERS, RECORDS, entries_of, offset_of
 from tests.support.folders import fill, flip
 
@@ -84,8 +84,8 @@ def test_a_place_that_leaves_records_out_in_silence_is_found_out(
 ) -> None:
     batches = ArchiveInput.batches
 
-    def without_the_first(self: ArchiveInput, spot: LogSpot, start: int, stop: int) -> Iterable[Any]:
-        first, *others = batches(self, spot, start, stop)
+    def without_the_first(self: ArchiveInput, span: Span) -> Iterable[Any]:
+        first, *others = batches(self, span)
         return [first.slice(1), *others]
 
     monkeypatch.setattr(ArchiveInput, "batches", without_the_first)

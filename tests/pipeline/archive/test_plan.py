@@ -20,7 +20,7 @@ from brokers.pipeline.archiving.manifest import (
 )
 from brokers.pipeline.archiving.parquet import Written
 from brokers.pipeline.archiving.plan import Overtaken, Ripe, RoundTarget
-from brokers.pipeline.source.spans import LogSpot
+from brokers.pipeline.source.spans import LogSpot, Span
 
 HALF = LogState("orders@x#1", "orders@x", "orders", "7", 0, 100, 100, records=10)
 
@@ -38,8 +38,8 @@ def targets(
     )
 
 
-def every(spot: LogSpot, start: int, stop: int, bytes_each: int) -> Sequence[int]:
-    return range(start + bytes_each, stop, bytes_each)
+def anywhere(span: Span, offset: int) -> int:
+    return offset
 
 
 def test_a_new_log_is_archived_from_its_first_record_on() -> None:
@@ -97,10 +97,10 @@ def test_gaps_of_a_log_are_all_kept_and_one_behind_the_other_is_one() -> None:
 )
 def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_max: int, tasks: int) -> None:
     wanted = [
-        RoundTarget(f"{number}#1", str(number), spot(0, size), ByteRange(0, size))
+        RoundTarget(f"{number}#1", str(number), LogSpot("x", str(number), 7, 0, size), ByteRange(0, size))
         for number, size in enumerate(sizes)
     ]
-    limited = plan.limited(wanted, bytes_max, every)
+    limited = plan.limited(wanted, bytes_max, anywhere)
     taken = [target.range.end for target in limited]
     assert sum(taken) <= max(bytes_max, len(sizes))  # of each something
     assert all(0 < each <= size for each, size in zip(taken, sizes, strict=True))
@@ -108,7 +108,7 @@ def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_
         assert taken == sizes
     cut_off = [each for each, size in zip(taken, sizes, strict=True) if each < size]
     assert max(taken) - min(cut_off, default=max(taken)) <= len(sizes)  # nobody else had much more
-    shares = plan.shares(limited, tasks, "t", every, gaps_allowed=False, bytes_least=1)
+    shares = plan.shares(limited, tasks, "t", anywhere, gaps_allowed=False, bytes_least=1)
     pieces = [(work.identity, work.range) for share in shares for _, work in share]
     assert not any(work.gaps_allowed for share in shares for _, work in share)
     written = {each: Written([], [each[1]]) for each in pieces}
