@@ -32,7 +32,8 @@ from brokers.pipeline.source import origin, planning, pruning, rows, sink, spans
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import Options, Server, parse
 from brokers.pipeline.source.origin import Origin, warn
-from brokers.pipeline.source.planning import Wanted, advance, open_origins
+from brokers.pipeline.source.planning import advance, open_origins
+from brokers.pipeline.source.pruning import Wanted
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stretch import Stretch
@@ -98,10 +99,8 @@ class _SpanReader:
 class BatchReader(_SpanReader, DataSourceReader):
     """One read of what is there now."""
 
-    _wanted = Wanted()
-
     def partitions(self) -> Sequence[InputPartition]:
-        return shares(self._options, planning.planned(self._options, self._wanted), self._columns)
+        return shares(self._options, planning.planned(self._options), self._columns)
 
 
 class PruningReader(BatchReader):
@@ -110,6 +109,13 @@ class PruningReader(BatchReader):
     Spark (4.3) keeps a plan with the DataFrame, not with the query. So another query on the same DataFrame,
     or the other side of a union, gets the rows of the first query's filters.
     """
+
+    _wanted = Wanted()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        topics = self._wanted.among(self._options.topics)
+        found = planning.planned(self._options, topics, self._wanted.within)
+        return shares(self._options, found, self._columns)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         self._wanted, left = pruning.wanted(filters)
