@@ -34,19 +34,6 @@ def test_latest_is_resolved_once_and_kept_in_the_first_batchs_end(folder: Path) 
     assert follow(chosen, second) == second
 
 
-def test_batches_are_as_small_as_asked_and_leave_nothing_out(folder: Path) -> None:
-    chosen = options(folder, streaming=True, startingOffsets="earliest")
-    for limit, most in [(stream.Limit(records=700), 700), (stream.Limit(length=50_000), 1000)]:
-        start, got = stream.INITIAL, []
-        while (end := follow(chosen, start, limit)) != start:
-            batch = between(chosen, start, end)
-            assert 0 < len(batch) <= most
-            assert limit.length is None or sum(len(value) + 4 for value in batch) <= limit.length
-            got += batch
-            start = end
-        assert got == RECORDS
-
-
 @pytest.mark.parametrize(
     ("limit", "taken"),
     [

@@ -4,6 +4,8 @@ It decides what to do next from the manifest alone, as the real one does, so it 
 """
 
 import json
+from collections.abc import Callable, Iterable
+from typing import Any
 from urllib.parse import unquote
 
 import attrs
@@ -96,6 +98,38 @@ class Archiver:
         if spans:
             return now.advance(spans, now.version, direct_bytes=1 if now.version < 2 else 1 << 30)
         return None
+
+
+@attrs.frozen
+class Spark:
+    """What the archive asks of a context, done in this process; of one that has ended its JVM is gone."""
+
+    items: tuple[Any, ...] = ()
+    defaultParallelism: int = 3  # noqa: N815 - Spark's name, as those below
+    lives: bool = True
+
+    @property
+    def sparkContext(self) -> "Spark":  # noqa: N802
+        return self
+
+    def parallelize(self, items: Iterable[Any], count: int) -> "Spark":
+        found = tuple(items)
+        assert count == len(found)  # a task each
+        return attrs.evolve(self, items=found)
+
+    def map(self, function: Callable[[Any], Any]) -> "Spark":
+        return attrs.evolve(self, items=tuple(map(function, self.items)))
+
+    def collect(self) -> list[Any]:
+        return list(self.items)
+
+    def statusTracker(self) -> "Spark":  # noqa: N802
+        return self
+
+    def getActiveJobsIds(self) -> list[int]:  # noqa: N802
+        if not self.lives:
+            raise ConnectionRefusedError("no JVM")
+        return []
 
 
 def archived(files: Files, paths: list[str]) -> dict[str, list[int]]:

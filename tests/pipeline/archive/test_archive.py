@@ -20,7 +20,7 @@ from brokers.pipeline.archiving.plan import Overtaken, Ripe
 from brokers.pipeline.source.options import parse
 from shared.storage.inventory import Namespace
 from shared.storage.store import Store
-from tests.pipeline.folders import in_store
+from tests.pipeline.folders import in_store, placed
 from tests.support.folders import ALWAYS, fill
 
 if TYPE_CHECKING:
@@ -32,13 +32,7 @@ NEVER = Settings(trigger_seconds=0.01, ripe=Ripe(1 << 40, 1 << 20, 1e9))
 
 
 def expected(logs: Mapping[str, Sequence[bytes]]) -> Rows:
-    found, at = [], 0
-    for topic, payloads in logs.items():
-        at = 0
-        for payload in payloads:
-            found.append((topic, at, payload))
-            at += 4 + len(payload)
-    return sorted(found)
+    return sorted((topic, *record) for topic, payloads in logs.items() for record in placed(payloads))
 
 
 def globbed(folder: Path) -> Rows:

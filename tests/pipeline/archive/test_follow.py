@@ -1,7 +1,7 @@
 """How an archive that follows meets what fails, without Spark: the stand-ins do no work."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,29 +17,10 @@ from brokers.pipeline.archiving.manifest import ByteRange, Manifest
 from brokers.pipeline.archiving.parquet import Written
 from brokers.pipeline.archiving.plan import NamedLog, RoundTarget
 from brokers.pipeline.source.spans import Cut, LogSpot, Span
+from tests.pipeline.archive.model import Spark
 from tests.support.fake_disk import FakeDisk, Operation
 
 QUICK = Settings(trigger_seconds=0.0)
-
-
-@attrs.define
-class Spark:
-    """A context that lives, or does not."""
-
-    lives: bool = True
-    defaultParallelism: int = 1  # noqa: N815
-
-    @property
-    def sparkContext(self) -> Any:  # noqa: N802 - Spark's name
-        return self
-
-    def statusTracker(self) -> Any:  # noqa: N802
-        return self
-
-    def getActiveJobsIds(self) -> list[int]:  # noqa: N802
-        if not self.lives:
-            raise ConnectionRefusedError("no JVM")
-        return []
 
 
 @attrs.define
@@ -48,9 +29,11 @@ class Feed:
 
     failures: int
     there: Sequence[NamedLog] = ()
+    on_look: Callable[[], None] = lambda: None
 
     @contextmanager
     def look(self) -> Iterator[Any]:
+        self.on_look()
         if self.failures:
             self.failures -= 1
             raise OSError("not reached")
@@ -92,14 +75,11 @@ def test_a_place_that_comes_back_is_asked_again() -> None:
     job, warned = archiver(feed)
     rounds = itertools.count()
 
-    @contextmanager
-    def look() -> Iterator[Any]:
+    def stop_in_time() -> None:
         if next(rounds) == 5:
             job.stop.set()
-        with Feed.look(feed) as found:
-            yield found
 
-    job.feed = attrs.make_class("Watched", {"look": attrs.field(default=look)})()  # type: ignore[assignment]
+    feed.on_look = stop_in_time
     assert list(job.follow()) == []
     assert warned == ["not reached"] * 3
 
@@ -119,14 +99,11 @@ def test_patience_begins_anew_with_each_round_that_is_made(monkeypatch: pytest.M
     failing = [True, False, True, True, True]
     rounds = iter(failing)
 
-    @contextmanager
-    def look() -> Iterator[Any]:
+    def later() -> None:
         now[0] += 30
         feed.failures = int(next(rounds))
-        with Feed.look(feed) as found:
-            yield found
 
-    job.feed = attrs.make_class("Watched", {"look": attrs.field(default=look)})()  # type: ignore[assignment]
+    feed.on_look = later
     with pytest.raises(OSError, match="not reached"):
         list(job.follow())
     assert next(rounds, None) is None
@@ -140,7 +117,7 @@ def test_once_ends_with_what_was_there_when_it_began() -> None:
         def logs(self, known: Manifest) -> Sequence[NamedLog]:
             return [orders(next(ends))]
 
-    job, _ = archiver(Growing(0), Spark())
+    job, _ = archiver(Growing(0))
     rounds = list(itertools.islice(job.once(), 5))
     assert [(each.bytes, each.behind_bytes) for each in rounds] == [(10, 0)]
 

@@ -1,7 +1,7 @@
 """The archive's rounds over real folders, without Spark: what executors do is done here."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +18,12 @@ from brokers.pipeline.archiving.manifest import Manifest, NotContinuous
 from brokers.pipeline.archiving.plan import NamedLog, Overtaken, Ripe
 from brokers.pipeline.source.options import parse
 from brokers.pipeline.source.spans import Span
+from tests.pipeline.archive.model import Spark
 from tests.pipeline.folders import ORDERS, RECORDS, entries_of, offset_of
 from tests.support.folders import fill, flip
 
 NEVER = Settings(trigger_seconds=0.0, ripe=Ripe(1 << 40, 1 << 20, 1e9), task_bytes=1)
 """Fresh files stay fresh until the end."""
-
-
-@attrs.frozen
-class Spark:
-    """What the archive asks of a context, done in this process."""
-
-    items: tuple[Any, ...] = ()
-    defaultParallelism: int = 3  # noqa: N815 - Spark's name
-
-    @property
-    def sparkContext(self) -> "Spark":  # noqa: N802
-        return self
-
-    def parallelize(self, items: Iterable[Any], count: int) -> "Spark":
-        found = tuple(items)
-        assert count == len(found)  # a task each
-        return attrs.evolve(self, items=found)
-
-    def map(self, function: Callable[[Any], Any]) -> "Spark":
-        return attrs.evolve(self, items=tuple(map(function, self.items)))
-
-    def collect(self) -> list[Any]:
-        return list(self.items)
 
 
 def archived(data: Path, folder: Path, *, once: bool, settings: Settings = NEVER) -> list[Round]:
