@@ -146,8 +146,8 @@ class Archiver:
             tuple(f"{target.spot.name}: {target.event}" for target in wanted if target.event),
         )
 
-    def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> dict[tuple[str, ByteRange], Written]:
-        """Have executors write files of these pieces; what each wrote."""
+    def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> list[tuple[str, Written]]:
+        """Have executors write files of these logs; what each task wrote, by a log's identity."""
         settings, folder = self.settings, self.folder
         shares = plan.shares(
             wanted,
@@ -159,14 +159,13 @@ class Archiver:
         )
         feed, root, compression = self.feed, self.root, settings.compression
 
-        def write(share: list[TaskPiece]) -> dict[tuple[str, ByteRange], Written]:
-            found = {}
-            for span, work in share:
-                batches = feed.batches(span)
-                found[work.identity, work.range] = parquet.write(root, _attempt(work), batches, compression)
-            return found
+        def write(share: list[TaskPiece]) -> list[tuple[str, Written]]:
+            return [
+                (work.identity, parquet.write(root, _attempt(work), feed.batches(span), compression))
+                for span, work in share
+            ]
 
-        return {key: written for each in self._each(write, shares) for key, written in each.items()}
+        return [written for each in self._each(write, shares) for written in each]
 
     def _settled(self, *, everything: bool = False) -> Iterator[Round]:
         """Settle the logs that are ripe, and forget settled fresh files whose time is over."""

@@ -1,6 +1,7 @@
 """Plans a round: from where the logs end, and where the archive ends, to ranges to read. No files here."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 import attrs
 
@@ -123,23 +124,19 @@ def shares(
     return [list(map(piece, share)) for share in found]
 
 
-def spans(
-    wanted: Sequence[RoundTarget], written: Mapping[tuple[str, ByteRange], Written]
-) -> list[ArchivedSpan]:
-    """Put together what was written of each log. `written`: by identity and range of the pieces."""
+def spans(wanted: Sequence[RoundTarget], written: Sequence[tuple[str, Written]]) -> list[ArchivedSpan]:
+    """Put together what was written of each log. `written`: by identity, in any order."""
     found = []
     for target in wanted:
-        pieces = sorted(
-            (range_, each) for (identity, range_), each in written.items() if identity == target.identity
-        )
-        parts = [part for _, each in pieces for part in each.parts]
-        gaps = [gap for _, each in pieces for gap in each.gaps]
-        start = target.range.start
+        mine = [each for identity, each in written if identity == target.identity]
+        parts = sorted((part for each in mine for part in each.parts), key=attrgetter("start"))
+        gaps = sorted(gap for each in mine for gap in each.gaps)
+        whole = target.range
         if target.gap is not None:
             gaps.insert(0, target.gap)
-            start = target.gap.start
-        seen, range_ = str(target.spot.id), ByteRange(start, target.range.end)
-        found.append(ArchivedSpan(target.identity, target.name, target.spot.name, seen, range_, parts, gaps))
+            whole = ByteRange(target.gap.start, whole.end)
+        spot = target.spot
+        found.append(ArchivedSpan(target.identity, target.name, spot.name, str(spot.id), whole, parts, gaps))
     return found
 
 

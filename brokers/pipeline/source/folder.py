@@ -135,15 +135,21 @@ class Folder(Origin):
 
     def _names(self) -> dict[str, LogLine]:
         """Return every log, and what the catalog or the file's name says of it. Id 0: not in the catalog."""
-        lines = self._lines()
+        known = catalog.read(self.disk)
+        lines = [line for line in (known.logs if known else ()) if line.namespace == self.namespace]
         found = {line.name: line for line in lines}
-        files = {line.file for line in lines}
-        new = [name[:-4] for name in self.disk.names(self.namespace) if name.endswith(".idx")]
-        new = [file for file in new if file not in files]
+        indexes = {name[:-4] for name in self.disk.names(self.namespace) if name.endswith(".idx")}
+        new = indexes - {line.file for line in lines}
         if any(_CUT in file for file in new):
-            found = self._exactly()
+            found = {
+                log.name: LogLine(
+                    log.id, log.namespace, log.name, log.file, log.mode, log.created_ms, log.first, 0
+                )
+                for log in look(self.disk, live=True).logs.values()
+                if log.namespace == self.namespace
+            }
         else:
-            for file in new:
+            for file in sorted(new):
                 name = catalog.name_of(file)
                 found[name] = LogLine(0, self.namespace, name, file, "", 0, 0, 0)
         self._found = found
@@ -244,20 +250,6 @@ class Folder(Origin):
         """Ask the journal, too, for the first kept offset as of now; None if the log is gone."""
         log = look(self.disk, live=True).logs.get(log_id)
         return None if log is None else log.first
-
-    def _lines(self) -> list[LogLine]:
-        found = catalog.read(self.disk)
-        return [line for line in (found.logs if found else ()) if line.namespace == self.namespace]
-
-    def _exactly(self) -> dict[str, LogLine]:
-        logs = look(self.disk, live=True).logs.values()
-        return {
-            log.name: LogLine(
-                log.id, log.namespace, log.name, log.file, log.mode, log.created_ms, log.first, 0
-            )
-            for log in logs
-            if log.namespace == self.namespace
-        }
 
 
 BLOCK_ENTRIES = 1024

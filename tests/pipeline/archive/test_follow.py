@@ -13,7 +13,7 @@ import pytest
 from brokers.errors import Refusal
 from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.job import Archiver, Settings
-from brokers.pipeline.archiving.manifest import ByteRange, Manifest
+from brokers.pipeline.archiving.manifest import Manifest
 from brokers.pipeline.archiving.parquet import Written
 from brokers.pipeline.archiving.plan import NamedLog, RoundTarget
 from brokers.pipeline.source.spans import Cut, LogSpot, Span
@@ -56,8 +56,8 @@ def orders(end: int) -> NamedLog:
 class GapsArchiver(Archiver):
     """It finds nothing but gaps."""
 
-    def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> dict[tuple[str, ByteRange], Written]:
-        return {(target.identity, target.range): Written([], [target.range]) for target in wanted}
+    def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> list[tuple[str, Written]]:
+        return [(target.identity, Written([], [target.range])) for target in wanted]
 
 
 def archiver(

@@ -84,7 +84,7 @@ def test_gaps_of_a_log_are_all_kept_and_one_behind_the_other_is_one() -> None:
     known = attrs.evolve(HALF, gaps=(ByteRange(10, 20),), seen="6")
     (target,) = targets(spot(120, 150), attrs.evolve(known, seen="7"), allow_loss=True)
     made = Written([part(130, 150)], [ByteRange(120, 130)])
-    (found,) = plan.spans([target], {(target.identity, target.range): made})
+    (found,) = plan.spans([target], [(target.identity, made)])
     assert found.range == ByteRange(100, 150)
     after = Manifest(logs={known.key: known}).advance([found], 0, 0).logs[known.key]
     assert (after.gaps, after.end, after.seen) == ((ByteRange(10, 20), ByteRange(100, 130)), 150, "7")
@@ -109,10 +109,10 @@ def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_
     cut_off = [each for each, size in zip(taken, sizes, strict=True) if each < size]
     assert max(taken) - min(cut_off, default=max(taken)) <= len(sizes)  # nobody else had much more
     shares = plan.shares(limited, tasks, "t", anywhere, gaps_allowed=False, bytes_least=1)
-    pieces = [(work.identity, work.range) for share in shares for _, work in share]
-    assert not any(work.gaps_allowed for share in shares for _, work in share)
-    written = {each: Written([], [each[1]]) for each in pieces}
-    assert len(written) == len(pieces)
+    pieces = [work for share in shares for _, work in share]
+    assert not any(work.gaps_allowed for work in pieces)
+    assert len({(work.identity, work.range) for work in pieces}) == len(pieces)
+    written = [(work.identity, Written([], [work.range])) for work in pieces]
     for span, target in zip(plan.spans(limited, written), limited, strict=True):
         assert span.range == target.range
         assert span.gaps[0].start == target.range.start
