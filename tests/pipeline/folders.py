@@ -10,7 +10,7 @@ from typing import TypeVar
 import attrs
 import trio
 
-from brokers.pipeline.source import data_source, origin, rows, stream
+from brokers.pipeline.source import data_source, rows, stream
 from brokers.pipeline.source.folder import Folder, LogIndex
 from brokers.pipeline.source.options import Options, TopicChoice, parse
 from brokers.pipeline.source.spans import LogSpot, Span
@@ -125,7 +125,7 @@ def remake(folder: Path, payloads: list[bytes], *, clean: bool = True) -> None:
 
 
 def follow(chosen: Options, start: stream.Offset, limit: stream.Limit | None = None) -> stream.Offset:
-    return stream.planned(chosen, origin.rules(chosen), start, limit or stream.Limit()).end
+    return stream.planned(chosen, start, limit or stream.Limit()).end
 
 
 def between(chosen: Options, start: stream.Offset, end: stream.Offset) -> list[bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
-from brokers.pipeline.source import data_source, origin, stream
+from brokers.pipeline.source import data_source, stream
 from brokers.pipeline.source.origin import DataLoss
 from tests.pipeline.folders import (
     ORDERS,
@@ -134,9 +134,9 @@ def test_a_stream_with_a_target_ends_there(folder: Path) -> None:
     chosen = options(folder, streaming=True, startingOffsets="earliest")
     target = stream.target(chosen)
     fill(folder, {ORDERS: [b"later"]})
-    end = stream.planned(chosen, origin.rules(chosen), stream.INITIAL, stream.Limit(), target).end
+    end = stream.planned(chosen, stream.INITIAL, stream.Limit(), target).end
     assert between(chosen, stream.INITIAL, end) == RECORDS
-    assert stream.planned(chosen, origin.rules(chosen), end, stream.Limit(), target).end == end
+    assert stream.planned(chosen, end, stream.Limit(), target).end == end
 
 
 def test_folders_are_read_together_and_share_a_limit(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from brokers.pipeline import workers
-from brokers.pipeline.source import origin, planning, pruning, rows, sink, spans, stream
+from brokers.pipeline.source import planning, pruning, rows, sink, spans, stream
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import Options, Server, parse
 from brokers.pipeline.source.origin import Origin, warn
@@ -158,7 +158,7 @@ class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailable
             bound, least = stream.Limit(), None
         if self._target is not None or self._has_waited():
             least = None
-        plan = stream.planned(options, origin.rules(options), start, bound, self._target, least)
+        plan = stream.planned(options, start, bound, self._target, least)
         if plan.end != start:
             self._began_at = monotonic()
         self._behind = {"behind_bytes": plan.behind}

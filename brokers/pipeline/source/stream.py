@@ -14,7 +14,7 @@ import attrs
 
 from brokers.pipeline.source import planning
 from brokers.pipeline.source.options import Options, folder_id
-from brokers.pipeline.source.origin import LossPolicy, Origin
+from brokers.pipeline.source.origin import LossPolicy, Origin, rules
 from brokers.pipeline.source.planning import advance, open_origins
 from brokers.pipeline.source.spans import LogSpot, Span, fair_shares
 from brokers.pipeline.source.stretch import Stretch
@@ -66,7 +66,6 @@ class Plan:
 
 def planned(
     options: Options,
-    rules: LossPolicy,
     start: Offset,
     limit: Limit,
     target: Target | None = None,
@@ -77,19 +76,21 @@ def planned(
     `target`: go no further. `least`: the batch is empty until so many records are there. Raises DataLoss by
     the rules, ConfigError, OSError.
     """
-    known = _known(options, start)
+    known, policy = _known(options, start), rules(options)
     parts: list[_Part] = []
     for source in (known or {}).keys() - set(options.sources):
-        rules.lose(f"{source}, which the stream has read, is not among {', '.join(options.sources)} any more")
+        policy.lose(
+            f"{source}, which the stream has read, is not among {', '.join(options.sources)} any more"
+        )
     with open_origins(options) as origins:
         for source, origin in origins.items():
             found = origin.spots(options.topics)
             if target is not None:
                 found = _within(found, target.get(source, {}))
             if known is None:
-                parts += _first(options, rules, origin, found)
+                parts += _first(options, policy, origin, found)
             else:
-                parts += _next(options, rules, origin, found, known.get(source, {}))
+                parts += _next(options, policy, origin, found, known.get(source, {}))
         is_enough = least is None or _are_there(origins, parts, least)
         if is_enough:
             _advance(origins, parts, limit)
@@ -159,14 +160,14 @@ def _within(found: Mapping[str, LogSpot], target: Mapping[str, LogSpot]) -> dict
     }
 
 
-def _first(options: Options, rules: LossPolicy, origin: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
-    starts = planning.offsets(origin, found, options.starting, rules)
+def _first(options: Options, policy: LossPolicy, origin: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
+    starts = planning.offsets(origin, found, options.starting, policy)
     return [_Part(spot, min(starts[name], spot.end), is_new=True) for name, spot in found.items()]
 
 
 def _next(
     options: Options,
-    rules: LossPolicy,
+    policy: LossPolicy,
     origin: Origin,
     found: Mapping[str, LogSpot],
     known: Mapping[str, tuple[int, int]],
@@ -176,12 +177,12 @@ def _next(
         what = (
             "has been deleted" if name in wanted else f"is not asked for any more ({options.topics.option})"
         )
-        rules.lose(f"{name} in {origin.source}, read up to {known[name][0]}, {what}")
+        policy.lose(f"{name} in {origin.source}, read up to {known[name][0]}, {what}")
     parts = []
     for name, spot in found.items():
         offset, log_id = known.get(name, (None, 0))
         if offset is not None and origin.is_other(spot, log_id, offset):
-            rules.lose(f"{name} in {origin.source}, read up to {offset}, has been deleted and made again")
+            policy.lose(f"{name} in {origin.source}, read up to {offset}, has been deleted and made again")
             offset = None
         if offset is None:
             parts.append(_Part(spot, spot.first, is_new=True))

@@ -121,6 +121,12 @@ def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_
     assert len(shares) <= tasks + len(sizes)
 
 
+def test_a_round_ends_at_the_first_place_within_a_log_whatever_is_said_of_others() -> None:
+    said = {10: 0, 20: 99, 30: 25}
+    (found,) = plan.limited(targets(spot(0, 60), known=None), 10, lambda span, offset: said[offset])
+    assert found.range == ByteRange(0, 25)
+
+
 def part(start: int, end: int, *, made_ms: int = 0, size: int = 10) -> Part:
     return Part(HALF.key, "orders", "2026-01-31", start, end, (end - start) // 10, size, "t", made_ms)
 
