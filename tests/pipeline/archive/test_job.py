@@ -12,26 +12,19 @@ from brokers.errors import Refusal
 from brokers.pipeline.archive import committed, faults
 from brokers.pipeline.archiving.feed import ArchiveInput, Look
 from brokers.pipeline.archiving.files import LocalFiles
-from brokers.pipeline.archiving.folder import opened
-from brokers.pipeline.archiving.job import Archiver, Round, Settings
+from brokers.pipeline.archiving.job import Round, Settings
 from brokers.pipeline.archiving.manifest import Manifest, NotContinuous
-from brokers.pipeline.archiving.plan import NamedLog, Overtaken, Ripe
-from brokers.pipeline.source.options import parse
+from brokers.pipeline.archiving.plan import NamedLog, Overtaken
 from brokers.pipeline.source.spans import Span
-from tests.pipeline.archive.model import Spark
+from tests.pipeline.archive.model import NEVER, Spark, archiver
 from tests.pipeline.folders import ORDERS, RECORDS, entries_of, offset_of
 from tests.support.folders import fill, flip
-
-NEVER = Settings(trigger_seconds=0.0, ripe=Ripe(1 << 40, 1 << 20, 1e9), task_bytes=1)
-"""Fresh files stay fresh until the end."""
 
 
 def archived(data: Path, folder: Path, *, once: bool, settings: Settings = NEVER) -> list[Round]:
     """All rounds, or the first of an archive that follows, and dies then."""
     loss = {"failOnDataLoss": "false"} if settings.allow_loss else {}
-    feed = ArchiveInput(parse({"path": str(data), "subscribePattern": ".*", **loss}))
-    with opened(folder, feed.origin) as place:
-        job = Archiver(Spark(), feed, place, folder, settings)  # type: ignore[arg-type]
+    with archiver(Spark(), folder, data, settings, **loss) as job:
         return list(job.once()) if once else [next(job.follow())]
 
 
