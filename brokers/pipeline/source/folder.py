@@ -161,7 +161,7 @@ class Folder(Origin):
         try:
             with self._index(line.file, line.id) as index:
                 log_id = index.log_id
-                oldest, newest, is_cut = index.first(), index.last(), index.begins_damaged()
+                (oldest, is_cut), newest = index.front(), index.last()
         except FileNotFoundError:  # the log is gone, or its index is lost, or no record is durable yet
             if not line.id:
                 return None
@@ -275,14 +275,14 @@ class LogIndex:
         """Return the last good entry, at which durable records end."""
         return self._last_before(self.count)
 
-    def first(self) -> IndexEntry | None:
-        """Return the first good entry. Retention turns the entries before it into zeros."""
-        return next((entry for _, entry in self._good(self._bisect(lambda entry: False), NEAR_ENTRIES)), None)
+    def front(self) -> tuple[IndexEntry | None, bool]:
+        """Return the first good entry, and whether a bad one stands before it.
 
-    def begins_damaged(self) -> bool:
-        """Whether the first entry that retention has left is bad."""
-        block = self._block(self._bisect(lambda entry: False), 1)
-        return bool(block) and format.unpack_index_entry(block, self.log_id) is None
+        Retention turns the entries that it drops into zeros. These are passed over.
+        """
+        number = self._bisect(lambda entry: False)
+        found, entry = next(self._good(number, NEAR_ENTRIES), (self.count, None))
+        return entry, found > number
 
     def entries(self, start: int, stop: int) -> Iterator[IndexEntry]:
         """Yield the good entries that touch the offsets [start, stop), in order."""
