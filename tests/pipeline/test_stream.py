@@ -130,6 +130,14 @@ def test_a_batch_waits_until_there_is_enough_or_it_has_waited_long_enough(
     assert between(chosen, third, reader.latestOffset(third, limit)) == [b"d"]
 
 
+def test_a_batch_that_waits_has_nothing_though_a_topic_has_come(folder: Path) -> None:
+    chosen = options(folder, streaming=True, subscribe="orders,bills")
+    start = follow(chosen, stream.INITIAL)
+    fill(folder, {("logmq", "bills"): [b"x"]})
+    assert stream.planned(chosen, start, stream.Limit(), least=2).end == start
+    assert between(chosen, start, follow(chosen, start)) == [b"x"]
+
+
 def test_a_stream_with_a_target_ends_there(folder: Path) -> None:
     chosen = options(folder, streaming=True, startingOffsets="earliest")
     target = stream.target(chosen)
