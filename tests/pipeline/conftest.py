@@ -77,6 +77,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("server"), "--enable", "logmq") as server:
+        yield server
+
+
 @pytest.fixture(scope="module", params=["folder", "servers"])
 def place(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -1,14 +1,16 @@
 """Data folders as the source reads them, without Spark: made by a real store, and damaged by hand."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
+import attrs
 import trio
 
-from brokers.pipeline.source import data_source, origin, rows, stream
+from brokers.pipeline.source import data_source, rows, stream
 from brokers.pipeline.source.folder import Folder, LogIndex
 from brokers.pipeline.source.options import Options, TopicChoice, parse
 from brokers.pipeline.source.spans import LogSpot, Span
@@ -37,15 +39,26 @@ def spot(folder: Path, name: str = "orders", namespace: str = "logmq") -> LogSpo
 
 def whole(folder: Path, name: str = "orders", namespace: str = "logmq") -> Span:
     found = spot(folder, name, namespace)
-    return Span(str(folder), name, found.id, found.first, found.end)
+    return found.span(found.first, found.end)
 
 
 def values(chosen: Options, *those: Span) -> list[bytes]:
     return [value for batch in rows.read(chosen, those) for value in batch["value"].to_pylist()]
 
 
+def placed(payloads: Sequence[bytes]) -> list[tuple[int, bytes]]:
+    """The records of a log, each behind its offset."""
+    ends = accumulate((format.LENGTH_BYTES + len(payload) for payload in payloads), initial=0)
+    return list(zip(ends, payloads, strict=False))
+
+
 def offset_of(number: int) -> int:
     return sum(format.LENGTH_BYTES + len(payload) for payload in RECORDS[:number])
+
+
+def part(span: Span, first: int, last: int) -> Span:
+    """The span of RECORDS[first:last]."""
+    return attrs.evolve(span, start=offset_of(first), stop=offset_of(last))
 
 
 def rewrite_entry(folder: Path, number: int, change: Callable[[bytes], bytes]) -> None:
@@ -112,7 +125,7 @@ def remake(folder: Path, payloads: list[bytes], *, clean: bool = True) -> None:
 
 
 def follow(chosen: Options, start: stream.Offset, limit: stream.Limit | None = None) -> stream.Offset:
-    return stream.planned(chosen, origin.rules(chosen), start, limit or stream.Limit()).end
+    return stream.planned(chosen, start, limit or stream.Limit()).end
 
 
 def between(chosen: Options, start: stream.Offset, end: stream.Offset) -> list[bytes]:

@@ -44,6 +44,16 @@ def produce(server: Server, topic: str, messages: list[bytes]) -> None:
     assert speak(server.address("logmq"), lines).count(b"OK ") == len(messages)
 
 
+def log(server: Server, topic: str) -> bytes:
+    """All of it, by FETCH."""
+    found = b""
+    while True:
+        answer = speak(server.address("logmq"), b"FETCH %b %d %d\n" % (topic.encode(), len(found), 64 << 20))
+        if answer == b"EOF\n":
+            return found
+        found += answer.partition(b"\n")[2]
+
+
 @contextmanager
 def opened(server: Server, reach: Reach = IMPATIENT) -> Iterator[Served]:
     with closing(Served(Address(*server.address("logmq")), reach)) as served:

@@ -12,6 +12,7 @@ import pytest
 
 from brokers.pipeline import doctor, java
 from brokers.pipeline.doctor import Finding, Verdict
+from tests.pipeline.test_java import fake_java
 from tests.support.server import run
 
 WITHOUT_EXTRA = """
@@ -69,10 +70,7 @@ def test_the_extras_own_java_starts_through_the_launcher() -> None:
 
 
 def test_a_java_that_is_too_old_is_told(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    old = tmp_path / "bin" / "java"
-    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.1\"' >&2\n")
-    old.chmod(0o755)
+    fake_java(tmp_path, "11.0.1")
     first = next(iter(doctor.javas({"JAVA_HOME": str(tmp_path), "PATH": "/nowhere"})))
     assert first == Finding("java (JAVA_HOME)", Verdict.WARNING, f"{tmp_path} is Java 11", "Java 17 or later")
 

@@ -64,17 +64,6 @@ def test_the_journal_is_not_read_where_nothing_is_in_doubt(
     assert looks == []
 
 
-def test_a_log_ends_with_its_last_good_entry_however_far_back_that_is(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("brokers.pipeline.source.folder.NEAR_ENTRIES", 1)
-    remake(folder, RECORDS, clean=False)
-    every = entries_of(folder)
-    for number in range(2, len(every)):
-        rewrite_entry(folder, number, lambda entry: entry[:40] + b"torn" + entry[44:])
-    assert whole(folder).stop == every[1].end
-
-
 def test_a_log_that_the_catalog_does_not_have_yet_is_found(tmp_path: Path) -> None:
     data = tmp_path / "data"
 

@@ -25,6 +25,8 @@ from tests.pipeline.folders import (
     in_store,
     offset_of,
     options,
+    part,
+    placed,
     planned,
     remake,
     rewrite_entry,
@@ -36,17 +38,14 @@ from tests.support.folders import ALWAYS, add, fill, flip
 
 
 def test_every_record_is_read_with_its_offset(folder: Path) -> None:
-    batches = list(rows.read(options(folder), [whole(folder)]))
-    assert [value for batch in batches for value in batch["value"].to_pylist()] == RECORDS
-    offsets = [offset for batch in batches for offset in batch["offset"].to_pylist()]
-    assert offsets == [offset_of(number) for number in range(len(RECORDS))]
+    read = [row for batch in rows.read(options(folder), [whole(folder)]) for row in batch.to_pylist()]
+    assert [(row["offset"], row["value"]) for row in read] == placed(RECORDS)
 
 
 def test_any_part_between_two_records_can_be_read(folder: Path) -> None:
     span = whole(folder)
     for first, last in [(0, 1), (1, 2), (17, 2000), (2999, 3000), (1234, 1234)]:
-        part = Span(span.source, span.topic, span.log_id, offset_of(first), offset_of(last))
-        assert values(options(folder), part) == RECORDS[first:last]
+        assert values(options(folder), part(span, first, last)) == RECORDS[first:last]
 
 
 def test_columns_that_the_index_has_need_no_bytes(folder: Path) -> None:
@@ -61,8 +60,7 @@ def test_columns_that_the_index_has_need_no_bytes(folder: Path) -> None:
     wanted = [{name: row[name] for name in ("topic", "timestamp")} for row in all_of_it]
     assert len({row["timestamp"] for row in wanted}) == len(entries) > 2
     for first, last in [(0, 1), (17, 2000), (2999, 3000), (1234, 1234)]:
-        part = Span(span.source, span.topic, span.log_id, offset_of(first), offset_of(last))
-        assert read(part, "topic", "timestamp") == wanted[first:last]
+        assert read(part(span, first, last), "topic", "timestamp") == wanted[first:last]
     (folder / "logmq" / "orders.log").write_bytes(b"")
     assert read(span, "topic", "timestamp") == wanted
     with pytest.raises(DataLoss):
@@ -98,9 +96,8 @@ def test_a_loss_is_told_as_far_as_it_was_asked_for(folder: Path) -> None:
     span, second = whole(folder), entries_of(folder)[1]
     flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
     inside = [offset_of(n) for n in range(len(RECORDS)) if second.offset < offset_of(n) < second.end]
-    part = Span(span.source, span.topic, span.log_id, inside[0], inside[-1])
     with pytest.raises(DataLoss, match=f"offsets {inside[0]} to {inside[-1]} are lost"):
-        values(options(folder), part)
+        values(options(folder), attrs.evolve(span, start=inside[0], stop=inside[-1]))
 
 
 def test_a_damaged_range_is_passed_over_and_told_where_that_is_wanted(
@@ -183,7 +180,7 @@ def test_a_chunk_comes_without_bytes_where_none_are_asked_for(folder: Path) -> N
     span = whole(folder)
     flip(folder / "logmq" / "orders.log", (entries_of(folder)[1].offset + 50) * 8)
     with closing(Folder(str(folder), "logmq")) as opened:
-        chunks = list(opened.chunks(span, rules(options(folder)), bare=True))
+        chunks = list(opened.entries(span, rules(options(folder))))
     assert [bytes(chunk.data) for chunk in chunks] == [b""] * len(chunks)
     assert sum(entry.records for chunk in chunks for entry in chunk.entries) == len(RECORDS)
 

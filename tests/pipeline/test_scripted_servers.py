@@ -4,19 +4,25 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 
 import attrs
 import pytest
 from crc32c import crc32c
 
-from brokers.pipeline.source.options import Reach, Unverified
+from brokers.pipeline.source import rows
+from brokers.pipeline.source.options import Reach, Unverified, parse
 from brokers.pipeline.source.options import Server as Address
+from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot, Span
 from logmq.runs import encode
 from shared.errors import RemoteProtocolError
 from tests.pipeline.served import ORDERS, STRICT, TRUSTING, LostError, read, telling
+
+
+def mark(at: int, data: bytes, records: int = 1) -> bytes:
+    return b"MARK %d %d %d %d 1700000000000\n" % (at, len(data), records, crc32c(data))
 
 
 @contextmanager
@@ -73,7 +79,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for_for_ever() -> None:
 def test_bytes_that_do_not_match_their_crc_are_damage() -> None:
     answers = (
         b"OFFSETS 0 5\n",
-        b"MARK 0 5 1 %d 1700000000000\nEND\n" % crc32c(b"\0\0\0\1x"),
+        mark(0, b"\0\0\0\1x") + b"END\n",
         b"CHUNK 0 5 5\n\0\0\0\1y",
     )
     with scripted(*answers) as served, pytest.raises(LostError, match=r"offsets 0 to 5 .*CRC"):
@@ -89,13 +95,7 @@ def test_what_no_mark_covers_is_read_and_its_records_are_counted() -> None:
     ends = [size * number for number in range(11)]
 
     def entry(first: int, last: int) -> bytes:
-        crc = crc32c(log[ends[first] : ends[last]])
-        return b"MARK %d %d %d %d 1700000000000\n" % (
-            ends[first],
-            ends[last] - ends[first],
-            last - first,
-            crc,
-        )
+        return mark(ends[first], log[ends[first] : ends[last]], last - first)
 
     for first, entries, expected in (
         (0, [], [10]),
@@ -116,12 +116,9 @@ def test_what_no_mark_covers_is_read_and_its_records_are_counted() -> None:
 def test_of_several_marks_that_are_not_given_only_the_damaged_is_lost() -> None:
     log, lengths = encode([b"a", b"b"])
     size = lengths[0]
-    entries = b"".join(
-        b"MARK %d %d 1 %d 1700000000000\n" % (at, size, crc32c(log[at : at + size])) for at in (0, size)
-    )
     answers = (
         b"OFFSETS 0 %d\n" % len(log),
-        entries + b"END\n",
+        mark(0, log[:size]) + mark(size, log[size:]) + b"END\n",
         b"ERR STORAGE damaged\n",
         b"CHUNK 0 %d %d\n" % (size, size) + log[:size],
         b"ERR STORAGE damaged\n",
@@ -144,7 +141,7 @@ def test_where_everything_that_was_read_is_gone_a_log_is_not_another_one() -> No
 def test_a_log_is_told_from_one_made_again_by_its_newest_record() -> None:
     """One that is a second younger, behind what was read, was not there then."""
     log, _ = encode([b"a", b"b"])
-    newest = b"MARK 5 5 1 %d 1700000000000\nEND\n" % crc32c(log[5:])
+    newest = mark(5, log[5:]) + b"END\n"
     with scripted(b"OFFSETS 0 10\n", newest) as served:
         assert served.spots(ORDERS) == {"orders": LogSpot(served.source, "orders", 1_700_000_000_000, 0, 10)}
     for seen, is_other in ((1_700_000_000_000, False), (1_699_999_999_000, False), (1_699_999_998_999, True)):
@@ -169,7 +166,7 @@ def test_what_is_no_logmq_server_is_told_apart(answer: bytes) -> None:
 ONE = b"\0\0\0\1x"
 """A log of one record."""
 ENDS = b"OFFSETS 0 5\n"
-MARKS = b"MARK 0 5 1 %d 1700000000000\nEND\n" % crc32c(ONE)
+MARKS = mark(0, ONE) + b"END\n"
 CHUNK = b"CHUNK 0 5 5\n" + ONE
 SPOT = LogSpot("", "orders", 1_700_000_000_000, 0, 5)
 
@@ -232,8 +229,7 @@ def test_entries_come_without_their_bytes_where_they_cover_what_is_asked_for() -
         (chunk,) = served.entries(of(served), STRICT)
         assert (bytes(chunk.data), chunk.end, [entry.records for entry in chunk.entries]) == (b"", 5, [1])
     two = 2 * ONE
-    marks = b"MARK 0 10 2 %d 1700000000000\nEND\n" % crc32c(two)
-    with scripted(b"OFFSETS 0 10\n", marks, b"CHUNK 0 10 10\n" + two) as served:
+    with scripted(b"OFFSETS 0 10\n", mark(0, two, 2) + b"END\n", b"CHUNK 0 10 10\n" + two) as served:
         (chunk,) = served.entries(of(served), STRICT)
         assert bytes(chunk.data) == two
     with scripted(ENDS, b"END\n", CHUNK) as served:
@@ -243,11 +239,14 @@ def test_entries_come_without_their_bytes_where_they_cover_what_is_asked_for() -
 
 def test_bytes_are_fetched_though_none_are_asked_for_because_only_then_damage_is_told() -> None:
     """Otherwise than of a folder, whose index says what is damaged."""
-    with scripted(ENDS, MARKS, CHUNK) as served:
-        (chunk,) = served.chunks(of(served), STRICT, bare=True)
-        assert bytes(chunk.data) == ONE
-    with scripted(ENDS, MARKS, b"ERR STORAGE damaged\n") as served, pytest.raises(LostError, match="STORAGE"):
-        list(served.chunks(of(served), STRICT, bare=True))
+    for answer, told in (
+        (CHUNK, nullcontext()),
+        (b"ERR STORAGE no\n", pytest.raises(DataLoss, match="STORAGE")),
+    ):
+        with scripted(ENDS, MARKS, answer) as served, told:
+            options = parse({"servers": served.source, "subscribe": "orders"})
+            (batch,) = rows.read(options, [of(served)], ["timestamp"])
+            assert len(batch) == 1
 
 
 @pytest.mark.parametrize("unverified", list(Unverified))

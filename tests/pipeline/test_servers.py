@@ -11,11 +11,12 @@ import trustme
 from brokers.pipeline.source import data_source, stream
 from brokers.pipeline.source.options import Reach, TopicChoice, parse
 from brokers.pipeline.source.options import Server as Address
-from brokers.pipeline.source.origin import LossPolicy
+from brokers.pipeline.source.origin import DataLoss, LossPolicy
 from brokers.pipeline.source.servers import SAME_MS, Served
 from brokers.pipeline.source.spans import Span
-from brokers.pipeline.source.stream import Limit, Offset
+from brokers.pipeline.source.stream import Offset
 from logmq.wire import Refusal
+from tests.pipeline.folders import follow
 from tests.pipeline.served import (
     IMPATIENT,
     LENGTHS,
@@ -214,39 +215,37 @@ def test_it_speaks_tls_and_a_side_that_alone_does_is_told_so_at_once(
             served.spots(ORDERS)
 
 
-def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -> None:
+def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(
+    fresh: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = where(fresh)
-    options = parse({"servers": place, "subscribe": "orders", "startingOffsets": "earliest"}, streaming=True)
-    lost: list[str] = []
-
-    def following(start: Offset, policy: LossPolicy = STRICT) -> Offset:
-        return stream.planned(options, policy, start, Limit()).end
+    given = {"servers": place, "subscribe": "orders", "startingOffsets": "earliest"}
+    options = parse(given, streaming=True)
 
     def ranges(start: Offset, end: Offset) -> list[tuple[int, int]]:
         return [(span.start, span.stop) for span in stream.spans(options, start, end)]
 
-    nothing = following(stream.INITIAL)
+    nothing = follow(options, stream.INITIAL)
     assert ranges(stream.INITIAL, nothing) == []
     produce(fresh, "orders", MESSAGES[:100])
-    some = following(nothing)
+    some = follow(options, nothing)
     assert ranges(nothing, some) == [(0, sum(LENGTHS[:100]))]
     produce(fresh, "orders", MESSAGES[100:])
-    more = following(some)
+    more = follow(options, some)
     assert ranges(some, more) == [(sum(LENGTHS[:100]), len(LOG))]
-    assert following(more) == more
+    assert follow(options, more) == more
 
     speak(fresh.address("logmq"), b"DELETE orders\n")
-    with pytest.raises(LostError, match="has been deleted"):
-        following(more)
+    with pytest.raises(DataLoss, match="has been deleted"):
+        follow(options, more)
     produce(fresh, "orders", MESSAGES)
     end, newest = more["logs"][place]["orders"]
     a_while_ago = {"logs": {place: {"orders": [end, newest - 2 * SAME_MS]}}}
-    with pytest.raises(LostError, match="deleted and made again"):
-        following(a_while_ago)
-    going_on = telling(lost)
-    again = following(a_while_ago, going_on)
+    with pytest.raises(DataLoss, match="deleted and made again"):
+        follow(options, a_while_ago)
+    again = follow(parse(given | {"failOnDataLoss": "false"}, streaming=True), a_while_ago)
     assert ranges(a_while_ago, again) == [(0, len(LOG))]
-    assert len(lost) == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_stream_commits_its_place_to_its_group(fresh: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,29 +12,17 @@ from brokers.pipeline.source import sink
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.options import parse_sink
 from brokers.pipeline.source.writing import PackedRecords
-from logmq.connector import Record, records_of
+from logmq.connector import records_of
 from shared.errors import ConfigError
-from tests.pipeline.served import where
+from tests.pipeline.served import log, where
 from tests.support.server import Server, speak
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("server"), "--enable", "logmq") as server:
-        yield server
-
-
 def messages(server: Server, topic: str) -> list[bytes]:
-    found: list[Record] = []
-    while True:
-        at = found[-1].next_offset if found else 0
-        answer = speak(server.address("logmq"), b"FETCH %b %d %d\n" % (topic.encode(), at, 64 << 20))
-        if answer == b"EOF\n":
-            return [record.payload for record in found]
-        found += records_of(answer.partition(b"\n")[2], at)
+    return [record.payload for record in records_of(log(server, topic), 0)]
 
 
 def append(server: Server, frame: "DataFrame", **options: str) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.pipeline.folders import placed
 from tests.support.folders import fill
 
 if TYPE_CHECKING:
@@ -33,17 +34,13 @@ def ended(writer: "DataStreamWriter") -> None:
 
 
 def expected(topic: str, payloads: list[bytes]) -> list[tuple[Any, ...]]:
-    found, at = [], 0
-    for payload in payloads:
-        found.append((topic, at, payload))
-        at += 4 + len(payload)
-    return found
+    return [(topic, *record) for record in placed(payloads)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source") / "data"
-    fill(folder, {("logmq", "orders"): ORDERS, ("logmq", "bills"): BILLS, ("dms", "Queue A/B"): [b"job"]})
+    fill(folder, {("logmq", "orders"): ORDERS, ("logmq", "bills"): BILLS})
     return folder
 
 
@@ -60,11 +57,6 @@ def test_a_batch_read_has_every_record_once(read: Read, folder: Path) -> None:
         ("value", "binary"),
     ]
     assert rows(frame) == expected("bills", BILLS) + expected("orders", ORDERS)
-
-
-def test_other_namespaces_logs_are_read_by_their_own_names(read: Read, folder: Path) -> None:
-    frame = read(folder, namespace="dms", subscribePattern=".*A/B")
-    assert rows(frame) == expected("Queue A/B", [b"job"])
 
 
 def test_a_wrong_option_is_an_error_that_names_it(read: Read, folder: Path) -> None:

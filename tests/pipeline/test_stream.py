@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
-from brokers.pipeline.source import data_source, origin, stream
+from brokers.pipeline.source import data_source, stream
 from brokers.pipeline.source.origin import DataLoss
 from tests.pipeline.folders import (
     ORDERS,
@@ -32,19 +32,6 @@ def test_latest_is_resolved_once_and_kept_in_the_first_batchs_end(folder: Path) 
     second = follow(chosen, first)
     assert between(chosen, first, second) == [b"later"]
     assert follow(chosen, second) == second
-
-
-def test_batches_are_as_small_as_asked_and_leave_nothing_out(folder: Path) -> None:
-    chosen = options(folder, streaming=True, startingOffsets="earliest")
-    for limit, most in [(stream.Limit(records=700), 700), (stream.Limit(length=50_000), 1000)]:
-        start, got = stream.INITIAL, []
-        while (end := follow(chosen, start, limit)) != start:
-            batch = between(chosen, start, end)
-            assert 0 < len(batch) <= most
-            assert limit.length is None or sum(len(value) + 4 for value in batch) <= limit.length
-            got += batch
-            start = end
-        assert got == RECORDS
 
 
 @pytest.mark.parametrize(
@@ -143,13 +130,21 @@ def test_a_batch_waits_until_there_is_enough_or_it_has_waited_long_enough(
     assert between(chosen, third, reader.latestOffset(third, limit)) == [b"d"]
 
 
+def test_a_batch_that_waits_has_nothing_though_a_topic_has_come(folder: Path) -> None:
+    chosen = options(folder, streaming=True, subscribe="orders,bills")
+    start = follow(chosen, stream.INITIAL)
+    fill(folder, {("logmq", "bills"): [b"x"]})
+    assert stream.planned(chosen, start, stream.Limit(), least=2).end == start
+    assert between(chosen, start, follow(chosen, start)) == [b"x"]
+
+
 def test_a_stream_with_a_target_ends_there(folder: Path) -> None:
     chosen = options(folder, streaming=True, startingOffsets="earliest")
     target = stream.target(chosen)
     fill(folder, {ORDERS: [b"later"]})
-    end = stream.planned(chosen, origin.rules(chosen), stream.INITIAL, stream.Limit(), target).end
+    end = stream.planned(chosen, stream.INITIAL, stream.Limit(), target).end
     assert between(chosen, stream.INITIAL, end) == RECORDS
-    assert stream.planned(chosen, origin.rules(chosen), end, stream.Limit(), target).end == end
+    assert stream.planned(chosen, end, stream.Limit(), target).end == end
 
 
 def test_folders_are_read_together_and_share_a_limit(tmp_path: Path) -> None:

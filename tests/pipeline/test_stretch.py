@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from brokers.pipeline.source import data_source, origin, stream
+from brokers.pipeline.source import data_source, stream
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.planning import open_origin
@@ -82,7 +82,7 @@ def at_the_beginning(chosen: Options) -> stream.Offset:
 
 
 def batches(chosen: Options, start: stream.Offset, limit: stream.Limit, **more: Any) -> Iterator[list[bytes]]:
-    while (end := stream.planned(chosen, origin.rules(chosen), start, limit, **more).end) != start:
+    while (end := stream.planned(chosen, start, limit, **more).end) != start:
         yield between(chosen, start, end)
         start = end
 

@@ -1,7 +1,7 @@
 """Pieces to a real server: each is there once, whatever has to be sent again."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 
 import pytest
@@ -13,13 +13,8 @@ from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.writing import NotWritten, PackedRecords, Writer
 from logmq.connector import LogmqError
 from logmq.runs import encode
-from tests.support.server import Server, speak
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("server"), "--enable", "logmq") as server:
-        yield server
+from tests.pipeline.served import log
+from tests.support.server import Server
 
 
 def pieces(topic: str, count: int, what: str = "") -> list[PackedRecords]:
@@ -36,15 +31,6 @@ def write(server: Server, pieces: Sequence[PackedRecords], epoch: int = 0, name:
             writer.write(piece, name, numbers[piece.topic])
             numbers[piece.topic] += 1
         writer.finish()
-
-
-def log(server: Server, topic: str) -> bytes:
-    found = b""
-    while True:
-        answer = speak(server.address("logmq"), b"FETCH %b %d %d\n" % (topic.encode(), len(found), 64 << 20))
-        if answer == b"EOF\n":
-            return found
-        found += answer.partition(b"\n")[2]
 
 
 def joined(pieces: Sequence[PackedRecords]) -> bytes:

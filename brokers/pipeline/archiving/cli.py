@@ -103,7 +103,7 @@ def archive(
         require_folder(Path(each))
     if once:
         with feed.look() as look:
-            there = {log.topic for log in look.extents(Manifest())}
+            there = {spot.name for _, spot in look.logs(Manifest())}
         if missing := [name for name in feed.options.topics.names if name not in there]:
             raise Refusal(f"there is no topic {missing[0]}", ExitCode.MISSING)
     settings = Settings(

@@ -4,19 +4,20 @@ The driver asks which logs there are and how far they go. Executors ask for thei
 travels between them: it has options, and nothing open.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 from brokers.pipeline.archiving.manifest import LogState, Manifest
-from brokers.pipeline.archiving.plan import Extent
+from brokers.pipeline.archiving.plan import NamedLog
 from brokers.pipeline.source.options import Options
 from brokers.pipeline.source.origin import Origin
 from brokers.pipeline.source.planning import open_origins
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.spans import LogSpot, Span
 from shared.storage import catalog
 from shared.storage.os_disk import OsDisk
 
@@ -41,11 +42,11 @@ class ArchiveInput:
         with open_origins(self.options) as origins:
             yield Look(self, origins)
 
-    def batches(self, log: Extent, start: int, stop: int) -> Iterator["pa.RecordBatch"]:
-        """Read the records of [start, stop), in an executor. Raises DataLoss."""
+    def batches(self, span: Span) -> Iterator["pa.RecordBatch"]:
+        """Read a span's records, in an executor. Raises DataLoss."""
         from brokers.pipeline.source import rows
 
-        return rows.read(self.options, [_span(log, start, stop)])
+        return rows.read(self.options, [span])
 
 
 @attrs.frozen
@@ -55,42 +56,29 @@ class Look:
     feed: ArchiveInput
     origins: Mapping[str, Origin]
 
-    def extents(self, known: Manifest) -> list[Extent]:
-        """Return every wanted log that is there now.
+    def logs(self, known: Manifest) -> list[NamedLog]:
+        """Return every wanted log that is there now, by name.
 
         A data folder is known by its journal's id, so it may be moved. A server is known by its address. If
         one server is read, and `known` has one, it is the same one: it may get a new address.
         """
         options = self.feed.options
-        found = []
+        found: list[NamedLog] = []
         before = {name.rpartition("@")[2] for name in known.current()}
         for source, origin in self.origins.items():
             where = source if options.servers else _journal_id(source)
             if options.servers and len(self.origins) == len(before) == 1:
                 (where,) = before
-            for spot in origin.spots(options.topics).values():
-                name = f"{spot.name}@{where}"
-                found.append(Extent(name, spot.name, spot.first, spot.end, str(spot.id), spot))
-        return sorted(found, key=lambda extent: extent.name)
+            found += [(f"{name}@{where}", spot) for name, spot in origin.spots(options.topics).items()]
+        return sorted(found, key=itemgetter(0))
 
-    def is_another(self, log: LogState, extent: Extent) -> bool:
+    def is_another(self, log: LogState, spot: LogSpot) -> bool:
         """Whether the log was deleted and made again after it was archived."""
-        return self.origins[extent.spot.source].is_other(extent.spot, int(log.seen), log.end)
+        return self.origins[spot.source].is_other(spot, int(log.seen), log.end)
 
-    def cuts(self, log: Extent, start: int, stop: int, bytes_each: int) -> Sequence[int]:
-        """Return offsets of records that cut [start, stop) into pieces of about `bytes_each`."""
-        found: list[int] = []
-        span = _span(log, start, stop)
-        for at in range(start + bytes_each, stop, bytes_each):
-            cut = self.origins[span.source].cut(span, at)
-            if (found[-1] if found else start) < cut < stop:
-                found.append(cut)
-        return found
-
-
-def _span(log: Extent, start: int, stop: int) -> Span:
-    spot = log.spot
-    return Span(spot.source, spot.name, spot.id, start, stop)
+    def cut(self, span: Span, offset: int) -> int:
+        """Return where an index entry begins near `offset`. The span is cut there."""
+        return self.origins[span.source].cut(span, offset)
 
 
 def _journal_id(folder: str) -> str:

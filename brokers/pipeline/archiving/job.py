@@ -20,7 +20,8 @@ from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.manifest import ByteRange, Manifest, Part, Settlement
 from brokers.pipeline.archiving.parquet import Work, Written
-from brokers.pipeline.archiving.plan import Cuts, Ripe, RoundTarget, TaskPiece
+from brokers.pipeline.archiving.plan import Ripe, RoundTarget, TaskPiece
+from brokers.pipeline.source.spans import Cut
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,7 +85,7 @@ class Archiver:
         """Archive all that is there now. In the end everything is at its final place."""
         yield from self._settled(everything=True)  # what a continuous archive left
         with self.feed.look() as look:
-            ends = {log.name: log.end for log in look.extents(self.folder.manifest)}
+            ends = {name: spot.end for name, spot in look.logs(self.folder.manifest)}
         while not self.stop.is_set():
             done = self._round(direct_bytes=0, ends=ends)
             if done is None:
@@ -118,18 +119,20 @@ class Archiver:
         """Make one commit; None where nothing is new. `ends`: the logs to read, and up to where."""
         begun, now = time.monotonic(), self.folder.manifest
         with self.feed.look() as look:
-            extents = look.extents(now)
+            logs = look.logs(now)
             if ends is not None:
-                extents = [
-                    attrs.evolve(log, end=min(log.end, ends[log.name])) for log in extents if log.name in ends
+                logs = [
+                    (name, attrs.evolve(spot, end=min(spot.end, ends[name])))
+                    for name, spot in logs
+                    if name in ends
                 ]
-            wanted = plan.targets(now, extents, look.is_another, allow_loss=self.settings.allow_loss)
+            wanted = plan.targets(now, logs, look.is_another, allow_loss=self.settings.allow_loss)
             if not wanted:
                 return None
             there = _bytes(wanted)
             most = self.settings.round_bytes or self.spark.sparkContext.defaultParallelism * _LARGE_BYTES
-            wanted = plan.limited(wanted, most, look.cuts)
-            written = self.write(wanted, look.cuts)
+            wanted = plan.limited(wanted, most, look.cut)
+            written = self.write(wanted, look.cut)
         following = now.advance(plan.spans(wanted, written), _now_ms(), direct_bytes)
         self._commit(following)
         return Round(
@@ -140,30 +143,29 @@ class Archiver:
             0,
             there - _bytes(wanted),
             round(time.monotonic() - begun, 3),
-            tuple(f"{target.extent.topic}: {target.event}" for target in wanted if target.event),
+            tuple(f"{target.spot.name}: {target.event}" for target in wanted if target.event),
         )
 
-    def write(self, wanted: Sequence[RoundTarget], cuts: Cuts) -> dict[tuple[str, ByteRange], Written]:
-        """Have executors write files of these pieces; what each wrote."""
+    def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> list[tuple[str, Written]]:
+        """Have executors write files of these logs; what each task wrote, by a log's identity."""
         settings, folder = self.settings, self.folder
         shares = plan.shares(
             wanted,
             self.spark.sparkContext.defaultParallelism,
             f"{self._run}-{folder.manifest.version + 1}",
-            cuts,
+            cut,
             gaps_allowed=settings.allow_loss,
             bytes_least=settings.task_bytes,
         )
         feed, root, compression = self.feed, self.root, settings.compression
 
-        def write(share: list[TaskPiece]) -> dict[tuple[str, ByteRange], Written]:
-            found = {}
-            for extent, work in share:
-                batches = feed.batches(extent, *work.range)
-                found[work.identity, work.range] = parquet.write(root, _attempt(work), batches, compression)
-            return found
+        def write(share: list[TaskPiece]) -> list[tuple[str, Written]]:
+            return [
+                (work.identity, parquet.write(root, _attempt(work), feed.batches(span), compression))
+                for span, work in share
+            ]
 
-        return {key: written for each in self._each(write, shares) for key, written in each.items()}
+        return [written for each in self._each(write, shares) for written in each]
 
     def _settled(self, *, everything: bool = False) -> Iterator[Round]:
         """Settle the logs that are ripe, and forget settled fresh files whose time is over."""
@@ -222,7 +224,7 @@ def _attempt(work: Work) -> Work:
 
 
 def _bytes(wanted: Sequence[RoundTarget]) -> int:
-    return sum(target.range.end - target.range.start for target in wanted)
+    return sum(target.range.length for target in wanted)
 
 
 def _now_ms() -> int:

@@ -31,6 +31,10 @@ class ByteRange(NamedTuple):
     start: int
     end: int
 
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
 
 @attrs.frozen
 class Part:
@@ -98,7 +102,7 @@ class LogState:
 
     @property
     def lost_bytes(self) -> int:
-        return sum(gap.end - gap.start for gap in self.gaps)
+        return sum(gap.length for gap in self.gaps)
 
 
 @attrs.frozen

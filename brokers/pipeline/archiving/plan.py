@@ -1,29 +1,18 @@
 """Plans a round: from where the logs end, and where the archive ends, to ranges to read. No files here."""
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 import attrs
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, LogState, Manifest, Part
 from brokers.pipeline.archiving.parquet import Work, Written
+from brokers.pipeline.source import spans as source_spans
+from brokers.pipeline.source.spans import Cut, LogSpot, Span, fair_shares
 
-
-@attrs.frozen
-class Extent:
-    """A log whose records from `first` to `end` can be read. LogState explains the other fields.
-
-    `spot`: by it an executor finds the log again.
-    """
-
-    name: str
-    topic: str
-    first: int
-    end: int
-    seen: str = ""
-    spot: Any = None
+NamedLog = tuple[str, LogSpot]
+"""A log as found, behind its name among all sources of the archive."""
 
 
 class Overtaken(Refusal):
@@ -41,52 +30,54 @@ class RoundTarget:
     """
 
     identity: str
-    extent: Extent
+    name: str
+    spot: LogSpot
     range: ByteRange
     gap: ByteRange | None = None
     event: str = ""
     loss: bool = False
 
 
-IsAnother = Callable[[LogState, Extent], bool]
+IsAnother = Callable[[LogState, LogSpot], bool]
 """Whether a log is not the one that the archive has under its name."""
 
 
 def targets(
-    manifest: Manifest, extents: Sequence[Extent], is_another: IsAnother, *, allow_loss: bool
+    manifest: Manifest, logs: Iterable[NamedLog], is_another: IsAnother, *, allow_loss: bool
 ) -> list[RoundTarget]:
     """Return what is new in each log. Logs with nothing new are left out.
 
     Raises Overtaken if records are gone before they were archived, unless loss is allowed.
     """
     current = manifest.current()
-    found = (_target(current.get(extent.name), extent, is_another) for extent in extents)
+    found = (_target(current.get(name), name, spot, is_another) for name, spot in logs)
     wanted = [target for target in found if target is not None]
     for target in wanted:
         if target.loss and not allow_loss:
-            raise Overtaken(f"{target.extent.topic}: {target.event}")
+            raise Overtaken(f"{target.spot.name}: {target.event}")
     return wanted
 
 
-def _target(log: LogState | None, extent: Extent, is_another: IsAnother) -> RoundTarget | None:
-    here = ByteRange(extent.first, extent.end)
+def _target(log: LogState | None, name: str, spot: LogSpot, is_another: IsAnother) -> RoundTarget | None:
+    here = ByteRange(spot.first, spot.end)
     if log is None:
-        return RoundTarget(f"{extent.name}#1", extent, here) if extent.end > extent.first else None
-    if is_another(log, extent):
+        return RoundTarget(f"{name}#1", name, spot, here) if spot.end > spot.first else None
+    if is_another(log, spot):
         event = f"made again since it was archived up to {log.end}: another log from here on"
-        return RoundTarget(_following(log), extent, here, event=event)
-    if extent.end < log.end:
+        return RoundTarget(_following(log), name, spot, here, event=event)
+    if spot.end < log.end:
         # The log has lost records at its end that the archive has (a power cut, in a mode other than
         # always). New records get the same offsets and are not the same, so it counts as another log.
-        event = f"it ends at {extent.end}, and was archived up to {log.end}: another log from here on"
-        return RoundTarget(_following(log), extent, ByteRange(extent.end, extent.end), event=event, loss=True)
-    if extent.first > log.end:
-        gap = ByteRange(log.end, extent.first)
+        event = f"it ends at {spot.end}, and was archived up to {log.end}: another log from here on"
+        nothing = ByteRange(spot.end, spot.end)
+        return RoundTarget(_following(log), name, spot, nothing, event=event, loss=True)
+    if spot.first > log.end:
+        gap = ByteRange(log.end, spot.first)
         event = f"offsets {gap.start} to {gap.end} were dropped (retention) before they were archived"
-        return RoundTarget(log.identity, extent, here, gap, event, loss=True)
-    if extent.end == log.end:
+        return RoundTarget(log.identity, name, spot, here, gap, event, loss=True)
+    if spot.end == log.end:
         return None
-    return RoundTarget(log.identity, extent, ByteRange(log.end, extent.end))
+    return RoundTarget(log.identity, name, spot, ByteRange(log.end, spot.end))
 
 
 def _following(log: LogState) -> str:
@@ -94,73 +85,58 @@ def _following(log: LogState) -> str:
     return f"{log.name}#{number + 1}"
 
 
-TaskPiece = tuple[Extent, Work]
-"""Which log a part of a task reads, and what it writes."""
-Cuts = Callable[[Extent, int, int, int], Sequence[int]]
-"""`cuts(log, start, stop, bytes_each)` returns offsets of records that cut a range into such pieces."""
-
-
-def limited(wanted: Sequence[RoundTarget], bytes_max: int, cuts: Cuts) -> list[RoundTarget]:
+def limited(wanted: Sequence[RoundTarget], bytes_max: int, cut: Cut) -> list[RoundTarget]:
     """Cut the work to what a round may read, at records' boundaries.
 
     Each log has the same share of bytes, and at least a piece. Large logs get what small ones leave.
     """
-    left = bytes_max
-    found = {}
-    by_size = sorted(wanted, key=lambda target: target.range.end - target.range.start)
-    for number, target in enumerate(by_size):
-        share = max(left // (len(by_size) - number), 1)
-        start, end = target.range
-        if end - start > share:
-            places = cuts(target.extent, start, end, share)
-            end = places[0] if places else end
-        left -= end - start
-        found[target.identity] = attrs.evolve(target, range=ByteRange(start, end))
-    return [found[target.identity] for target in wanted]
+    by_size = sorted(wanted, key=lambda target: target.range.length)
+    sizes = fair_shares(bytes_max, [target.range.length for target in by_size], least=1)
+    most = {target.identity: size for target, size in zip(by_size, sizes, strict=True)}
+    return [_cut_off(target, most[target.identity], cut) for target in wanted]
+
+
+def _cut_off(target: RoundTarget, most: int, cut: Cut) -> RoundTarget:
+    start, end = target.range
+    span = target.spot.span(start, end)
+    places = (cut(span, at) for at in range(start + most, end, most))
+    found = next((place for place in places if start < place < end), end)
+    return attrs.evolve(target, range=ByteRange(start, found))
+
+
+TaskPiece = tuple[Span, Work]
+"""What a part of a task reads, and what it writes."""
 
 
 def shares(
-    wanted: Sequence[RoundTarget], tasks: int, token: str, cuts: Cuts, *, gaps_allowed: bool, bytes_least: int
+    wanted: Sequence[RoundTarget], tasks: int, token: str, cut: Cut, *, gaps_allowed: bool, bytes_least: int
 ) -> list[list[TaskPiece]]:
     """Cut the work into about `tasks` shares of about the same size, in order. Small logs share one."""
-    total = sum(target.range.end - target.range.start for target in wanted)
-    size = max(-(-total // tasks), bytes_least, 1)
-    found: list[list[TaskPiece]] = []
-    room = 0
-    for target in wanted:
-        start, end = target.range
-        places = [place for place in cuts(target.extent, start, end, size) if start < place < end]
-        edges = [start, *places, end]
-        for low, high in pairwise(edges):
-            if high == low:
-                continue
-            if not found or high - low > room:
-                found.append([])
-                room = size + size // 8
-            room -= high - low
-            work = Work(target.identity, target.extent.topic, ByteRange(low, high), token, gaps_allowed)
-            found[-1].append((target.extent, work))
-    return found
+    total = sum(target.range.length for target in wanted)
+    identities = {(target.spot.source, target.spot.name): target.identity for target in wanted}
+
+    def piece(span: Span) -> TaskPiece:
+        identity = identities[span.source, span.topic]
+        return span, Work(identity, span.topic, ByteRange(span.start, span.stop), token, gaps_allowed)
+
+    whole = [target.spot.span(*target.range) for target in wanted]
+    found = source_spans.shares(whole, None, cut, size=max(-(-total // tasks), bytes_least, 1))
+    return [list(map(piece, share)) for share in found]
 
 
-def spans(
-    wanted: Sequence[RoundTarget], written: Mapping[tuple[str, ByteRange], Written]
-) -> list[ArchivedSpan]:
-    """Put together what was written of each log. `written`: by identity and range of the pieces."""
+def spans(wanted: Sequence[RoundTarget], written: Sequence[tuple[str, Written]]) -> list[ArchivedSpan]:
+    """Put together what was written of each log. `written`: by identity, in any order."""
     found = []
     for target in wanted:
-        pieces = sorted(
-            (range_, each) for (identity, range_), each in written.items() if identity == target.identity
-        )
-        parts = [part for _, each in pieces for part in each.parts]
-        gaps = [gap for _, each in pieces for gap in each.gaps]
-        start = target.range.start
+        mine = [each for identity, each in written if identity == target.identity]
+        parts = sorted((part for each in mine for part in each.parts), key=attrgetter("start"))
+        gaps = sorted(gap for each in mine for gap in each.gaps)
+        whole = target.range
         if target.gap is not None:
             gaps.insert(0, target.gap)
-            start = target.gap.start
-        log = target.extent
-        range_ = ByteRange(start, target.range.end)
-        found.append(ArchivedSpan(target.identity, log.name, log.topic, log.seen, range_, parts, gaps))
+            whole = ByteRange(target.gap.start, whole.end)
+        spot = target.spot
+        found.append(ArchivedSpan(target.identity, target.name, spot.name, str(spot.id), whole, parts, gaps))
     return found
 
 

@@ -58,15 +58,9 @@ class ConnectOptions:
 
     @property
     def options(self) -> Mapping[str, str]:
-        found = {
-            "user": self.user,
-            "passwordFile": self.password_file,
-            "tls": "true" if self.tls else None,
-            "tlsCa": self.ca,
-            "tlsCertificate": self.certificate,
-            "tlsKey": self.key,
-        }
-        return {name: str(value) for name, value in found.items() if value}
+        from brokers.pipeline.source.options import reach_options
+
+        return reach_options(attrs.asdict(self))
 
 
 @Parameter(name="*")

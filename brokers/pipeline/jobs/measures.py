@@ -24,52 +24,44 @@ from brokers.pipeline.jobs.frames import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_RATES = {"messages_per_second": "messages", "bytes_per_second": "bytes"}
-
 
 def throughput(volumes: Frame, window: str = "1 minute") -> Frame:
     """Return a row for each window with traffic, in order. `volumes`: decoded rows of that table.
 
     Columns: `start`, `broker` (if several), `protocol`, `name`, `messages`, `bytes`, and both by the second.
     """
-    names = by(volumes, "protocol", "name")
-    if not isinstance(volumes, pa.Table):
-        return ordered(following(volumes, window), "start", *names)
-    found = grouped(
-        with_start(readable(volumes), "time", window),
-        ["start", *names],
-        messages=("messages", "sum"),
-        bytes=("bytes", "sum"),
-    )
+    names = ["start", *by(volumes, "protocol", "name")]
+    sound = with_start(readable(volumes), "time", window)
+    sums = grouped(sound, names, messages=("messages", "sum"), bytes=("bytes", "sum"))
+    return ordered(_with_rates(sums, window), *names)
+
+
+def _with_rates(sums: Frame, window: str) -> Frame:
     seconds = microseconds(window) / 1_000_000
-    for rate, of in _RATES.items():
-        found = found.append_column(rate, pc.divide(found[of].cast(pa.float64()), seconds))
-    return ordered(found, "start", *names)
+    for rate, of in (("messages_per_second", "messages"), ("bytes_per_second", "bytes")):
+        if isinstance(sums, pa.Table):
+            sums = sums.append_column(rate, pc.divide(sums[of].cast(pa.float64()), seconds))
+        else:
+            sums = sums.withColumn(rate, sums[of] / seconds)
+    return sums
 
 
-def following(volumes: "DataFrame", window: str = "1 minute", watermark: str | None = None) -> "DataFrame":
-    """Return the same with Spark, in no order, and of a stream, too.
+def following(volumes: "DataFrame", window: str, watermark: str) -> "DataFrame":
+    """Return the same of a stream, in no order.
 
-    `watermark`, for a stream: how late a message may be. A window's row comes that long after its end.
+    `watermark`: how late a message may be. A window's row comes that long after its end.
     """
     from pyspark.sql import functions as fn
 
-    sound = readable(volumes)
-    if watermark is not None:
-        sound = sound.withWatermark("time", watermark)
     names = by(volumes, "protocol", "name")
-    span = fn.col("window.end").cast("double") - fn.col("window.start").cast("double")
-    found: DataFrame = (
-        sound.groupBy(fn.window("time", window), *names)
+    sums = (
+        readable(volumes)
+        .withWatermark("time", watermark)
+        .groupBy(fn.window("time", window), *names)  # by the window itself, which the watermark is known by
         .agg(fn.sum("messages").alias("messages"), fn.sum("bytes").alias("bytes"))
-        .select(
-            fn.col("window.start").alias("start"),
-            *names,
-            "messages",
-            "bytes",
-            *((fn.col(of) / span).alias(rate) for rate, of in _RATES.items()),
-        )
+        .select(fn.col("window.start").alias("start"), *names, "messages", "bytes")
     )
+    found: DataFrame = _with_rates(sums, window)
     return found
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -33,20 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class From(Protocol):
-    """Where a replay takes its records."""
-
-    def extents(self, topics: TopicChoice) -> Extents:
-        """Return the logs of topics as they are now. Raises Refusal if a named topic is not there."""
-
-    def is_at(self, host: str, port: int | None) -> bool:
-        """Whether the records are that server's, by its address."""
-
-    def frame(self, spark: "SparkSession", ranges: Mapping[str, tuple[int, int]]) -> "DataFrame":
-        """Return the records of these ranges: columns log, offset, timestamp, value. Logs have any order."""
-
-
-def opened(words: Sequence[str], reading: ReadOptions) -> tuple[From, Sequence[str]]:
+def opened(words: Sequence[str], reading: ReadOptions) -> "tuple[FromLogs | FromArchive, Sequence[str]]":
     """Return the source, and the words that are left: topics. Raises UsageError, ConfigError, OSError."""
     reading = attrs.evolve(reading, connection=ConnectOptions())  # the flags of login are the target's
     if reading.servers is not None:
@@ -66,6 +53,7 @@ class FromLogs:
     job_input: JobInput
 
     def extents(self, topics: TopicChoice) -> Extents:
+        """Return the logs of topics as they are now. Raises Refusal if a named topic is not there."""
         options = self.job_input.parsed()
         found = {}
         for source in options.sources:
@@ -76,10 +64,12 @@ class FromLogs:
         return found
 
     def is_at(self, host: str, port: int | None) -> bool:
+        """Whether the records are that server's, by its address."""
         there = Server(host) if port is None else Server(host, port)
         return self.job_input.servers is not None and str(there) in self.job_input.sources
 
     def frame(self, spark: "SparkSession", ranges: Mapping[str, tuple[int, int]]) -> "DataFrame":
+        """Return the records of these ranges: columns log, offset, timestamp, value. Logs have any order."""
         from pyspark.sql import functions as fn
 
         def of(source: str) -> Iterator["DataFrame"]:
@@ -101,7 +91,7 @@ class FromLogs:
 
 @attrs.frozen
 class FromArchive:
-    """What `brokers pipeline archive` has written."""
+    """What `brokers pipeline archive` has written. Its methods are those of `FromLogs`."""
 
     path: Path
 

@@ -50,14 +50,7 @@ SERIES_MAX = 6
 _TOTALS_MAX = 1000
 _FAULTS_MAX = 20
 WINDOWS_MAX = 300
-_WINDOWS = (
-    ("1 second", 1),
-    ("10 seconds", 10),
-    ("1 minute", 60),
-    ("10 minutes", 600),
-    ("1 hour", 3600),
-    ("1 day", 86_400),
-)
+_WINDOWS = ("1 second", "10 seconds", "1 minute", "10 minutes", "1 hour", "1 day")
 
 
 @attrs.frozen
@@ -121,12 +114,10 @@ def figures(spark: "SparkSession | None", job_input: JobInput, window: str | Non
 def window_for(totals: Sequence[Row]) -> str:
     """Return a length of which the whole time has a few hundred at most."""
     if not totals:
-        return _WINDOWS[0][0]
-    seconds = (max(row["last"] for row in totals) - min(row["first"] for row in totals)).total_seconds()
-    for window, size in _WINDOWS:
-        if seconds <= size * WINDOWS_MAX:
-            return window
-    return _WINDOWS[-1][0]
+        return _WINDOWS[0]
+    whole = max(row["last"] for row in totals) - min(row["first"] for row in totals)
+    fitting = (each for each in _WINDOWS if whole <= timedelta(microseconds=microseconds(each)) * WINDOWS_MAX)
+    return next(fitting, _WINDOWS[-1])
 
 
 def _totals(volumes: Frame) -> Frame:

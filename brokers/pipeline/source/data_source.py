@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
+from functools import partial
 from operator import attrgetter
 from time import monotonic
 from typing import Any
@@ -27,11 +28,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from brokers.pipeline import workers
-from brokers.pipeline.source import origin, planning, pruning, rows, sink, spans, stream
+from brokers.pipeline.source import planning, pruning, rows, sink, spans, stream
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import Options, Server, parse
 from brokers.pipeline.source.origin import Origin, warn
-from brokers.pipeline.source.planning import Wanted, advance, open_origins
+from brokers.pipeline.source.planning import advance, open_origins
+from brokers.pipeline.source.pruning import Wanted
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stretch import Stretch
@@ -61,12 +63,13 @@ class LogmqDataSource(DataSource):
         return COLUMNS
 
     def reader(self, schema: StructType) -> "BatchReader":
-        options = parse(self._given, streaming=False)
+        options, columns = parse(self._given, streaming=False), _columns(schema)
         kind = PruningReader if options.prune_by_filters else BatchReader
-        return kind(options, _columns(schema))
+        return kind(options, columns, partial(rows.read, columns=columns))
 
     def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
-        return StreamReader(parse(self._given, streaming=True), _columns(schema))
+        columns = _columns(schema)
+        return StreamReader(parse(self._given, streaming=True), columns, partial(rows.read, columns=columns))
 
     def writer(self, schema: StructType, overwrite: bool) -> sink.BatchWriter:
         return sink.BatchWriter(sink.checked(self._given, schema, overwrite, streaming=False))
@@ -75,12 +78,11 @@ class LogmqDataSource(DataSource):
         return sink.StreamWriter(sink.checked(self._given, schema, overwrite, streaming=True))
 
 
-ReadSpans = Callable[[Options, Sequence[Span], Sequence[str]], Iterator[pa.RecordBatch]]
-"""Reads the rows of spans in an executor: some columns of theirs, or what these columns are decoded to."""
+ReadSpans = Callable[[Options, Sequence[Span]], Iterator[pa.RecordBatch]]
 
 
-class BatchReader(DataSourceReader):
-    """One read of what is there now."""
+class _SpanReader:
+    """Reads spans in tasks: `columns` of their records, by `read`, or what `read` decodes these to."""
 
     def __init__(
         self, options: Options, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
@@ -89,13 +91,16 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._columns = columns
         self._read = read
-        self._wanted = Wanted()
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return shares(self._options, planning.planned(self._options, self._wanted), self._columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._read(self._options, spans_of(partition), self._columns)
+        return self._read(self._options, spans_of(partition))
+
+
+class BatchReader(_SpanReader, DataSourceReader):
+    """One read of what is there now."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return shares(self._options, planning.planned(self._options), self._columns)
 
 
 class PruningReader(BatchReader):
@@ -105,21 +110,25 @@ class PruningReader(BatchReader):
     or the other side of a union, gets the rows of the first query's filters.
     """
 
+    _wanted = Wanted()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        topics = self._wanted.among(self._options.topics)
+        found = planning.planned(self._options, topics, self._wanted.within)
+        return shares(self._options, found, self._columns)
+
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         self._wanted, left = pruning.wanted(filters)
         return left
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of batches, each from where the last one ended. `stream.py` explains its offsets."""
 
     def __init__(
         self, options: Options, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
     ) -> None:
-        workers.prepare()
-        self._options = options
-        self._columns = columns
-        self._read = read
+        super().__init__(options, columns, read)
         self._target: stream.Target | None = None
         self._began_at: float | None = None
         self._behind: dict[str, Any] | None = None
@@ -149,7 +158,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bound, least = stream.Limit(), None
         if self._target is not None or self._has_waited():
             least = None
-        plan = stream.planned(options, origin.rules(options), start, bound, self._target, least)
+        plan = stream.planned(options, start, bound, self._target, least)
         if plan.end != start:
             self._began_at = monotonic()
         self._behind = {"behind_bytes": plan.behind}
@@ -187,9 +196,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: stream.Offset, end: stream.Offset) -> Sequence[InputPartition]:
         return shares(self._options, stream.spans(self._options, start, end), self._columns)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._read(self._options, spans_of(partition), self._columns)
 
 
 def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:

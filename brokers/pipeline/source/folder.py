@@ -57,7 +57,13 @@ class Folder(Origin):
 
     # -- reading
 
-    def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
+    def chunks(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
+        return self._chunks(span, policy, bare=False)
+
+    def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
+        return self._chunks(span, policy, bare=True)
+
+    def _chunks(self, span: Span, policy: LossPolicy, *, bare: bool) -> Iterator[Chunk]:
         try:
             file = self._file(span.topic)
             with self._index(file, span.log_id) as index, self._log(file) as log_fd:
@@ -72,9 +78,6 @@ class Folder(Origin):
         is_there = self.first_kept(span.log_id) is not None
         text = "its file or its index is missing" if is_there else "the log has been deleted"
         policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {span.stop} are lost: {text}")
-
-    def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
-        return self.chunks(span, policy, bare=True)
 
     @contextmanager
     def _opened(self, file: str) -> Iterator[int]:
@@ -132,15 +135,21 @@ class Folder(Origin):
 
     def _names(self) -> dict[str, LogLine]:
         """Return every log, and what the catalog or the file's name says of it. Id 0: not in the catalog."""
-        lines = self._lines()
+        known = catalog.read(self.disk)
+        lines = [line for line in (known.logs if known else ()) if line.namespace == self.namespace]
         found = {line.name: line for line in lines}
-        files = {line.file for line in lines}
-        new = [name[:-4] for name in self.disk.names(self.namespace) if name.endswith(".idx")]
-        new = [file for file in new if file not in files]
+        indexes = {name[:-4] for name in self.disk.names(self.namespace) if name.endswith(".idx")}
+        new = indexes - {line.file for line in lines}
         if any(_CUT in file for file in new):
-            found = self._exactly()
+            found = {
+                log.name: LogLine(
+                    log.id, log.namespace, log.name, log.file, log.mode, log.created_ms, log.first, 0
+                )
+                for log in look(self.disk, live=True).logs.values()
+                if log.namespace == self.namespace
+            }
         else:
-            for file in new:
+            for file in sorted(new):
                 name = catalog.name_of(file)
                 found[name] = LogLine(0, self.namespace, name, file, "", 0, 0, 0)
         self._found = found
@@ -152,7 +161,7 @@ class Folder(Origin):
         try:
             with self._index(line.file, line.id) as index:
                 log_id = index.log_id
-                oldest, newest, is_cut = index.first(), index.last(), index.begins_damaged()
+                (oldest, is_cut), newest = index.front(), index.last()
         except FileNotFoundError:  # the log is gone, or its index is lost, or no record is durable yet
             if not line.id:
                 return None
@@ -242,20 +251,6 @@ class Folder(Origin):
         log = look(self.disk, live=True).logs.get(log_id)
         return None if log is None else log.first
 
-    def _lines(self) -> list[LogLine]:
-        found = catalog.read(self.disk)
-        return [line for line in (found.logs if found else ()) if line.namespace == self.namespace]
-
-    def _exactly(self) -> dict[str, LogLine]:
-        logs = look(self.disk, live=True).logs.values()
-        return {
-            log.name: LogLine(
-                log.id, log.namespace, log.name, log.file, log.mode, log.created_ms, log.first, 0
-            )
-            for log in logs
-            if log.namespace == self.namespace
-        }
-
 
 BLOCK_ENTRIES = 1024
 NEAR_ENTRIES = 256
@@ -280,14 +275,14 @@ class LogIndex:
         """Return the last good entry, at which durable records end."""
         return self._last_before(self.count)
 
-    def first(self) -> IndexEntry | None:
-        """Return the first good entry. Retention turns the entries before it into zeros."""
-        return next((entry for _, entry in self._good(self._bisect(lambda entry: False), NEAR_ENTRIES)), None)
+    def front(self) -> tuple[IndexEntry | None, bool]:
+        """Return the first good entry, and whether a bad one stands before it.
 
-    def begins_damaged(self) -> bool:
-        """Whether the first entry that retention has left is bad."""
-        block = self._block(self._bisect(lambda entry: False), 1)
-        return bool(block) and format.unpack_index_entry(block, self.log_id) is None
+        Retention turns the entries that it drops into zeros. These are passed over.
+        """
+        number = self._bisect(lambda entry: False)
+        found, entry = next(self._good(number, NEAR_ENTRIES), (self.count, None))
+        return entry, found > number
 
     def entries(self, start: int, stop: int) -> Iterator[IndexEntry]:
         """Yield the good entries that touch the offsets [start, stop), in order."""
@@ -395,27 +390,24 @@ class SpanReader:
         self._tell()
 
     def _readable(self, entries: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
-        """The entries whose records are to be read. Gaps between entries are noted as lost."""
-        position = self._span.start
-        for entry in self._whole(entries):
-            if entry.offset > position:
-                self._gap(position, entry.offset)
-            position = entry.end
-            if self._wanted(entry):
-                yield entry
-        if position < self._span.stop:
-            self._gap(position, self._span.stop)
-
-    def _whole(self, entries: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
-        """Yield the entries, and rebuilt ones where one is bad."""
+        """Yield the entries whose records are to be read, and rebuilt ones where one is bad."""
         position, time_ms = self._span.start, 0
         for entry in entries:
-            if entry.offset > position:
-                yield from self._made_anew(position, entry.offset, entry.first_ms)
-            yield entry
+            yield from self._between(position, entry.offset, entry.first_ms)
+            if self._wanted(entry):
+                yield entry
             position, time_ms = entry.end, entry.last_ms
-        if position < self._span.stop:
-            yield from self._made_anew(position, self._span.stop, time_ms)
+        yield from self._between(position, self._span.stop, time_ms)
+
+    def _between(self, start: int, stop: int, time_ms: int) -> Iterator[IndexEntry]:
+        """Yield rebuilt entries for what the index does not cover. The rest is noted as lost."""
+        if start >= stop:
+            return
+        anew = self._made_anew(start, stop, time_ms)
+        begin = anew[0].offset if anew else stop
+        if begin > start:
+            self._lose(start, begin, "the index says nothing of what stands here")
+        yield from filter(self._wanted, anew)
 
     def _made_anew(self, start: int, stop: int, time_ms: int) -> list[IndexEntry]:
         """Rebuild the entries from `start` to `stop`; none if the length fields do not lead there."""
@@ -462,9 +454,6 @@ class SpanReader:
         if data[: format.LENGTH_BYTES] == _ZERO and format.count_records(bytes(data)) != entry.records:
             return "no records stand here"
         return None
-
-    def _gap(self, start: int, stop: int) -> None:
-        self._lose(start, stop, "the index says nothing of what stands here")
 
     def _lose(self, start: int, stop: int, text: str) -> None:
         """Note a loss. Losses that follow each other are reported as one, so the journal is asked once."""

@@ -225,6 +225,12 @@ class Reach:
         return context
 
 
+def reach_options(said: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is said of the fields of `Reach` as options. Empty values say nothing."""
+    found = {each.name: said.get(field) for field, each in declared(Reach).items()}
+    return {name: "true" if value is True else str(value) for name, value in found.items() if value}
+
+
 def parse_servers(text: str) -> tuple[Server, ...]:
     """Parse `host:port,host:port`. Raises ValueError."""
     servers = tuple(Server.parse(each) for each in text.split(",") if each.strip())
@@ -673,9 +679,6 @@ def _reach(options: GivenOptions) -> Reach:
     return attrs.evolve(reach, user=user, password_file=file)
 
 
-_OF_URLS = {"ca": "tlsCa", "certificate": "tlsCertificate", "key": "tlsKey", "password_file": "passwordFile"}
-
-
 def _is_url(text: str) -> bool:
     return "@" in text or text.strip().startswith((f"{NAMESPACE}://", f"{NAMESPACE}+"))
 
@@ -700,10 +703,7 @@ def _without_urls(given: Mapping[str, str]) -> Mapping[str, str]:
             said.append({})
             continue
         addresses.append(str(Server(url.host, url.port or PORT)))
-        files = {_OF_URLS[name]: value for name, value in url.files.items()}
-        said.append(
-            {**files, **({"tls": "true"} if url.tls else {}), **({"user": url.user} if url.user else {})}
-        )
+        said.append(reach_options({**url.files, "tls": url.tls, "user": url.user}))
     if any(each != said[0] for each in said):
         raise ConfigError(
             "servers", "its URLs say the same of user, TLS and files, or each is read by itself"

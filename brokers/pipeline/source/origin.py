@@ -91,15 +91,17 @@ class Origin(Protocol):
             for each, oldest, newest in zip(stretches, found[::2], found[1::2], strict=True)
         ]
 
-    def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
+    def chunks(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
         """Yield the span's records in chunks of some megabytes, which may begin before it and end behind it.
 
-        `bare`: chunks that lie wholly in the span may come without their bytes. The policy raises DataLoss
-        for a range that is gone or damaged, or has it passed over.
+        The policy raises DataLoss for a range that is gone or damaged, or has it passed over.
         """
 
     def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
-        """The same as `chunks`, but without bytes where entries tell enough. Damage is not looked for."""
+        """The same as `chunks`, but without bytes for chunks that lie wholly in the span.
+
+        Damage is told only where the index tells it.
+        """
 
 
 def rules(options: Options) -> LossPolicy:

@@ -1,10 +1,7 @@
 """From options to open folders and servers, to offsets, and to the spans that a batch reads."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-
-import attrs
 
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import (
@@ -20,7 +17,7 @@ from brokers.pipeline.source.origin import LossPolicy, Origin, rules
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot, Span
 from brokers.pipeline.source.stretch import Stretch
-from shared.errors import BrokerError, ConfigError
+from shared.errors import ConfigError
 
 
 @contextmanager
@@ -51,70 +48,18 @@ def advance(origins: Mapping[str, Origin], stretches: Sequence[Stretch]) -> None
         origins[source].advance(those)
 
 
-@attrs.frozen
-class NumberRange:
-    """Whole numbers from `low` to `high`, both included. None means no bound."""
-
-    low: int | None = None
-    high: int | None = None
-
-    def __and__(self, other: "NumberRange") -> "NumberRange":
-        lows = [each for each in (self.low, other.low) if each is not None]
-        highs = [each for each in (self.high, other.high) if each is not None]
-        return NumberRange(max(lows, default=None), min(highs, default=None))
+Narrowed = Callable[[Origin, LogSpot, Span], Span]
+"""Returns the part of a log's span that is to be read."""
 
 
-@attrs.frozen
-class Wanted:
-    """What a query wants: topics (None: all), offsets, and times in milliseconds.
+def planned(
+    options: Options, topics: TopicChoice | None = None, narrowed: Narrowed | None = None
+) -> list[Span]:
+    """Return the span of each log, empty ones too. Raises ConfigError, OSError, and DataLoss by the rules.
 
-    Times never go down from entry to entry (STORAGE.md), and a record's `timestamp` is that of its entry.
-    Damaged ranges have no time: they are read, and reported.
+    `topics`: of those of the options.
     """
-
-    topics: frozenset[str] | None = None
-    offsets: NumberRange = NumberRange()
-    times: NumberRange = NumberRange()
-
-    def among(self, topics: TopicChoice) -> TopicChoice:
-        if self.topics is None:
-            return topics
-        names = [name for name in sorted(self.topics) if not topics.names or name in topics.names]
-        if topics.pattern is None:
-            return attrs.evolve(topics, names=tuple(names))
-        names = [re.escape(name) for name in names if re.fullmatch(topics.pattern, name)]
-        return attrs.evolve(topics, pattern="|".join(names) or r"(?!)")
-
-    def within(self, place: Origin, spot: LogSpot, span: Span) -> Span:
-        """Return the wanted part of a log's span, with at most one entry more at each side."""
-        start, stop = span.start, span.stop
-        low, high = self.offsets.low, self.offsets.high
-        if low is not None and low > start:
-            start = place.cut(span, low) if low < stop else stop
-        if high is not None and high < stop:
-            stop = max(place.entry_end(spot, high), high + 1) if high >= start else start
-        try:
-            start, stop = self._in_time(place, spot, span, start, stop)
-        except BrokerError:  # the place cannot tell; the reader reports why
-            pass
-        return attrs.evolve(span, start=max(start, span.start), stop=min(stop, span.stop))
-
-    def _in_time(self, place: Origin, spot: LogSpot, span: Span, start: int, stop: int) -> tuple[int, int]:
-        low, high = self.times.low, self.times.high
-        if low is not None:
-            first = place.at_time(spot, max(low, 0))
-            # Begin with the entry before the first one that is late enough: damage may lie between the two.
-            start = max(start, place.cut(span, max((spot.end if first is None else first) - 1, span.start)))
-        if high is not None:
-            last = place.at_time(spot, max(high + 1, 0))  # the last entry that may have begun early enough
-            stop = stop if last is None else min(stop, place.entry_end(spot, last))
-        return start, stop
-
-
-def planned(options: Options, wanted: Wanted = Wanted()) -> list[Span]:
-    """Return the span of each log, empty ones too. Raises ConfigError, OSError, and DataLoss by the rules."""
-    topics = wanted.among(options.topics)
-    policy = rules(options)
+    topics, policy = topics or options.topics, rules(options)
     found: list[Span] = []
     there: set[str] = set()
     for source in options.sources:
@@ -125,8 +70,8 @@ def planned(options: Options, wanted: Wanted = Wanted()) -> list[Span]:
             ends = offsets(origin, spots, options.ending, policy)
             for name, spot in spots.items():
                 check_order(options, name, starts[name], ends[name])
-                span = Span(source, name, spot.id, starts[name], ends[name])
-                found.append(wanted.within(origin, spot, span))
+                span = spot.span(starts[name], ends[name])
+                found.append(span if narrowed is None else narrowed(origin, spot, span))
     missing = sorted(set(topics.names) - there)
     if missing:
         where = ", ".join(options.sources)

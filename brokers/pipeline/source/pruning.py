@@ -1,9 +1,10 @@
-"""From a query's filters to what it wants of the logs (`planning.Wanted`).
+"""From a query's filters to what it wants of the logs, and to the part of each log that has it.
 
 Only whole index entries are left out, never a record that a filter might keep. So Spark applies all filters
 again, except those on the topic, which are exact here.
 """
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,10 +21,73 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from brokers.pipeline.source.planning import NumberRange, Wanted
+from brokers.pipeline.source.options import TopicChoice
+from brokers.pipeline.source.origin import Origin
+from brokers.pipeline.source.spans import LogSpot, Span
+from shared.errors import BrokerError
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _MICROSECOND = timedelta(microseconds=1)
+
+
+@attrs.frozen
+class NumberRange:
+    """Whole numbers from `low` to `high`, both included. None means no bound."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def __and__(self, other: "NumberRange") -> "NumberRange":
+        lows = [each for each in (self.low, other.low) if each is not None]
+        highs = [each for each in (self.high, other.high) if each is not None]
+        return NumberRange(max(lows, default=None), min(highs, default=None))
+
+
+@attrs.frozen
+class Wanted:
+    """What a query wants: topics (None: all), offsets, and times in milliseconds.
+
+    Times never go down from entry to entry (STORAGE.md), and a record's `timestamp` is that of its entry.
+    Damaged ranges have no time: they are read, and reported.
+    """
+
+    topics: frozenset[str] | None = None
+    offsets: NumberRange = NumberRange()
+    times: NumberRange = NumberRange()
+
+    def among(self, topics: TopicChoice) -> TopicChoice:
+        if self.topics is None:
+            return topics
+        names = [name for name in sorted(self.topics) if not topics.names or name in topics.names]
+        if topics.pattern is None:
+            return attrs.evolve(topics, names=tuple(names))
+        names = [re.escape(name) for name in names if re.fullmatch(topics.pattern, name)]
+        return attrs.evolve(topics, pattern="|".join(names) or r"(?!)")
+
+    def within(self, place: Origin, spot: LogSpot, span: Span) -> Span:
+        """Return the wanted part of a log's span, with at most one entry more at each side."""
+        start, stop = span.start, span.stop
+        low, high = self.offsets.low, self.offsets.high
+        if low is not None and low > start:
+            start = place.cut(span, low) if low < stop else stop
+        if high is not None and high < stop:
+            stop = max(place.entry_end(spot, high), high + 1) if high >= start else start
+        try:
+            start, stop = self._in_time(place, spot, span, start, stop)
+        except BrokerError:  # the place cannot tell; the reader reports why
+            pass
+        return attrs.evolve(span, start=max(start, span.start), stop=min(stop, span.stop))
+
+    def _in_time(self, place: Origin, spot: LogSpot, span: Span, start: int, stop: int) -> tuple[int, int]:
+        low, high = self.times.low, self.times.high
+        if low is not None:
+            first = place.at_time(spot, max(low, 0))
+            # Begin with the entry before the first one that is late enough: damage may lie between the two.
+            start = max(start, place.cut(span, max((spot.end if first is None else first) - 1, span.start)))
+        if high is not None:
+            last = place.at_time(spot, max(high + 1, 0))  # the last entry that may have begun early enough
+            stop = stop if last is None else min(stop, place.entry_end(spot, last))
+        return start, stop
 
 
 def wanted(filters: Iterable[Filter]) -> tuple[Wanted, list[Filter]]:

@@ -20,10 +20,12 @@ def read(
     options: Options, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
 ) -> Iterator[pa.RecordBatch]:
     """Read the spans' records as rows of `columns`. Raises OSError, and DataLoss by the rules."""
-    kept, bare = rules(options), framing.are_in_index(columns)
+    policy = rules(options)
+    # A folder's index says what is damaged. A server says it only when the bytes are fetched.
+    bare = framing.are_in_index(columns) and not options.servers
     for origin, span in _placed(options, spans):
-        for chunk in origin.chunks(span, kept, bare=bare):
-            yield from _rows(options, span, chunk, columns, kept)
+        for chunk in origin.entries(span, policy) if bare else origin.chunks(span, policy):
+            yield from _rows(options, span, chunk, columns, policy)
 
 
 def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
@@ -31,22 +33,17 @@ def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]
 
     Records are read, and checked, only where a span has a part of an entry.
     """
-    kept = rules(options)
+    policy = rules(options)
     for origin, span in _placed(options, spans):
-        for chunk in origin.entries(span, kept):
+        for chunk in origin.entries(span, policy):
             if chunk.data:
-                yield from map(framing.measured, _rows(options, span, chunk, framing.SCHEMA.names, kept))
+                yield from map(framing.measured, _rows(options, span, chunk, framing.SCHEMA.names, policy))
             else:
                 yield framing.entries(span, chunk)
 
 
 def decoded(
-    options: Options,
-    spans: Sequence[Span],
-    _: object = None,
-    *,
-    decode: Decode,
-    measure: Decode | None = None,
+    options: Options, spans: Sequence[Span], *, decode: Decode, measure: Decode | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Read the spans as rows of a table. `measure`: decodes index entries, and no records are read."""
     if measure is not None:
@@ -63,16 +60,16 @@ def _placed(options: Options, spans: Sequence[Span]) -> Iterator[tuple[Origin, S
 
 
 def _rows(
-    options: Options, span: Span, chunk: Chunk, columns: Sequence[str], kept: LossPolicy
+    options: Options, span: Span, chunk: Chunk, columns: Sequence[str], policy: LossPolicy
 ) -> Iterator[pa.RecordBatch]:
     try:
         found = framing.rows(span, chunk, columns, options.max_value_bytes)
     except NotRecords as error:
         if len(chunk.entries) > 1:  # one of them is to blame
             for entry in chunk.entries:
-                yield from _rows(options, span, chunk.part(entry), columns, kept)
+                yield from _rows(options, span, chunk.part(entry), columns, policy)
             return
         where = f"{span.topic} in {span.source}: offsets {chunk.offset} to {chunk.end}"
-        kept.lose(f"{where} are lost: {error}")
+        policy.lose(f"{where} are lost: {error}")
     else:
         yield found

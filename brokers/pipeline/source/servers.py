@@ -125,8 +125,7 @@ class Served(Origin):
 
     # -- reading
 
-    def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
-        """`bare` is ignored here: a server reports damage only when the bytes are fetched."""
+    def chunks(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
         yield from self._read(span, policy, list(chunk_groups(self._covered(span, policy))))
 
     def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:

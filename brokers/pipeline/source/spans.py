@@ -55,6 +55,9 @@ class LogSpot:
     end: int
     file: str = ""
 
+    def span(self, start: int, stop: int) -> Span:
+        return Span(self.source, self.name, self.id, start, stop)
+
 
 @attrs.frozen
 class Chunk:
@@ -145,6 +148,18 @@ def shares(
         size = max(ceil(total / (rounds * min_partitions)), SPLIT_BYTES_LEAST)
     pieces = (piece for span in spans for piece in _pieces(span, size, cut))
     return [(piece,) for piece in pieces] if alone else list(_packed(pieces, size))
+
+
+def fair_shares(total: int, wanted: Sequence[int], *, least: int) -> list[int]:
+    """Divide a total equally, at least `least` for each.
+
+    `wanted` ascends, so what the first leave goes to those behind them.
+    """
+    shares = []
+    for left, most in zip(range(len(wanted), 0, -1), wanted, strict=True):
+        shares.append(max(total // left, least))
+        total = max(total - min(shares[-1], most), 0)
+    return shares
 
 
 def _pieces(span: Span, size: int, cut: Cut) -> Iterable[Span]:

@@ -14,9 +14,9 @@ import attrs
 
 from brokers.pipeline.source import planning
 from brokers.pipeline.source.options import Options, folder_id
-from brokers.pipeline.source.origin import LossPolicy, Origin
+from brokers.pipeline.source.origin import LossPolicy, Origin, rules
 from brokers.pipeline.source.planning import advance, open_origins
-from brokers.pipeline.source.spans import LogSpot, Span
+from brokers.pipeline.source.spans import LogSpot, Span, fair_shares
 from brokers.pipeline.source.stretch import Stretch
 from shared.storage.format import LENGTH_BYTES
 
@@ -35,21 +35,15 @@ class Limit:
     length: int | None = None
 
 
-Target = Mapping[tuple[str, str], LogSpot]
+Target = Mapping[str, Mapping[str, LogSpot]]
 """By source and topic: the logs that a stream reads, each up to its `end`."""
 
 
-@attrs.frozen
-class _Part:
-    """A log's part of the next batch: it begins at `start`, and ends at `spot.end` at most."""
+@attrs.define(eq=False)
+class _Part(Stretch):
+    """A log's part of the next batch. `is_new`: no batch had the log before."""
 
-    spot: LogSpot
-    start: int
-    is_new: bool
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.spot.source, self.spot.name
+    is_new: bool = False
 
     @property
     def length(self) -> int:
@@ -59,11 +53,7 @@ class _Part:
 def target(options: Options) -> Target:
     """Return what there is now, for a stream that ends there (`availableNow`)."""
     with open_origins(options) as origins:
-        return {
-            (source, name): spot
-            for source, origin in origins.items()
-            for name, spot in origin.spots(options.topics).items()
-        }
+        return {source: origin.spots(options.topics) for source, origin in origins.items()}
 
 
 @attrs.frozen
@@ -76,7 +66,6 @@ class Plan:
 
 def planned(
     options: Options,
-    rules: LossPolicy,
     start: Offset,
     limit: Limit,
     target: Target | None = None,
@@ -87,46 +76,41 @@ def planned(
     `target`: go no further. `least`: the batch is empty until so many records are there. Raises DataLoss by
     the rules, ConfigError, OSError.
     """
-    known = _known(options, start)
+    known, policy = _known(options, start), rules(options)
     parts: list[_Part] = []
     for source in (known or {}).keys() - set(options.sources):
-        rules.lose(f"{source}, which the stream has read, is not among {', '.join(options.sources)} any more")
+        policy.lose(
+            f"{source}, which the stream has read, is not among {', '.join(options.sources)} any more"
+        )
     with open_origins(options) as origins:
         for source, origin in origins.items():
             found = origin.spots(options.topics)
             if target is not None:
-                found = _within(found, target)
+                found = _within(found, target.get(source, {}))
             if known is None:
-                parts += _first(options, rules, origin, found)
+                parts += _first(options, policy, origin, found)
             else:
-                parts += _next(options, rules, origin, found, known.get(source, {}))
-        if least is not None and not _are_there(origins, parts, least):
-            return Plan(start, _behind(parts, {part.key: part.start for part in parts}))
-        stops = _limited(origins, parts, limit)
+                parts += _next(options, policy, origin, found, known.get(source, {}))
+        is_enough = least is None or _are_there(origins, parts, least)
+        if is_enough:
+            _advance(origins, parts, limit)
     logs: dict[str, dict[str, list[int]]] = {source: {} for source in options.sources}
     began: dict[str, dict[str, int]] = {}
+    behind: dict[str, dict[str, int]] = {}
     for part in parts:
-        source, name = part.key
-        logs[source][name] = [stops[part.key], part.spot.id]
+        source, name = part.spot.source, part.spot.name
+        logs[source][name] = [part.stop, part.spot.id]
+        behind.setdefault(source, {})[name] = part.spot.end - part.stop
         if part.is_new:
             began.setdefault(source, {})[name] = part.start
     end: Offset = {"logs": logs} | ({"began": began} if began else {})
-    if not began and known is not None and _offsets(logs) == _offsets(known):
-        end = start
-    return Plan(end, _behind(parts, stops))
+    is_still = not began and known is not None and _offsets(logs) == _offsets(known)
+    return Plan(start if is_still or not is_enough else end, behind)
 
 
 def places(options: Options, offset: Offset) -> Mapping[str, Mapping[str, int]]:
     """Return up to where a stream has read, by source and topic."""
     return _offsets(_known(options, offset) or {})
-
-
-def _behind(parts: Sequence[_Part], stops: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for part in parts:
-        source, name = part.key
-        found.setdefault(source, {})[name] = part.spot.end - stops[part.key]
-    return found
 
 
 def _are_there(origins: Mapping[str, Origin], parts: Sequence[_Part], records: int) -> bool:
@@ -167,24 +151,23 @@ def _here(options: Options, offset: Offset, part: str) -> Any:
     return {names.get(folder_id(source), source): those for source, those in found.items()}
 
 
-def _within(found: Mapping[str, LogSpot], target: Target) -> dict[str, LogSpot]:
+def _within(found: Mapping[str, LogSpot], target: Mapping[str, LogSpot]) -> dict[str, LogSpot]:
     """Return the logs of an origin that belong to the target, each cut at the target's end."""
-    spots = {}
-    for name, spot in found.items():
-        last = target.get((spot.source, name))
-        if last is not None:
-            spots[name] = attrs.evolve(spot, end=max(min(spot.end, last.end), spot.first))
-    return spots
+    return {
+        name: attrs.evolve(spot, end=max(min(spot.end, target[name].end), spot.first))
+        for name, spot in found.items()
+        if name in target
+    }
 
 
-def _first(options: Options, rules: LossPolicy, origin: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
-    starts = planning.offsets(origin, found, options.starting, rules)
-    return [_Part(spot, min(starts[name], spot.end), True) for name, spot in found.items()]
+def _first(options: Options, policy: LossPolicy, origin: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
+    starts = planning.offsets(origin, found, options.starting, policy)
+    return [_Part(spot, min(starts[name], spot.end), is_new=True) for name, spot in found.items()]
 
 
 def _next(
     options: Options,
-    rules: LossPolicy,
+    policy: LossPolicy,
     origin: Origin,
     found: Mapping[str, LogSpot],
     known: Mapping[str, tuple[int, int]],
@@ -194,44 +177,40 @@ def _next(
         what = (
             "has been deleted" if name in wanted else f"is not asked for any more ({options.topics.option})"
         )
-        rules.lose(f"{name} in {origin.source}, read up to {known[name][0]}, {what}")
+        policy.lose(f"{name} in {origin.source}, read up to {known[name][0]}, {what}")
     parts = []
     for name, spot in found.items():
         offset, log_id = known.get(name, (None, 0))
         if offset is not None and origin.is_other(spot, log_id, offset):
-            rules.lose(f"{name} in {origin.source}, read up to {offset}, has been deleted and made again")
+            policy.lose(f"{name} in {origin.source}, read up to {offset}, has been deleted and made again")
             offset = None
         if offset is None:
-            parts.append(_Part(spot, spot.first, True))
+            parts.append(_Part(spot, spot.first, is_new=True))
         else:  # an index entry that is being written can hide an end that was seen before
-            parts.append(_Part(attrs.evolve(spot, end=max(spot.end, offset)), offset, False))
+            parts.append(_Part(attrs.evolve(spot, end=max(spot.end, offset)), offset))
     return parts
 
 
-def _limited(
-    origins: Mapping[str, Origin], parts: Sequence[_Part], limit: Limit
-) -> dict[tuple[str, str], int]:
-    """Return where each log's part of the batch ends.
+def _advance(origins: Mapping[str, Origin], parts: Sequence[_Part], limit: Limit) -> None:
+    """Go on with each part as far as the batch goes.
 
     Logs get equal shares. What short logs leave goes to the longer ones. Each gets one record at least.
     """
-    stops = {part.key: part.spot.end for part in parts}
-    if limit.records is None and limit.length is None:
-        return stops
-    waiting = sorted((part for part in parts if part.length > 0), key=lambda part: (part.length, part.key))
-    going = [Stretch(part.spot, part.start) for part in waiting]
+    going = [part for part in parts if part.length > 0]
+    going.sort(key=lambda part: (part.length, part.spot.source, part.spot.name))
     if limit.length is not None:
-        sizes = _shares(limit.length, [part.length for part in waiting], least=1)
-        for stretch, size in zip(going, sizes, strict=True):
-            stretch.bytes_max = size
-    if limit.records is None:
+        sizes = fair_shares(limit.length, [part.length for part in going], least=1)
+        for part, size in zip(going, sizes, strict=True):
+            part.bytes_max = size
+    if limit.records is not None:
+        _advance_together(origins, going, limit.records)
+    elif limit.length is not None:
         advance(origins, going)
     else:
-        _advance_together(origins, going, limit.records)
-    for part, stretch in zip(waiting, going, strict=True):
-        assert stretch.stop > part.start, "a stream that does not move on would stand still for ever"
-        stops[part.key] = stretch.stop
-    return stops
+        for part in going:
+            part.stop = part.spot.end
+    for part in going:
+        assert part.stop > part.start, "a stream that does not move on would stand still for ever"
 
 
 def _advance_together(origins: Mapping[str, Origin], every: Sequence[Stretch], total: int) -> None:
@@ -243,7 +222,7 @@ def _advance_together(origins: Mapping[str, Origin], every: Sequence[Stretch], t
     going, records, least = every, total, 1
     while going and records > 0:
         wanted = [ceil((stretch.spot.end - stretch.stop) / LENGTH_BYTES) for stretch in going]
-        shares = _shares(records, wanted, least=least)
+        shares = fair_shares(records, wanted, least=least)
         given = [(stretch, share) for stretch, share in zip(going, shares, strict=True) if share]
         for stretch, share in given:
             stretch.records_max = stretch.records + share
@@ -254,15 +233,6 @@ def _advance_together(origins: Mapping[str, Origin], every: Sequence[Stretch], t
             if stretch.records == stretch.records_max and stretch.stop < stretch.spot.end
         ]
         records, least = total - sum(stretch.records for stretch in every), 0
-
-
-def _shares(total: int, wanted: Sequence[int], *, least: int) -> list[int]:
-    """Divide a total equally. `wanted` ascends, so what the first leave goes to those behind them."""
-    shares = []
-    for left, most in zip(range(len(wanted), 0, -1), wanted, strict=True):
-        shares.append(max(total // left, least))
-        total = max(total - min(shares[-1], most), 0)
-    return shares
 
 
 def _offsets(logs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:

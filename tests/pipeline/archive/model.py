@@ -4,15 +4,22 @@ It decides what to do next from the manifest alone, as the real one does, so it 
 """
 
 import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import attrs
 
 from brokers.pipeline.archive import committed, faults
-from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving import job, names
+from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.files import Files, read_whole
-from brokers.pipeline.archiving.folder import ArchiveFolder, final_files
+from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest, Part, Settlement
+from brokers.pipeline.archiving.plan import Ripe
+from brokers.pipeline.source.options import parse
 
 STEP = 10
 """Bytes of each record: they stand at 0, 10, 20, ..."""
@@ -96,6 +103,52 @@ class Archiver:
         if spans:
             return now.advance(spans, now.version, direct_bytes=1 if now.version < 2 else 1 << 30)
         return None
+
+
+@attrs.frozen
+class Spark:
+    """What the archive asks of a context, done in this process; of one that has ended its JVM is gone."""
+
+    items: tuple[Any, ...] = ()
+    defaultParallelism: int = 3  # noqa: N815 - Spark's name, as those below
+    lives: bool = True
+
+    @property
+    def sparkContext(self) -> "Spark":  # noqa: N802
+        return self
+
+    def parallelize(self, items: Iterable[Any], count: int) -> "Spark":
+        found = tuple(items)
+        assert count == len(found)  # a task each
+        return attrs.evolve(self, items=found)
+
+    def map(self, function: Callable[[Any], Any]) -> "Spark":
+        return attrs.evolve(self, items=tuple(map(function, self.items)))
+
+    def collect(self) -> list[Any]:
+        return list(self.items)
+
+    def statusTracker(self) -> "Spark":  # noqa: N802
+        return self
+
+    def getActiveJobsIds(self) -> list[int]:  # noqa: N802
+        if not self.lives:
+            raise ConnectionRefusedError("no JVM")
+        return []
+
+
+NEVER = job.Settings(trigger_seconds=0.0, ripe=Ripe(1 << 40, 1 << 20, 1e9), task_bytes=1)
+"""Fresh files stay fresh until the end, and little is worth a task."""
+
+
+@contextmanager
+def archiver(
+    spark: Any, folder: Path, data: Path, settings: job.Settings = NEVER, **options: str
+) -> Iterator[job.Archiver]:
+    """The real one, of all topics of a data folder."""
+    feed = ArchiveInput(parse({"path": str(data), "subscribePattern": ".*", **options}))
+    with opened(folder, feed.origin) as place:
+        yield job.Archiver(spark, feed, place, folder, settings)
 
 
 def archived(files: Files, paths: list[str]) -> dict[str, list[int]]:

@@ -1,8 +1,7 @@
 """The archive as Spark makes it, of logs that the real store wrote, compared with plain Python."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,25 +19,18 @@ from brokers.pipeline.archiving.plan import Overtaken, Ripe
 from brokers.pipeline.source.options import parse
 from shared.storage.inventory import Namespace
 from shared.storage.store import Store
-from tests.pipeline.folders import in_store
+from tests.pipeline.archive.model import NEVER, archiver
+from tests.pipeline.folders import in_store, placed
 from tests.support.folders import ALWAYS, fill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Rows = list[tuple[str, int, bytes]]
-NEVER = Settings(trigger_seconds=0.01, ripe=Ripe(1 << 40, 1 << 20, 1e9))
-"""Fresh files stay fresh until the end."""
 
 
 def expected(logs: Mapping[str, Sequence[bytes]]) -> Rows:
-    found, at = [], 0
-    for topic, payloads in logs.items():
-        at = 0
-        for payload in payloads:
-            found.append((topic, at, payload))
-            at += 4 + len(payload)
-    return sorted(found)
+    return sorted((topic, *record) for topic, payloads in logs.items() for record in placed(payloads))
 
 
 def globbed(folder: Path) -> Rows:
@@ -60,19 +52,6 @@ def read(spark: "SparkSession", folder: Path) -> Rows:
     frame = archive.read(spark, folder)
     assert frame.columns == ["offset", "timestamp", "value", "log", "topic", "date"]
     return sorted((row.topic, row.offset, bytes(row.value)) for row in frame.collect())
-
-
-def feed(data: Path, **options: str) -> ArchiveInput:
-    return ArchiveInput(parse({"path": str(data), "subscribePattern": ".*", **options}))
-
-
-@contextmanager
-def archiver(
-    spark: "SparkSession", folder: Path, data: Path, settings: Settings = NEVER, **options: str
-) -> Iterator[Archiver]:
-    source = feed(data, **options)
-    with opened(folder, source.origin) as place:
-        yield Archiver(spark, source, place, folder, settings)
 
 
 def once(
@@ -100,7 +79,7 @@ def test_once_archives_what_is_there_and_a_second_time_only_what_came_since(
 ) -> None:
     data, folder = tmp_path / "data", tmp_path / "archive"
     fill(data, {("logmq", "orders"): ORDERS, ("logmq", "123"): [b"a", b"", b"\n\0"]})
-    small = attrs.evolve(NEVER, round_bytes=150_000, task_bytes=1)  # several rounds, several tasks
+    small = attrs.evolve(NEVER, round_bytes=150_000)  # several rounds, several tasks
     rounds = once(spark, folder, data, small)
     assert len(rounds) > 1
     assert sum(each.records for each in rounds) == 4003

@@ -2,14 +2,12 @@
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 from brokers.pipeline.archiving.feed import ArchiveInput, Look
 from brokers.pipeline.archiving.manifest import LogState, Manifest
-from brokers.pipeline.archiving.plan import Extent
 from brokers.pipeline.source.options import parse
-from brokers.pipeline.source.spans import LogSpot
+from brokers.pipeline.source.spans import LogSpot, shares
 from tests.pipeline.served import where
 from tests.support.folders import fill
 from tests.support.server import Server, speak
@@ -17,7 +15,7 @@ from tests.support.server import Server, speak
 
 def names(feed: ArchiveInput, known: Manifest) -> list[str]:
     with feed.look() as look:
-        return [log.name for log in look.extents(known)]
+        return [name for name, _ in look.logs(known)]
 
 
 def known(*names: str) -> Manifest:
@@ -29,13 +27,11 @@ def records(feed: ArchiveInput) -> list[tuple[str, int, bytes]]:
     """Everything, in pieces as small as the index allows."""
     found = []
     with feed.look() as look:
-        for log in look.extents(Manifest()):
-            edges = [log.first, *look.cuts(log, log.first, log.end, 1), log.end]
-            assert edges == sorted(set(edges))
-            for low, high in pairwise(edges):
-                for batch in feed.batches(log, low, high):
+        for _, spot in look.logs(Manifest()):
+            for (span,) in shares([spot.span(spot.first, spot.end)], None, look.cut, size=1):
+                for batch in feed.batches(span):
                     offsets, values = (batch.column(name).to_pylist() for name in ("offset", "value"))
-                    found += [(log.topic, *row) for row in zip(offsets, values, strict=True)]
+                    found += [(spot.name, *row) for row in zip(offsets, values, strict=True)]
     return found
 
 
@@ -66,20 +62,8 @@ def test_a_server_is_known_again_also_by_topics_with_an_at_sign() -> None:
 
     feed = ArchiveInput(parse({"servers": "here:1", "subscribePattern": ".*"}))
     look = Look(feed, {"here:1": Place()})  # type: ignore[dict-item]
-    assert [log.name for log in look.extents(known("a@b@elsewhere:1", "a@elsewhere:1"))] == [
-        "a@b@elsewhere:1"
-    ]
-
-
-def test_cuts_go_up_and_stay_inside_whatever_a_place_says() -> None:
-    class Place:
-        def cut(self, span: object, at: int) -> int:
-            return {10: 0, 20: 15, 30: 15, 40: 45, 50: 99}[at]
-
-    spot = LogSpot("here", "orders", 8, 0, 60)
-    look = Look(ArchiveInput(parse({"path": "here", "subscribe": "orders"})), {"here": Place()})  # type: ignore[dict-item]
-    log = Extent("orders@x", "orders", 0, 60, "8", spot)
-    assert look.cuts(log, 0, 60, 10) == [15, 45]
+    found = look.logs(known("a@b@elsewhere:1", "a@elsewhere:1"))
+    assert [name for name, _ in found] == ["a@b@elsewhere:1"]
 
 
 def test_whether_a_log_was_made_again_is_asked_of_its_place_with_what_is_archived_of_it() -> None:
@@ -93,7 +77,7 @@ def test_whether_a_log_was_made_again_is_asked_of_its_place_with_what_is_archive
     spot = LogSpot("here", "orders", 8, 0, 30)
     look = Look(ArchiveInput(parse({"path": "here", "subscribe": "orders"})), {"here": Place()})  # type: ignore[dict-item]
     log = LogState("orders@x#1", "orders@x", "orders", "7", 0, 20, 10)
-    assert look.is_another(log, Extent("orders@x", "orders", 0, 30, "8", spot))
+    assert look.is_another(log, spot)
     assert asked == [(spot, 7, 20)]
 
 

@@ -1,7 +1,7 @@
 """How an archive that follows meets what fails, without Spark: the stand-ins do no work."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,64 +13,51 @@ import pytest
 from brokers.errors import Refusal
 from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.job import Archiver, Settings
-from brokers.pipeline.archiving.manifest import ByteRange, Manifest
+from brokers.pipeline.archiving.manifest import Manifest
 from brokers.pipeline.archiving.parquet import Written
-from brokers.pipeline.archiving.plan import Cuts, Extent, RoundTarget
+from brokers.pipeline.archiving.plan import NamedLog, RoundTarget
+from brokers.pipeline.source.spans import Cut, LogSpot, Span
+from tests.pipeline.archive.model import Spark
 from tests.support.fake_disk import FakeDisk, Operation
 
 QUICK = Settings(trigger_seconds=0.0)
 
 
 @attrs.define
-class Spark:
-    """A context that lives, or does not."""
-
-    lives: bool = True
-    defaultParallelism: int = 1  # noqa: N815
-
-    @property
-    def sparkContext(self) -> Any:  # noqa: N802 - Spark's name
-        return self
-
-    def statusTracker(self) -> Any:  # noqa: N802
-        return self
-
-    def getActiveJobsIds(self) -> list[int]:  # noqa: N802
-        if not self.lives:
-            raise ConnectionRefusedError("no JVM")
-        return []
-
-
-@attrs.define
 class Feed:
-    """A place that cannot be reached so many times, and then has these logs, which are cut so."""
+    """A place that cannot be reached so many times, and then has these logs."""
 
     failures: int
-    logs: Sequence[Extent] = ()
-    piece_bytes: int = 0
+    there: Sequence[NamedLog] = ()
+    on_look: Callable[[], None] = lambda: None
 
     @contextmanager
     def look(self) -> Iterator[Any]:
+        self.on_look()
         if self.failures:
             self.failures -= 1
             raise OSError("not reached")
         yield self
 
-    def extents(self, known: Manifest) -> Sequence[Extent]:
-        return self.logs
+    def logs(self, known: Manifest) -> Sequence[NamedLog]:
+        return self.there
 
-    def cuts(self, log: Extent, start: int, stop: int, bytes_each: int) -> list[int]:
-        return [start + self.piece_bytes] if self.piece_bytes else []
+    def cut(self, span: Span, offset: int) -> int:
+        return offset
 
     def is_another(self, *_: object) -> bool:
         return False
 
 
+def orders(end: int) -> NamedLog:
+    return "orders@x", LogSpot("x", "orders", 7, 0, end)
+
+
 class GapsArchiver(Archiver):
     """It finds nothing but gaps."""
 
-    def write(self, wanted: Sequence[RoundTarget], cuts: Cuts) -> dict[tuple[str, ByteRange], Written]:
-        return {(target.identity, target.range): Written([], [target.range]) for target in wanted}
+    def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> list[tuple[str, Written]]:
+        return [(target.identity, Written([], [target.range])) for target in wanted]
 
 
 def archiver(
@@ -88,14 +75,11 @@ def test_a_place_that_comes_back_is_asked_again() -> None:
     job, warned = archiver(feed)
     rounds = itertools.count()
 
-    @contextmanager
-    def look() -> Iterator[Any]:
+    def stop_in_time() -> None:
         if next(rounds) == 5:
             job.stop.set()
-        with Feed.look(feed) as found:
-            yield found
 
-    job.feed = attrs.make_class("Watched", {"look": attrs.field(default=look)})()  # type: ignore[assignment]
+    feed.on_look = stop_in_time
     assert list(job.follow()) == []
     assert warned == ["not reached"] * 3
 
@@ -115,14 +99,11 @@ def test_patience_begins_anew_with_each_round_that_is_made(monkeypatch: pytest.M
     failing = [True, False, True, True, True]
     rounds = iter(failing)
 
-    @contextmanager
-    def look() -> Iterator[Any]:
+    def later() -> None:
         now[0] += 30
         feed.failures = int(next(rounds))
-        with Feed.look(feed) as found:
-            yield found
 
-    job.feed = attrs.make_class("Watched", {"look": attrs.field(default=look)})()  # type: ignore[assignment]
+    feed.on_look = later
     with pytest.raises(OSError, match="not reached"):
         list(job.follow())
     assert next(rounds, None) is None
@@ -133,16 +114,16 @@ def test_once_ends_with_what_was_there_when_it_began() -> None:
     ends = itertools.count(10, 10)
 
     class Growing(Feed):
-        def extents(self, known: Manifest) -> list[Any]:
-            return [Extent("orders@x", "orders", 0, next(ends))]
+        def logs(self, known: Manifest) -> Sequence[NamedLog]:
+            return [orders(next(ends))]
 
-    job, _ = archiver(Growing(0), Spark())
+    job, _ = archiver(Growing(0))
     rounds = list(itertools.islice(job.once(), 5))
     assert [(each.bytes, each.behind_bytes) for each in rounds] == [(10, 0)]
 
 
 def test_an_archive_that_is_behind_does_not_wait() -> None:
-    full = Feed(0, [Extent("orders@x", "orders", 0, 30)], piece_bytes=10)
+    full = Feed(0, [orders(30)])
     job, _ = archiver(full, settings=attrs.evolve(QUICK, round_bytes=10))
     waits: list[float] = []
     job.stop = SimpleNamespace(is_set=lambda: bool(waits), wait=waits.append)  # type: ignore[assignment]
@@ -151,7 +132,7 @@ def test_an_archive_that_is_behind_does_not_wait() -> None:
 
 def test_what_was_refused_is_not_tried_again() -> None:
     class Overtaken(Feed):
-        def extents(self, known: Manifest) -> list[Any]:
+        def logs(self, known: Manifest) -> Sequence[NamedLog]:
             raise Refusal("records are gone")
 
     job, warned = archiver(Overtaken(0))
@@ -168,7 +149,7 @@ def test_a_jvm_that_has_ended_ends_it_at_once() -> None:
 
 
 def test_a_commit_that_failed_ends_it_since_only_the_next_start_can_tell_what_it_did() -> None:
-    job, _ = archiver(Feed(0, [Extent("orders@x", "orders", 0, 30)]))
+    job, _ = archiver(Feed(0, [orders(30)]))
 
     def full(operation: Operation) -> None:
         if operation.kind == "write":

@@ -1,7 +1,7 @@
 """The archive's rounds over real folders, without Spark: what executors do is done here."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +12,19 @@ from brokers.errors import Refusal
 from brokers.pipeline.archive import committed, faults
 from brokers.pipeline.archiving.feed import ArchiveInput, Look
 from brokers.pipeline.archiving.files import LocalFiles
-from brokers.pipeline.archiving.folder import opened
-from brokers.pipeline.archiving.job import Archiver, Round, Settings
+from brokers.pipeline.archiving.job import Round, Settings
 from brokers.pipeline.archiving.manifest import Manifest, NotContinuous
-from brokers.pipeline.archiving.plan import Extent, Overtaken, Ripe
-from brokers.pipeline.source.options import parse
+from brokers.pipeline.archiving.plan import NamedLog, Overtaken
+from brokers.pipeline.source.spans import Span
+from tests.pipeline.archive.model import NEVER, Spark, archiver
 from tests.pipeline.folders import ORDERS, RECORDS, entries_of, offset_of
 from tests.support.folders import fill, flip
-
-NEVER = Settings(trigger_seconds=0.0, ripe=Ripe(1 << 40, 1 << 20, 1e9), task_bytes=1)
-"""Fresh files stay fresh until the end."""
-
-
-@attrs.frozen
-class Spark:
-    """What the archive asks of a context, done in this process."""
-
-    items: tuple[Any, ...] = ()
-    defaultParallelism: int = 3  # noqa: N815 - Spark's name
-
-    @property
-    def sparkContext(self) -> "Spark":  # noqa: N802
-        return self
-
-    def parallelize(self, items: Iterable[Any], count: int) -> "Spark":
-        found = tuple(items)
-        assert count == len(found)  # a task each
-        return attrs.evolve(self, items=found)
-
-    def map(self, function: Callable[[Any], Any]) -> "Spark":
-        return attrs.evolve(self, items=tuple(map(function, self.items)))
-
-    def collect(self) -> list[Any]:
-        return list(self.items)
 
 
 def archived(data: Path, folder: Path, *, once: bool, settings: Settings = NEVER) -> list[Round]:
     """All rounds, or the first of an archive that follows, and dies then."""
     loss = {"failOnDataLoss": "false"} if settings.allow_loss else {}
-    feed = ArchiveInput(parse({"path": str(data), "subscribePattern": ".*", **loss}))
-    with opened(folder, feed.origin) as place:
-        job = Archiver(Spark(), feed, place, folder, settings)  # type: ignore[arg-type]
+    with archiver(Spark(), folder, data, settings, **loss) as job:
         return list(job.once()) if once else [next(job.follow())]
 
 
@@ -83,8 +55,8 @@ def test_a_place_that_leaves_records_out_in_silence_is_found_out(
 ) -> None:
     batches = ArchiveInput.batches
 
-    def without_the_first(self: ArchiveInput, log: Extent, start: int, stop: int) -> Iterable[Any]:
-        first, *others = batches(self, log, start, stop)
+    def without_the_first(self: ArchiveInput, span: Span) -> Iterable[Any]:
+        first, *others = batches(self, span)
         return [first.slice(1), *others]
 
     monkeypatch.setattr(ArchiveInput, "batches", without_the_first)
@@ -123,14 +95,14 @@ def test_what_cannot_be_read_ends_a_round_or_is_a_gap(folder: Path, tmp_path: Pa
 def test_a_topic_that_comes_between_two_looks_waits_for_the_next_time(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    extents, looks = Look.extents, itertools.count(1)
+    logs, looks = Look.logs, itertools.count(1)
 
-    def later(self: Look, known: Manifest) -> list[Extent]:
+    def later(self: Look, known: Manifest) -> list[NamedLog]:
         if next(looks) == 2:
             fill(folder, {("logmq", "late"): [b"x"], ORDERS: [b"later"]})
-        return extents(self, known)
+        return logs(self, known)
 
-    monkeypatch.setattr(Look, "extents", later)
+    monkeypatch.setattr(Look, "logs", later)
     for records in (len(RECORDS), 2):
         assert sum(each.records for each in archived(folder, tmp_path / "archive", once=True)) == records
 
@@ -139,12 +111,12 @@ def test_a_log_that_lost_its_end_is_refused_and_nothing_archived_twice(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archived(folder, tmp_path / "archive", once=True)
-    extents = Look.extents
+    logs = Look.logs
 
-    def shorter(self: Look, known: Manifest) -> list[Extent]:
-        return [attrs.evolve(log, end=offset_of(7)) for log in extents(self, known)]
+    def shorter(self: Look, known: Manifest) -> list[NamedLog]:
+        return [(name, attrs.evolve(spot, end=offset_of(7))) for name, spot in logs(self, known)]
 
-    monkeypatch.setattr(Look, "extents", shorter)
+    monkeypatch.setattr(Look, "logs", shorter)
     with pytest.raises(Overtaken, match=f"it ends at {offset_of(7)}, and was archived up to"):
         archived(folder, tmp_path / "archive", once=True)
     (log,) = committed(LocalFiles(tmp_path / "archive")).manifest.logs.values()

@@ -19,51 +19,54 @@ from brokers.pipeline.archiving.manifest import (
     unpack,
 )
 from brokers.pipeline.archiving.parquet import Written
-from brokers.pipeline.archiving.plan import Extent, Overtaken, Ripe, RoundTarget
+from brokers.pipeline.archiving.plan import Overtaken, Ripe, RoundTarget
+from brokers.pipeline.source.spans import LogSpot, Span
 
 HALF = LogState("orders@x#1", "orders@x", "orders", "7", 0, 100, 100, records=10)
 
 
-def extent(first: int, end: int, seen: str = "7") -> Extent:
-    return Extent("orders@x", "orders", first, end, seen)
+def spot(first: int, end: int, id_: int = 7) -> LogSpot:
+    return LogSpot("x", "orders", id_, first, end)
 
 
-def targets(there: Extent, known: LogState | None = HALF, *, allow_loss: bool = False) -> list[RoundTarget]:
-    logs = {known.key: known} if known is not None else {}
+def targets(
+    there: LogSpot, known: LogState | None = HALF, *, name: str = HALF.name, allow_loss: bool = False
+) -> list[RoundTarget]:
+    now = Manifest(logs={known.key: known} if known is not None else {})
     return plan.targets(
-        Manifest(logs=logs), [there], lambda log, other: log.seen != other.seen, allow_loss=allow_loss
+        now, [(name, there)], lambda log, other: int(log.seen) != other.id, allow_loss=allow_loss
     )
 
 
-def every(log: Extent, start: int, stop: int, bytes_each: int) -> Sequence[int]:
-    return range(start + bytes_each, stop, bytes_each)
+def anywhere(span: Span, offset: int) -> int:
+    return offset
 
 
 def test_a_new_log_is_archived_from_its_first_record_on() -> None:
-    (target,) = targets(extent(30, 50), known=None)
+    (target,) = targets(spot(30, 50), known=None)
     assert (target.identity, target.range, target.gap) == ("orders@x#1", ByteRange(30, 50), None)
-    assert targets(extent(0, 0), known=None) == []
+    assert targets(spot(0, 0), known=None) == []
 
 
 def test_a_known_log_is_archived_from_where_it_was_left() -> None:
-    (target,) = targets(extent(0, 150))
+    (target,) = targets(spot(0, 150))
     assert (target.identity, target.range, target.event) == (HALF.identity, ByteRange(100, 150), "")
-    assert targets(extent(0, 100)) == []
-    (target,) = targets(extent(100, 150))  # retention has taken just what is archived
+    assert targets(spot(0, 100)) == []
+    (target,) = targets(spot(100, 150))  # retention has taken just what is archived
     assert (target.range, target.gap, target.loss) == (ByteRange(100, 150), None, False)
 
 
 def test_a_log_made_again_is_another_one_even_where_it_is_longer() -> None:
-    (target,) = targets(extent(0, 150, seen="8"))
+    (target,) = targets(spot(0, 150, 8))
     assert (target.identity, target.range, target.loss) == ("orders@x#2", ByteRange(0, 150), False)
     assert "made again" in target.event
     odd = attrs.evolve(HALF, identity="a#b@x#1", name="a#b@x")
-    (target,) = targets(attrs.evolve(extent(0, 150, seen="8"), name="a#b@x"), odd)
+    (target,) = targets(spot(0, 150, 8), odd, name=odd.name)
     assert target.identity == "a#b@x#2"
 
 
-@pytest.mark.parametrize("there", [extent(120, 150), extent(0, 90)], ids=["overtaken", "shorter"])
-def test_a_loss_ends_it_unless_it_is_allowed(there: Extent) -> None:
+@pytest.mark.parametrize("there", [spot(120, 150), spot(0, 90)], ids=["overtaken", "shorter"])
+def test_a_loss_ends_it_unless_it_is_allowed(there: LogSpot) -> None:
     with pytest.raises(Overtaken, match=r"orders: .*--allow-loss"):
         targets(there)
     (target,) = targets(there, allow_loss=True)
@@ -71,17 +74,17 @@ def test_a_loss_ends_it_unless_it_is_allowed(there: Extent) -> None:
 
 
 def test_what_was_lost_is_a_gap_before_what_is_there_or_another_log() -> None:
-    (overtaken,) = targets(extent(120, 150), allow_loss=True)
+    (overtaken,) = targets(spot(120, 150), allow_loss=True)
     assert (overtaken.gap, overtaken.range) == (ByteRange(100, 120), ByteRange(120, 150))
-    (shorter,) = targets(extent(0, 90), allow_loss=True)
+    (shorter,) = targets(spot(0, 90), allow_loss=True)
     assert (shorter.identity, shorter.range) == ("orders@x#2", ByteRange(90, 90))
 
 
 def test_gaps_of_a_log_are_all_kept_and_one_behind_the_other_is_one() -> None:
     known = attrs.evolve(HALF, gaps=(ByteRange(10, 20),), seen="6")
-    (target,) = targets(extent(120, 150), attrs.evolve(known, seen="7"), allow_loss=True)
+    (target,) = targets(spot(120, 150), attrs.evolve(known, seen="7"), allow_loss=True)
     made = Written([part(130, 150)], [ByteRange(120, 130)])
-    (found,) = plan.spans([target], {(target.identity, target.range): made})
+    (found,) = plan.spans([target], [(target.identity, made)])
     assert found.range == ByteRange(100, 150)
     after = Manifest(logs={known.key: known}).advance([found], 0, 0).logs[known.key]
     assert (after.gaps, after.end, after.seen) == ((ByteRange(10, 20), ByteRange(100, 130)), 150, "7")
@@ -94,10 +97,10 @@ def test_gaps_of_a_log_are_all_kept_and_one_behind_the_other_is_one() -> None:
 )
 def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_max: int, tasks: int) -> None:
     wanted = [
-        RoundTarget(f"{number}#1", Extent(str(number), str(number), 0, size), ByteRange(0, size))
+        RoundTarget(f"{number}#1", str(number), LogSpot("x", str(number), 7, 0, size), ByteRange(0, size))
         for number, size in enumerate(sizes)
     ]
-    limited = plan.limited(wanted, bytes_max, every)
+    limited = plan.limited(wanted, bytes_max, anywhere)
     taken = [target.range.end for target in limited]
     assert sum(taken) <= max(bytes_max, len(sizes))  # of each something
     assert all(0 < each <= size for each, size in zip(taken, sizes, strict=True))
@@ -105,17 +108,23 @@ def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_
         assert taken == sizes
     cut_off = [each for each, size in zip(taken, sizes, strict=True) if each < size]
     assert max(taken) - min(cut_off, default=max(taken)) <= len(sizes)  # nobody else had much more
-    shares = plan.shares(limited, tasks, "t", every, gaps_allowed=False, bytes_least=1)
-    pieces = [(work.identity, work.range) for share in shares for _, work in share]
-    assert not any(work.gaps_allowed for share in shares for _, work in share)
-    written = {each: Written([], [each[1]]) for each in pieces}
-    assert len(written) == len(pieces)
+    shares = plan.shares(limited, tasks, "t", anywhere, gaps_allowed=False, bytes_least=1)
+    pieces = [work for share in shares for _, work in share]
+    assert not any(work.gaps_allowed for work in pieces)
+    assert len({(work.identity, work.range) for work in pieces}) == len(pieces)
+    written = [(work.identity, Written([], [work.range])) for work in pieces]
     for span, target in zip(plan.spans(limited, written), limited, strict=True):
         assert span.range == target.range
         assert span.gaps[0].start == target.range.start
         assert span.gaps[-1].end == target.range.end
         assert all(one.end == two.start for one, two in zip(span.gaps, span.gaps[1:], strict=False))
     assert len(shares) <= tasks + len(sizes)
+
+
+def test_a_round_ends_at_the_first_place_within_a_log_whatever_is_said_of_others() -> None:
+    said = {10: 0, 20: 99, 30: 25}
+    (found,) = plan.limited(targets(spot(0, 60), known=None), 10, lambda span, offset: said[offset])
+    assert found.range == ByteRange(0, 25)
 
 
 def part(start: int, end: int, *, made_ms: int = 0, size: int = 10) -> Part:
