@@ -271,8 +271,7 @@ class Broker:
         """To durable queues, in one batch with `taken`, the record of what leaves another queue."""
         if len(logged) > QUEUES_AT_ONCE:
             wide = WideAppend(self, head, bodies)
-            wide.expect(logged)
-            wide.append(() if taken is None else (taken,))
+            wide.append(logged, () if taken is None else (taken,))
             return wide.done
         runs: list[list[Message]] = []
         parts: list[tuple[Log, bytes, int]] = []

@@ -31,6 +31,7 @@ from shared.queues.sliced_work import batched
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
+    from dmp.queue_log import QueueLog
     from shared.storage.committer import Held
 
 LETTERS_PER_TURN = 32  # a few milliseconds
@@ -215,18 +216,19 @@ class DeadLetters:
             else:
                 wide = broker.append_in_slices(head, (message.body,))
                 others: list[Queue] = []
-                for some in batched(targets, TARGETS_PER_STEP):
-                    wide.expect([(target, target.log) for target in some if target.log is not None])
-                    others += [target for target in some if target.log is None]
-                    yield
                 log = queue.log
+
+                def durable() -> Iterator[list[tuple[Queue, "QueueLog"]]]:
+                    for some in batched(targets, TARGETS_PER_STEP):
+                        others.extend([target for target in some if target.log is None])
+                        yield [(target, target.log) for target in some if target.log is not None]
 
                 def leave(held: "Held") -> None:
                     if not queue.deleted:
                         held.append([(log.log, log.leaving([message]), 1)])
                     log.left([message])
 
-                yield from wide.steps(len(log.leaving([message])), leave)
+                yield from wide.steps(durable(), len(log.leaving([message])), leave)
                 queue.forget([message])
                 broker.log_changed(queue.log)
                 for some in batched(others, TARGETS_PER_STEP):

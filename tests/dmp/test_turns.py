@@ -4,6 +4,8 @@ import errno
 import math
 import struct
 from collections.abc import Callable
+from itertools import count as counting
+from typing import Any
 
 import pytest
 from pamqp import base, commands
@@ -19,9 +21,11 @@ from dmp.queues import Queue
 from dmp.ready import ReadyRow
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
+from shared.storage.committer import Held
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import EIGHTEEN, PERSISTENT, Taker, World, bind_to_be_looked_at, head, ready
 from tests.support.commits import fail, journal_write, watch
+from tests.support.crashing import failing
 
 C = commands
 EXPIRES_SOON = struct.pack(">H", 0x0100) + short(b"1")
@@ -1110,6 +1114,56 @@ async def test_what_the_store_refuses_reaches_none_of_very_many_queues(
     assert transient.depth == (when == "write")
     transient.purge()
     assert world.broker.memory.held_bytes == 0
+
+
+def amid_queues(function: Any, number: int) -> Any:
+    """The function, but its call of this number raises, counted from 0."""
+    calls = counting()
+    return failing(function, lambda *_: next(calls) == number)
+
+
+BUGS = [
+    (Queue, "expect", 300, False),
+    (Held, "append", 0, False),
+    (Held, "append", 3, False),
+    (Queue, "place", 0, False),
+    (Queue, "place", 600, False),
+    (Held, "append", 6, True),
+    (Queue, "place", 600, True),
+]
+"""What fails, and at which call; whether the store has the rest appended at once."""
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("confirms", [False, True])
+@pytest.mark.parametrize(("of", "name", "number", "hurried"), BUGS)
+async def test_what_a_bug_keeps_from_very_many_queues_is_refused_and_none_of_them_counts_it(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    of: Any,
+    name: str,
+    number: int,
+    hurried: bool,
+    confirms: bool,
+) -> None:
+    queues = wide_and_durable(world)
+    peer = await confirming(world) if confirms else Peer(world).login()
+    monkeypatch.setattr(of, name, amid_queues(getattr(of, name), number))
+    peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
+    if hurried:
+        amid_the_appends(world, queues)
+        world.store.hold(0, 1, {world.broker.settings.durability}, lambda: None).release()
+    for _ in range(2):
+        world.advance(0)
+        world.settle()
+    world.advance(0)
+    assert peer.names() == (["Basic.Nack"] if confirms else [] if hurried else ["Connection.Close"])
+    assert bool(world.store.read_only) == (name != "expect")
+    assert {queue.depth for queue in queues} == {queue.unsynced for queue in queues} == {0}
+    assert {queue.unsynced_bytes for queue in queues} == {0}
+    assert world.broker.memory.held_bytes == 0
+    monkeypatch.undo()
+    assert depths(await world.again(), queues) == {0}
 
 
 @pytest.mark.usefixtures("wide")
