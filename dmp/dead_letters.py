@@ -27,12 +27,9 @@ from dmp.properties import CC, KEYS_MAX, UNREADABLE, keys_in, replaced_headers, 
 from dmp.queues import Queue
 from dmp.refusals import Refusal
 from shared.errors import StoreError
-from shared.queues.sliced_work import batched
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
-    from dmp.queue_log import QueueLog
-    from shared.storage.committer import Held
 
 LETTERS_PER_TURN = 32  # a few milliseconds
 LETTER_BYTES = 64
@@ -40,7 +37,6 @@ LETTER_BYTES = 64
 LETTER_QUEUES = 16  # putting it into so many queues costs as much, too
 LETTER_ROUTING = 32
 """And so does so much routing work, in messages that could have been put into a queue meanwhile."""
-TARGETS_PER_STEP = 128  # that get one, or are about to: half a millisecond
 _DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
 
 
@@ -209,46 +205,25 @@ class DeadLetters:
         self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]
     ) -> Iterator[None]:
         """The same, to very many."""
-        broker, counts = self._broker, self._broker.counts
-        try:
-            if message.offset < 0 or queue.log is None or queue.deleted:
-                yield from self._publish_in_slices(queue, message, head, targets)
-            else:
-                wide = broker.append_in_slices(head, (message.body,))
-                others: list[Queue] = []
-                log = queue.log
-
-                def durable() -> Iterator[list[tuple[Queue, "QueueLog"]]]:
-                    for some in batched(targets, TARGETS_PER_STEP):
-                        others.extend([target for target in some if target.log is None])
-                        yield [(target, target.log) for target in some if target.log is not None]
-
-                def leave(held: "Held") -> None:
-                    if not queue.deleted:
-                        held.append([(log.log, log.leaving([message]), 1)])
-                    log.left([message])
-
-                yield from wide.steps(durable(), len(log.leaving([message])), leave)
-                queue.forget([message])
-                broker.log_changed(queue.log)
-                for some in batched(others, TARGETS_PER_STEP):
-                    for target in some:
-                        target.publish(head, (message.body,))
-                    yield
-            counts.dead_lettered += 1
-        except StoreError:  # its record stands: a restart brings it back
-            queue.forget([message])
-            counts.dead_letters_lost += 1
-
-    def _publish_in_slices(
-        self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]
-    ) -> Iterator[None]:
-        """Where it has no record that leaves with it. Raises StoreError."""
+        broker, log = self._broker, queue.log
+        leaving = None
+        if log is not None and message.offset >= 0 and head.persistent and not queue.deleted:
+            leaving = queue, log, message
         refused: list[StoreError] = []
-        yield from self._broker.publish_in_slices(head, targets, (message.body,), refused.append).steps()
-        if refused:
-            raise refused[0]
-        queue.leave([message])
+        publication = broker.publish_in_slices(
+            head, targets, (message.body,), refused.append, leaving=leaving
+        )
+        yield from publication.steps()
+        if refused:  # its record stands: a restart brings it back
+            queue.forget([message])
+            broker.counts.dead_letters_lost += 1
+            return
+        if leaving is None or log is None:
+            queue.leave([message])
+        else:
+            queue.forget([message])
+            broker.log_changed(log)
+        broker.counts.dead_lettered += 1
 
 
 def letter_head(broker: "Broker", queue: Queue, message: Message, reason: str) -> Head:

@@ -34,6 +34,8 @@ QUEUES_PER_STEP = 128  # that get a message, or are about to: half a millisecond
 _Expected: TypeAlias = tuple[Queue, Log, list[Message]]
 _Placed: TypeAlias = tuple[Queue, list[Message], int, int]
 """The number of the first message, and its offset in the log."""
+Leaving: TypeAlias = tuple[Queue, QueueLog, Message]
+"""A message that has a record in its queue's log."""
 
 
 class WideContext(Protocol):
@@ -57,13 +59,14 @@ class WideContext(Protocol):
 class WideAppend:
     """A run on its way to very many durable queues: go through `steps`, or `append` it at once.
 
-    `done`: all have it, or none will. That is later than the store's own ticket, for they hear of it in
-    slices, too.
+    `leaving`: what leaves its queue in the same batch. `done`: all have it, or none will. That is later than
+    the store's own ticket, for they hear of it in slices, too.
     """
 
     _broker: WideContext
     _head: Head
     _bodies: Sequence[bytes]
+    _leaving: Leaving | None = None
     done: Ticket = attrs.field(factory=Ticket, init=False)
     _stored: Ticket = attrs.field(factory=Ticket, init=False)
     _expected: list[_Expected] = attrs.field(factory=list, init=False)
@@ -72,24 +75,16 @@ class WideAppend:
     _gone: list[_Expected] = attrs.field(factory=list, init=False)  # deleted before they got it
     _held: Held | None = attrs.field(default=None, init=False)
     _pack: Callable[[int], bytes] = attrs.field(init=False)
-    _leave: Callable[[Held], object] = attrs.field(init=False)
+    _taken: bytes = attrs.field(default=b"", init=False)  # the record of what leaves
 
-    def append(
-        self, queues: Sequence[tuple[Queue, QueueLog]], taken: Sequence[tuple[Log, bytes, int]] = ()
-    ) -> None:
-        """The same as `steps`, all at once; `taken`: records of what leaves other queues."""
-        size = sum([len(records) for _, records, _ in taken])
-        for _ in self.steps((queues,), size, lambda held: held.append(taken) if taken else None):
+    def append(self, queues: Sequence[tuple[Queue, QueueLog]]) -> None:
+        """The same as `steps`, all at once."""
+        for _ in self.steps((queues,)):
             pass
 
-    def steps(
-        self,
-        slices: Iterable[Iterable[tuple[Queue, QueueLog]]],
-        leaving_bytes: int = 0,
-        leave: Callable[[Held], object] = lambda held: None,
-    ) -> Iterator[None]:
+    def steps(self, slices: Iterable[Iterable[tuple[Queue, QueueLog]]]) -> Iterator[None]:
         """Have the queues of one slice after the other expect it, then write it to those that are not deleted
-        meanwhile. `leave` appends the records, of so many bytes, of what leaves other queues.
+        meanwhile.
 
         Raises StoreError where the store refuses it, and whatever a bug may raise. Either way no queue has
         got anything, and hears of that in slices. A bug amid the records leaves the store read-only.
@@ -102,7 +97,7 @@ class WideAppend:
                     self._expected.append((queue, log.log, queue.expect(self._head, bodies)))
                 yield
             whole = broker.bodies.whole_records(bodies) if self._head.large else []
-            held = self._hold(whole, leaving_bytes, leave)
+            held = self._hold(whole)
         except Exception as error:
             self._tell_later(error if isinstance(error, StoreError) else bug(error))
             raise
@@ -120,20 +115,18 @@ class WideAppend:
         finally:  # also where nobody goes on with this
             self._complete()
 
-    def _hold(
-        self, whole: Sequence[tuple[Log, bytes, int]], leaving_bytes: int, leave: Callable[[Held], object]
-    ) -> Held:
+    def _hold(self, whole: Sequence[tuple[Log, bytes, int]]) -> Held:
         """Raises StoreError."""
         head, bodies = self._head, self._bodies
-        self._pack, self._leave = putter(head, bodies), leave
+        self._pack = putter(head, bodies)
         count = len(self._expected)
         size = put_bytes(head) * len(bodies) * count + sum([len(records) for _, records, _ in whole])
+        if self._leaving is not None:
+            _, log, message = self._leaving
+            self._taken = log.leaving([message])
+            size += len(self._taken)
         self._held = self._broker.store.hold(
-            size + leaving_bytes,
-            count + len(whole) + 1,
-            self._modes,
-            self._complete,
-            reserved=bool(leaving_bytes),
+            size, count + len(whole) + 1, self._modes, self._complete, reserved=bool(self._taken)
         )
         return self._held
 
@@ -145,7 +138,11 @@ class WideAppend:
         try:
             while self._expected:
                 self._append(held)
-            self._leave(held)
+            if self._leaving is not None:
+                queue, log, message = self._leaving
+                if not queue.deleted:
+                    held.append([(log.log, self._taken, 1)])
+                log.left([message])
         except Exception as error:
             held.release(error)
             raise
@@ -209,7 +206,8 @@ class Publication:
 
     `whole`: all have it. Its error says that some queue rejects what it has no room for, or that the store
     refuses a message. Then `on_refused` was called, too, and no queue has got that one, nor any behind it.
-    `send_return`: of what nobody can take at once, which then goes nowhere else (`immediate`).
+    `send_return`: of what nobody can take at once, which then goes nowhere else (`immediate`). `leaving`:
+    what leaves its queue in the batch of the durable ones; the message is persistent.
     """
 
     _broker: WideContext
@@ -218,6 +216,7 @@ class Publication:
     _bodies: Sequence[bytes]
     _on_refused: Callable[[StoreError], None]
     _send_return: Callable[[bytes], None] | None = None
+    _leaving: Leaving | None = None
     whole: Ticket = attrs.field(factory=Ticket, init=False)
     _last: Ticket | None = attrs.field(default=None, init=False)
     _failed: StoreError | None = attrs.field(default=None, init=False)
@@ -257,7 +256,7 @@ class Publication:
         queues = self._queues
         if self._head.persistent:
             queues = []
-            wide = WideAppend(self._broker, self._head, (body,))
+            wide = WideAppend(self._broker, self._head, (body,), self._leaving)
             with paused(len(self._queues)):
                 yield from wide.steps(self._durable(queues))
             self._last = wide.done

@@ -3,7 +3,7 @@
 import errno
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count as counting
 from typing import Any
 
@@ -17,10 +17,12 @@ from dmp.amqp import publishing
 from dmp.amqp.wire import encode
 from dmp.data_types import short
 from dmp.message import Message
+from dmp.queue_log import QueueLog
 from dmp.queues import Queue
 from dmp.ready import ReadyRow
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
+from shared.garbage import PAUSES
 from shared.storage.committer import Held
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import EIGHTEEN, PERSISTENT, Taker, World, bind_to_be_looked_at, head, ready
@@ -1164,6 +1166,59 @@ async def test_what_a_bug_keeps_from_very_many_queues_is_refused_and_none_of_the
     assert world.broker.memory.held_bytes == 0
     monkeypatch.undo()
     assert depths(await world.again(), queues) == {0}
+
+
+@pytest.mark.parametrize("number", [0, 3])
+async def test_a_dead_letter_that_a_bug_keeps_from_very_many_queues_is_there_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    targets = fan(world, 2100, durable=True)
+    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", b"1", b"2", properties=PERSISTENT)
+    world.settle()
+    monkeypatch.setattr(Held, "append", amid_queues(Held.append, number))
+    queue.reject(taker.messages)
+    for _ in range(3):
+        world.advance(0)
+        world.settle()
+    assert {target.depth for target in targets} == {target.unsynced for target in targets} == {0}
+    counts = world.broker.counts
+    assert (counts.dead_letters_lost, counts.crashes) == (1, 1)
+    assert world.broker.memory.held_bytes == 0
+    monkeypatch.undo()
+    after = await world.again()
+    assert ready(after.broker.queues[b"q"]) == [b"1", b"2"]
+    assert depths(after, targets) == {0}
+
+
+async def test_the_collector_pauses_while_a_dead_letter_goes_to_very_many_queues_and_its_record_is_made_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = fan(world, 4200, durable=True)
+    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", b"1", properties=PERSISTENT)
+    world.settle()
+    packed: list[QueueLog] = []
+    leaving = QueueLog.leaving
+
+    def counted(log: QueueLog, messages: Sequence[Message]) -> bytes:
+        packed.append(log)
+        return leaving(log, messages)
+
+    monkeypatch.setattr(QueueLog, "leaving", counted)
+    assert not PAUSES.count
+    queue.reject(taker.messages)
+    while world.broker.sliced_work.busy:
+        assert PAUSES.count
+        world.broker.timers.run_due()
+    assert packed == [queue.log]
+    world.settle()
+    world.advance(0)
+    assert (depths(world, targets), PAUSES.count) == ({1}, 0)
 
 
 @pytest.mark.usefixtures("wide")
