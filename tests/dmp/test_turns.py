@@ -84,10 +84,7 @@ async def test_a_dead_letter_with_large_headers_is_a_turn_of_its_own(world: Worl
 
 
 async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many(world: World) -> None:
-    count = 600
-    targets = [world.queue(b"dead%d" % number) for number in range(count)]
-    for target in targets:
-        world.topology.bind(b"amq.fanout", target)
+    targets = fan(world, 600, name=b"dead")
     rejected(world, world.queue(b"q", dead_letter_exchange=b"amq.fanout"), numbered(3))
     assert {len(ready(target)) for target in targets} == {1}
     world.advance(0)
@@ -98,16 +95,10 @@ async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many(world: Worl
 async def test_dead_letters_that_go_to_very_many_queues_go_in_turns_and_in_order(
     world: World, durable: bool
 ) -> None:
-    count = 2100
-    targets = [world.queue(b"dead%d" % number, durable=durable) for number in range(count)]
-    for target in targets:
-        world.topology.bind(b"amq.fanout", target)
+    targets = fan(world, 2100, durable=durable, name=b"dead")
     world.topology.bind(b"amq.fanout", world.queue(b"plain"))
     queue = world.queue(b"q", durable=durable, dead_letter_exchange=b"amq.fanout")
-    taker = Taker(no_ack=False)
-    queue.add_consumer(taker)
-    world.publish(b"", b"q", *numbered(3), properties=PERSISTENT if durable else b"\0\0")
-    world.settle()
+    taker = world.holder(queue, *numbered(3), properties=PERSISTENT if durable else b"\0\0")
     queue.reject(taker.messages)
     reached = 0
     turns = 0
@@ -129,14 +120,9 @@ async def test_dead_letters_that_go_to_very_many_queues_go_in_turns_and_in_order
 
 
 async def test_a_dead_letter_to_very_many_queues_that_cannot_be_written_is_there_again(world: World) -> None:
-    targets = [world.queue(b"dead%d" % number, durable=True) for number in range(2100)]
-    for target in targets:
-        world.topology.bind(b"amq.fanout", target)
+    targets = fan(world, 2100, durable=True, name=b"dead")
     queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
-    taker = Taker(no_ack=False)
-    queue.add_consumer(taker)
-    world.publish(b"", b"q", b"x", properties=PERSISTENT)
-    world.settle()
+    taker = world.holder(queue, b"x", properties=PERSISTENT)
     world.disk.full = True
     queue.reject(taker.messages)
     world.advance(0)
@@ -875,8 +861,9 @@ async def test_many_messages_are_gone_at_once_and_freed_in_turns(
     assert not waiting
 
 
-def fan(world: World, count: int, *, durable: bool = False) -> list[Queue]:
-    queues = [world.queue(b"q%d" % number, durable=durable) for number in range(count)]
+def fan(world: World, count: int, *, durable: bool = False, name: bytes = b"q") -> list[Queue]:
+    """So many queues that `amq.fanout` leads to."""
+    queues = [world.queue(b"%s%d" % (name, number), durable=durable) for number in range(count)]
     for queue in queues:
         world.topology.bind(b"amq.fanout", queue)
     world.settle()
@@ -932,10 +919,7 @@ async def test_one_full_queue_of_very_many_refuses_and_the_others_have_the_messa
 @pytest.mark.usefixtures("wide")
 async def test_of_very_many_queues_the_durable_ones_have_a_message_all_or_none(world: World) -> None:
     fan(world, 600)
-    durable = [world.queue(b"durable%d" % number, durable=True) for number in range(300)]
-    for queue in durable:
-        world.topology.bind(b"amq.fanout", queue)
-    world.settle()
+    durable = fan(world, 300, durable=True, name=b"durable")
     peer = await confirming(world)
     (written,) = watch(world.disk, "write")
     peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
@@ -1174,10 +1158,7 @@ async def test_a_dead_letter_that_a_bug_keeps_from_very_many_queues_is_there_aga
 ) -> None:
     targets = fan(world, 2100, durable=True)
     queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
-    taker = Taker(no_ack=False)
-    queue.add_consumer(taker)
-    world.publish(b"", b"q", b"1", b"2", properties=PERSISTENT)
-    world.settle()
+    taker = world.holder(queue, b"1", b"2", properties=PERSISTENT)
     monkeypatch.setattr(Held, "append", amid_queues(Held.append, number))
     queue.reject(taker.messages)
     for _ in range(3):
@@ -1198,10 +1179,7 @@ async def test_the_collector_pauses_while_a_dead_letter_goes_to_very_many_queues
 ) -> None:
     targets = fan(world, 4200, durable=True)
     queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
-    taker = Taker(no_ack=False)
-    queue.add_consumer(taker)
-    world.publish(b"", b"q", b"1", properties=PERSISTENT)
-    world.settle()
+    taker = world.holder(queue, b"1", properties=PERSISTENT)
     packed: list[QueueLog] = []
     leaving = QueueLog.leaving
 
