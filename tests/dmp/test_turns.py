@@ -34,6 +34,21 @@ EXPIRES_SOON = struct.pack(">H", 0x0100) + short(b"1")
 EXPIRES_LATER = struct.pack(">H", 0x0100) + short(b"60000")
 
 
+def in_turns(
+    world: World, left: Callable[[], int], most: int, seen: Callable[[], object] = lambda: None
+) -> int:
+    """How many turns the sliced work takes, in each of which fewer than `most` of what is left go. Nobody is
+    told or given anything (`seen`) before its end."""
+    turns = 0
+    while world.broker.sliced_work.busy:
+        assert not seen()
+        before = left()
+        world.broker.timers.run_due()
+        assert before - left() < most
+        turns += 1
+    return turns
+
+
 def dying(world: World, name: bytes, **arguments: object) -> Queue:
     return world.queue(name, dead_letter_exchange=b"", dead_letter_key=b"dead", **arguments)
 
@@ -442,15 +457,11 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
     last = Peer(world).login()
     last.frames()
     last.session.receive(encode(C.Queue.Purge(0, "q"), 1))
-    turns = 1
-    while world.broker.sliced_work.busy:
-        assert taker.bodies == [], "what stands before it is not back yet"
-        assert not other.frames_now() + last.frames_now()
-        before = queue.unacked
-        world.broker.timers.run_due()
-        assert before - queue.unacked < 3000
-        turns += 1
-    assert turns > 4
+
+    def seen() -> object:
+        return taker.bodies or other.frames_now() + last.frames_now()
+
+    assert in_turns(world, lambda: queue.unacked, 3000, seen) > 3, "what stands before it is not back yet"
     world.advance(0)
     assert taker.bodies == [*sent, b"new"]
     assert other.names() == ["Basic.GetEmpty"]
@@ -485,15 +496,8 @@ async def test_very_many_that_are_acknowledged_or_given_back_at_once_go_in_turns
         "reject": C.Basic.Nack(tag, True, False),
     }[method]
     peer.session.receive(encode(said, 1) + publish("", "other", b"x"))
-    turns = 0
-    while world.broker.sliced_work.busy:
-        if method != "requeue":
-            assert not peer.frames_now(), "a confirm says that all before it was taken"
-        before = queue.unacked
-        world.broker.timers.run_due()
-        assert before - queue.unacked < 3000
-        turns += 1
-    assert turns > 2
+    seen = peer.frames_now if method != "requeue" else list  # a confirm says that all before it was taken
+    assert in_turns(world, lambda: queue.unacked, 3000, seen) > 2
     assert peer.names() == ["Basic.Ack"], "the confirm"
     assert queue.unacked == part
     counts = world.broker.counts
@@ -568,15 +572,7 @@ async def test_messages_of_very_many_queues_come_back_in_turns(world: World, met
             "close": C.Channel.Close(200, "", 0, 0),
         }[method]
         peer.session.receive(encode(said, 1))
-    turns = 0
-    back = sum(not queue.unacked for queue in queues[1000:])
-    while world.broker.sliced_work.busy:
-        world.broker.timers.run_due()
-        now = sum(not queue.unacked for queue in queues[1000:])
-        assert now - back < 600
-        back = now
-        turns += 1
-    assert turns > 3
+    assert in_turns(world, lambda: sum(bool(queue.unacked) for queue in queues[1000:]), 600) > 3
     for queue, taker in zip(queues, takers[:1000], strict=False):
         assert taker.bodies == [b"behind", queue.name]
     assert all(ready(queue) == [queue.name, b"behind"] for queue in queues[1000:])
@@ -637,14 +633,7 @@ async def test_very_many_queues_of_one_owner_go_in_turns(world: World) -> None:
     other.frames()
     peer.lose()
     other.session.receive(encode(C.Queue.Declare(0, "0"), 1))
-    turns = 1
-    while world.broker.sliced_work.busy:
-        assert other.frames_now() == []
-        before = len(world.broker.queues)
-        world.broker.timers.run_due()
-        assert before - len(world.broker.queues) < 400
-        turns += 1
-    assert turns > 3
+    assert in_turns(world, lambda: len(world.broker.queues), 400, other.frames_now) > 2
     assert other.names() == ["Queue.DeclareOk"]
     assert list(world.broker.queues) == [b"0"]
 
@@ -730,15 +719,8 @@ async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_h
         + encode(C.Exchange.Declare(0, "x", durable=True), 1)
         + publish("", "q", b"later")
     )
-    turns = 1
-    while broker.sliced_work.busy:
-        assert other.frames_now() == []
-        before = broker.bindings
-        broker.timers.run_due()
-        assert before - broker.bindings < 400
-        turns += 1
+    assert in_turns(world, lambda: broker.bindings, 400, other.frames_now) > 2
     world.settle()
-    assert turns > 3
     other.pump()
     world.settle()
     assert peer.names() == [f"{deletes.name}Ok"]
