@@ -26,7 +26,7 @@ from dmp.refusals import Code, shown
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
 from dmp.topology_table import TopologyTable
-from dmp.wide import Publication, WideAppend
+from dmp.wide import Leaving, Publication, WideAppend
 from shared.errors import StoreError
 from shared.plugin import Context
 from shared.queues.sliced_work import SlicedWork, taken_out
@@ -246,13 +246,10 @@ class Broker:
         bodies: Sequence[bytes],
         on_refused: Callable[[StoreError], None],
         send_return: Callable[[bytes], None] | None = None,
+        leaving: Leaving | None = None,
     ) -> Publication:
         """To very many queues: go through its `steps`."""
-        return Publication(self, head, queues, bodies, on_refused, send_return)
-
-    def append_in_slices(self, head: Head, bodies: Sequence[bytes]) -> WideAppend:
-        """To very many durable queues, with what leaves others."""
-        return WideAppend(self, head, bodies)
+        return Publication(self, head, queues, bodies, on_refused, send_return, leaving)
 
     def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
         """To one queue, without a record."""
@@ -269,10 +266,9 @@ class Broker:
         taken: tuple[Log, bytes, int] | None = None,
     ) -> Ticket:
         """To durable queues, in one batch with `taken`, the record of what leaves another queue."""
-        if len(logged) > QUEUES_AT_ONCE:
+        if len(logged) > QUEUES_AT_ONCE and taken is None:
             wide = WideAppend(self, head, bodies)
-            wide.expect(logged)
-            wide.append(() if taken is None else (taken,))
+            wide.append(logged)
             return wide.done
         runs: list[list[Message]] = []
         parts: list[tuple[Log, bytes, int]] = []

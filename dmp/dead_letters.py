@@ -14,24 +14,23 @@ import datetime
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from pamqp import encode
 
 from dmp.data_types import EMPTY_TABLE, joined_tables, read_field, without_field
-from dmp.exchanges import Finding, Route, found_at_once
+from dmp.exchanges import Finding
 from dmp.message import Head, Message
 from dmp.pacing import QUEUES_AT_ONCE
 from dmp.properties import CC, KEYS_MAX, UNREADABLE, keys_in, replaced_headers, unpack
 from dmp.queues import Queue
 from dmp.refusals import Refusal
 from shared.errors import StoreError
-from shared.queues.sliced_work import batched
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
-    from shared.storage.committer import Held
 
 LETTERS_PER_TURN = 32  # a few milliseconds
 LETTER_BYTES = 64
@@ -39,7 +38,6 @@ LETTER_BYTES = 64
 LETTER_QUEUES = 16  # putting it into so many queues costs as much, too
 LETTER_ROUTING = 32
 """And so does so much routing work, in messages that could have been put into a queue meanwhile."""
-TARGETS_PER_STEP = 128  # that get one, or are about to: half a millisecond
 _DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
 
 
@@ -52,6 +50,7 @@ class DeadLetters:
     scheduled: float = math.inf
     _waiting: dict[Queue, deque[tuple[deque[Message], str]]] = attrs.Factory(dict)
     _turns: deque[Queue] = attrs.Factory(deque)
+    _work: int = 0  # of this turn, in plain letters
     _busy: bool = False
     _wide: bool = False  # one is on its way in slices, to very many queues, or long to find: the others wait
 
@@ -94,10 +93,10 @@ class DeadLetters:
         self._deliver_some()
 
     def _deliver_some(self) -> None:
-        work = 0
+        self._work = 0
         self._busy = True
         try:
-            while self._turns and work < LETTERS_PER_TURN and not self._wide:
+            while self._turns and self._work < LETTERS_PER_TURN and not self._wide:
                 queue = self._turns.popleft()
                 letters = self._waiting[queue]
                 messages, reason = letters[0]
@@ -108,7 +107,10 @@ class DeadLetters:
                     self._turns.append(queue)
                 else:
                     del self._waiting[queue]
-                work += self._deliver(queue, message, reason)
+                steps = self._deliver(queue, message, reason)
+                if next(steps, steps) is not steps:
+                    self._wide = True
+                    self._broker.sliced_work.add(self._and_go_on(steps))
         finally:
             self._busy = False
             self._go_on()
@@ -119,51 +121,6 @@ class DeadLetters:
             timers = self._broker.timers
             timers.set(self, timers.now())
 
-    def _deliver(self, queue: Queue, message: Message, reason: str) -> int:
-        """Put it where its exchange says, or lose it; how much work that was, in plain letters."""
-        broker = self._broker
-        work = 1 + len(message.head.properties) // LETTER_BYTES
-        try:
-            head = letter_head(broker, queue, message, reason)
-            steps = broker.route_steps(head.exchange, head)
-            found = found_at_once(steps)
-        except Refusal:  # the exchange is not there
-            self._lose(queue, message)
-            return work
-        if found is None:
-            self._go_in_slices(self._find_in_slices(queue, message, head, reason, Finding(steps)))
-            return work
-        targets = self._targets(head, found, reason)
-        work += len(targets) // LETTER_QUEUES + found[1] // LETTER_ROUTING
-        if len(targets) > QUEUES_AT_ONCE:
-            self._go_in_slices(self._move_in_slices(queue, message, head, targets))
-        else:
-            self._move_or_lose(queue, message, head, targets)
-        return work
-
-    def _targets(self, head: Head, found: Route, reason: str) -> list[Queue]:
-        return self._broker.with_room(head, without_circles(head, found[0], reason))
-
-    def _move_or_lose(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> None:
-        if not targets:
-            self._lose(queue, message)
-            return
-        counts = self._broker.counts
-        try:
-            self._move(queue, message, head, targets)
-            counts.dead_lettered += 1
-        except StoreError:  # its record stands: a restart brings it back
-            queue.forget([message])
-            counts.dead_letters_lost += 1
-
-    def _lose(self, queue: Queue, message: Message) -> None:
-        queue.leave([message])
-        self._broker.counts.dead_letters_lost += 1
-
-    def _go_in_slices(self, steps: Iterator[None]) -> None:
-        self._wide = True
-        self._broker.sliced_work.add(self._and_go_on(steps))
-
     def _and_go_on(self, steps: Iterator[None]) -> Iterator[None]:
         """Those steps; then the others have their turn."""
         try:
@@ -172,20 +129,33 @@ class DeadLetters:
             self._wide = False
             self._go_on()
 
-    def _find_in_slices(
-        self, queue: Queue, message: Message, head: Head, reason: str, finding: Finding
-    ) -> Iterator[None]:
-        """Bindings are made for its route to take long."""
+    def _deliver(self, queue: Queue, message: Message, reason: str) -> Iterator[None]:
+        """Put it where its exchange says, or lose it: in one step, unless bindings are made for its route to
+        take long, or it goes to very many queues."""
+        broker = self._broker
+        self._work += 1 + len(message.head.properties) // LETTER_BYTES
+        head = letter_head(broker, queue, message, reason)
+        finding = Finding(broker.route_steps(head.exchange, head))
         yield from finding.rest()
-        try:
-            targets = self._targets(head, finding.found(), reason)
-        except Refusal:  # its keys cost too much
-            self._lose(queue, message)
+        targets: Sequence[Queue] = ()
+        with suppress(Refusal):  # the exchange is not there, or its keys cost too much
+            found, work = finding.found()
+            targets = broker.with_room(head, without_circles(head, found, reason))
+            self._work += len(targets) // LETTER_QUEUES + work // LETTER_ROUTING
+        if not targets:
+            queue.leave([message])
+            broker.counts.dead_letters_lost += 1
             return
-        if len(targets) > QUEUES_AT_ONCE:
-            yield from self._move_in_slices(queue, message, head, targets)
-        else:
-            self._move_or_lose(queue, message, head, targets)
+        try:
+            if len(targets) > QUEUES_AT_ONCE:
+                yield
+                yield from self._move_in_slices(queue, message, head, targets)
+            else:
+                self._move(queue, message, head, targets)
+            broker.counts.dead_lettered += 1
+        except StoreError:  # its record stands: a restart brings it back
+            queue.forget([message])
+            broker.counts.dead_letters_lost += 1
 
     def _move(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> None:
         """Into the targets and out of the queue, in one batch where both are durable. Raises StoreError."""
@@ -207,55 +177,26 @@ class DeadLetters:
     def _move_in_slices(
         self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]
     ) -> Iterator[None]:
-        """The same, to very many."""
-        broker, counts = self._broker, self._broker.counts
-        try:
-            if message.offset < 0 or queue.log is None or queue.deleted:
-                yield from self._publish_in_slices(queue, message, head, targets)
-            else:
-                wide = broker.append_in_slices(head, (message.body,))
-                others: list[Queue] = []
-                for some in batched(targets, TARGETS_PER_STEP):
-                    wide.expect([(target, target.log) for target in some if target.log is not None])
-                    others += [target for target in some if target.log is None]
-                    yield
-                log = queue.log
-
-                def leave(held: "Held") -> None:
-                    if not queue.deleted:
-                        held.append([(log.log, log.leaving([message]), 1)])
-                    log.left([message])
-
-                yield from wide.steps(len(log.leaving([message])), leave)
-                queue.forget([message])
-                broker.log_changed(queue.log)
-                for some in batched(others, TARGETS_PER_STEP):
-                    for target in some:
-                        target.publish(head, (message.body,))
-                    yield
-            counts.dead_lettered += 1
-        except StoreError:  # its record stands: a restart brings it back
-            queue.forget([message])
-            counts.dead_letters_lost += 1
-
-    def _publish_in_slices(
-        self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]
-    ) -> Iterator[None]:
-        """Where it has no record that leaves with it. Raises StoreError."""
+        """The same, to very many. Raises StoreError."""
+        broker, log = self._broker, queue.log
+        leaving = None
+        if log is not None and message.offset >= 0 and head.persistent and not queue.deleted:
+            leaving = queue, log, message
         refused: list[StoreError] = []
-        yield from self._broker.publish_in_slices(head, targets, (message.body,), refused.append).steps()
+        yield from broker.publish_in_slices(
+            head, targets, (message.body,), refused.append, leaving=leaving
+        ).steps()
         if refused:
             raise refused[0]
-        queue.leave([message])
+        if leaving is None or log is None:
+            queue.leave([message])
+        else:
+            queue.forget([message])
+            broker.log_changed(log)
 
 
 def letter_head(broker: "Broker", queue: Queue, message: Message, reason: str) -> Head:
-    """The head with which a message that dies in `queue` is published to the dead-letter exchange."""
-    return _head_of(queue, message, reason, broker.wall_seconds())
-
-
-def _head_of(queue: Queue, message: Message, reason: str, wall: float) -> Head:
-    """The head with which it is published to the dead-letter exchange; `wall`: seconds since 1970.
+    """The head with which a message that dies in `queue` is published to the dead-letter exchange.
 
     It has the queue's key for dead letters, or else the message's own, and those in `CC`. With the queue's,
     `CC` goes from the headers, as RabbitMQ has it.
@@ -267,7 +208,7 @@ def _head_of(queue: Queue, message: Message, reason: str, wall: float) -> Head:
         "count": 1,
         "reason": reason,
         "queue": _text(queue.name),
-        "time": datetime.datetime.fromtimestamp(int(wall), datetime.UTC),
+        "time": datetime.datetime.fromtimestamp(int(broker.wall_seconds()), datetime.UTC),
         "exchange": _text(old.exchange),
         "routing-keys": [_text(old.key)],
     }

@@ -388,20 +388,17 @@ def route(first: Exchange, head: Head, exchanges: Callable[[bytes], Exchange | N
 
 def at_once(steps: Generator[None, None, _T]) -> _T:
     """What they return."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: _T = end.value
-            return found
+    while (found := found_at_once(steps)) is None:
+        pass
+    return found
 
 
-def found_at_once(steps: RouteSteps) -> Route | None:
+def found_at_once(steps: Generator[None, None, _T]) -> _T | None:
     """What the first step finds; None where there are more: `Finding` takes them. Raises Refusal."""
     try:
         next(steps)
     except StopIteration as end:
-        found: Route = end.value
+        found: _T = end.value
         return found
     return None
 

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 import attrs
 
-from shared.errors import BrokerError
+from shared.errors import BrokerError, StoreError
 
 TEXT_BYTES_MAX = 255  # a reply text is a short string
 
@@ -73,6 +73,16 @@ def shown(name: bytes) -> str:
     """A name in a text for its peer or the log: quoted, control characters escaped."""
     text = name.decode(errors="backslashreplace")
     return "'" + "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) + "'"
+
+
+def said_of(error: StoreError) -> str:
+    """What a peer is told of it."""
+    return str(error) or "the store takes no writes"
+
+
+def refused_by_store(error: StoreError) -> Refusal:
+    """It ends the connection: the specification has nothing softer."""
+    return Refusal(Code.RESOURCE_ERROR, said_of(error))
 
 
 def not_found(kind: str, name: bytes) -> Refusal:

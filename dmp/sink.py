@@ -34,7 +34,7 @@ from dmp.memory import BudgetedCache
 from dmp.message import Head
 from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK, STOP_MEMORY, WORK_PER_STRETCH, wait_for_work
 from dmp.queues import Owner, Queue
-from dmp.refusals import Code, Refusal
+from dmp.refusals import Code, Refusal, said_of
 from dmp.takers import FeedTaker
 from dmp.wire import (
     LENGTH_BYTES,
@@ -452,7 +452,7 @@ class Sink:
 
     def _store_refuses(self, error: StoreError) -> RemoteProtocolError:
         self._broker.counts.refused_publishes += 1
-        return wire_error(Reply.INTERNAL_ERROR, str(error) or "the store takes no writes")
+        return wire_error(Reply.INTERNAL_ERROR, said_of(error))
 
     # What names and envelopes mean.
 

@@ -9,6 +9,7 @@ the entry until all queues have theirs. At last they are ready, and given out. A
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import attrs
@@ -33,6 +34,8 @@ QUEUES_PER_STEP = 128  # that get a message, or are about to: half a millisecond
 _Expected: TypeAlias = tuple[Queue, Log, list[Message]]
 _Placed: TypeAlias = tuple[Queue, list[Message], int, int]
 """The number of the first message, and its offset in the log."""
+Leaving: TypeAlias = tuple[Queue, QueueLog, Message]
+"""A message that has a record in its queue's log."""
 
 
 class WideContext(Protocol):
@@ -48,114 +51,134 @@ class WideContext(Protocol):
     def publish_to(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
         """To all of them."""
 
+    def report_crash(self, error: Exception) -> None:
+        """A bug."""
+
 
 @attrs.define(eq=False)
 class WideAppend:
-    """A run on its way to very many durable queues: have these `expect` it, in slices; then go through
-    `steps`, or `append` it at once.
+    """A run on its way to very many durable queues: go through `steps`, or `append` it at once.
 
-    `done`: all have it, or none will. That is later than the store's own ticket, for they hear of it in
-    slices, too.
+    `leaving`: what leaves its queue in the same batch. `done`: all have it, or none will. That is later than
+    the store's own ticket, for they hear of it in slices, too.
     """
 
     _broker: WideContext
     _head: Head
     _bodies: Sequence[bytes]
+    _leaving: Leaving | None = None
     done: Ticket = attrs.field(factory=Ticket, init=False)
     _stored: Ticket = attrs.field(factory=Ticket, init=False)
     _expected: list[_Expected] = attrs.field(factory=list, init=False)
     _modes: set[Durability] = attrs.field(factory=set, init=False)
     _coming: list[_Placed] = attrs.field(factory=list, init=False)
-    _gone: list[_Expected] = attrs.field(factory=list, init=False)
+    _gone: list[_Expected] = attrs.field(factory=list, init=False)  # deleted before they got it
+    _held: Held | None = attrs.field(default=None, init=False)
+    _pack: Callable[[int], bytes] = attrs.field(init=False)
+    _taken: bytes = attrs.field(default=b"", init=False)  # the record of what leaves
 
-    def expect(self, queues: Iterable[tuple[Queue, QueueLog]]) -> None:
-        """These are to have it, unless they are deleted before they get it."""
-        for queue, log in queues:
-            self._modes.add(log.log.mode)
-            self._expected.append((queue, log.log, queue.expect(self._head, self._bodies)))
-
-    def append(self, taken: Sequence[tuple[Log, bytes, int]] = ()) -> None:
-        """The same as `steps`, all at once; `taken`: records of what leaves other queues."""
-        size = sum([len(records) for _, records, _ in taken])
-        for _ in self.steps(size, lambda held: held.append(taken) if taken else None):
+    def append(self, queues: Sequence[tuple[Queue, QueueLog]]) -> None:
+        """The same as `steps`, all at once."""
+        for _ in self.steps((queues,)):
             pass
 
-    def steps(
-        self, leaving_bytes: int = 0, leave: Callable[[Held], object] = lambda held: None
-    ) -> Iterator[None]:
-        """Write it. `leave` appends the records, of so many bytes, of what leaves other queues. Raises
-        StoreError at once; then no queue has got anything.
+    def steps(self, slices: Iterable[Iterable[tuple[Queue, QueueLog]]]) -> Iterator[None]:
+        """Have the queues of one slice after the other expect it, then write it to those that are not deleted
+        meanwhile.
+
+        Raises StoreError where the store refuses it, and whatever a bug may raise. Either way no queue has
+        got anything, and hears of that in slices. A bug amid the records leaves the store read-only.
         """
-        head, bodies, broker = self._head, self._bodies, self._broker
-        expected = self._expected  # what is done with is let go of, for that takes as long
-        whole = broker.bodies.whole_records(bodies) if head.large else []
-        count, pack = len(bodies), putter(head, bodies)
-        size = put_bytes(head) * count * len(expected) + sum([len(records) for _, records, _ in whole])
-        left = taken_out(expected.pop, expected, QUEUES_PER_STEP)
-        held: Held | None = None
-
-        def complete() -> None:
-            if held is not None and not held.released:
-                for some in left:
-                    self._append(held, some, pack, count)
-                leave(held)
-                held.release()
-
+        broker, bodies = self._broker, self._bodies
         try:
-            held = broker.store.hold(
-                size + leaving_bytes,
-                len(expected) + len(whole) + 1,
-                self._modes,
-                complete,
-                reserved=bool(leaving_bytes),
-            )
-        except StoreError as error:
-            broker.sliced_work.add(_not_coming(expected))
-            self.done.resolve(error)
+            for queues in slices:
+                for queue, log in queues:
+                    self._modes.add(log.log.mode)
+                    self._expected.append((queue, log.log, queue.expect(self._head, bodies)))
+                yield
+            whole = broker.bodies.whole_records(bodies) if self._head.large else []
+            held = self._hold(whole)
+        except Exception as error:
+            self._tell_later(error if isinstance(error, StoreError) else bug(error))
             raise
+        held.ticket.when_done(lambda done: self._tell_later(done.error))
         try:
             if whole:
                 held.append(whole)
                 broker.bodies.whole_appended(bodies, held.ticket)
-            for some in left:
-                self._append(held, some, pack, count)
+            while self._expected and not held.released:
+                self._append(held)
                 yield
-        finally:  # also where nobody goes on with this, or a bug ends it
-            try:
-                complete()
-            except Exception as error:
-                held.release(error)
-                raise
-            if self._gone:
-                broker.sliced_work.add(_not_coming(self._gone))
-            held.ticket.when_done(lambda done: broker.sliced_work.add(self._tell(done.error)))
+        except Exception as error:
+            held.release(error)
+            raise
+        finally:  # also where nobody goes on with this
+            self._complete()
 
-    def _append(
-        self, held: Held, some: Iterable[_Expected], pack: Callable[[int], bytes], count: int
-    ) -> None:
-        """Give these queues numbers, records and places."""
-        coming: list[_Expected] = []
+    def _hold(self, whole: Sequence[tuple[Log, bytes, int]]) -> Held:
+        """Raises StoreError."""
+        head, bodies = self._head, self._bodies
+        self._pack = putter(head, bodies)
+        count = len(self._expected)
+        size = put_bytes(head) * len(bodies) * count + sum([len(records) for _, records, _ in whole])
+        if self._leaving is not None:
+            _, log, message = self._leaving
+            self._taken = log.leaving([message])
+            size += len(self._taken)
+        self._held = self._broker.store.hold(
+            size, count + len(whole) + 1, self._modes, self._complete, reserved=bool(self._taken)
+        )
+        return self._held
+
+    def _complete(self) -> None:
+        """Append the rest: the store calls it where it cannot wait."""
+        held = self._held
+        if held is None or held.released:
+            return
+        try:
+            while self._expected:
+                self._append(held)
+            if self._leaving is not None:
+                queue, log, message = self._leaving
+                if not queue.deleted:
+                    held.append([(log.log, self._taken, 1)])
+                log.left([message])
+        except Exception as error:
+            held.release(error)
+            raise
+        held.release()
+
+    def _append(self, held: Held) -> None:
+        """Give the next queues numbers, records and places. Each is expected until it has all that."""
+        expected, count = self._expected, len(self._bodies)
+        some = expected[: -QUEUES_PER_STEP - 1 : -1]
         firsts: list[int] = []
         parts: list[tuple[Log, bytes, int]] = []
+        for queue, log, _ in some:
+            if not queue.deleted:
+                first = queue.numbered
+                queue.numbered = first + count
+                firsts.append(first)
+                parts.append((log, self._pack(first), count))
+        places = zip(firsts, held.append(parts), strict=True)
         for each in some:
-            queue = each[0]
+            queue, _, messages = each
             if queue.deleted:
                 self._gone.append(each)
-                continue
-            first = queue.numbered
-            queue.numbered = first + count
-            firsts.append(first)
-            parts.append((each[1], pack(first), count))
-            coming.append(each)
-        offsets = held.append(parts)
-        for (queue, _, messages), first, offset in zip(coming, firsts, offsets, strict=True):
-            queue.place(messages, self._stored)
-            self._coming.append((queue, messages, first, offset))
+            else:
+                first, offset = next(places)
+                queue.place(messages, self._stored)
+                self._coming.append((queue, messages, first, offset))
+            expected.pop()  # let go of here, for that takes as long
+
+    def _tell_later(self, error: StoreError | None) -> None:
+        self._broker.sliced_work.add(self._tell(error))
 
     def _tell(self, error: StoreError | None) -> Iterator[None]:
-        """The disk has it, or refuses it. Whatever came to the queues later waits until all is told here."""
-        size = put_bytes(self._head)
+        """The disk has it, or it cannot be written. Whatever came to the queues later waits until all is told
+        here."""
         for those in batched(self._coming, QUEUES_PER_STEP):
+            size = put_bytes(self._head)
             for _, messages, first, offset in those:
                 for place, message in enumerate(messages):
                     message.number, message.offset = first + place, offset + place * size
@@ -165,14 +188,16 @@ class WideAppend:
             for queue, _, _, _ in those:
                 queue.synced(self._stored)
             yield
+        for some in batched(chain(self._gone, self._expected), QUEUES_PER_STEP):
+            for queue, _, messages in some:
+                queue.not_coming(messages)
+            yield
         self.done.resolve(error)
 
 
-def _not_coming(expected: Iterable[_Expected]) -> Iterator[None]:
-    for some in batched(expected, QUEUES_PER_STEP):
-        for queue, _, messages in some:
-            queue.not_coming(messages)
-        yield
+def bug(error: Exception) -> StoreError:
+    """What is told to who waits for what a bug has kept from being written."""
+    return StoreError(f"a bug in the broker: {type(error).__name__}")
 
 
 @attrs.define(eq=False)
@@ -181,7 +206,8 @@ class Publication:
 
     `whole`: all have it. Its error says that some queue rejects what it has no room for, or that the store
     refuses a message. Then `on_refused` was called, too, and no queue has got that one, nor any behind it.
-    `send_return`: of what nobody can take at once, which then goes nowhere else (`immediate`).
+    `send_return`: of what nobody can take at once, which then goes nowhere else (`immediate`). `leaving`:
+    what leaves its queue in the batch of the durable ones; the message is persistent.
     """
 
     _broker: WideContext
@@ -190,6 +216,7 @@ class Publication:
     _bodies: Sequence[bytes]
     _on_refused: Callable[[StoreError], None]
     _send_return: Callable[[bytes], None] | None = None
+    _leaving: Leaving | None = None
     whole: Ticket = attrs.field(factory=Ticket, init=False)
     _last: Ticket | None = attrs.field(default=None, init=False)
     _failed: StoreError | None = attrs.field(default=None, init=False)
@@ -201,13 +228,19 @@ class Publication:
                 self._broker.bodies.refer(body)
 
     def steps(self) -> Iterator[None]:
-        """Of half a millisecond each."""
+        """Of half a millisecond each. A bug refuses a message as the store does, and is reported."""
+        failed: StoreError | None = None
         try:
             for body in self._bodies:
                 yield from self._publish(body)
         except StoreError as error:
-            self._failed = error
-            self._on_refused(error)
+            failed = error
+        except Exception as error:
+            self._broker.report_crash(error)
+            failed = bug(error)
+        if failed is not None:
+            self._failed = failed
+            self._on_refused(failed)
         if self._head.large:
             for body in self._bodies:
                 self._broker.bodies.let_go(body)
@@ -223,7 +256,10 @@ class Publication:
         queues = self._queues
         if self._head.persistent:
             queues = []
-            yield from self._append(body, queues)
+            wide = WideAppend(self._broker, self._head, (body,), self._leaving)
+            with paused(len(self._queues)):
+                yield from wide.steps(self._durable(queues))
+            self._last = wide.done
         for some in batched(queues, QUEUES_PER_STEP):
             try:
                 self._last = self._broker.publish_to(self._head, self._open(some), (body,)) or self._last
@@ -233,17 +269,12 @@ class Publication:
         if not self._taken and self._send_return is not None:
             self._send_return(body)
 
-    def _append(self, body: bytes, others: list[Queue]) -> Iterator[None]:
-        """To the durable queues; `others` gets those that are not. Raises StoreError."""
-        wide = WideAppend(self._broker, self._head, (body,))
-        with paused(len(self._queues)):
-            for some in batched(self._queues, QUEUES_PER_STEP):
-                others += [queue for queue in some if not queue.durable]
-                open_ = self._open([queue for queue in some if queue.durable])
-                wide.expect([(queue, queue.log) for queue in open_ if queue.log is not None])
-                yield
-            yield from wide.steps()
-        self._last = wide.done
+    def _durable(self, others: list[Queue]) -> Iterator[list[tuple[Queue, QueueLog]]]:
+        """Those that have a log, in slices; `others` gets those that have none."""
+        for some in batched(self._queues, QUEUES_PER_STEP):
+            others += [queue for queue in some if not queue.durable]
+            open_ = self._open([queue for queue in some if queue.durable])
+            yield [(queue, queue.log) for queue in open_ if queue.log is not None]
 
     def _open(self, queues: Sequence[Queue]) -> Sequence[Queue]:
         """Those that will have the message."""

@@ -20,7 +20,7 @@ from dmp.message import Head
 from dmp.pacing import STOP_BODIES, stop_until
 from dmp.properties import note_untrusted, without_bcc
 from dmp.queue_records import places
-from dmp.refusals import Code, Refusal
+from dmp.refusals import Code, Refusal, said_of
 from dmp.settings import DmpSettings
 from shared.errors import StoreError
 from shared.file_range import FileRange
@@ -170,7 +170,7 @@ class Content:
                 try:
                     arriving.add(part)
                 except StoreError as error:
-                    self.failed = str(error) or "the store takes no writes"
+                    self.failed = said_of(error)
                     self._give_up(incoming)
                 incoming.large_progressed()
         if self.missing:

@@ -32,7 +32,7 @@ from dmp.memory import BudgetedCache
 from dmp.message import Head
 from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK
 from dmp.queues import Queue
-from dmp.refusals import Code, Refusal
+from dmp.refusals import Code, Refusal, refused_by_store, said_of
 from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.access import WRITE
 from shared.errors import StoreError
@@ -212,7 +212,7 @@ class Publishing:
                 else:
                     ticket = broker.publish(head, queues, bodies)
             except StoreError as error:
-                self.refuse(channel, count, str(error) or "the store takes no writes")
+                self.refuse(channel, count, said_of(error))
                 return
         if broker.recorder is not None:
             self.record(post, bodies)
@@ -290,7 +290,7 @@ class Publishing:
         def refused(error: StoreError) -> None:
             if channel.confirms is None:  # else the confirm says so
                 mux.current, mux.index = channel, PUBLISH_INDEX
-                mux.refuse(Refusal(Code.RESOURCE_ERROR, str(error) or "the store takes no writes"))
+                mux.refuse(refused_by_store(error))
 
         def send_return(body: bytes) -> None:
             if not (channel.silent or mux.session.lost):

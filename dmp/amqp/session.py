@@ -30,7 +30,7 @@ from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, Stat
 from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PUBLISH, encode
 from dmp.memory import check
 from dmp.pacing import STOP_READY, stop_until
-from dmp.refusals import Code, Refusal, shown
+from dmp.refusals import Code, Refusal, refused_by_store, said_of, shown
 from dmp.settings import LOCAL
 from shared.access import ANONYMOUS
 from shared.errors import RemoteProtocolError, StoreError
@@ -298,9 +298,8 @@ class AmqpSession(SessionBase):
             raise NotYet(sliced_work.when_idle)
         try:
             handler(channel, method)
-        except StoreError as error:  # the connection's end: the specification has nothing softer
-            text = str(error) or "the store takes no writes"
-            raise Refusal(Code.RESOURCE_ERROR, text) from error
+        except StoreError as error:
+            raise refused_by_store(error) from error
 
     def _open_channel(self, number: int) -> None:
         if number > self._channel_max:
@@ -530,7 +529,7 @@ class AmqpSession(SessionBase):
         """A declaration or deletion did not reach the disk: nothing behind it can be trusted."""
         if self.state is State.OPEN:
             self.mux.index = 0
-            self._close(Refusal(Code.INTERNAL_ERROR, str(error) or "the store takes no writes"))
+            self._close(Refusal(Code.INTERNAL_ERROR, said_of(error)))
         return b""
 
 

@@ -37,7 +37,7 @@ from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH
 from dmp.queue_records import put
 from dmp.queues import Queue
-from dmp.refusals import Code, Refusal
+from dmp.refusals import Code, Refusal, refused_by_store
 from shared.access import READ, WRITE
 from shared.budget import Account
 from shared.errors import StoreError
@@ -173,8 +173,7 @@ class Transaction:
             ticket = change.apply()
         except StoreError as error:
             broker.counts.refused_publishes += sum(len(bodies) for _, _, bodies in self._posts)
-            text = str(error) or "the store takes no writes"
-            raise Refusal(Code.RESOURCE_ERROR, text) from error
+            raise refused_by_store(error) from error
         counts = broker.counts
         counts.dead_lettered += letters
         counts.dead_letters_lost += lost

@@ -14,7 +14,7 @@ from shared.storage import catalog
 from shared.storage.disk import replace_file
 from shared.storage.settings import Durability
 from tests.dmp.amqp_peer import Peer
-from tests.dmp.world import PERSISTENT, Taker, World, ready
+from tests.dmp.world import PERSISTENT, World, ready
 from tests.support.fake_disk import FakeDisk
 
 DEFINITIONS = "dmp-tables/definitions"
@@ -229,10 +229,7 @@ async def test_a_dead_letter_that_cannot_be_written_keeps_what_others_acknowledg
 ) -> None:
     world.queue(b"dead", durable=True)
     queue = world.queue(durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
-    taker = Taker(no_ack=False)
-    queue.add_consumer(taker)
-    world.publish(b"", b"q", b"acknowledged", b"rejected", properties=PERSISTENT)
-    world.settle()
+    taker = world.holder(queue, b"acknowledged", b"rejected", properties=PERSISTENT)
     queue.settle(taker.messages[:1])
     with monkeypatch.context() as patch:
         patch.setattr(world.store, "append_all", fails)

@@ -181,11 +181,7 @@ async def test_a_log_whose_messages_all_become_dead_letters_is_kept_small(world:
 async def test_a_dead_letter_moves_from_log_to_log_as_one(world: World) -> None:
     dead = world.queue(b"dead", durable=True)
     queue = world.queue(durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
-    world.publish(b"", b"q", b"x", properties=PERSISTENT)
-    world.settle()
-    taker = Taker(no_ack=False)
-    queue.add_consumer(taker)
-    queue.dispatch()
+    taker = world.holder(queue, b"x", properties=PERSISTENT)
     queue.reject(taker.messages)
     world.settle()
     assert ready(dead) == [b"x"]
@@ -197,11 +193,7 @@ async def test_a_dead_letter_moves_from_log_to_log_as_one(world: World) -> None:
 async def test_a_dead_letter_that_cannot_be_written_is_there_after_a_restart(world: World) -> None:
     world.queue(b"dead", durable=True)
     queue = world.queue(b"q", durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
-    world.publish(b"", b"q", b"x", properties=PERSISTENT)
-    world.settle()
-    taker = Taker(no_ack=False)
-    queue.add_consumer(taker)
-    queue.dispatch()
+    taker = world.holder(queue, b"x", properties=PERSISTENT)
     world.break_disk()
     world.publish(b"", b"q", b"lost", properties=PERSISTENT)
     world.settle()
@@ -360,9 +352,7 @@ async def test_a_full_queue_by_bytes_rejects_too_and_takes_no_dead_letters(world
 
 async def test_a_paused_queue_takes_messages_and_gives_them_out_once_it_is_resumed(world: World) -> None:
     queue = world.queue(messages_max=2, rejects=True)
-    taker = Taker(no_ack=False)
-    queue.add_consumer(taker)
-    world.publish(b"", b"q", b"0")
+    taker = world.holder(queue, b"0")
     world.topology.set_paused(queue, True)
     world.topology.set_paused(queue, True)
     world.publish(b"", b"q", b"1", b"2", b"3")

@@ -3,7 +3,9 @@
 import errno
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count as counting
+from typing import Any
 
 import pytest
 from pamqp import base, commands
@@ -15,17 +17,36 @@ from dmp.amqp import publishing
 from dmp.amqp.wire import encode
 from dmp.data_types import short
 from dmp.message import Message
+from dmp.queue_log import QueueLog
 from dmp.queues import Queue
 from dmp.ready import ReadyRow
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
+from shared.garbage import PAUSES
+from shared.storage.committer import Held
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import EIGHTEEN, PERSISTENT, Taker, World, bind_to_be_looked_at, head, ready
 from tests.support.commits import fail, journal_write, watch
+from tests.support.crashing import failing
 
 C = commands
 EXPIRES_SOON = struct.pack(">H", 0x0100) + short(b"1")
 EXPIRES_LATER = struct.pack(">H", 0x0100) + short(b"60000")
+
+
+def in_turns(
+    world: World, left: Callable[[], int], most: int, seen: Callable[[], object] = lambda: None
+) -> int:
+    """How many turns the sliced work takes, in each of which fewer than `most` of what is left go. Nobody is
+    told or given anything (`seen`) before its end."""
+    turns = 0
+    while world.broker.sliced_work.busy:
+        assert not seen()
+        before = left()
+        world.broker.timers.run_due()
+        assert before - left() < most
+        turns += 1
+    return turns
 
 
 def dying(world: World, name: bytes, **arguments: object) -> Queue:
@@ -78,10 +99,7 @@ async def test_a_dead_letter_with_large_headers_is_a_turn_of_its_own(world: Worl
 
 
 async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many(world: World) -> None:
-    count = 600
-    targets = [world.queue(b"dead%d" % number) for number in range(count)]
-    for target in targets:
-        world.topology.bind(b"amq.fanout", target)
+    targets = fan(world, 600, name=b"dead")
     rejected(world, world.queue(b"q", dead_letter_exchange=b"amq.fanout"), numbered(3))
     assert {len(ready(target)) for target in targets} == {1}
     world.advance(0)
@@ -92,16 +110,10 @@ async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many(world: Worl
 async def test_dead_letters_that_go_to_very_many_queues_go_in_turns_and_in_order(
     world: World, durable: bool
 ) -> None:
-    count = 2100
-    targets = [world.queue(b"dead%d" % number, durable=durable) for number in range(count)]
-    for target in targets:
-        world.topology.bind(b"amq.fanout", target)
+    targets = fan(world, 2100, durable=durable, name=b"dead")
     world.topology.bind(b"amq.fanout", world.queue(b"plain"))
     queue = world.queue(b"q", durable=durable, dead_letter_exchange=b"amq.fanout")
-    taker = Taker(no_ack=False)
-    queue.add_consumer(taker)
-    world.publish(b"", b"q", *numbered(3), properties=PERSISTENT if durable else b"\0\0")
-    world.settle()
+    taker = world.holder(queue, *numbered(3), properties=PERSISTENT if durable else b"\0\0")
     queue.reject(taker.messages)
     reached = 0
     turns = 0
@@ -123,14 +135,9 @@ async def test_dead_letters_that_go_to_very_many_queues_go_in_turns_and_in_order
 
 
 async def test_a_dead_letter_to_very_many_queues_that_cannot_be_written_is_there_again(world: World) -> None:
-    targets = [world.queue(b"dead%d" % number, durable=True) for number in range(2100)]
-    for target in targets:
-        world.topology.bind(b"amq.fanout", target)
+    targets = fan(world, 2100, durable=True, name=b"dead")
     queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
-    taker = Taker(no_ack=False)
-    queue.add_consumer(taker)
-    world.publish(b"", b"q", b"x", properties=PERSISTENT)
-    world.settle()
+    taker = world.holder(queue, b"x", properties=PERSISTENT)
     world.disk.full = True
     queue.reject(taker.messages)
     world.advance(0)
@@ -450,15 +457,11 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
     last = Peer(world).login()
     last.frames()
     last.session.receive(encode(C.Queue.Purge(0, "q"), 1))
-    turns = 1
-    while world.broker.sliced_work.busy:
-        assert taker.bodies == [], "what stands before it is not back yet"
-        assert not other.frames_now() + last.frames_now()
-        before = queue.unacked
-        world.broker.timers.run_due()
-        assert before - queue.unacked < 3000
-        turns += 1
-    assert turns > 4
+
+    def seen() -> object:
+        return taker.bodies or other.frames_now() + last.frames_now()
+
+    assert in_turns(world, lambda: queue.unacked, 3000, seen) > 3, "what stands before it is not back yet"
     world.advance(0)
     assert taker.bodies == [*sent, b"new"]
     assert other.names() == ["Basic.GetEmpty"]
@@ -493,15 +496,8 @@ async def test_very_many_that_are_acknowledged_or_given_back_at_once_go_in_turns
         "reject": C.Basic.Nack(tag, True, False),
     }[method]
     peer.session.receive(encode(said, 1) + publish("", "other", b"x"))
-    turns = 0
-    while world.broker.sliced_work.busy:
-        if method != "requeue":
-            assert not peer.frames_now(), "a confirm says that all before it was taken"
-        before = queue.unacked
-        world.broker.timers.run_due()
-        assert before - queue.unacked < 3000
-        turns += 1
-    assert turns > 2
+    seen = peer.frames_now if method != "requeue" else list  # a confirm says that all before it was taken
+    assert in_turns(world, lambda: queue.unacked, 3000, seen) > 2
     assert peer.names() == ["Basic.Ack"], "the confirm"
     assert queue.unacked == part
     counts = world.broker.counts
@@ -576,15 +572,7 @@ async def test_messages_of_very_many_queues_come_back_in_turns(world: World, met
             "close": C.Channel.Close(200, "", 0, 0),
         }[method]
         peer.session.receive(encode(said, 1))
-    turns = 0
-    back = sum(not queue.unacked for queue in queues[1000:])
-    while world.broker.sliced_work.busy:
-        world.broker.timers.run_due()
-        now = sum(not queue.unacked for queue in queues[1000:])
-        assert now - back < 600
-        back = now
-        turns += 1
-    assert turns > 3
+    assert in_turns(world, lambda: sum(bool(queue.unacked) for queue in queues[1000:]), 600) > 3
     for queue, taker in zip(queues, takers[:1000], strict=False):
         assert taker.bodies == [b"behind", queue.name]
     assert all(ready(queue) == [queue.name, b"behind"] for queue in queues[1000:])
@@ -645,14 +633,7 @@ async def test_very_many_queues_of_one_owner_go_in_turns(world: World) -> None:
     other.frames()
     peer.lose()
     other.session.receive(encode(C.Queue.Declare(0, "0"), 1))
-    turns = 1
-    while world.broker.sliced_work.busy:
-        assert other.frames_now() == []
-        before = len(world.broker.queues)
-        world.broker.timers.run_due()
-        assert before - len(world.broker.queues) < 400
-        turns += 1
-    assert turns > 3
+    assert in_turns(world, lambda: len(world.broker.queues), 400, other.frames_now) > 2
     assert other.names() == ["Queue.DeclareOk"]
     assert list(world.broker.queues) == [b"0"]
 
@@ -738,15 +719,8 @@ async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_h
         + encode(C.Exchange.Declare(0, "x", durable=True), 1)
         + publish("", "q", b"later")
     )
-    turns = 1
-    while broker.sliced_work.busy:
-        assert other.frames_now() == []
-        before = broker.bindings
-        broker.timers.run_due()
-        assert before - broker.bindings < 400
-        turns += 1
+    assert in_turns(world, lambda: broker.bindings, 400, other.frames_now) > 2
     world.settle()
-    assert turns > 3
     other.pump()
     world.settle()
     assert peer.names() == [f"{deletes.name}Ok"]
@@ -869,8 +843,9 @@ async def test_many_messages_are_gone_at_once_and_freed_in_turns(
     assert not waiting
 
 
-def fan(world: World, count: int, *, durable: bool = False) -> list[Queue]:
-    queues = [world.queue(b"q%d" % number, durable=durable) for number in range(count)]
+def fan(world: World, count: int, *, durable: bool = False, name: bytes = b"q") -> list[Queue]:
+    """So many queues that `amq.fanout` leads to."""
+    queues = [world.queue(b"%s%d" % (name, number), durable=durable) for number in range(count)]
     for queue in queues:
         world.topology.bind(b"amq.fanout", queue)
     world.settle()
@@ -926,10 +901,7 @@ async def test_one_full_queue_of_very_many_refuses_and_the_others_have_the_messa
 @pytest.mark.usefixtures("wide")
 async def test_of_very_many_queues_the_durable_ones_have_a_message_all_or_none(world: World) -> None:
     fan(world, 600)
-    durable = [world.queue(b"durable%d" % number, durable=True) for number in range(300)]
-    for queue in durable:
-        world.topology.bind(b"amq.fanout", queue)
-    world.settle()
+    durable = fan(world, 300, durable=True, name=b"durable")
     peer = await confirming(world)
     (written,) = watch(world.disk, "write")
     peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
@@ -1110,6 +1082,103 @@ async def test_what_the_store_refuses_reaches_none_of_very_many_queues(
     assert transient.depth == (when == "write")
     transient.purge()
     assert world.broker.memory.held_bytes == 0
+
+
+def amid_queues(function: Any, number: int) -> Any:
+    """The function, but its call of this number raises, counted from 0."""
+    calls = counting()
+    return failing(function, lambda *_: next(calls) == number)
+
+
+BUGS = [
+    (Queue, "expect", 300, False),
+    (Held, "append", 0, False),
+    (Held, "append", 3, False),
+    (Queue, "place", 0, False),
+    (Queue, "place", 600, False),
+    (Held, "append", 6, True),
+    (Queue, "place", 600, True),
+]
+"""What fails, and at which call; whether the store has the rest appended at once."""
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("confirms", [False, True])
+@pytest.mark.parametrize(("of", "name", "number", "hurried"), BUGS)
+async def test_what_a_bug_keeps_from_very_many_queues_is_refused_and_none_of_them_counts_it(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    of: Any,
+    name: str,
+    number: int,
+    hurried: bool,
+    confirms: bool,
+) -> None:
+    queues = wide_and_durable(world)
+    peer = await confirming(world) if confirms else Peer(world).login()
+    monkeypatch.setattr(of, name, amid_queues(getattr(of, name), number))
+    peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
+    if hurried:
+        amid_the_appends(world, queues)
+        world.store.hold(0, 1, {world.broker.settings.durability}, lambda: None).release()
+    for _ in range(2):
+        world.advance(0)
+        world.settle()
+    world.advance(0)
+    assert peer.names() == (["Basic.Nack"] if confirms else [] if hurried else ["Connection.Close"])
+    assert bool(world.store.read_only) == (name != "expect")
+    assert {queue.depth for queue in queues} == {queue.unsynced for queue in queues} == {0}
+    assert {queue.unsynced_bytes for queue in queues} == {0}
+    assert world.broker.memory.held_bytes == 0
+    monkeypatch.undo()
+    assert depths(await world.again(), queues) == {0}
+
+
+@pytest.mark.parametrize("number", [0, 3])
+async def test_a_dead_letter_that_a_bug_keeps_from_very_many_queues_is_there_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    targets = fan(world, 2100, durable=True)
+    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
+    taker = world.holder(queue, b"1", b"2", properties=PERSISTENT)
+    monkeypatch.setattr(Held, "append", amid_queues(Held.append, number))
+    queue.reject(taker.messages)
+    for _ in range(3):
+        world.advance(0)
+        world.settle()
+    assert {target.depth for target in targets} == {target.unsynced for target in targets} == {0}
+    counts = world.broker.counts
+    assert (counts.dead_letters_lost, counts.crashes) == (1, 1)
+    assert world.broker.memory.held_bytes == 0
+    monkeypatch.undo()
+    after = await world.again()
+    assert ready(after.broker.queues[b"q"]) == [b"1", b"2"]
+    assert depths(after, targets) == {0}
+
+
+async def test_the_collector_pauses_while_a_dead_letter_goes_to_very_many_queues_and_its_record_is_made_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = fan(world, 4200, durable=True)
+    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
+    taker = world.holder(queue, b"1", properties=PERSISTENT)
+    packed: list[QueueLog] = []
+    leaving = QueueLog.leaving
+
+    def counted(log: QueueLog, messages: Sequence[Message]) -> bytes:
+        packed.append(log)
+        return leaving(log, messages)
+
+    monkeypatch.setattr(QueueLog, "leaving", counted)
+    assert not PAUSES.count
+    queue.reject(taker.messages)
+    while world.broker.sliced_work.busy:
+        assert PAUSES.count
+        world.broker.timers.run_due()
+    assert packed == [queue.log]
+    world.settle()
+    world.advance(0)
+    assert (depths(world, targets), PAUSES.count) == ({1}, 0)
 
 
 @pytest.mark.usefixtures("wide")

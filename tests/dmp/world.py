@@ -102,6 +102,14 @@ class World:
             self.broker.bodies.let_go(reference)
         return ticket
 
+    def holder(self, queue: Queue, *bodies: bytes, properties: bytes = NO_PROPERTIES) -> "Taker":
+        """Who has messages of the queue that were published just now, and has not acknowledged them."""
+        taker = Taker(no_ack=False)
+        queue.add_consumer(taker)
+        self.publish(b"", queue.name, *bodies, properties=properties)
+        self.settle()
+        return taker
+
     def body(self, message: Message) -> bytes:
         """Of one that may be large."""
         if not message.head.large:
@@ -192,6 +200,7 @@ def bind_to_be_looked_at(world: World, source: bytes, queue: Queue, count: int) 
     """So many headers bindings that a message of `EIGHTEEN` is held against, as far as no index helps: each
     wants nine of its headers, and one that it has not. And one more that it fits."""
     names = [f"h{number}" for number in range(18)]
+    tables: list[dict[str, Any]]
     tables = [{**dict.fromkeys(some, 1), "missing": 1} for some in islice(combinations(names, 9), count)]
     for arguments in (*tables, {"h0": 1}):
         world.topology.bind(source, queue, b"", encode.field_table(arguments))
