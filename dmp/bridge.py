@@ -281,6 +281,9 @@ class DmpBridgeEnds:
             raise ValueError("an exchange's name has no fields; its routing key may")
         return NameTemplate.parse(parts[1]) if parts[1] else NameTemplate("", frozenset(), ())
 
+    def gives_back(self, source: str) -> bool:
+        return exchange_and_key(source) is None
+
     def may_feed(self, target: str, source: str) -> bool:
         to, of = exchange_and_key(target), exchange_and_key(source)
         template = self.target_name(target)

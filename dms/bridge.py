@@ -170,6 +170,9 @@ class DmsBridgeEnds:
     def target_name(self, place: str) -> NameTemplate:
         return target_template(place, self.check_source)
 
+    def gives_back(self, source: str) -> bool:
+        return True
+
     def may_feed(self, target: str, source: str) -> bool:
         return may_be(NameTemplate.parse(target), source)
 

@@ -304,6 +304,9 @@ class LogmqBridgeEnds:
                 raise ValueError(str(refusal)) from None
         return template
 
+    def gives_back(self, source: str) -> bool:
+        return False
+
     def may_feed(self, target: str, source: str) -> bool:
         return may_name(NameTemplate.parse(target), unescaped(source).decode("latin-1"))
 

@@ -1082,7 +1082,8 @@ class Session(SessionBase):
         self._end(Event.TLS)
 
     def too_late(self) -> None:
-        what = "the line" if self.state is not State.BODY else "the bytes of the message"
+        in_body = self.state in (State.BODY, State.SKIPPED_BODY)
+        what = "the bytes of the message" if in_body else "the line"
         self.counts.too_late += 1
         self._refuse(Refusal(Code.SYNTAX, f"{what} took too long to come; closing"))
         self._end(Event.TOO_LATE)

@@ -281,6 +281,9 @@ class BridgeEnds(Protocol):
     def target_name(self, place: str) -> NameTemplate:
         """The name, or template of names, that messages are written to. Raises ValueError."""
 
+    def gives_back(self, source: str) -> bool:
+        """Whether the messages of `source` are its bridge's alone (`BridgeSource.gives_back`)."""
+
     def may_feed(self, target: str, source: str) -> bool:
         """Whether messages written to `target` may come out of `source`."""
 
@@ -298,6 +301,9 @@ class VolatileEnds:
     """What ends with volatile sources share: nothing is kept for a paused bridge."""
 
     keeps_position = False
+
+    def gives_back(self, source: str) -> bool:
+        return False
 
     def lag_of(self, service: Any, place: str, positions: Positions) -> None:
         return None

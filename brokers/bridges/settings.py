@@ -173,6 +173,11 @@ def _bridge(table: Mapping[str, Any], ends: Ends) -> BridgeSettings:
         if not found.on_refused.startswith("dead:"):
             raise _WrongError("on_refused", f"{found.on_refused!r} is none of wait, drop and dead:<address>")
         check_target(found.dead, ends, "on_refused")
+        of, source = split(found.source)
+        if _ends_of(of, ends).gives_back(source) and _leads_to(found.dead, found.source, ends):
+            # It has passed this bridge, which would take it out of the queue and carry it nowhere.
+            why = "what is set apart would come back to this bridge, and be lost: name another place"
+            raise _WrongError("on_refused", why)
     return found
 
 
@@ -297,11 +302,17 @@ def circles(bridges: Sequence[BridgeSettings], ends: Ends) -> Iterator[tuple[str
 
 
 def _feeds(one: BridgeSettings, other: BridgeSettings, ends: Ends) -> bool:
-    (to, target), (of, source) = split(one.target), split(other.source)
-    found = ends(to)
-    if to != of or found is None or not found.may_feed(target, source):
+    if not _leads_to(one.target, other.source, ends):
         return False
-    return not (one.form == "json" and found.target_name(target).fields)
+    protocol, target = split(one.target)
+    return not (one.form == "json" and _ends_of(protocol, ends).target_name(target).fields)
+
+
+def _leads_to(target_address: str, source_address: str, ends: Ends) -> bool:
+    """Whether messages written to the one may come out of the other."""
+    (to, target), (of, source) = split(target_address), split(source_address)
+    found = ends(to)
+    return to == of and found is not None and found.may_feed(target, source)
 
 
 class _Lines:

@@ -68,7 +68,7 @@ def test_a_body_that_is_not_there_within_30_s_closes_the_connection(peer: Peer, 
     assert not peer.connection.finished
     peer.advance(2)
     assert peer.connection.finished
-    assert b"took too long" in peer.take()
+    assert b"the bytes of the message took too long" in peer.take()
     assert peer.world.topics() == []
 
 

@@ -113,6 +113,27 @@ def test_a_circle_that_names_show_is_refused_unless_it_is_meant(bridges: list[tu
 
 
 @pytest.mark.parametrize(
+    ("source", "dead", "refused"),
+    [
+        ("dms:a", "dms:a", True),
+        ("dms:a", "dms:{name}", True),
+        ("dmp:a", "dmp:a", True),
+        ("dms:a", "dms:dead", False),
+        ("dms:a", "dmp:a", False),
+        ("dmp:amq.topic/a.#", "dmp:amq.topic/a.dead", False),
+        ("logmq:*", "logmq:dead", False),
+    ],
+)
+def test_what_is_set_apart_does_not_come_back_to_the_queue_it_is_taken_from(
+    source: str, dead: str, refused: bool
+) -> None:
+    """It has passed the bridge, which would confirm it and carry it nowhere."""
+    table = {"name": "b", "from": source, "to": "kqmsgq:x", "on_refused": f"dead:{dead}", "may_circle": True}
+    _, problems = parse_bridges([table], ends)
+    assert ["be lost" in each.text for each in problems] == [True] * refused
+
+
+@pytest.mark.parametrize(
     ("source", "target", "form"),
     [
         ("logmq:a", "logmq:b", "raw"),
