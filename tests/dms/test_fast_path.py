@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dms import wire
-from dms.queue_log import Arrival
 from dms.session import Session
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
@@ -275,5 +274,5 @@ def test_a_delivery_does_not_wait_for_a_commit_behind_its_own() -> None:
     peer.send(wire.pack(Type.CONSUME, 2, NAME))
     peer.session.receive(wire.pack(Type.ACK, held))  # with the next commit
     queue = world.engine.queues[b"q"]
-    queue.arrived([Arrival(0, 0, queue.end, (b"b",), 1, Ticket())])  # of an earlier one
+    queue.arrived([(0, 0, queue.end, (b"b",), 1, Ticket())])  # of an earlier one
     assert [body for _, body in deliveries(peer.take())] == [b"b"]
