@@ -268,11 +268,7 @@ class QueueLog:
     # -- pending records
 
     def produce(self, bodies: Sequence[bytes], size: int, first: int) -> Ticket:
-        """Messages arrive, from sequence `first` on, `size` bytes in all."""
-        if isinstance(bodies[0], DeadLetter):
-            offset, ticket = self.append(*self._with_notes(self.arriving(bodies, first)))
-            self.appended(bodies, size, offset, first, ticket)
-            return ticket
+        """Messages arrive, from sequence `first` on, `size` bytes in all. No dead letters: see `arriving`."""
         needed = size + _LENGTH_BYTES * len(bodies)
         pending = self._pending
         if pending is None or pending is not self.log.pending or needed > pending.batch.room:
@@ -345,9 +341,14 @@ class QueueLog:
         return self.log.append(data, count, reserved)
 
     def arriving(self, bodies: Sequence[bytes], first: int) -> bytes:
-        """The record of arriving messages, for the caller to append now; then it calls `appended`."""
+        """The record of arriving messages, for the caller to append now; then it calls `appended`. All of
+        them are dead letters, or none is.
+        """
         self.write_pending()
-        return self._enqueued(bodies, first)
+        if isinstance(bodies[0], DeadLetter):
+            letters = records.pack_letters(bodies)  # type: ignore[arg-type]
+            return self._pack(RecordKind.LETTERS, len(bodies), first, letters)
+        return records.pack_enqueued(bodies, first, *self._times.stamp())
 
     def appended(self, bodies: Sequence[bytes], size: int, offset: int, first: int, ticket: Ticket) -> None:
         """Messages are in the log, from `offset` to its end."""
@@ -373,12 +374,6 @@ class QueueLog:
         if self._copies is not None:
             self._copies.left(runs)
         return ticket
-
-    def _enqueued(self, bodies: Sequence[bytes], first: int) -> bytes:
-        if isinstance(bodies[0], DeadLetter):
-            letters = records.pack_letters(bodies)  # type: ignore[arg-type]
-            return self._pack(RecordKind.LETTERS, len(bodies), first, letters)
-        return records.pack_enqueued(bodies, first, *self._times.stamp())
 
     def _pack(self, kind: RecordKind, count: int, seq: int, body: bytes, reason: int = 0) -> bytes:
         return records.pack_head(kind, count, seq, *self._times.stamp(), len(body), reason) + body
