@@ -164,8 +164,8 @@ class Session(SessionBase):
 
         A consumer with one credit sends an ACK and the next CONSUME, in one write or two. A worker sends the
         PRODUCE of its result between them. A producer that waits for each answer sends one PRODUCE. Looking
-        for neighbours where there are none costs more than the request itself. 50 producers and 50 consumers
-        in memory, one message at a time, take 29 us of processor time a message, and 44 without this.
+        for neighbours where there are none costs more than the request itself. With 64 queues and a credit of
+        one a message takes 14 us in process, and 22 without this; in memory 4.6 and 11.4.
         """
         if self.state is _OPEN and not (self.kept or self.stopped):
             size = len(data)
@@ -262,7 +262,7 @@ class Session(SessionBase):
     def _fast_runs(self, data: bytes) -> int:
         """Handle the runs with which a read begins: from clients with a window that is mostly all of it.
 
-        With a window of 16 a message in memory takes 1.28 us of processor time, and 1.45 by `apply` alone.
+        With a window of 16 a message in memory takes 1.32 us of processor time, and 1.47 by `apply` alone.
         Returns how many bytes are done; the rest is for `apply`. 0 is always right.
         """
         at, end = 0, len(data)
