@@ -65,8 +65,8 @@ Acked = tuple[Any, Sequence[bytes], Sequence[Any]]
 
 
 Arrival: TypeAlias = "tuple[int, int, int, Sequence[bytes], int, Ticket]"
-"""Messages in the log that are not visible yet: the log's end behind their record, its offset, the first
-sequence, the bodies, their bytes, and the ticket of whoever waits for their durability."""
+"""Messages in the log that are not visible yet. The log's end behind their record, and its offset; the first
+sequence; the bodies, and their bytes; the ticket. Whoever waits for their durability waits for that."""
 
 
 class Copies:
