@@ -94,7 +94,8 @@ class DmsSource:
     def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
         self._asked -= len(ids)
         self._held += len(ids)
-        self._context.inbox.hold(MessageRun(self._origin, bodies, ids))
+        plain = [*map(bytes, bodies)]  # a dead letter is a message like any other where it arrives
+        self._context.inbox.hold(MessageRun(self._origin, plain, ids))
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
         """The queue was deleted."""

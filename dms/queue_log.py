@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dms import records
 from dms.records import HEAD, RUN_BYTES, DeadLetter, KeptMessage, Reason, RecordKind, to_runs
@@ -62,22 +64,9 @@ Acked = tuple[Any, Sequence[bytes], Sequence[Any]]
 """Consumer, delivery ids, deliveries: what the owner needs to undo ACKs. Opaque here."""
 
 
-class Arrival:
-    """Messages in the log that are not visible yet. `offset`: of their record; `end`: the log's end behind
-    it. `ticket`: whoever waits for their durability waits for this.
-    """
-
-    __slots__ = ("bodies", "end", "first", "offset", "size", "ticket")
-
-    def __init__(
-        self, end: int, offset: int, first: int, bodies: Sequence[bytes], size: int, ticket: Ticket
-    ) -> None:
-        self.end = end
-        self.offset = offset
-        self.first = first
-        self.bodies = bodies
-        self.size = size
-        self.ticket = ticket
+Arrival: TypeAlias = "tuple[int, int, int, Sequence[bytes], int, Ticket]"
+"""Messages in the log that are not visible yet. The log's end behind their record, and its offset; the first
+sequence; the bodies, and their bytes; the ticket. Whoever waits for their durability waits for that."""
 
 
 class Copies:
@@ -262,13 +251,14 @@ class QueueLog:
         self._acks: list[Acked] = []
 
         self._notes: list[tuple[RecordKind, Reason, list[Any]]] = []
-        self._newest: list[int] | None = None
-        """The newest note, if it is a run of deliveries: first sequence, count."""
+        self._delivered_first = self._delivered_end = 0
+        """The newest note, if it is a run of deliveries: the first sequence, and that behind it; else 0."""
         self._notes_awaited = False
 
         self.snapshot_end = 0
         self._snapshot_floor = log.first
-        """The offset below which the newest snapshot drops the log once it is durable."""
+        """The offset below which the newest snapshot drops the log once it is durable. Not above
+        `snapshot_end`."""
         self._snapshot_bytes = self._kept_bytes = 0
         self._copies: Copies | None = None
         """The copies of the snapshot being made."""
@@ -278,11 +268,7 @@ class QueueLog:
     # -- pending records
 
     def produce(self, bodies: Sequence[bytes], size: int, first: int) -> Ticket:
-        """Messages arrive, from sequence `first` on, `size` bytes in all."""
-        if isinstance(bodies[0], DeadLetter):
-            offset, ticket = self.append(*self._with_notes(self.arriving(bodies, first)))
-            self.appended(bodies, size, offset, first, ticket)
-            return ticket
+        """Messages arrive, from sequence `first` on, `size` bytes in all. No dead letters: see `arriving`."""
         needed = size + _LENGTH_BYTES * len(bodies)
         pending = self._pending
         if pending is None or pending is not self.log.pending or needed > pending.batch.room:
@@ -328,17 +314,18 @@ class QueueLog:
             produced = records.pack_enqueued(bodies, self._first, age_ms, time_ms)
             count = 1
         if acks:
-            seqs.sort()
+            if len(seqs) > 1:
+                seqs.sort()
             gone = records.pack_acked(seqs, age_ms, time_ms)
             count += 1
-        if self._notes:
+        if self._delivered_end or self._notes:
             notes, noted = self._take_notes(age_ms, time_ms, batch.room - len(produced) - len(gone))
             offset = pending.add(produced + notes + gone, count + noted)
         else:
             offset = pending.add(produced + gone, count)
         end = self.log.end
         if bodies:
-            arrival = Arrival(end, offset, self._first, bodies, self._bodies_size, pending.ticket)
+            arrival = end, offset, self._first, bodies, self._bodies_size, pending.ticket
             self._arrivals.append(arrival)
             self._bodies, self._bodies_size = [], 0
         if acks:
@@ -354,13 +341,18 @@ class QueueLog:
         return self.log.append(data, count, reserved)
 
     def arriving(self, bodies: Sequence[bytes], first: int) -> bytes:
-        """The record of arriving messages, for the caller to append now; then it calls `appended`."""
+        """The record of arriving messages, for the caller to append now; then it calls `appended`. All of
+        them are dead letters, or none is.
+        """
         self.write_pending()
-        return self._enqueued(bodies, first)
+        if isinstance(bodies[0], DeadLetter):
+            letters = records.pack_letters(bodies)  # type: ignore[arg-type]
+            return self._pack(RecordKind.LETTERS, len(bodies), first, letters)
+        return records.pack_enqueued(bodies, first, *self._times.stamp())
 
     def appended(self, bodies: Sequence[bytes], size: int, offset: int, first: int, ticket: Ticket) -> None:
         """Messages are in the log, from `offset` to its end."""
-        self._arrivals.append(Arrival(self.log.end, offset, first, bodies, size, ticket))
+        self._arrivals.append((self.log.end, offset, first, bodies, size, ticket))
 
     def moving(self, seqs: Sequence[int], reason: Reason, target: str) -> tuple[bytes, int]:
         """The records of messages that move to another queue, to be appended now; then call `departed`."""
@@ -383,12 +375,6 @@ class QueueLog:
             self._copies.left(runs)
         return ticket
 
-    def _enqueued(self, bodies: Sequence[bytes], first: int) -> bytes:
-        if isinstance(bodies[0], DeadLetter):
-            letters = records.pack_letters(bodies)  # type: ignore[arg-type]
-            return self._pack(RecordKind.LETTERS, len(bodies), first, letters)
-        return records.pack_enqueued(bodies, first, *self._times.stamp())
-
     def _pack(self, kind: RecordKind, count: int, seq: int, body: bytes, reason: int = 0) -> bytes:
         return records.pack_head(kind, count, seq, *self._times.stamp(), len(body), reason) + body
 
@@ -397,24 +383,19 @@ class QueueLog:
     def note_delivered(self, seq: int, bodies: Sequence[bytes]) -> None:
         if self._copies is not None:
             self._copies.delivered(seq, bodies)
-        count = len(bodies)
-        newest = self._newest
-        if newest is not None and newest[0] + newest[1] == seq:
-            newest[1] += count
-        elif self._notes_awaited and not self._notes:  # as mostly: the first note since a commit
-            self._newest = [seq, count]
-            self._notes.append((_DELIVERED, _NO_REASON, [self._newest]))
-        else:
-            entries = self._note(_DELIVERED, _NO_REASON)
-            self._newest = [seq, count]
-            entries.append(self._newest)
+        if self._delivered_end == seq:
+            self._delivered_end = seq + len(bodies)
+            return
+        if self._delivered_end or self._notes or not self._notes_awaited:
+            self._begin_note()
+        self._delivered_first, self._delivered_end = seq, seq + len(bodies)
 
     def note_returned(self, returned: Sequence[tuple[int, int, int]], *, nacked: bool) -> None:
         """Of each message: sequence, deliveries, and the age at which it may be delivered again (0: now)."""
         if self._copies is not None:
             self._copies.returned(returned)
-        entries = self._note(RecordKind.RETURNED, Reason.NACKED if nacked else Reason.LOST)
-        entries += returned
+        self._begin_note()
+        self._add_notes(RecordKind.RETURNED, Reason.NACKED if nacked else Reason.LOST, returned)
 
     def left_row(self, seq: int, bodies: Sequence[bytes]) -> None:
         """Messages never delivered have left the row. No record says so, except a snapshot."""
@@ -424,7 +405,7 @@ class QueueLog:
     def flush_notes(self) -> None:
         """Write notes that no record has taken along."""
         self._notes_awaited = False
-        if self._notes and not self.detached:
+        if (self._delivered_end or self._notes) and not self.detached:
             try:
                 self.append(*self._with_notes(b"", 0), reserved=True)
             except StoreError:
@@ -433,22 +414,31 @@ class QueueLog:
     def detach(self) -> None:
         """The disk has failed, and the queue goes on in memory."""
         self.detached = True
-        self._notes, self._newest = [], None
+        self._notes, self._delivered_end = [], 0
 
-    def _note(self, kind: RecordKind, reason: Reason) -> list[Any]:
-        """The list for notes of that kind."""
-        self._newest = None
+    def _begin_note(self) -> None:
+        """Another note comes than more of the same run of deliveries."""
+        self._end_run()
         if self._notes and len(self._notes[-1][2]) >= NOTES_MAX:
             self.flush_notes()
+        if not self._notes_awaited:
+            self._notes_awaited = True
+            self._owner.wake_by(self._times.now_ms() + NOTES_MS)
+
+    def _end_run(self) -> None:
+        """Have the newest run of deliveries among `_notes`."""
+        first, end = self._delivered_first, self._delivered_end
+        if end:
+            self._delivered_end = 0
+            self._add_notes(_DELIVERED, _NO_REASON, ((first, end - first),))
+
+    def _add_notes(self, kind: RecordKind, reason: Reason, entries: Iterable[Any]) -> None:
         notes = self._notes
         if not notes or notes[-1][:2] != (kind, reason):
             if len(notes) >= NOTES_MAX:
                 notes.clear()
             notes.append((kind, reason, []))
-            if not self._notes_awaited:
-                self._notes_awaited = True
-                self._owner.wake_by(self._times.now_ms() + NOTES_MS)
-        return notes[-1][2]
+        notes[-1][2].extend(entries)
 
     def _with_notes(self, record: bytes, count: int = 1) -> tuple[bytes, int]:
         """A record (or `count` of them), preceded by those of earlier notes."""
@@ -457,18 +447,27 @@ class QueueLog:
 
     def _take_notes(self, age_ms: int, time_ms: int, bytes_max: float = math.inf) -> tuple[bytes, int]:
         """Records of the notes, to be appended now, and their number; none if longer than `bytes_max`."""
-        if not self._notes:
+        if self._notes:
+            self._end_run()
+        elif not self._delivered_end:
             return b"", 0
+        else:  # as mostly, and no list is made
+            first, end = self._delivered_first, self._delivered_end
+            packed = records.pack_run_record(_DELIVERED, ((first, end - first),), age_ms, time_ms)
+            if len(packed) > bytes_max:
+                return b"", 0
+            self._delivered_end = 0
+            return packed, 1
         parts = []
         for kind, reason, entries in self._notes:
             if kind is _DELIVERED:
                 parts.append(records.pack_run_record(kind, entries, age_ms, time_ms))
             elif entries:
                 parts.append(self._pack(kind, len(entries), 0, records.pack_returned(entries), reason))
-        packed = parts[0] if len(parts) == 1 else b"".join(parts)
+        packed = b"".join(parts)
         if len(packed) > bytes_max:
             return b"", 0
-        self._notes, self._newest = [], None
+        self._notes = []
         return packed, len(parts)
 
     # -- calls of the store
@@ -482,14 +481,14 @@ class QueueLog:
         departures, arrivals = self._departures, self._arrivals
         while departures and departures[0][0] <= visible:
             del departures[0]
-        if arrivals and arrivals[0].end <= visible:
-            arrived = [arrivals.pop(0)]
-            while arrivals and arrivals[0].end <= visible:
-                arrived.append(arrivals.pop(0))
-            owner.arrived(arrived)
-        end = log.end
-        may_be_due = end - self.snapshot_end >= SNAPSHOT_BYTES or end - self._snapshot_floor >= SNAPSHOT_BYTES
-        if may_be_due and self._snapshot_due():
+        if arrivals and arrivals[0][0] <= visible:
+            if arrivals[-1][0] <= visible:
+                self._arrivals = []
+            else:
+                count = bisect_right(arrivals, visible, key=itemgetter(0))
+                arrivals, self._arrivals = arrivals[:count], arrivals[count:]
+            owner.arrived(arrivals)
+        if log.end - self._snapshot_floor >= SNAPSHOT_BYTES and self._snapshot_due():
             self.snapshot()
 
     def _rolled_back(self, log: Log) -> None:
@@ -576,7 +575,7 @@ class QueueLog:
         start = self._owner.row_start()
         if start is not None:
             return start
-        return self._arrivals[0].offset if self._arrivals else self.log.end
+        return self._arrivals[0][1] if self._arrivals else self.log.end
 
     def _snapshot_due(self) -> bool:
         if self.detached or self._copies is not None:

@@ -62,15 +62,6 @@ def _numbers(count: int) -> struct.Struct:
     return struct.Struct(f">{count}I")
 
 
-def begins(data: bytes, at: int, step: int) -> bool:
-    """Whether a run may begin with the frame at `at`: the frame `RUN_LEAST` further on begins alike.
-
-    Examining the rest costs as much as applying some frames, so ask this first. A caller that does not use a
-    run should not ask again before `at + RUN_MOST * step`.
-    """
-    return data.startswith(data[at : at + ID_AT], at + (RUN_LEAST - 1) * step)
-
-
 def produced(
     data: bytes, at: int, length: int, width: int
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...], tuple[bytes, ...]] | None:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dms import wire
-from dms.queue_log import Arrival
+from dms import runs, wire
 from dms.session import Session
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
@@ -69,10 +68,19 @@ def test_both_paths_say_the_same(persist: bool, reads: list[tuple[int, bytes]]) 
     assert said(persist, reads) == said(persist, reads, fast_path=False)
 
 
-def said(persist: bool, reads: list[tuple[int, bytes]], *, fast_path: bool = True, depth: int = 5) -> object:
+def said(
+    persist: bool,
+    reads: list[tuple[int, bytes]],
+    *,
+    fast_path: bool = True,
+    one_by_one: bool = False,
+    depth: int = 5,
+) -> object:
     with pytest.MonkeyPatch.context() as patch:
         if not fast_path:
             patch.setattr(Session, "receive", SessionBase.receive)
+        if one_by_one:
+            patch.setattr(runs, "RUN_LEAST", 1 << 20)
         world = World(DmsSettings(persist=persist, depth=depth))
         peers = [world.connect(), world.connect()]
         for name in "qr":
@@ -112,7 +120,9 @@ RUNS = st.lists(
 @pytest.mark.parametrize("persist", [False, True], ids=["memory", "disk"])
 @given(st.lists(st.tuples(st.integers(0, 1), RUNS), max_size=8))
 def test_both_paths_say_the_same_of_runs(persist: bool, reads: list[tuple[int, bytes]]) -> None:
-    assert said(persist, reads, depth=20) == said(persist, reads, depth=20, fast_path=False)
+    found = said(persist, reads, depth=20)
+    assert found == said(persist, reads, depth=20, fast_path=False)
+    assert found == said(persist, reads, depth=20, fast_path=False, one_by_one=True)
 
 
 def test_more_than_a_few_runs_are_taken_too() -> None:
@@ -275,5 +285,5 @@ def test_a_delivery_does_not_wait_for_a_commit_behind_its_own() -> None:
     peer.send(wire.pack(Type.CONSUME, 2, NAME))
     peer.session.receive(wire.pack(Type.ACK, held))  # with the next commit
     queue = world.engine.queues[b"q"]
-    queue.arrived([Arrival(0, 0, queue.end, (b"b",), 1, Ticket())])  # of an earlier one
+    queue.arrived([(0, 0, queue.end, (b"b",), 1, Ticket())])  # of an earlier one
     assert [body for _, body in deliveries(peer.take())] == [b"b"]
