@@ -166,8 +166,9 @@ class Host:
                 nursery.start_soon(recording.run)
                 await nursery.start(self._logins.run)
                 self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
-                for service in self._services:
-                    await self._open_service(service)
+                with store.reading_on_loop():
+                    for service in self._services:
+                        await self._open_service(service)
                 await self._take_definitions()
                 reloader = self._reloader = self._make_reloader()
                 await self._open_admin(nursery, reloader)

@@ -14,19 +14,20 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 
 
 class ReaderThreads:
-    """Threads for reads that wait for the disk. While the store does not run (no nursery) the work is done at
-    once, on the loop.
+    """Threads for reads that wait for the disk. While the store does not run (no nursery), or `on_loop`, the
+    work is done at once, on the loop.
     """
 
     def __init__(self, in_thread: Callable[..., Any], threads: int) -> None:
         self.nursery: trio.Nursery | None = None
+        self.on_loop = False
         self.commit_pending: Callable[[], None] = lambda: None
         """Called after an answer: its receiver may have appended, outside of a driver's turn."""
         self._in_thread = in_thread
         self._limiter = trio.CapacityLimiter(threads)
 
     def __call__(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        if self.nursery is not None:
+        if self.nursery is not None and not self.on_loop:
             self.nursery.start_soon(self._run, work, then)
             return
         try:

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -51,6 +52,9 @@ class FakeStore:
     def charge_to(self, account: Account) -> None: ...
 
     def commit_pending(self) -> None: ...
+
+    def reading_on_loop(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def namespace(self, *_: Any, **__: Any) -> None: ...
 
