@@ -216,12 +216,14 @@ class Committer:
             return offsets, Ticket()
         if logs[0].mode.mode != "always":  # a ticket for this mode would have the whole batch synced
             return offsets, Ticket()
-        batch = self._batch_with_room(sum(map(len, records)) + ENTRY_HEADER_BYTES * len(logs))
+        size = sum(map(len, records))
+        batch = self._batch_with_room(size + ENTRY_HEADER_BYTES * len(logs))
         ticket = batch.tickets[Mode.SYNCED]
         each, appends = batch.each, batch.appends
-        size = rows = 0
+        rows = 0
         for log, data in zip(logs, records, strict=True):
-            if isinstance(chunks := each.get(log), list):
+            chunks = each.get(log)
+            if type(chunks) is list:
                 chunks.append(data)
             elif (part := log.pending) is not None:
                 if part.ticket is not ticket or log.fold is not None:
@@ -235,11 +237,12 @@ class Committer:
                     break
                 each[log] = [data]
                 rows += 1
-                size += ENTRY_HEADER_BYTES
-            size += len(data)
-            offsets.append(log.end)
-            log.end += len(data)
-        batch.room -= size
+            end = log.end
+            offsets.append(end)
+            log.end = end + len(data)
+        if len(offsets) < len(logs):
+            size = sum(map(len, records[: len(offsets)]))
+        batch.room -= size + ENTRY_HEADER_BYTES * rows
         batch.log_count += rows
         batch.expect_logs(batch.log_count)
         return offsets, ticket
