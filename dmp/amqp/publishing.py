@@ -10,7 +10,7 @@ The fast path takes 0.4 us a message where the plain one takes 18. Measured with
 read, to a consumer without acknowledgements, without sockets. Both give the same: `test_amqp_session`, where
 a dialog is cut anywhere.
 
-When memory is full, the connection is not read from its next publish on until there is room again: its
+When memory is full, the connection is not read from its next publish on until there is room again. Its
 producer slows down, and nothing is lost. That also holds for the first publish of a connection: else those
 who connect anew would fill memory without an end. A connection that itself holds unacknowledged messages
 must be read on, for its acknowledgements make room. Its publishes are refused instead.

@@ -1,7 +1,7 @@
 """Memory is full: nothing comes in, by whatever way, from connections that hold nothing; all others go on."""
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from pamqp import commands
@@ -84,7 +84,6 @@ WAYS: tuple[Callable[[World, Peer], bytes], ...] = (
     plainly,
     in_pieces,
     persistently,
-    by_what_is_known,
     to_very_many,
     by_many_exchanges,
 )
@@ -128,16 +127,15 @@ def all_are_answered(world: World, peers: list[Peer], answer: str, most: int = B
         )
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("transaction", [False, True])
+@pytest.mark.parametrize(
+    ("way", "transaction"), [*product((*WAYS, by_what_is_known), (False,)), *product(WAYS, (True,))]
+)
 async def test_a_publish_of_a_connection_that_holds_nothing_waits(
     way: Callable[[World, Peer], bytes], transaction: bool
 ) -> None:
     world = await world_with()
     world.queue(b"q", durable=True)
     mode, answer = (C.Tx.Select(), "Tx.CommitOk") if transaction else (C.Confirm.Select(), "Basic.Ack")
-    if transaction and way is by_what_is_known:
-        pytest.skip("its first publish is of a transaction that is under way")
     peers = publishers(world, way, mode)
     fill(world)
     held = world.broker.memory.held_bytes
@@ -300,3 +298,37 @@ async def test_one_that_waits_is_not_late_and_lets_go_when_it_ends() -> None:
     assert world.broker.queues[b"full"].depth == 11
     world.broker.queues[b"full"].purge()
     assert world.broker.memory.held_bytes == 0
+
+
+@pytest.mark.parametrize("confirms", [False, True])
+async def test_one_that_waits_is_read_when_it_gets_messages_which_only_it_can_give_back(
+    confirms: bool,
+) -> None:
+    """A worker alone, who acknowledges a task and publishes the result."""
+    world = await world_with()
+    fill(world)
+    worker = Peer(world).login(capabilities={"connection.blocked": True})
+    if confirms:
+        worker.ask(C.Confirm.Select())
+    worker.ask(C.Basic.Qos(0, 1))
+    worker.method(C.Basic.Consume(0, "full"))
+    assert "Basic.Deliver" in worker.names()
+    result = publish("", "full", b"result")
+    worker.send(encode(C.Basic.Ack(1), 1) + result)
+    assert worker.connection.reading
+    names = worker.names()
+    if not confirms:
+        assert names[-1] == "Connection.Close"
+        assert world.broker.queues[b"full"].unacked == 0
+        return
+    assert names == ["Connection.Blocked", "Basic.Deliver", "ContentHeader", "ContentBody", "Basic.Nack"]
+    worker.send(encode(C.Basic.Ack(2), 1))
+    assert worker.names()[-1] == "ContentBody"
+    for tag in range(3, 12):
+        worker.send(encode(C.Basic.Ack(tag), 1))
+    names = worker.names()
+    assert names.count("Connection.Unblocked") == 1
+    assert "Connection.Blocked" not in names
+    assert not world.broker.memory.full
+    worker.send(result)
+    assert "Basic.Ack" in worker.names()
