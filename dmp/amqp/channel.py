@@ -134,6 +134,7 @@ class Mux:
         self._waits_to_dispatch = False
         self.work = 0
         self._finishing = False
+        self._blocked = False  # memory is full, and it has had to wait; it may hold messages since
         self._may_publish = False  # it has waited for memory, and then nothing was published yet
 
     def open(self, user: str) -> None:
@@ -275,12 +276,19 @@ class Mux:
         if not self.session.stopped & STOP_MEMORY:
             self.broker.counts.memory_waits += 1
             self.session.stop(STOP_MEMORY)
-            if self.capabilities.get("connection.blocked"):
+            if not self._blocked and self.capabilities.get("connection.blocked"):
                 self.connection.write(encode(commands.Connection.Blocked(self.broker.memory.why), 0))
+            self._blocked = True
             ahead, self._may_publish = before and self._may_publish, False
             free = self.connection.guarded(self._memory_is_free)
             self.broker.memory.when_free(self, free, ahead=ahead)
         return True
+
+    def holds_now(self) -> None:
+        """It has been given messages. Where it waits for memory it is read on: else they would be held, and
+        take memory, as long as it waits."""
+        if self.session.stopped & STOP_MEMORY:
+            self.session.go_soon(STOP_MEMORY)
 
     def keeps_back(self, kind: int, number: int, payload: bytes) -> bool:
         """Whether memory is full and this frame, of a publish, must wait unread until it is not.
@@ -299,7 +307,7 @@ class Mux:
         return self.wait_for_memory(before=True)
 
     def _memory_is_free(self) -> None:
-        self._may_publish = True
+        self._may_publish, self._blocked = True, False
         if not self.session.lost and self.capabilities.get("connection.blocked"):
             self.connection.write(encode(commands.Connection.Unblocked(), 0))
         self.session.go_soon(STOP_MEMORY)
@@ -880,6 +888,7 @@ class Consumer:
                 [(tag, (self, queue, message)) for tag, message in enumerate(messages, tag + 1)]
             )
             self.unacked += len(messages)
+            channel.mux.holds_now()
         parts: list[bytes] = []
         for message in messages:
             tag += 1

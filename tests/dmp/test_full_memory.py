@@ -323,12 +323,6 @@ async def test_one_that_waits_is_read_when_it_gets_messages_which_only_it_can_gi
         return
     assert names == ["Connection.Blocked", "Basic.Deliver", "ContentHeader", "ContentBody", "Basic.Nack"]
     worker.send(encode(C.Basic.Ack(2), 1))
-    assert worker.names()[-1] == "ContentBody"
-    for tag in range(3, 12):
-        worker.send(encode(C.Basic.Ack(tag), 1))
-    names = worker.names()
-    assert names.count("Connection.Unblocked") == 1
-    assert "Connection.Blocked" not in names
-    assert not world.broker.memory.full
-    worker.send(result)
+    assert worker.names() == ["Connection.Unblocked", "Basic.Deliver", "ContentHeader", "ContentBody"]
+    worker.send(encode(C.Basic.Ack(3), 1) + result)
     assert "Basic.Ack" in worker.names()
