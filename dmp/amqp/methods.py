@@ -251,6 +251,10 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
 def queue_purge(channel: Channel, method: commands.Queue.Purge) -> None:
     channel.mux.require(MANAGE, _name_meant(channel, method.queue))
     queue = _named(channel, method.queue)
+    if queue.behind_disk and not channel.purge_waited:  # some of it may be what was published here before
+        channel.purge_waited = True
+        raise NotYet(queue.when_synced)
+    channel.purge_waited = False
     count, ticket = channel.mux.broker.topology.purge_queue(queue)
     channel.mux.session.audit("purge", queue.name)
     _answer(channel, method, commands.Queue.PurgeOk(count), ticket)
