@@ -676,7 +676,7 @@ class Channel:
             self.number,
             self.mux.payload_max,
             body,
-            release=partial(broker.bodies.let_go, reference),
+            release=partial(broker.body_sent, reference),
             broken=partial(broker.body_damaged, body),
         )
 
