@@ -166,7 +166,7 @@ class Queue(QueueBase):
     _unsynced: deque[tuple[Ticket | None, list[Message]]] = attrs.field(factory=deque, init=False)
     _unlogged: int = attrs.field(default=0, init=False)  # of these, without a record
     _unsynced_gone: int = attrs.field(default=0, init=False)  # how many have left `_unsynced`
-    _when_synced: deque[tuple[int, Callable[[], None]]] = attrs.field(factory=deque, init=False)
+    _when_synced: deque[tuple[int, Callable[[], None]]] | None = attrs.field(default=None, init=False)
     _when_warm: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     _warned: bool = attrs.field(default=False, init=False)
     _blocked: bool = attrs.field(default=False, init=False)  # nobody has room until the next `dispatch`
@@ -435,13 +435,19 @@ class Queue(QueueBase):
 
     def when_synced(self, callback: Callable[[], None]) -> None:
         """Call it once, when all that is `behind_disk` now is ready, or could not be written."""
+        if not self._unsynced:
+            callback()
+            return
+        if self._when_synced is None:  # made late: most queues never need it
+            self._when_synced = deque()
         self._when_synced.append((self._unsynced_gone + len(self._unsynced), callback))
-        self._tell_synced()
 
     def _tell_synced(self) -> None:
         waiting = self._when_synced
         while waiting and (self.deleted or waiting[0][0] <= self._unsynced_gone):
             waiting.popleft()[1]()
+        if not waiting:
+            self._when_synced = None
 
     def _make_ready(self, messages: list[Message]) -> None:
         if self._timed and self.ready:
