@@ -130,8 +130,10 @@ class DeadLetters:
             self._go_on()
 
     def _deliver(self, queue: Queue, message: Message, reason: str) -> Iterator[None]:
-        """Put it where its exchange says, or lose it: in one step, unless bindings are made for its route to
-        take long, or it goes to very many queues."""
+        """Put it where its exchange says, or lose it.
+
+        That is one step, unless bindings are made for its route to take long, or it goes to very many queues.
+        """
         broker = self._broker
         self._work += 1 + len(message.head.properties) // LETTER_BYTES
         head = letter_head(broker, queue, message, reason)
