@@ -95,7 +95,7 @@ class Memory:
         """
         if not self.full:
             callback()
-        elif ahead:
+        elif ahead or who in self._ahead:
             self._ahead[who] = callback
         else:
             self._waiting[who] = callback

@@ -326,3 +326,24 @@ async def test_one_that_waits_is_read_when_it_gets_messages_which_only_it_can_gi
     assert worker.names() == ["Connection.Unblocked", "Basic.Deliver", "ContentHeader", "ContentBody"]
     worker.send(encode(C.Basic.Ack(3), 1) + result)
     assert "Basic.Ack" in worker.names()
+
+
+async def test_one_that_is_read_on_and_waits_again_hears_once_that_there_is_room() -> None:
+    world = await world_with()
+    world.queue(b"tasks")
+    fill(world)
+    worker = Peer(world).login(capabilities={"connection.blocked": True})
+    worker.ask(C.Confirm.Select())
+    worker.ask(C.Basic.Consume(0, "tasks"))
+    worker.send(publish("", "full", b"x"))
+    assert worker.names() == ["Connection.Blocked"]
+    world.broker.queues[b"full"].purge()
+    fill(world)
+    assert worker.names() == ["Connection.Unblocked", "Connection.Blocked"]
+    world.publish(b"", b"tasks", b"task")
+    assert "Basic.Nack" in worker.names()
+    worker.send(encode(C.Basic.Ack(1), 1) + publish("", "full", b"x"))
+    assert worker.session.stopped & STOP_MEMORY
+    assert worker.names() == []
+    world.broker.queues[b"full"].purge()
+    assert worker.names() == ["Connection.Unblocked", "Basic.Ack"]
