@@ -239,6 +239,11 @@ class Bodies:
         """Have the next `flush` delete it."""
         self._removed.append(log)
 
+    @property
+    def some_left(self) -> bool:
+        """The next `flush` has something to do."""
+        return bool(self._left)
+
     def flush(self) -> None:
         """Delete what nobody refers to, now that the logs of queues say so. What fails is tried again."""
         try:

@@ -327,6 +327,12 @@ class Broker:
             records=lost.records,
         )
 
+    def body_sent(self, reference: bytes) -> None:
+        """A large body was sent to a client, or never will be: it goes where that was the last of it."""
+        self.bodies.let_go(reference)
+        if self.bodies.some_left:
+            self.timers.set(self._changed, self.timers.now())  # nobody may have anything else to flush
+
     def body_damaged(self, body: Body, error: StoreError | None) -> None:
         """A body that was being sent to a client cannot be read; the caller closes that connection."""
         if not body.damaged:

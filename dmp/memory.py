@@ -64,6 +64,7 @@ class Memory:
     _take_at: int = 0  # above it, or below the other, there is something to settle
     _give_at: int = -STEP_BYTES
     _waiting: dict[object, Callable[[], None]] = attrs.Factory(dict)
+    _ahead: dict[object, Callable[[], None]] = attrs.Factory(dict)  # of those
 
     @property
     def scarce(self) -> bool:
@@ -86,15 +87,22 @@ class Memory:
         if self.held_bytes < self._give_at:
             self._charge()
 
-    def when_free(self, who: object, callback: Callable[[], None]) -> None:
-        """Call it once, when it is not full any more; at once if it is not so."""
-        if self.full:
-            self._waiting[who] = callback
-        else:
+    def when_free(self, who: object, callback: Callable[[], None], *, ahead: bool = False) -> None:
+        """Call it once, when it is not full any more; at once if it is not so.
+
+        All are called then, and it may be full again before the last has its turn. Who waits again for that
+        reason goes `ahead` of the others: else those before it could hold it up for ever.
+        """
+        if not self.full:
             callback()
+        elif ahead or who in self._ahead:
+            self._ahead[who] = callback
+        else:
+            self._waiting[who] = callback
 
     def forget(self, who: object) -> None:
         """Drop the callback of one who does not wait any more."""
+        self._ahead.pop(who, None)
         self._waiting.pop(who, None)
 
     def expire(self, now: float) -> None:
@@ -134,8 +142,9 @@ class Memory:
 
     def _free(self) -> None:
         self.full = False
+        ahead, self._ahead = self._ahead, {}
         waiting, self._waiting = self._waiting, {}
-        for callback in waiting.values():
+        for callback in (*ahead.values(), *waiting.values()):
             callback()
 
 

@@ -165,6 +165,8 @@ class Queue(QueueBase):
     _hot_bytes: int = attrs.field(default=0, init=False)  # what is ready in memory takes there
     _unsynced: deque[tuple[Ticket | None, list[Message]]] = attrs.field(factory=deque, init=False)
     _unlogged: int = attrs.field(default=0, init=False)  # of these, without a record
+    _unsynced_gone: int = attrs.field(default=0, init=False)  # how many have left `_unsynced`
+    _when_synced: deque[tuple[int, Callable[[], None]]] | None = attrs.field(default=None, init=False)
     _when_warm: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     _warned: bool = attrs.field(default=False, init=False)
     _blocked: bool = attrs.field(default=False, init=False)  # nobody has room until the next `dispatch`
@@ -410,6 +412,7 @@ class Queue(QueueBase):
                 if ticket is not None and not ticket.done:
                     break
                 unsynced.popleft()
+                self._unsynced_gone += 1
                 if self.deleted:
                     continue
                 self.unsynced -= len(messages)
@@ -422,6 +425,29 @@ class Queue(QueueBase):
                     self._make_ready(messages)
         except Exception as error:
             self._context.report_crash(error)
+        if self._when_synced:
+            self._tell_synced()
+
+    @property
+    def behind_disk(self) -> bool:
+        """Something that came waits for the disk, or behind what does."""
+        return bool(self._unsynced)
+
+    def when_synced(self, callback: Callable[[], None]) -> None:
+        """Call it once, when all that is `behind_disk` now is ready, or could not be written."""
+        if not self._unsynced:
+            callback()
+            return
+        if self._when_synced is None:  # made late: most queues never need it
+            self._when_synced = deque()
+        self._when_synced.append((self._unsynced_gone + len(self._unsynced), callback))
+
+    def _tell_synced(self) -> None:
+        waiting = self._when_synced
+        while waiting and (self.deleted or waiting[0][0] <= self._unsynced_gone):
+            waiting.popleft()[1]()
+        if not waiting:
+            self._when_synced = None
 
     def _make_ready(self, messages: list[Message]) -> None:
         if self._timed and self.ready:
@@ -961,6 +987,7 @@ class Queue(QueueBase):
             self._let_bodies_go(unsynced)
         self.unsynced = self.unsynced_bytes = self._unlogged = 0
         self._unsynced.clear()
+        self._tell_synced()
         self._empty()
         if self.cold is not None:
             self._let_cold_go(self.cold)

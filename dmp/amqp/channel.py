@@ -27,10 +27,13 @@ from dmp.amqp.content import BodyFrames, Content, Incoming
 from dmp.amqp.publishing import Publishing
 from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
 from dmp.amqp.wire import (
+    BODY,
     FRAME_END,
     FRAME_HEAD,
+    HEADER,
     KEPT_BYTES_MAX,
     METHOD,
+    PUBLISH,
     ack_frame,
     content_header,
     deliver_before,
@@ -69,6 +72,8 @@ _QUEUE_RETURNS = 4
 SETTLED_PER_WORK = 4  # so many acknowledged take as long as putting a message into a queue
 # A large body needs a log, which is made and removed again. This is its work, in messages put into a queue.
 LARGE_WORK = 512
+# Looking at so many channels takes as long as putting a message into a queue.
+CHANNELS_PER_WORK = 16
 _CONSUMERS_PER_WORK = 2  # offering so many consumers nothing takes as long as putting a message into a queue
 _HEADS_MAX = 64  # kinds of messages of which a consumer keeps what is put around the bodies
 # What one of these takes beside its bytes, which may stand in it three times, with the head that it keeps.
@@ -81,6 +86,9 @@ CHANNEL_BYTES = 1400
 CONSUMER_BYTES = 850
 # Publishes that wait for one ticket, with what the ticket calls: 280 measured where every other run has one.
 RUN_BYTES = 400
+
+# The frames of a publish, and when they are expected.
+_PUBLISHING = {METHOD: ChannelState.OPEN, HEADER: ChannelState.HEADER, BODY: ChannelState.BODY}
 
 ACK_FRAME_BYTES = 21
 _ACK_BEGINNING, _ACK_BYTES = 11, 13  # up to the delivery tag; the payload
@@ -126,6 +134,8 @@ class Mux:
         self._waits_to_dispatch = False
         self.work = 0
         self._finishing = False
+        self._blocked = False  # memory is full, and it has had to wait; it may hold messages since
+        self._may_publish = False  # it has waited for memory, and then nothing was published yet
 
     def open(self, user: str) -> None:
         """The client has logged in: its channels may come."""
@@ -256,17 +266,48 @@ class Mux:
             for channel in self.by_number.values()
         )
 
-    def wait_for_memory(self) -> None:
-        """Its acknowledgements make room, so a connection that holds messages is read on."""
-        if self.holds_messages or self.session.stopped & STOP_MEMORY:
-            return
-        self.broker.counts.memory_waits += 1
-        self.session.stop(STOP_MEMORY)
-        if self.capabilities.get("connection.blocked"):
-            self.connection.write(encode(commands.Connection.Blocked(self.broker.memory.why), 0))
-        self.broker.memory.when_free(self, self.connection.guarded(self._memory_is_free))
+    def wait_for_memory(self, *, before: bool = False) -> bool:
+        """Whether it waits: its acknowledgements make room, so a connection that holds messages is read on.
+
+        `before`: a publish waits, too; else the last one was taken.
+        """
+        if self.holds_messages:
+            return False
+        if not self.session.stopped & STOP_MEMORY:
+            self.broker.counts.memory_waits += 1
+            self.session.stop(STOP_MEMORY)
+            if not self._blocked and self.capabilities.get("connection.blocked"):
+                self.connection.write(encode(commands.Connection.Blocked(self.broker.memory.why), 0))
+            self._blocked = True
+            ahead, self._may_publish = before and self._may_publish, False
+            free = self.connection.guarded(self._memory_is_free)
+            self.broker.memory.when_free(self, free, ahead=ahead)
+        return True
+
+    def holds_now(self) -> None:
+        """It has been given messages. Where it waits for memory it is read on: else they would be held, and
+        take memory, as long as it waits."""
+        if self.session.stopped & STOP_MEMORY:
+            self.session.go_soon(STOP_MEMORY)
+
+    def keeps_back(self, kind: int, number: int, payload: bytes) -> bool:
+        """Whether memory is full and this frame, of a publish, must wait unread until it is not.
+
+        Not one of a large body: that goes to the disk.
+        """
+        channel = self.by_number.get(number)
+        if channel is None or (kind == METHOD and payload[:4] != PUBLISH):
+            return False
+        if channel.state is not _PUBLISHING.get(kind):  # it is a fault, or its channel is closing
+            return False
+        self.worked(len(self.by_number) // CHANNELS_PER_WORK)  # to see who holds messages
+        content = channel.content
+        if content is not None and content.head is not None and content.head.large:
+            return False
+        return self.wait_for_memory(before=True)
 
     def _memory_is_free(self) -> None:
+        self._may_publish, self._blocked = True, False
         if not self.session.lost and self.capabilities.get("connection.blocked"):
             self.connection.write(encode(commands.Connection.Unblocked(), 0))
         self.session.go_soon(STOP_MEMORY)
@@ -548,6 +589,7 @@ class Channel:
 
     `prefetch`: for consumers to come; `prefetch_all`: for all of them together; 0: no limit. `silent`:
     nothing more is sent on it. `crowded`: some consumer found no room for more unacknowledged messages.
+    `purge_waited`: the purge under way has waited for what came before it, and not for more.
     `reply_consumer`: that of `amq.rabbitmq.reply-to`, one of `consumers`.
     """
 
@@ -567,6 +609,7 @@ class Channel:
     transaction: Transaction | None = None
     content: Content | None = None
     last_queue: bytes | None = None
+    purge_waited: bool = False
 
     def step(self, event: ChannelEvent) -> None:
         """Raises Refusal (UNEXPECTED_FRAME) for what may not happen now."""
@@ -633,7 +676,7 @@ class Channel:
             self.number,
             self.mux.payload_max,
             body,
-            release=partial(broker.bodies.let_go, reference),
+            release=partial(broker.body_sent, reference),
             broken=partial(broker.body_damaged, body),
         )
 
@@ -847,6 +890,7 @@ class Consumer:
                 [(tag, (self, queue, message)) for tag, message in enumerate(messages, tag + 1)]
             )
             self.unacked += len(messages)
+            channel.mux.holds_now()
         parts: list[bytes] = []
         for message in messages:
             tag += 1

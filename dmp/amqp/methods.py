@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import base, commands
 
 from dmp.amqp.channel import (
+    CHANNELS_PER_WORK,
     SETTLED_PER_WORK,
     Channel,
     Confirms,
@@ -33,9 +34,6 @@ from shared.access import MANAGE, READ, WRITE
 
 if TYPE_CHECKING:
     from shared.storage.store import Ticket
-
-# Counting the consumers of so many channels takes as long as putting a message into a queue.
-_CHANNELS_PER_WORK = 16
 
 Handler = Callable[[Channel, Any], None]
 HANDLERS: dict[type[base.Frame], Handler] = {}
@@ -253,6 +251,10 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
 def queue_purge(channel: Channel, method: commands.Queue.Purge) -> None:
     channel.mux.require(MANAGE, _name_meant(channel, method.queue))
     queue = _named(channel, method.queue)
+    if queue.behind_disk and not channel.purge_waited:  # some of it may be what was published here before
+        channel.purge_waited = True
+        raise NotYet(queue.when_synced)
+    channel.purge_waited = False
     count, ticket = channel.mux.broker.topology.purge_queue(queue)
     channel.mux.session.audit("purge", queue.name)
     _answer(channel, method, commands.Queue.PurgeOk(count), ticket)
@@ -319,7 +321,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     if tag in channel.consumers:
         raise Refusal(Code.NOT_ALLOWED, f"attempt to reuse consumer tag {shown(tag)}")
     consumers = sum(len(other.consumers) for other in mux.by_number.values())
-    mux.worked(len(mux.by_number) // _CHANNELS_PER_WORK)
+    mux.worked(len(mux.by_number) // CHANNELS_PER_WORK)
     most = mux.broker.settings.consumers_max
     if consumers >= most:
         raise Refusal(Code.NOT_ALLOWED, f"there are consumers_max = {most} on this connection already")

@@ -10,9 +10,10 @@ The fast path takes 0.4 us a message where the plain one takes 18. Measured with
 read, to a consumer without acknowledgements, without sockets. Both give the same: `test_amqp_session`, where
 a dialog is cut anywhere.
 
-When memory is full, the connection is not read until there is room again: its producer slows down, and
-nothing is lost. A connection that itself holds unacknowledged messages must be read on, for its
-acknowledgements make room. Its publishes are refused instead.
+When memory is full, the connection is not read from its next publish on until there is room again. Its
+producer slows down, and nothing is lost. That also holds for the first publish of a connection: else those
+who connect anew would fill memory without an end. A connection that itself holds unacknowledged messages
+must be read on, for its acknowledgements make room. Its publishes are refused instead.
 """
 
 from __future__ import annotations
@@ -204,6 +205,8 @@ class Publishing:
         ):
             self._publish_one_by_one(post, bodies, channel.confirms)
             mux.worked(count * (1 + RUN_WORK) * len(queues))
+            if broker.memory.full:
+                mux.wait_for_memory()
             return
         else:
             try:
@@ -252,10 +255,13 @@ class Publishing:
     def publish_waiting(self) -> None:
         """Its route is found: publish what waits, before more input is taken. Raises Refusal.
 
-        What was bound since does not count: else one who keeps binding could hold it up for ever.
+        Where memory is full by now it waits on. What was bound since does not count: else one who keeps
+        binding could hold it up for ever.
         """
         waiting, mux = self.waiting, self._mux
         assert waiting is not None
+        if mux.broker.memory.full and mux.wait_for_memory(before=True):
+            return
         mux.current, mux.index = waiting.post.channel, PUBLISH_INDEX
         try:
             self._take_route(waiting.post, waiting.finding.found())

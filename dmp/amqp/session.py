@@ -29,7 +29,7 @@ from dmp.amqp.publishing import PUBLISH_INDEX
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
 from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PUBLISH, encode
 from dmp.memory import check
-from dmp.pacing import STOP_READY, stop_until
+from dmp.pacing import STOP_MEMORY, STOP_READY, stop_until
 from dmp.refusals import Code, Refusal, refused_by_store, said_of, shown
 from dmp.settings import LOCAL
 from shared.access import ANONYMOUS
@@ -199,12 +199,12 @@ class AmqpSession(SessionBase):
 
     def _take(self, data: bytes, at: int) -> int:
         """Raises Refusal, with `mux.at` behind the frame that is refused."""
-        mux, outbox = self.mux, self.connection.outbox
+        mux, outbox, memory = self.mux, self.connection.outbox, self.broker.memory
         end, head_bytes = len(data), FRAME_HEAD.size
         while not self.stopped and self.state is not State.ENDED:
             if self.state is State.OPEN:
                 index = data[at + head_bytes : at + head_bytes + 4]
-                if index == PUBLISH:
+                if index == PUBLISH and not memory.full:
                     at = mux.publishing.take_runs(data, at)
                 elif index == ACK:
                     at = mux.take_acks(data, at)
@@ -226,10 +226,13 @@ class AmqpSession(SessionBase):
             if data[stop] != _END:
                 text = f"a frame of {size} bytes ends with {data[stop]:#04x}, not with 0xce"
                 raise RemoteProtocolError(text)
+            payload = data[at + head_bytes : stop]
+            if memory.full and self.state is State.OPEN and mux.keeps_back(kind, number, payload):
+                break
             mux.at = stop + 1
             mux.worked(FRAME_WORK)
             try:
-                self._frame(kind, number, data[at + head_bytes : stop])
+                self._frame(kind, number, payload)
             except NotYet as wait:
                 stop_until(self, STOP_READY, wait.when)
                 break
@@ -503,6 +506,7 @@ class AmqpSession(SessionBase):
         self.reply(encode(commands.Connection.Close(*self._reasons(refusal)), 0))
         self.state = TRANSITIONS[self.state][Event.REFUSED]
         self.let_go()
+        self.go_soon(STOP_MEMORY)  # so that the peer's answer is read
         for what in (BEAT, SILENCE, LOGIN, LARGE):
             self.deadline(what, math.inf)
         self.deadline(CLOSE, self.connection.now + CLOSE_SECONDS)

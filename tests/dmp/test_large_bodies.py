@@ -116,6 +116,19 @@ async def test_a_large_body_is_there_again_after_a_restart_and_goes_with_its_ack
     assert (world.broker.queues[b"q"].depth, world.broker.bodies.unclaimed) == (0, 0)
 
 
+async def test_a_large_body_goes_when_it_is_sent_though_nobody_says_anything_more() -> None:
+    world, peer = await declared()
+    content = body(400_000)
+    published(world, peer, content)
+    peer.method(C.Basic.Get(0, "q", no_ack=True))
+    world.advance(0)
+    assert len(world.body_logs) == 1, "it is still to be sent"
+    assert b"".join(bodies(peer.frames())) == content
+    world.advance(0)
+    world.store.commit_pending()
+    assert world.body_logs == []
+
+
 async def test_a_body_that_several_queues_have_is_written_once() -> None:
     world, peer = await declared()
     peer.ask(C.Queue.Declare(0, "passing"))

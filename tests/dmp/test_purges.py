@@ -1,0 +1,114 @@
+"""queue.purge takes what was published before it on its connection, also what waits for the disk."""
+
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from dmp.amqp.wire import encode
+from dmp.pacing import QUEUES_AT_ONCE
+from dmp.properties import NO_PROPERTIES
+from tests.dmp.amqp_peer import Peer, bodies, publish
+from tests.dmp.world import PERSISTENT, World
+
+C = commands
+PURGE = encode(C.Queue.Purge(0, "q"), 1)
+
+
+def go_on(world: World, peer: Peer) -> list[tuple[int, Any]]:
+    """Until the disk and what goes in turns are through; what the peer has heard."""
+    said: list[tuple[int, Any]] = []
+    for _ in range(4):
+        world.settle()
+        world.advance(0)
+        said += peer.frames()
+    return said
+
+
+def ready(world: World) -> int:
+    return world.broker.queues[b"q"].depth
+
+
+@pytest.fixture
+def heard(world: World, peer: Peer) -> Peer:
+    world.queue(b"q", durable=True)
+    peer.ask(C.Confirm.Select())
+    return peer
+
+
+@pytest.mark.parametrize("properties", [NO_PROPERTIES, PERSISTENT])
+async def test_a_purge_counts_and_takes_what_was_published_before_it(
+    world: World, heard: Peer, properties: bytes
+) -> None:
+    for count in (1, 3):
+        data = publish("", "q", *[b"x"] * count, properties=properties)
+        heard.send(data + PURGE + publish("", "q", b"stays", properties=properties))
+        answers = {value.name: value for _, value in go_on(world, heard)}
+        assert answers["Queue.PurgeOk"].message_count == count
+        assert ready(world) == 1
+        world.broker.queues[b"q"].purge()
+
+
+async def test_a_purge_takes_what_went_to_very_many_queues(world: World, heard: Peer) -> None:
+    for number in range(QUEUES_AT_ONCE):
+        queue = world.queue(b"%d" % number, durable=True)
+        world.topology.bind(b"amq.fanout", queue, b"")
+    world.topology.bind(b"amq.fanout", world.broker.queues[b"q"], b"")
+    go_on(world, heard)
+    heard.send(publish("amq.fanout", "", b"x", properties=PERSISTENT) + PURGE)
+    (purged,) = [value for _, value in go_on(world, heard) if value.name == "Queue.PurgeOk"]
+    assert (purged.message_count, ready(world)) == (1, 0)
+
+
+async def test_a_purge_takes_what_was_committed_before_it(world: World) -> None:
+    world.queue(b"q", durable=True)
+    peer = Peer(world).login()
+    peer.ask(C.Tx.Select())
+    peer.send(publish("", "q", b"x", properties=PERSISTENT) + encode(C.Tx.Commit(), 1) + PURGE)
+    commit, purged = [value for _, value in go_on(world, peer)]
+    assert (commit.name, purged.message_count, ready(world)) == ("Tx.CommitOk", 1, 0)
+
+
+async def test_a_purge_waits_for_what_came_before_it_and_not_for_more(world: World, heard: Peer) -> None:
+    """Somebody else publishes all the time."""
+    other = Peer(world).login()
+    heard.send(publish("", "q", b"x", properties=PERSISTENT) + PURGE)
+    assert heard.frames() == []
+    world.settle()
+    other.publish("", "q", b"y", properties=PERSISTENT)
+    names = heard.names()
+    assert names == ["Basic.Ack", "Queue.PurgeOk"]
+    world.settle()
+    assert ready(world) == 1
+
+
+async def test_others_take_what_is_ready_until_the_purge_has_its_turn(world: World, heard: Peer) -> None:
+    other, taker = Peer(world).login(), Peer(world).login()
+    heard.send(publish("", "q", b"seen", properties=NO_PROPERTIES))
+    heard.send(publish("", "q", b"before", properties=PERSISTENT) + PURGE + encode(C.Basic.Get(0, "q"), 1))
+    assert bodies(other.say(C.Basic.Get(0, "q", True))) == [b"seen"]
+    said = go_on(world, heard)
+    assert [value.name for _, value in said][-2:] == ["Queue.PurgeOk", "Basic.GetEmpty"]
+    taker.method(C.Basic.Consume(0, "q", no_ack=True))
+    heard.send(publish("", "q", b"given", properties=PERSISTENT) + PURGE)
+    said = go_on(world, heard)
+    assert [value.message_count for _, value in said if value.name == "Queue.PurgeOk"] == [0]
+    assert bodies(taker.frames()) == [b"given"]
+
+
+async def test_a_purge_is_answered_when_the_disk_fails_and_when_the_queue_is_deleted(
+    world: World, heard: Peer
+) -> None:
+    other = Peer(world).login()
+    heard.send(publish("", "q", b"x", properties=PERSISTENT) + PURGE)
+    other.method(C.Queue.Delete(0, "q"))
+    said = [value.name for _, value in go_on(world, heard)]
+    assert said == ["Basic.Ack", "Channel.Close"]
+    world.queue(b"q", durable=True)
+    go_on(world, other)
+    again = Peer(world).login()
+    again.ask(C.Confirm.Select())
+    world.break_disk()
+    again.send(publish("", "q", b"x", properties=PERSISTENT) + PURGE)
+    names = [value.name for _, value in go_on(world, again)]
+    assert names == ["Basic.Nack", "Queue.PurgeOk"]
