@@ -27,6 +27,7 @@ from dmp.pacing import QUEUES_AT_ONCE
 from dmp.properties import CC, KEYS_MAX, UNREADABLE, keys_in, replaced_headers, unpack
 from dmp.queues import Queue
 from dmp.refusals import Refusal
+from dmp.series import Leaving
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
@@ -130,8 +131,8 @@ class DeadLetters:
             self._go_on()
 
     def _deliver(self, queue: Queue, message: Message, reason: str) -> Iterator[None]:
-        """Put it where its exchange says, or lose it: in one step, unless bindings are made for its route to
-        take long, or it goes to very many queues."""
+        """Put it where its exchange says, or lose it. That is one step, unless bindings are made for its
+        route to take long, or it goes to very many queues."""
         broker = self._broker
         self._work += 1 + len(message.head.properties) // LETTER_BYTES
         head = letter_head(broker, queue, message, reason)
@@ -181,7 +182,7 @@ class DeadLetters:
         broker, log = self._broker, queue.log
         leaving = None
         if log is not None and message.offset >= 0 and head.persistent and not queue.deleted:
-            leaving = queue, log, message
+            leaving = Leaving(queue, log, log.leaving([message]), 1, lambda: log.left([message]))
         refused: list[StoreError] = []
         yield from broker.publish_in_slices(
             head, targets, (message.body,), refused.append, leaving=leaving
