@@ -23,10 +23,11 @@ from dmp.queue_log import QueueLog
 from dmp.queue_records import QUEUES, put
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, shown
+from dmp.series import Leaving, Series
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
 from dmp.topology_table import TopologyTable
-from dmp.wide import Leaving, Publication, WideAppend
+from dmp.wide import Publication, WideAppend
 from shared.errors import StoreError
 from shared.plugin import Context
 from shared.queues.sliced_work import SlicedWork, taken_out
@@ -251,6 +252,10 @@ class Broker:
         """To very many queues: go through its `steps`."""
         return Publication(self, head, queues, bodies, on_refused, send_return, leaving)
 
+    def append_in_slices(self, leaving: list[Leaving]) -> WideAppend:
+        """Many series to very many queues: go through its `steps`."""
+        return WideAppend(self, leaving)
+
     def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
         """To one queue, without a record."""
         try:
@@ -267,8 +272,8 @@ class Broker:
     ) -> Ticket:
         """To durable queues, in one batch with `taken`, the record of what leaves another queue."""
         if len(logged) > QUEUES_AT_ONCE and taken is None:
-            wide = WideAppend(self, head, bodies)
-            wide.append(logged)
+            wide, series = WideAppend(self), Series(head, bodies)
+            wide.append([(queue, series) for queue, _ in logged])
             return wide.done
         runs: list[list[Message]] = []
         parts: list[tuple[Log, bytes, int]] = []

@@ -27,6 +27,7 @@ from dmp.pacing import QUEUES_AT_ONCE
 from dmp.properties import CC, KEYS_MAX, UNREADABLE, keys_in, replaced_headers, unpack
 from dmp.queues import Queue
 from dmp.refusals import Refusal
+from dmp.series import Leaving
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class DeadLetters:
         broker, log = self._broker, queue.log
         leaving = None
         if log is not None and message.offset >= 0 and head.persistent and not queue.deleted:
-            leaving = queue, log, message
+            leaving = Leaving(queue, log, log.leaving([message]), 1, lambda: log.left([message]))
         refused: list[StoreError] = []
         yield from broker.publish_in_slices(
             head, targets, (message.body,), refused.append, leaving=leaving

@@ -312,10 +312,13 @@ class Queue(QueueBase):
         self.unsynced_bytes += head.body_bytes * len(messages)
         return messages
 
-    def place(self, messages: list[Message], ticket: Ticket) -> None:
-        """They were expected, and their records are appended: ready at the first `synced` when the ticket is
-        done. In a step for thousands of queues, so it does no more than must be done at once."""
+    def place(self, messages: list[Message], ticket: Ticket, *, logged: bool) -> None:
+        """They were expected, and their records, if they need some, are appended: ready at the first `synced`
+        when the ticket is done. In a step for thousands of queues, so it does no more than must be done at
+        once."""
         self._unsynced.append((ticket, messages))
+        if not logged:
+            self._unlogged += len(messages)
 
     def not_coming(self, messages: list[Message]) -> None:
         """They were expected, and could not be written, or the queue is deleted."""

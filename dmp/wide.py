@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import attrs
 
 from dmp.message import Head, Message
-from dmp.queue_log import QueueLog
-from dmp.queue_records import put_bytes, putter
 from dmp.queues import Queue
+from dmp.series import QUEUES_PER_STEP, Leaving, Series, bug
 from shared.errors import StoreError
 from shared.garbage import paused
 from shared.queues.sliced_work import SlicedWork, batched, taken_out
@@ -29,13 +28,11 @@ if TYPE_CHECKING:
     from shared.storage.committer import Held
     from shared.storage.store import Store
 
-QUEUES_PER_STEP = 128  # that get a message, or are about to: half a millisecond
 
-_Expected: TypeAlias = tuple[Queue, Log, list[Message]]
-_Placed: TypeAlias = tuple[Queue, list[Message], int, int]
-"""The number of the first message, and its offset in the log."""
-Leaving: TypeAlias = tuple[Queue, QueueLog, Message]
-"""A message that has a record in its queue's log."""
+_Expected: TypeAlias = tuple[Queue, Series, list[Message]]
+_Placed: TypeAlias = tuple[Queue, list[Message], int, int, int]
+"""The number of the first message, its offset in the log, and how far the next one is behind it; of what has
+no record -1 and 0."""
 
 
 class WideContext(Protocol):
@@ -57,46 +54,59 @@ class WideContext(Protocol):
 
 @attrs.define(eq=False)
 class WideAppend:
-    """A run on its way to very many durable queues: go through `steps`, or `append` it at once.
+    """Runs on their way to very many queues, in one batch of the journal: go through `steps`, or `append` all
+    at once.
 
-    `leaving`: what leaves its queue in the same batch. `done`: all have it, or none will. That is later than
-    the store's own ticket, for they hear of it in slices, too.
+    What needs no record is ready when the others are. `leaving`: what leaves queues in the same batch; the
+    slices may fill it. `reserved`: the batch may use the room that is kept for what leaves. `done`: all have
+    it, or none will. That is later than the store's own ticket, for they hear of it in slices, too.
     """
 
     _broker: WideContext
-    _head: Head
-    _bodies: Sequence[bytes]
-    _leaving: Leaving | None = None
+    _leaving: list[Leaving] = attrs.field(factory=list)
+    _reserved: bool = False
     done: Ticket = attrs.field(factory=Ticket, init=False)
     _stored: Ticket = attrs.field(factory=Ticket, init=False)
     _expected: list[_Expected] = attrs.field(factory=list, init=False)
+    _logged: bool = attrs.field(default=False, init=False)  # some of it needs a record
     _modes: set[Durability] = attrs.field(factory=set, init=False)
+    _bytes: int = attrs.field(default=0, init=False)  # of records, at most
+    _large: dict[bytes, None] = attrs.field(factory=dict, init=False)  # references in records
     _coming: list[_Placed] = attrs.field(factory=list, init=False)
     _gone: list[_Expected] = attrs.field(factory=list, init=False)  # deleted before they got it
     _held: Held | None = attrs.field(default=None, init=False)
-    _pack: Callable[[int], bytes] = attrs.field(init=False)
-    _taken: bytes = attrs.field(default=b"", init=False)  # the record of what leaves
+    _paged: Ticket | None = attrs.field(default=None, init=False)  # of records where no batch is held
 
-    def append(self, queues: Sequence[tuple[Queue, QueueLog]]) -> None:
+    def append(self, entries: Iterable[tuple[Queue, Series]]) -> None:
         """The same as `steps`, all at once."""
-        for _ in self.steps((queues,)):
+        for _ in self.steps((entries,)):
             pass
 
-    def steps(self, slices: Iterable[Iterable[tuple[Queue, QueueLog]]]) -> Iterator[None]:
+    def steps(self, slices: Iterable[Iterable[tuple[Queue, Series]]]) -> Iterator[None]:
         """Have the queues of one slice after the other expect it, then write it to those that are not deleted
-        meanwhile.
+        meanwhile. Each queue has its runs in this order.
 
-        Raises StoreError where the store refuses it, and whatever a bug may raise. Either way no queue has
-        got anything, and hears of that in slices. A bug amid the records leaves the store read-only.
+        Raises StoreError where the store refuses it, and whatever the slices or a bug may raise. Either way
+        no queue has got anything, and hears of that in slices. A bug amid the records leaves the store
+        read-only.
         """
-        broker, bodies = self._broker, self._bodies
         try:
-            for queues in slices:
-                for queue, log in queues:
-                    self._modes.add(log.log.mode)
-                    self._expected.append((queue, log.log, queue.expect(self._head, bodies)))
+            for entries in slices:
+                for queue, series in entries:
+                    self._expect(queue, series)
                 yield
-            whole = broker.bodies.whole_records(bodies) if self._head.large else []
+            self._expected.reverse()  # to be taken off the end
+            self._leaving.reverse()
+            if not (self._logged or self._leaving):
+                while self._expected:
+                    self._append()
+                    yield
+                if self._paged is None:
+                    self._tell_later(None)
+                else:
+                    self._paged.when_done(lambda done: self._tell_later(done.error))
+                return
+            whole = self._broker.bodies.whole_records(self._large)
             held = self._hold(whole)
         except Exception as error:
             self._tell_later(error if isinstance(error, StoreError) else bug(error))
@@ -105,9 +115,9 @@ class WideAppend:
         try:
             if whole:
                 held.append(whole)
-                broker.bodies.whole_appended(bodies, held.ticket)
-            while self._expected and not held.released:
-                self._append(held)
+                self._broker.bodies.whole_appended(self._large, held.ticket)
+            while (self._expected or self._leaving) and not held.released:
+                self._append_more(held)
                 yield
         except Exception as error:
             held.release(error)
@@ -115,19 +125,25 @@ class WideAppend:
         finally:  # also where nobody goes on with this
             self._complete()
 
+    def _expect(self, queue: Queue, series: Series) -> None:
+        head, log = series.head, queue.log
+        if log is not None:
+            self._bytes += series.record_bytes * len(series.bodies)
+            if head.persistent or queue.paged:
+                self._logged = True
+                self._modes.add(log.log.mode)
+                if head.large:
+                    self._large.update(dict.fromkeys(series.bodies))
+        self._expected.append((queue, series, queue.expect(head, series.bodies)))
+
     def _hold(self, whole: Sequence[tuple[Log, bytes, int]]) -> Held:
         """Raises StoreError."""
-        head, bodies = self._head, self._bodies
-        self._pack = putter(head, bodies)
-        count = len(self._expected)
-        size = put_bytes(head) * len(bodies) * count + sum([len(records) for _, records, _ in whole])
-        if self._leaving is not None:
-            _, log, message = self._leaving
-            self._taken = log.leaving([message])
-            size += len(self._taken)
-        self._held = self._broker.store.hold(
-            size, count + len(whole) + 1, self._modes, self._complete, reserved=bool(self._taken)
-        )
+        size = self._bytes + sum([len(records) for _, records, _ in whole])
+        size += sum([len(each.record) for each in self._leaving])
+        count = len(self._expected) + len(whole) + len(self._leaving)
+        self._modes.update([each.log.log.mode for each in self._leaving])
+        reserved = self._reserved or not self._logged
+        self._held = self._broker.store.hold(size, count, self._modes, self._complete, reserved=reserved)
         return self._held
 
     def _complete(self) -> None:
@@ -136,39 +152,57 @@ class WideAppend:
         if held is None or held.released:
             return
         try:
-            while self._expected:
-                self._append(held)
-            if self._leaving is not None:
-                queue, log, message = self._leaving
-                if not queue.deleted:
-                    held.append([(log.log, self._taken, 1)])
-                log.left([message])
+            while self._expected or self._leaving:
+                self._append_more(held)
         except Exception as error:
             held.release(error)
             raise
         held.release()
 
-    def _append(self, held: Held) -> None:
-        """Give the next queues numbers, records and places. Each is expected until it has all that."""
-        expected, count = self._expected, len(self._bodies)
-        some = expected[: -QUEUES_PER_STEP - 1 : -1]
-        firsts: list[int] = []
-        parts: list[tuple[Log, bytes, int]] = []
-        for queue, log, _ in some:
-            if not queue.deleted:
-                first = queue.numbered
-                queue.numbered = first + count
-                firsts.append(first)
-                parts.append((log, self._pack(first), count))
-        places = zip(firsts, held.append(parts), strict=True)
+    def _append_more(self, held: Held) -> None:
+        if self._expected:
+            self._append(held)
+            return
+        some = self._leaving[: -QUEUES_PER_STEP - 1 : -1]
+        there = [each for each in some if each.record and not each.queue.deleted]
+        held.append([(each.log.log, each.record, each.count) for each in there])
         for each in some:
-            queue, _, messages = each
+            each.written()
+            self._leaving.pop()
+
+    def _append(self, held: Held | None = None) -> None:
+        """Give the next queues numbers, records and places. Each is expected until it has all that.
+
+        Where no batch is held nothing needs a record, but in queues that are paged since. Raises StoreError.
+        """
+        expected = self._expected
+        some = expected[: -QUEUES_PER_STEP - 1 : -1]
+        firsts: list[tuple[int, bool]] = []
+        parts: list[tuple[Log, bytes, int]] = []
+        for queue, series, _ in some:
+            if not queue.deleted:
+                first, count, log = queue.numbered, len(series.bodies), queue.log
+                queue.numbered = first + count
+                logged = log is not None and (series.head.persistent or queue.paged)
+                firsts.append((first, logged))
+                if log is not None and logged:
+                    parts.append((log.log, series.pack(first), count))
+        if held is not None:
+            offsets = held.append(parts)
+        elif parts:
+            offsets, self._paged = self._broker.store.append_all(parts)
+        else:
+            offsets = []
+        places, ends = iter(firsts), iter(offsets)
+        for each in some:
+            queue, series, messages = each
             if queue.deleted:
                 self._gone.append(each)
             else:
-                first, offset = next(places)
-                queue.place(messages, self._stored)
-                self._coming.append((queue, messages, first, offset))
+                first, logged = next(places)
+                queue.place(messages, self._stored, logged=logged)
+                offset, size = (next(ends), series.record_bytes) if logged else (-1, 0)
+                self._coming.append((queue, messages, first, offset, size))
             expected.pop()  # let go of here, for that takes as long
 
     def _tell_later(self, error: StoreError | None) -> None:
@@ -178,14 +212,13 @@ class WideAppend:
         """The disk has it, or it cannot be written. Whatever came to the queues later waits until all is told
         here."""
         for those in batched(self._coming, QUEUES_PER_STEP):
-            size = put_bytes(self._head)
-            for _, messages, first, offset in those:
+            for _, messages, first, offset, size in those:
                 for place, message in enumerate(messages):
                     message.number, message.offset = first + place, offset + place * size
             yield
         self._stored.resolve(error)
         for those in taken_out(self._coming.pop, self._coming, QUEUES_PER_STEP):
-            for queue, _, _, _ in those:
+            for queue, *_ in those:
                 queue.synced(self._stored)
             yield
         for some in batched(chain(self._gone, self._expected), QUEUES_PER_STEP):
@@ -193,11 +226,6 @@ class WideAppend:
                 queue.not_coming(messages)
             yield
         self.done.resolve(error)
-
-
-def bug(error: Exception) -> StoreError:
-    """What is told to who waits for what a bug has kept from being written."""
-    return StoreError(f"a bug in the broker: {type(error).__name__}")
 
 
 @attrs.define(eq=False)
@@ -256,9 +284,10 @@ class Publication:
         queues = self._queues
         if self._head.persistent:
             queues = []
-            wide = WideAppend(self._broker, self._head, (body,), self._leaving)
+            leaving = [] if self._leaving is None else [self._leaving]
+            wide = WideAppend(self._broker, leaving, reserved=bool(leaving))
             with paused(len(self._queues)):
-                yield from wide.steps(self._durable(queues))
+                yield from wide.steps(self._durable(Series(self._head, (body,)), queues))
             self._last = wide.done
         for some in batched(queues, QUEUES_PER_STEP):
             try:
@@ -269,12 +298,11 @@ class Publication:
         if not self._taken and self._send_return is not None:
             self._send_return(body)
 
-    def _durable(self, others: list[Queue]) -> Iterator[list[tuple[Queue, QueueLog]]]:
+    def _durable(self, series: Series, others: list[Queue]) -> Iterator[list[tuple[Queue, Series]]]:
         """Those that have a log, in slices; `others` gets those that have none."""
         for some in batched(self._queues, QUEUES_PER_STEP):
             others += [queue for queue in some if not queue.durable]
-            open_ = self._open([queue for queue in some if queue.durable])
-            yield [(queue, queue.log) for queue in open_ if queue.log is not None]
+            yield [(queue, series) for queue in self._open([queue for queue in some if queue.durable])]
 
     def _open(self, queues: Sequence[Queue]) -> Sequence[Queue]:
         """Those that will have the message."""

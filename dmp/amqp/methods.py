@@ -101,8 +101,9 @@ def tx_end(channel: Channel, method: commands.Tx.Commit | commands.Tx.Rollback) 
     if channel.transaction is None:
         raise Refusal(Code.PRECONDITION_FAILED, "channel is not transactional")
     if isinstance(method, commands.Tx.Commit):
-        if not channel.transaction.prepare():
-            raise NotYet(channel.mux.broker.sliced_work.when_idle)
+        waits = channel.transaction.prepare()
+        if waits is not None:
+            raise NotYet(waits)
         channel.transaction.commit()
     else:
         channel.transaction.rollback()

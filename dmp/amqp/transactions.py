@@ -2,9 +2,11 @@
 
 A commit is one entry of the journal, however many queues it touches, so a crash leaves all of it or nothing.
 The reply waits until that entry is on the disk. A rejected message moves to its dead-letter exchange in the
-same step. Held messages count as memory. They also have limits of their own, because the commit publishes
-them in one stretch of work. Very many deliveries are gathered in slices before the commit, and forgotten in
-slices after it.
+same step. Held messages count as memory, and have limits of their own.
+
+What few queues get is applied in one stretch. Very many deliveries, and messages to very many queues, are
+applied in slices, and the connection takes nothing more until the commit is answered. It is one entry of the
+journal all the same (`wide`). Whatever ends the connection after that has begun, the commit is carried out.
 
 A client cannot settle a delivery twice in a transaction. Until the commit the delivery still counts against
 prefetch, and a rollback makes it unacknowledged again.
@@ -13,9 +15,9 @@ prefetch, and a rollback makes it unacknowledged again.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -38,17 +40,22 @@ from dmp.pacing import WORK_PER_STRETCH
 from dmp.queue_records import put
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, refused_by_store
+from dmp.series import QUEUES_PER_STEP, Leaving, Series, bug
 from shared.access import READ, WRITE
 from shared.budget import Account
 from shared.errors import StoreError
+from shared.garbage import paused
 from shared.queues.sliced_work import batched
 
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel, Delivery
     from dmp.amqp.publishing import Post
     from dmp.broker import Broker
+    from dmp.wide import WideAppend
     from shared.storage.store import Log, Ticket
 
+PUTS_AT_ONCE = 512  # queues of all messages and dead letters that are put into them in one stretch
+BODIES_PER_RUN = 8  # of messages that are alike, in slices; to very many queues they go one by one
 LETTER_MESSAGES = LETTERS_PER_TURN  # a rejection that makes a dead letter is as much work as so many messages
 POST_BYTES = 750
 """Memory of a publish that shares nothing with others: 940 measured, 200 of them count with its message."""
@@ -72,7 +79,11 @@ class Transaction:
     _posts: list[tuple[Post, Sequence[Queue], Sequence[bytes]]] = attrs.Factory(list)
     _deliveries: dict[Outcome, dict[int, Delivery]] = attrs.Factory(dict)  # settled ones, by tag
     _prepared: QueueChange | None = None  # for the commit
-    _in_slices: bool = False  # so are its deliveries gathered and forgotten
+    _in_slices: bool = False  # so are its deliveries gathered
+    _applied: Ticket | None = None  # of a commit that goes in slices: done, or refused
+    _applying: bool = False  # that is under way, and may not be taken back
+    _refused: Refusal | None = None  # it was
+    _ended: bool = False  # its channel, meanwhile
     _messages: int = 0
     _bytes: int = 0
     _cost_bytes: int = 0
@@ -120,8 +131,12 @@ class Transaction:
             self._messages += letters * LETTER_MESSAGES
 
     def rollback(self) -> None:
-        """Drop the publishes, and make the deliveries unacknowledged again."""
+        """Drop the publishes, and make the deliveries unacknowledged again. A commit that goes in slices is
+        carried out where it has begun: then its channel has ended."""
         channel = self._channel
+        if self._applying:
+            self._ended = True
+            return
         if self._deliveries:
             unacked = channel.unacked
             for settled in self._deliveries.values():
@@ -130,8 +145,11 @@ class Transaction:
             channel.unacked = dict(zip(tags, map(unacked.__getitem__, tags), strict=True))
         self._forget()
 
-    def prepare(self) -> bool:
-        """Whether it can be committed now. If not, work goes on in slices: ask when `sliced_work` is idle."""
+    def prepare(self) -> Callable[[Callable[[], None]], None] | None:
+        """None: `commit` it now. Else something is to be waited for: ask again when this calls back.
+
+        Raises Refusal.
+        """
         if self._prepared is None:
             self._prepared = prepared = QueueChange(self._channel.mux.broker)
             steps = prepared.gather(self._deliveries)
@@ -145,11 +163,23 @@ class Transaction:
                 steps = prepared.address()
                 if next(steps, steps) is not steps:  # bindings are made for a route to take long
                     self._channel.mux.broker.sliced_work.add(steps)
-        return self._prepared.whole
+        change, applied = self._prepared, self._applied
+        if applied is None:
+            if not change.whole:
+                return self._channel.mux.broker.sliced_work.when_idle
+            puts = sum([len(queues) for _, queues, _ in self._posts])
+            puts += sum([len(targets) for _, _, _, targets in change.addressed])
+            if puts <= PUTS_AT_ONCE and not self._in_slices:
+                return None
+            applied = self._unwritten() or self._begin(change, puts)
+        return None if applied.done else lambda go_on: applied.when_done(lambda _: go_on())
 
     def commit(self) -> None:
         """Apply everything, and reply when it is on the disk. Raises Refusal; then nothing is applied."""
         channel, change = self._channel, self._prepared
+        if self._applied is not None:
+            self._end()
+            return
         assert change is not None
         mux = channel.mux
         broker = mux.broker
@@ -188,32 +218,169 @@ class Transaction:
                 channel.send_return(Code.NO_ROUTE, head, body)
         mux.worked(self._messages + min(self.settled, SETTLED_AT_ONCE))
         settled = list(self._deliveries.values())
-        requeued = list(self._deliveries.get(Outcome.REQUEUED, {}).values())
-        in_slices = self._in_slices
         self._forget()
         channel.reply(commands.Tx.CommitOk(), ticket)  # before the deliveries that the commit makes possible
         for deliveries in settled:
             forget_unacked(deliveries.values())
-        if in_slices:
-            if requeued:
-                mux.return_in_slices(requeued)
-            mux.add_work(change.let_go())
-            mux.add_work(dispatched(change.queues))
-        else:
-            _go_through(change.let_go())
-            for queue, messages in change.requeued.items():
-                queue.requeue(messages)
-            _go_through(dispatched(change.queues))
+        _go_through(change.let_go())
+        for queue, messages in change.requeued.items():
+            queue.requeue(messages)
+        _go_through(dispatched(change.queues))
         channel.crowded = False
         channel.dispatch()
         if broker.memory.full:
             mux.wait_for_memory()
 
+    # -- in slices
+
+    def _unwritten(self) -> Ticket | None:
+        """What a large body waits for that it publishes. Raises Refusal where that cannot be written."""
+        bodies = self._channel.mux.broker.bodies
+        for post, _, references in self._posts:
+            if post.head.large:
+                for reference in references:
+                    written = bodies.unwritten(reference)
+                    if written is not None and written.error is not None:
+                        raise refused_by_store(written.error)
+                    if written is not None:
+                        return written
+        return None
+
+    def _begin(self, change: QueueChange, puts: int) -> Ticket:
+        broker = self._channel.mux.broker
+        leaving: list[Leaving] = []
+        wide = broker.append_in_slices(leaving)
+        self._applied, self._applying = wide.done, True
+        broker.sliced_work.add(self._apply(change, wide, leaving, puts))
+        return wide.done
+
+    def _end(self) -> None:
+        """It was applied, or refused: go on behind it. Raises Refusal."""
+        refused, self._refused = self._refused, None
+        self._applied = None
+        if refused is not None:
+            raise refused
+        if self._channel.mux.broker.memory.full:
+            self._channel.mux.wait_for_memory()
+
+    def _apply(
+        self, change: QueueChange, wide: WideAppend, leaving: list[Leaving], puts: int
+    ) -> Iterator[None]:
+        """The steps of `commit`, in the same order. Others may look at the queues in between: each has what
+        comes when all have it."""
+        broker = self._channel.mux.broker
+        returned: list[tuple[Head, Sequence[bytes]]] = []
+        letters: Counter[bool] = Counter()
+        try:
+            with paused(puts + len(change.queues)):
+                yield from wide.steps(self._slices(change, returned, letters, leaving))
+        except Refusal as refusal:
+            self._not_applied(refusal)
+            return
+        except StoreError as error:
+            broker.counts.refused_publishes += sum(len(bodies) for _, _, bodies in self._posts)
+            self._not_applied(refused_by_store(error))
+            return
+        except Exception as error:
+            broker.report_crash(error)
+            self._not_applied(refused_by_store(bug(error)))
+            return
+        yield from self._go_on(change, wide.done, returned, letters)
+
+    def _slices(
+        self,
+        change: QueueChange,
+        returned: list[tuple[Head, Sequence[bytes]]],
+        letters: Counter[bool],
+        leaving: list[Leaving],
+    ) -> Iterator[Iterator[tuple[Queue, Series]]]:
+        """What comes to queues, each found to have room when it is asked for; and behind it, without any,
+        what leaves. `letters`: how many dead letters have a queue to go to. Raises Refusal."""
+        mux = self._channel.mux
+        counts = mux.broker.counts
+        if change.laborious:
+            raise _too_laborious()
+        for exchange in {post.content.exchange for post, _, _ in self._posts}:  # rules may have changed
+            mux.require(WRITE, exchange or DEFAULT_IN_RULES)
+        for some in batched(change.queues, QUEUES_PER_STEP):
+            for queue in some:
+                mux.require(READ, queue.name)
+            yield iter(())
+
+        def entries() -> Iterator[tuple[Queue, Series]]:
+            for post, queues, bodies in self._posts:
+                for some in batched(bodies, BODIES_PER_RUN if len(queues) <= QUEUES_PER_STEP else 1):
+                    if not (yield from change.open_to(Series(post.head, some), queues)):
+                        counts.unroutable += len(some)
+                        if post.content.mandatory:
+                            returned.append((post.head, some))
+            for queue, message, head, targets in change.addressed:
+                if _leaves_letters(queue):
+                    found = yield from change.open_to(Series(head, (message.body,)), targets)
+                    letters[found] += 1
+
+        all_entries = entries()
+        for first in all_entries:
+            yield chain((first,), islice(all_entries, QUEUES_PER_STEP - 1))
+        for those in change.leaving():
+            leaving += those
+            yield iter(())
+
+    def _go_on(
+        self,
+        change: QueueChange,
+        done: Ticket,
+        returned: Sequence[tuple[Head, Sequence[bytes]]],
+        letters: Counter[bool],
+    ) -> Iterator[None]:
+        """All is appended: reply when it is on the disk, and have the queues hear of it."""
+        channel = self._channel
+        mux = channel.mux
+        counts = mux.broker.counts
+        if not (self._ended or channel.silent):
+            for head, bodies in returned:
+                for body in bodies:
+                    channel.send_return(Code.NO_ROUTE, head, body)
+            channel.reply(commands.Tx.CommitOk(), done)
+        posts, deliveries = list(self._posts), self._deliveries
+        self._applying = False
+        self._forget()
+        counts.dead_lettered += letters[True]
+        counts.dead_letters_lost += letters[False]
+        counts.acknowledged += len(deliveries.get(Outcome.ACKNOWLEDGED, ()))
+        counts.rejected += len(deliveries.get(Outcome.REJECTED, ()))
+        requeued = list(deliveries.get(Outcome.REQUEUED, {}).values())
+        if requeued:
+            mux.return_in_slices(requeued)
+        for by_tag in deliveries.values():
+            for settled in batched(by_tag.values(), RETURNED_AT_ONCE):
+                forget_unacked(settled)
+                yield
+        for some in batched(posts, RETURNED_AT_ONCE):
+            for post, _, bodies in some:
+                counts.published += len(bodies)
+                counts.published_bytes += len(bodies) * post.head.body_bytes
+                mux.publishing.record(post, bodies)
+            yield
+        yield from change.let_go()
+        yield from dispatched(change.queues)
+        channel.crowded = False
+        channel.dispatch()
+
+    def _not_applied(self, refusal: Refusal) -> None:
+        """The client hears of it when the queues have; where it has gone, what it had goes back."""
+        self._applying = False
+        self._refused = refusal
+        if self._ended:
+            by_tag = {tag: delivery for each in self._deliveries.values() for tag, delivery in each.items()}
+            self._forget()
+            if by_tag:
+                self._channel.mux.return_in_slices([by_tag[tag] for tag in sorted(by_tag)])
+
     def _put_letters(self, change: QueueChange) -> tuple[int, int]:
         """Returns how many dead letters have a queue to go to, and how many have none. Raises Refusal."""
         if change.laborious:
-            text = "the routes of the dead letters are too much work for one transaction"
-            raise Refusal(Code.PRECONDITION_FAILED, text)
+            raise _too_laborious()
         found = lost = 0
         for queue, message, head, targets in change.addressed:
             if not _leaves_letters(queue):  # it was deleted meanwhile
@@ -255,6 +422,11 @@ def _go_through(steps: Iterator[None]) -> None:
         pass
 
 
+def _too_laborious() -> Refusal:
+    text = "the routes of the dead letters are too much work for one transaction"
+    return Refusal(Code.PRECONDITION_FAILED, text)
+
+
 def _leaves_letters(queue: Queue) -> bool:
     return queue.kind.arguments.dead_letter_exchange is not None and not queue.deleted
 
@@ -278,7 +450,8 @@ class QueueChange:
     """Messages that come to queues and leave others in one step: after a crash all of it is done, or nothing.
 
     What is durable of it is one entry of the journal, however many queues there are. Go through
-    `gather` and `address`, then call `put` and `apply`, without a wait in between.
+    `gather` and `address`, then call `put` and `apply`, without a wait in between. Or have a `WideAppend`
+    take what comes (`open_to`) and what leaves (`leaving`). At last go through `let_go`.
     """
 
     _broker: Broker
@@ -360,8 +533,33 @@ class QueueChange:
             if taken:
                 part.taken.append(taken)
 
+    def open_to(self, series: Series, queues: Sequence[Queue]) -> Generator[tuple[Queue, Series], None, bool]:
+        """Those that will have some of it. Returns whether any queue is left."""
+        found = False
+        for queue in queues:
+            if queue.deleted:
+                continue
+            found = True
+            if not queue.capped:
+                yield queue, series
+                continue
+            room = queue.room_for(series.head, len(series.bodies))
+            self._broker.counts.dropped_full += len(series.bodies) - room
+            if room:
+                yield queue, Series(series.head, series.bodies[:room])
+        return found
+
+    def leaving(self) -> Iterator[list[Leaving]]:
+        """What leaves queues, in slices."""
+        for some in batched(self._parts.items(), QUEUES_PER_STEP):
+            yield [
+                Leaving(queue, queue.log, b"".join(part.taken), len(part.taken), queue.log.leave_in_slices)
+                for queue, part in some
+                if part.taken and queue.log is not None
+            ]
+
     def apply(self) -> Ticket | None:
-        """Apply it. Returns the ticket that all of it waits for, if any; then go through `let_go`.
+        """Apply it. Returns the ticket that all of it waits for, if any.
 
         Raises StoreError; then nothing has changed.
         """
@@ -394,7 +592,7 @@ class QueueChange:
             else:
                 self._broker.publish_numbered(queue, messages)
         for queue, part in self._parts.items():
-            if part.leaving and queue.log is not None:
+            if part.taken and queue.log is not None:
                 queue.log.leave_in_slices()
         return ticket
 
@@ -414,5 +612,5 @@ class QueueChange:
                         done = 0
                         yield
             finally:
-                if queue.log is not None:
+                if part.taken and queue.log is not None:
                     queue.log.all_left()

@@ -300,7 +300,7 @@ class Committer:
         batch.held = True
         batch.gathering.append(complete)
         batch.expect_logs(logs)
-        return Held(self, batch, mode)
+        return Held(self, batch, mode, need)
 
     def end_hold(self) -> None:
         """The store closes: what is held is completed now."""
@@ -890,6 +890,8 @@ class Held:
     _committer: Committer
     _batch: CommitBatch
     _mode: Mode
+    _left: int
+    """Of the room that was asked for."""
     released: bool = False
 
     @property
@@ -899,11 +901,15 @@ class Held:
     def append(self, parts: Sequence[tuple[Log, bytes, int]]) -> list[int]:
         """Append these, within the room that was asked for; returns their offsets."""
         size = sum([len(records) for _, records, _ in parts])
-        self._batch.room += size + len(parts) * ENTRY_HEADER_BYTES
+        need = size + len(parts) * ENTRY_HEADER_BYTES
+        self._left -= need
+        self._batch.room += need
         return self._committer._append_parts(self._batch, self._mode, parts, size, many=True)
 
     def release(self, error: Exception | None = None) -> None:
         """All is appended. `error`: it could not be, so nothing of the batch may be written."""
         self.released = True
+        self._batch.room += self._left
+        self._left = 0
         self._batch.broken = self._batch.broken or error
         self._batch.held = False

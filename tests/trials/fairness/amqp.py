@@ -141,6 +141,39 @@ def amqp_a_transaction_of_4096_messages(served: Served) -> None:
         peer.call(commands.Tx.Commit())
 
 
+def _for_all_queues_in_a_transaction(served: Served, count: int, *, durable: bool) -> None:
+    with Amqp(served) as peer:
+        _all_queues(peer, count, durable=durable)
+        peer.call(commands.Tx.Select())
+        served.begin()
+        for _ in range(4):
+            peer.send(message("amq.fanout", "", b"x" * 100, _properties(delivery_mode=1 + durable)))
+            peer.call(commands.Tx.Commit())
+
+
+def amqp_a_transaction_for_4000_queues(served: Served) -> None:
+    _for_all_queues_in_a_transaction(served, 4000, durable=False)
+
+
+def amqp_a_transaction_for_4000_durable_queues(served: Served) -> None:
+    _for_all_queues_in_a_transaction(served, 4000, durable=True)
+
+
+def amqp_a_transaction_of_4000_messages_that_differ(served: Served) -> None:
+    with _queue(served) as peer:
+        peer.call(commands.Tx.Select())
+        peer.send(b"".join(message("", "q", b"x" * number, PERSISTENT) for number in range(1, 4001)))
+        ping(served)
+        served.begin()
+        peer.call(commands.Tx.Commit())
+
+
+def amqp_a_transaction_for_50000_durable_queues(served: Served) -> None:
+    """With the limit raised."""
+    served.reload_with("[dmp]\ntransaction_messages_max = 200000\n")
+    _for_all_queues_in_a_transaction(served, 50_000, durable=True)
+
+
 def _in_a_transaction(served: Served, method: base.Frame, end: base.Frame) -> None:
     with _holding(served, 90_000) as peer:
         peer.call(commands.Tx.Select())
