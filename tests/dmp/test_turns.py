@@ -3,13 +3,14 @@
 import errno
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count as counting
 from typing import Any
 
 import pytest
 from pamqp import base, commands
 from pamqp.encode import field_table
+from structlog.testing import capture_logs
 
 from dmp import exchanges, queues
 from dmp.amqp import channel as channels
@@ -1084,6 +1085,13 @@ async def test_what_the_store_refuses_reaches_none_of_very_many_queues(
     assert world.broker.memory.held_bytes == 0
 
 
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """The log keeps what is told: to show the thousands of queues in a traceback takes seconds."""
+    with capture_logs():
+        yield
+
+
 def amid_queues(function: Any, number: int) -> Any:
     """The function, but its call of this number raises, counted from 0."""
     calls = counting()
@@ -1102,7 +1110,7 @@ BUGS = [
 """What fails, and at which call; whether the store has the rest appended at once."""
 
 
-@pytest.mark.usefixtures("wide")
+@pytest.mark.usefixtures("wide", "quiet")
 @pytest.mark.parametrize("confirms", [False, True])
 @pytest.mark.parametrize(("of", "name", "number", "hurried"), BUGS)
 async def test_what_a_bug_keeps_from_very_many_queues_is_refused_and_none_of_them_counts_it(
@@ -1134,6 +1142,7 @@ async def test_what_a_bug_keeps_from_very_many_queues_is_refused_and_none_of_the
     assert depths(await world.again(), queues) == {0}
 
 
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("number", [0, 3])
 async def test_a_dead_letter_that_a_bug_keeps_from_very_many_queues_is_there_again(
     world: World, monkeypatch: pytest.MonkeyPatch, number: int
