@@ -86,6 +86,7 @@ WAITS_SHOWN = 10
 LOGINS_MAX = 3
 """Refusals in a row after which the connection closes."""
 
+_BODIES = (State.BODY, State.SKIPPED_BODY)
 _REQUESTS_COME = State.REQUESTS  # a name of its own: to look it up there takes 0.03 us of each read
 _NEVER = b"\n\n"  # begins no line
 _EOF = b"EOF\n"
@@ -1045,8 +1046,8 @@ class Session(SessionBase):
     def _step(self, event: Event) -> None:
         state = self.state = TRANSITIONS[self.state][event]
         settings = self.broker.settings
-        self.amid = state is State.BODY or state is State.SKIPPED_BODY or state is State.SKIPPED_LINE
-        in_body = state is State.BODY or state is State.SKIPPED_BODY
+        in_body = state in _BODIES
+        self.amid = in_body or state is State.SKIPPED_LINE
         self.begin_input(settings.body_seconds if in_body else settings.line_seconds)
 
     def _line_skipped(self) -> None:
@@ -1082,8 +1083,7 @@ class Session(SessionBase):
         self._end(Event.TLS)
 
     def too_late(self) -> None:
-        in_body = self.state in (State.BODY, State.SKIPPED_BODY)
-        what = "the bytes of the message" if in_body else "the line"
+        what = "the bytes of the message" if self.state in _BODIES else "the line"
         self.counts.too_late += 1
         self._refuse(Refusal(Code.SYNTAX, f"{what} took too long to come; closing"))
         self._end(Event.TOO_LATE)

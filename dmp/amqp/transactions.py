@@ -183,8 +183,7 @@ class Transaction:
         assert change is not None
         mux = channel.mux
         broker = mux.broker
-        for exchange in {post.content.exchange for post, _, _ in self._posts}:  # rules may have changed
-            mux.require(WRITE, exchange or DEFAULT_IN_RULES)
+        self._require_exchanges()
         for queue in change.queues:
             mux.require(READ, queue.name)
         returned: list[tuple[Head, Sequence[bytes]]] = []
@@ -232,6 +231,11 @@ class Transaction:
             mux.wait_for_memory()
 
     # -- in slices
+
+    def _require_exchanges(self) -> None:
+        """Rules may have changed since the publishes. Raises Refusal."""
+        for exchange in {post.content.exchange for post, _, _ in self._posts}:
+            self._channel.mux.require(WRITE, exchange or DEFAULT_IN_RULES)
 
     def _unwritten(self) -> Ticket | None:
         """What a large body waits for that it publishes. Raises Refusal where that cannot be written."""
@@ -300,8 +304,7 @@ class Transaction:
         counts = mux.broker.counts
         if change.laborious:
             raise _too_laborious()
-        for exchange in {post.content.exchange for post, _, _ in self._posts}:  # rules may have changed
-            mux.require(WRITE, exchange or DEFAULT_IN_RULES)
+        self._require_exchanges()
         for some in batched(change.queues, QUEUES_PER_STEP):
             for queue in some:
                 mux.require(READ, queue.name)

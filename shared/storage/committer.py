@@ -243,8 +243,7 @@ class Committer:
         if len(offsets) < len(logs):
             size = sum(map(len, records[: len(offsets)]))
         batch.room -= size + ENTRY_HEADER_BYTES * rows
-        batch.log_count += rows
-        batch.expect_logs(batch.log_count)
+        batch.count_logs(rows)
         return offsets, ticket
 
     def append_all(
@@ -270,7 +269,7 @@ class Committer:
             # before it is visible.
             mode = Mode.SYNCED
         batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
-        batch.expect_logs(len(parts))
+        batch.count_logs(coming=len(parts))
         many = len(parts) > _INLINE_LOGS_MAX
         return self._append_parts(batch, mode, parts, size, many=many), batch.tickets[mode]
 
@@ -299,7 +298,7 @@ class Committer:
         batch.room -= need
         batch.held = True
         batch.gathering.append(complete)
-        batch.expect_logs(logs)
+        batch.count_logs(coming=logs)
         return Held(self, batch, mode, need)
 
     def end_hold(self) -> None:
@@ -357,8 +356,7 @@ class Committer:
             offset = log.end
             offsets.append(offset)
             log.end = offset + len(records)
-        batch.log_count += rows
-        batch.expect_logs(batch.log_count)
+        batch.count_logs(rows)
         batch.room -= size + ENTRY_HEADER_BYTES * rows
         if folds:
             for (log, records, _), offset in zip(parts, offsets, strict=True):

@@ -211,8 +211,7 @@ class CommitBatch:
         if part is None:
             end = log.end
             part = self.appends[log] = LogAppend(log, self, ticket, journaled, end, end)
-            self.log_count += 1
-            self.expect_logs(self.log_count)
+            self.count_logs(1)
             self.room -= ENTRY_HEADER_BYTES
             if not journaled or log.entries_written == UNKNOWN:
                 self.with_files += 1
@@ -302,11 +301,12 @@ class CommitBatch:
             total[namespace] = total.get(namespace, 0) + count
         self.each.clear()
 
-    def expect_logs(self, count: int) -> None:
-        """So many logs have appends, or will have. If they are very many the garbage collector pauses: their
-        appends, and what those are kept in, are gone after the commit.
+    def count_logs(self, more: int = 0, coming: int = 0) -> None:
+        """So many more logs have appends, and so many will have. If they are very many the garbage collector
+        pauses: their appends, and what those are kept in, are gone after the commit.
         """
-        if count >= MANY and not self.pauses:
+        self.log_count += more
+        if (self.log_count >= MANY or coming >= MANY) and not self.pauses:
             self.pauses = True
             PAUSES.begin()
 

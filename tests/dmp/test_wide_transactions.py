@@ -136,15 +136,21 @@ async def test_a_commit_for_very_many_queues_that_nothing_durable_comes_of_waits
     assert (depths(world, queues), written) == ({2}, [])
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_crash_leaves_a_commit_for_very_many_queues_or_nothing_of_it(
-    world: World, moment: str
-) -> None:
+async def committing(world: World, moment: str) -> tuple[list[Queue], Peer]:
+    """A commit of a publish and of both deliveries, at that moment."""
     queues, peer = await begun(world)
     peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
     settle_both(peer)
     peer.method(C.Tx.Commit())
     go_to(world, queues, moment)
+    return queues, peer
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_crash_leaves_a_commit_for_very_many_queues_or_nothing_of_it(
+    world: World, moment: str
+) -> None:
+    queues, peer = await committing(world, moment)
     assert peer.frames_now() == []
     again = await world.again()
     there = moment in ("written", "amid those that hear of it")
@@ -156,11 +162,7 @@ async def test_a_crash_leaves_a_commit_for_very_many_queues_or_nothing_of_it(
 
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_a_queue_that_goes_amid_a_commit_costs_the_others_nothing(world: World, moment: str) -> None:
-    queues, peer = await begun(world)
-    peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
-    settle_both(peer)
-    peer.method(C.Tx.Commit())
-    go_to(world, queues, moment)
+    queues, peer = await committing(world, moment)
     for gone in (queues[0], queues[-1], world.broker.queues[b"in"]):
         world.topology.delete_queue(gone)
     gone_through(world, peer)
@@ -248,11 +250,7 @@ async def test_what_a_bug_keeps_from_a_commit_is_refused_and_nothing_of_it_count
 async def test_a_commit_that_has_begun_is_carried_out_though_its_connection_has_gone(
     world: World, moment: str, end: base.Frame | None
 ) -> None:
-    queues, peer = await begun(world)
-    peer.publish("amq.fanout", "", b"x", properties=PERSISTENT)
-    settle_both(peer)
-    peer.method(C.Tx.Commit())
-    go_to(world, queues, moment)
+    queues, peer = await committing(world, moment)
     if end is None:
         peer.lose()
     else:
