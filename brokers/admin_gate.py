@@ -36,11 +36,11 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from brokers.api import LOOKING, body_of
+from brokers.logins import Logins
 from brokers.page import files, shown
 from shared.access import ADMIN, MANAGE, READ, Access, Guard
 from shared.local_path import replace_file
 from shared.net.keepalive import is_loopback
-from shared.net.logins import Logins
 
 TOKEN_NAME = "admin.token"
 TOKEN_USER = "(token)"

@@ -34,6 +34,7 @@ from brokers.config import Config
 from brokers.errors import SPACE_ADVICE, ExitCode, Refusal, copy_errors, folder_errors
 from brokers.fairness import LoopWatch
 from brokers.flows import Flows
+from brokers.logins import Logins
 from brokers.rates import Rates
 from brokers.reloading import Apply, Prepare, Reloaded, Reloader
 from brokers.service import Bound, SupervisedService
@@ -43,7 +44,6 @@ from shared.budget import Account
 from shared.errors import ConfigError, StoreError, StoreFull
 from shared.metrics import Sample, figures
 from shared.net.listeners import CannotListen, check_exposure
-from shared.net.logins import Logins
 from shared.net.network import Network
 from shared.net.tls import DAY_SECONDS, ServerTls
 from shared.objects import Objects, ObjectsByProtocol
