@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
@@ -25,8 +25,8 @@ READS = st.lists(
             lambda exchange, key, some, properties, channel, mandatory: publish(
                 exchange, key, *some, properties=properties, channel=channel, mandatory=mandatory
             ),
-            st.sampled_from(["", "amq.fanout", "none"]),
-            st.sampled_from(["kept", "short", "nowhere"]),
+            st.sampled_from(["", "", "amq.fanout", "amq.fanout", "amq.fanout", "none"]),
+            st.sampled_from(["kept", "kept", "short", "nowhere"]),
             BODIES,
             st.sampled_from([NO_PROPERTIES, PERSISTENT]),
             st.sampled_from([1, 1, 1, 2]),
@@ -36,8 +36,8 @@ READS = st.lists(
             lambda first, count, multiple, channel: b"".join(
                 encode(C.Basic.Ack(tag, multiple), channel) for tag in range(first, first + count)
             ),
-            st.integers(1, 12),
-            st.integers(1, 5),
+            st.integers(1, 4),
+            st.integers(1, 4),
             st.sampled_from([False, False, True]),
             st.sampled_from([1, 1, 1, 2]),
         ),
@@ -51,10 +51,12 @@ READS = st.lists(
             ]
         ),
     ),
-    max_size=8,
+    min_size=2,
+    max_size=12,
 )
 
 
+@settings(max_examples=150)
 @given(READS, st.booleans())
 async def test_both_paths_do_the_same(reads: list[bytes], together: bool) -> None:
     parts = [b"".join(reads)] if together else reads
