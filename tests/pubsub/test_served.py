@@ -263,6 +263,14 @@ def test_messages_to_publish_may_come_from_standard_input() -> None:
     )
 
 
+@pytest.mark.parametrize("value", ["null", "true", '["a", 1]', "{}", "[" * 100_000])
+def test_a_message_to_publish_whose_value_is_no_text_and_no_number_is_refused(value: str) -> None:
+    line = f'{{"topic": "t", "type": "STRING", "value": {value}}}\n'
+    refused = run("pubsub", "publish", "--from", "-", stdin=line.encode())
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.startswith("brokers: --from: line 1: ")
+
+
 def test_a_file_of_a_certificate_that_cannot_be_read_is_named() -> None:
     refused = run_here("pubsub", "subscriber", "A", "127.0.0.1", "1", "--ca", "/nowhere")
     assert (refused.returncode, refused.stderr) == (
