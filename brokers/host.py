@@ -330,6 +330,7 @@ class Host:
             port=port.address[1],
             names=ours.names,
             secure=loaded is not None,
+            looks=lambda path: admin.changes_nothing(self.verbs(), path),
         )
         self._admin_port = port
         reloader.register(_admin_reload(port, gate), lambda config: config.admin_tls()[1].files())
