@@ -241,7 +241,13 @@ class Host:
         found = await self._in_thread(users.load, config, self._log.warning, abandon_on_cancel=True)
         if found is None and self._access.users is not None:
             raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
-        return partial(users.take_up, self._access, found)
+
+        async def apply() -> None:
+            await users.take_up(self._access, found)
+            if self._store is not None:  # what ends with a right is in no connection's turn, which commits
+                self._store.commit_pending()
+
+        return apply
 
     async def _tell_endings(self) -> None:
         """Warn each day of certificates that end soon."""
@@ -324,6 +330,7 @@ class Host:
             port=port.address[1],
             names=ours.names,
             secure=loaded is not None,
+            looks=lambda path: admin.changes_nothing(self.verbs(), path),
         )
         self._admin_port = port
         reloader.register(_admin_reload(port, gate), lambda config: config.admin_tls()[1].files())

@@ -345,6 +345,8 @@ def user_of(name: str, table: Any) -> User:
         raise UsersError(f"{where}.certificate: true or false")
     if not isinstance(allow, list) or not all(isinstance(each, str) for each in allow):
         raise UsersError(f"{where}.allow: a list of rules, each a text")
+    if has_rules_alone(name) and ("password" in table or certificate):
+        raise UsersError(f"{where}: nobody can log in as {name}; it has rules alone")
     secret = None
     if "password" in table:
         try:
@@ -353,8 +355,6 @@ def user_of(name: str, table: Any) -> User:
             raise UsersError(
                 f"{where}.password: holds no hash; set it with: brokers user passwd {name}"
             ) from None
-    if has_rules_alone(name) and (secret or certificate):
-        raise UsersError(f"{where}: nobody can log in as {name}; it has rules alone")
     try:
         rules = tuple(dict.fromkeys(map(Rule.parse, allow)))
     except UsersError as error:
