@@ -25,7 +25,13 @@ from dmp.amqp.channel import (
 )
 from dmp.amqp.transactions import Outcome, Transaction
 from dmp.amqp.wire import Direct, FieldTable, declare_ok, get_ok
-from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueArguments, QueueKind
+from dmp.declarations import (
+    ARGUMENTS_BYTES_MAX,
+    ExchangeKind,
+    QueueArguments,
+    QueueKind,
+    text_argument,
+)
 from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination
 from dmp.memory import check
 from dmp.queues import Queue
@@ -144,13 +150,12 @@ def exchange_declare(channel: Channel, method: commands.Exchange.Declare) -> Non
         ticket = None
     else:
         channel.mux.require(MANAGE, name or DEFAULT_IN_RULES)
-        alternate = _arguments(method).get("alternate-exchange")
         kind = ExchangeKind(
             type=method.exchange_type,
             durable=method.durable,
             auto_delete=method.auto_delete,
             internal=method.internal,
-            alternate=str(alternate).encode()[:255] if alternate is not None else None,
+            alternate=text_argument(_arguments(method), "alternate-exchange", "exchange"),
         )
         if kind.alternate is not None:
             channel.mux.require(WRITE, kind.alternate or DEFAULT_IN_RULES)
