@@ -589,7 +589,7 @@ class Channel:
 
     `prefetch`: for consumers to come; `prefetch_all`: for all of them together; 0: no limit. `silent`:
     nothing more is sent on it. `crowded`: some consumer found no room for more unacknowledged messages.
-    `purge_waited`: the purge under way has waited for what came before it, and not for more.
+    `disk_awaited`: the method under way has waited for what came before it to be on disk, and not for more.
     `reply_consumer`: that of `amq.rabbitmq.reply-to`, one of `consumers`.
     """
 
@@ -609,7 +609,7 @@ class Channel:
     transaction: Transaction | None = None
     content: Content | None = None
     last_queue: bytes | None = None
-    purge_waited: bool = False
+    disk_awaited: bool = False
 
     def step(self, event: ChannelEvent) -> None:
         """Raises Refusal (UNEXPECTED_FRAME) for what may not happen now."""

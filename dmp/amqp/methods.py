@@ -231,6 +231,7 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
             raise not_found("queue", name)
     elif method.passive:
         queue = topology.queue(name, mux.owner)
+        _await_disk(channel, queue)
         queue.used_now()
     else:
         arguments = _arguments(method)
@@ -257,13 +258,19 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
 def queue_purge(channel: Channel, method: commands.Queue.Purge) -> None:
     channel.mux.require(MANAGE, _name_meant(channel, method.queue))
     queue = _named(channel, method.queue)
-    if queue.behind_disk and not channel.purge_waited:  # some of it may be what was published here before
-        channel.purge_waited = True
-        raise NotYet(queue.when_synced)
-    channel.purge_waited = False
+    _await_disk(channel, queue)
     count, ticket = channel.mux.broker.topology.purge_queue(queue)
     channel.mux.session.audit("purge", queue.name)
     _answer(channel, method, commands.Queue.PurgeOk(count), ticket)
+
+
+def _await_disk(channel: Channel, queue: Queue) -> None:
+    """Raises NotYet while it waits for the disk to have what came before: some of it may be what was
+    published on this connection. What comes meanwhile is not waited for."""
+    if queue.behind_disk and not channel.disk_awaited:
+        channel.disk_awaited = True
+        raise NotYet(queue.when_synced)
+    channel.disk_awaited = False
 
 
 @handles(commands.Queue.Delete)
@@ -395,11 +402,13 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     if message is None:
         if queue.warming:
             raise NotYet(queue.when_warm)
+        _await_disk(channel, queue)
         if queue.damaged:
             text = f"queue {shown(queue.name)} has lost messages to damage; purge it to go on without them"
             raise Refusal(Code.INTERNAL_ERROR, text)
         channel.reply(commands.Basic.GetEmpty())
         return
+    channel.disk_awaited = False
     mux.broker.counts.got += 1
     mux.broker.counts.redelivered += message.redelivered
     channel.delivered += 1
