@@ -356,7 +356,8 @@ class Queue(QueueBase):
         return max(room, 0)
 
     def recovered(self, messages: list[Message], following: int, *, lost: bool) -> None:
-        """What the log held, as `load` has found it; times to live begin anew."""
+        """What the log held, as `load` has found it; times to live begin anew. Nothing leaves before
+        `restored`."""
         self._started = self._context.timers.now()
         for message in messages:
             message.expires = self._expires(message.head, self._started)
@@ -370,6 +371,10 @@ class Queue(QueueBase):
         self._context.memory.take(_sizes(messages)[1])
         self._context.counts.recovered += count
         self._put_in_front(messages)
+
+    def restored(self) -> None:
+        """All that was durable is there, and with it what a message may leave to: what is too much, or too
+        old, of what was `recovered` goes."""
         self._dispatch_new()
 
     def _expires(self, head: Head, since: float) -> float:

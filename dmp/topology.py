@@ -527,6 +527,8 @@ class Topology:
             await self._adopt(left.encode(), defined=b"q" + left.encode() in saved.unreadable)
         broker.bodies.restored()
         self._restore_bindings(saved)
+        for restored in list(broker.queues.values()):
+            restored.restored()
         pausing.tell_paused(
             broker.log, [shown(queue.name) for queue in broker.queues.values() if queue.paused]
         )
