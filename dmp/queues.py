@@ -373,8 +373,8 @@ class Queue(QueueBase):
         self._put_in_front(messages)
 
     def restored(self) -> None:
-        """All that was durable is there, and with it what a message may leave to: what is too much, or too
-        old, of what was `recovered` goes."""
+        """All that was durable is there, also what a message may leave to. What is too much of what was
+        `recovered`, or too old, goes now."""
         self._dispatch_new()
 
     def _expires(self, head: Head, since: float) -> float:
