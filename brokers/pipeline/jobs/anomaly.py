@@ -52,7 +52,7 @@ LEVEL = 10
 """The newest points. A new level is usual once it has eight of them: all but a quarter, rounded down."""
 _NARROW = 4.0
 """If the newest points spread so many times less than all before, their band counts."""
-_NUMBERS_AT_ONCE = 1 << 20
+NUMBERS_AT_ONCE = 1 << 20
 """Of all points together, each with its history: there may be a week of seconds, and an hour before each."""
 _DEVIATION = 1.4826
 _VALUE_SPREAD_LEAST = 0.01
@@ -174,7 +174,7 @@ def _usual(values: "Numbers", history: int, is_count: bool) -> "tuple[Numbers, N
     before = _before(values, history)
     counts = np.minimum(np.arange(len(values)), history)
     usual, spread = np.empty_like(values), np.empty_like(values)
-    points = max(1, _NUMBERS_AT_ONCE // history)
+    points = max(1, NUMBERS_AT_ONCE // history)
     for start in range(0, len(values), points):
         some = slice(start, start + points)
         usual[some] = _medians(before[some], counts[some])

@@ -94,7 +94,7 @@ def readings(frame: Frames, points: list[tuple[str, int, float]]) -> Frame:
 def test_values_and_their_bands_are_those_of_sorted_lists(
     frame: Frames, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(anomaly, "_NUMBERS_AT_ONCE", at_once)
+    monkeypatch.setattr(anomaly, "NUMBERS_AT_ONCE", at_once)
     chance = random.Random(11)
     points = [("oven", 60 * minute + 7, chance.gauss(200, 3)) for minute in range(150) if minute % 11]
     points += [("door", 60 * minute, 1.0 if minute == 120 else 0.0) for minute in range(150)]
