@@ -269,10 +269,10 @@ class Topology:
         saved = self._save(queue, lost=False) if queue.lost else None
         whole = Ticket()
         count = queue.purge(whole)
-        if whole.done or saved is None:
-            return count, saved if whole.done else whole
+        if saved is None:
+            return count, None if whole.done and whole.error is None else whole
         both = Ticket()
-        whole.when_done(lambda _: saved.when_done(lambda done: both.resolve(done.error)))
+        whole.when_done(lambda gone: saved.when_done(lambda done: both.resolve(gone.error or done.error)))
         return count, both
 
     def _save(self, queue: Queue, **changes: Any) -> Ticket:

@@ -78,6 +78,8 @@ async def test_a_purge_waits_for_what_came_before_it_and_not_for_more(world: Wor
     world.settle()
     other.publish("", "q", b"y", properties=PERSISTENT)
     names = heard.names()
+    world.settle()
+    names += heard.names()
     assert names == ["Basic.Ack", "Queue.PurgeOk"]
     world.settle()
     assert ready(world) == 1
@@ -113,6 +115,24 @@ async def test_a_purge_is_answered_when_the_disk_fails_and_when_the_queue_is_del
     again.send(publish("", "q", b"x", properties=PERSISTENT) + PURGE)
     names = [value.name for _, value in go_on(world, again)]
     assert names == ["Basic.Nack", "Queue.PurgeOk"]
+
+
+@pytest.mark.parametrize("cold", [0, 3])
+async def test_a_purge_is_answered_when_a_crash_does_not_take_it_back(world: World, cold: int) -> None:
+    queue = world.queue(b"q", durable=True)
+    heard = Peer(world).login()
+    world.broker.memory.take_bounds(1 << 30, 0)
+    world.publish(b"", b"q", b"x" * 20_000, properties=PERSISTENT)
+    world.settle()
+    world.publish(b"", b"q", *[b"x"] * cold, properties=PERSISTENT)
+    world.settle()
+    assert queue.paged == bool(cold)
+    heard.send(PURGE)
+    assert heard.names() == []
+    world.settle()
+    assert heard.names() == ["Queue.PurgeOk"]
+    after = await world.again()
+    assert after.broker.queues[b"q"].depth == 0
 
 
 GET = encode(C.Basic.Get(0, "q", True), 1)
