@@ -281,10 +281,11 @@ def queue_delete(channel: Channel, method: commands.Queue.Delete) -> None:
     channel.mux.require(MANAGE, name)
     queue = topology.find_queue(name, channel.mux.owner)
     count, ticket = 0, None
-    if queue is not None:
-        count, ticket = topology.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
-        channel.mux.session.audit("delete", name)
-    _answer(channel, method, commands.Queue.DeleteOk(count), ticket)
+    with channel.mux.answer_first():
+        if queue is not None:
+            count, ticket = topology.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
+            channel.mux.session.audit("delete", name)
+        _answer(channel, method, commands.Queue.DeleteOk(count), ticket)
 
 
 def _named(channel: Channel, name: str) -> Queue:
