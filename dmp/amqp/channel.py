@@ -244,7 +244,7 @@ class Mux:
     @contextmanager
     def answer_first(self) -> Iterator[None]:
         """Whoever deletes a queue that he consumes from is answered before he hears that his consumers are
-        gone, as with RabbitMQ: py-amqp, waiting for the answer, takes the one for a fault of the other."""
+        gone, as with RabbitMQ. py-amqp raises a cancel that comes before the answer."""
         cancelled = self._cancelled = []
         try:
             yield
