@@ -176,7 +176,8 @@ class SupervisedService:
             self.restarts += 1
             if self._draining:
                 self._log.error(
-                    "protocol crashed while it drained: its connections are closed, and it stays down",
+                    "protocol crashed while it drained: its connections are closed, and it stays down; "
+                    "report this bug",
                     exc_info=crash,
                 )
                 await trio.sleep_forever()
@@ -184,7 +185,8 @@ class SupervisedService:
             if trio.current_time() - since > WELL_SECONDS:
                 delay = BACKOFF_SECONDS_MIN
             self._log.error(
-                "protocol crashed: its connections are closed, and it starts again; the others are served on",
+                "protocol crashed: its connections are closed, and it starts again; the others are served "
+                "on; report this bug",
                 restart_in_seconds=delay,
                 exc_info=crash,
             )

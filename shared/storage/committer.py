@@ -851,7 +851,7 @@ class Committer:
             if self._sync_by < math.inf or self.direct.due:
                 logger.critical(
                     "records of mode interval that were acknowledged since the last sync may be lost; "
-                    "compare with their producers after the restart"
+                    "after the restart compare with their producers, and have them send what is missing"
                 )
 
     def _fail(self, batches: list[CommitBatch], error: StoreError | None) -> None:
