@@ -132,8 +132,8 @@ class LogmqSource:
         name = log.name.encode()
         if not self._context.may(READ, name):
             self._context.warn(
-                "a bridge may not read a topic that it matches, and leaves it out; allow it in the users file "
-                "or narrow the pattern",
+                "a bridge may not read a topic that it matches, and leaves it out; allow it in the users "
+                "file, or narrow the pattern",
                 topic=log.name,
             )
             return
