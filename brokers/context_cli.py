@@ -79,7 +79,7 @@ def add(
     for flag in FIELDS[2:]:
         if url is None and given[flag] is not None:
             raise UsageError(f"--{flag}".replace("_", "-"), "is for a URL: the control socket takes no login")
-    file = _File.read()
+    file = _ContextsFile.read()
     if name in file.contexts:
         raise Refusal(f"there is a context {name} already: brokers context rm {name} forgets it")
     file.contexts[name] = {
@@ -96,7 +96,7 @@ def use(
     name: Annotated[str | None, Parameter(help="The context's name; without one, none is used.")] = None,
 ) -> str:
     """Ask this server from now on, where no flag and no variable says otherwise."""
-    file = _File.read()
+    file = _ContextsFile.read()
     if name is not None:
         file.context(name)
     file.use = name
@@ -107,7 +107,7 @@ def use(
 @command("list", "list --json | jq -r .context", name="list")
 def list_(*, json: Json = False) -> Sequence[Mapping[str, Any]]:
     """List the contexts, and which one is used."""
-    file = _File.read()
+    file = _ContextsFile.read()
     used = os.environ.get(CONTEXT_VARIABLE) or file.use
     return [
         {"context": name, "used": name == used, **{field: said.get(field) for field in FIELDS}}
@@ -118,7 +118,7 @@ def list_(*, json: Json = False) -> Sequence[Mapping[str, Any]]:
 @command("rm prod")
 def rm(name: Name) -> str:
     """Forget a context. The files that it names stay."""
-    file = _File.read()
+    file = _ContextsFile.read()
     file.context(name)
     del file.contexts[name]
     file.use = None if file.use == name else file.use
@@ -128,12 +128,12 @@ def rm(name: Name) -> str:
 
 def in_use() -> str | None:
     """The context that is in use. Raises Refusal where the file cannot be read."""
-    return _File.read().use
+    return _ContextsFile.read().use
 
 
 def context(name: str) -> Mapping[str, Any]:
     """What a context says, by the fields of `ServerAddress`. Raises NotThere and Refusal."""
-    file = _File.read()
+    file = _ContextsFile.read()
     said = file.context(name)
     if unknown := sorted(set(said) - set(FIELDS)):
         raise Refusal(f"{file.path}: context {name} has an unknown {unknown[0]}", ExitCode.CONFIGURATION)
@@ -144,7 +144,7 @@ def context(name: str) -> Mapping[str, Any]:
 
 
 @attrs.define(eq=False)
-class _File:
+class _ContextsFile:
     """The file of contexts. `use`: the one that is used."""
 
     path: Path
@@ -152,7 +152,7 @@ class _File:
     contexts: dict[str, dict[str, str]] = attrs.field(factory=dict)
 
     @classmethod
-    def read(cls) -> "_File":
+    def read(cls) -> "_ContextsFile":
         path = Path("~/.config/brokers/contexts.toml").expanduser()
         try:
             said = tomllib.loads(path.read_text())

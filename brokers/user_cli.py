@@ -67,7 +67,7 @@ def add(
     """Add a user, with a password that is asked for, and rules."""
     if not (USER_NAME.fullmatch(name) or has_rules_alone(name)):
         raise UsageError("NAME", "a user's name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     file.require_new(name)
     rules = _rules("--allow", allow)
     secret = None
@@ -87,7 +87,7 @@ def passwd(
     name: Name, *, password_stdin: FromInput = False, data_dir: DataDir = None, config: ConfigFile = None
 ) -> str:
     """Give a user another password; connections that are logged in as this user are closed."""
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     file.user(name)
     if has_rules_alone(name):
         raise UsageError("NAME", f"nobody can log in as {name}")
@@ -100,7 +100,7 @@ def passwd(
 @command("rm ann")
 def rm(name: Name, *, data_dir: DataDir = None, config: ConfigFile = None) -> str:
     """Remove a user; connections that are logged in as this user are closed."""
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     file.user(name)
     with file.changing() as users:
         users.pop(name, None)
@@ -110,7 +110,7 @@ def rm(name: Name, *, data_dir: DataDir = None, config: ConfigFile = None) -> st
 @command("allow ann 'logmq:read:orders.*' dms:*:jobs")
 def allow(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile = None) -> str:
     """Give a user rules. Connections that stand may do what they allow from now on."""
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     file.user(name)
     given = _rules("RULES", rules, least=1)
     with file.changing() as users:
@@ -123,7 +123,7 @@ def allow(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFil
 @command("deny ann 'logmq:read:orders.*'")
 def deny(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile = None) -> str:
     """Take rules from a user, as they are written in the list."""
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     file.user(name)
     taken = _rules("RULES", rules, least=1, asked_for=False)  # also what somebody misspelt in the file
     with file.changing() as users:
@@ -140,7 +140,7 @@ def deny(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile
 @command("list", "list --json | jq -r .user", name="list")
 def list_(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Sequence[Any]:
     """List the users, how each logs in, and what each may do."""
-    users = _File(data_dir, config).users.values()
+    users = _UsersFile(data_dir, config).users.values()
     return [
         {
             "user": user.name,
@@ -167,7 +167,7 @@ def check(
     (asked,) = _rules("RULE", (rule,))
     if "*" in (asked.protocol, asked.action):
         raise UsageError("RULE", "name one protocol and one action")
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     access = Access(file.users)
     if name not in file.users and name not in PSEUDO_USERS:
         raise Refusal(f"denied: there is no user {name}{did_you_mean(name, file.users)}")
@@ -185,7 +185,7 @@ def check(
     return CommandResult("allowed" if allowed else "denied", ExitCode.OK if allowed else ExitCode.FAILED)
 
 
-class _File:
+class _UsersFile:
     """The users file that a command is about, and the server that is to take up its changes."""
 
     def __init__(self, data_dir: Path | None, config: Path | None) -> None:

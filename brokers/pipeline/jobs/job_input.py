@@ -17,7 +17,7 @@ from shared.errors import UsageError
 from shared.local_path import local_path
 
 if TYPE_CHECKING:
-    from brokers.pipeline.source.options import Options
+    from brokers.pipeline.source.options import SourceOptions
 
 SERVED = "logmq"
 """The namespace whose logs a server gives, which is the source's default."""
@@ -96,7 +96,7 @@ class JobInput:
             return self.parsed().sources
         return tuple(map(str, self.folders))
 
-    def parsed(self) -> "Options":
+    def parsed(self) -> "SourceOptions":
         """Return the source's options for all sources. Raises ConfigError."""
         import json
 
