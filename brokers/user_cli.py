@@ -12,7 +12,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers import plugins
-from brokers.errors import ExitCode, Refusal, did_you_mean
+from brokers.errors import ExitCode, Failure, did_you_mean
 from brokers.flags import ConfigFile, host_app
 from brokers.render import CommandResult
 from brokers.server_address import DataDir, data_folder, path_setting
@@ -170,7 +170,7 @@ def check(
     file = _UsersFile(data_dir, config)
     access = Access(file.users)
     if name not in file.users and name not in PSEUDO_USERS:
-        raise Refusal(f"denied: there is no user {name}{did_you_mean(name, file.users)}")
+        raise Failure(f"denied: there is no user {name}{did_you_mean(name, file.users)}")
     if name not in file.users:  # without an entry they may do all that they can
         allowed = asked.protocol != ADMIN
     elif asked.protocol == ADMIN:
@@ -201,11 +201,11 @@ class _UsersFile:
         try:
             return self._module.read(self._path, tell) or {}
         except ConfigError as error:
-            raise Refusal(error.text, ExitCode.CONFIGURATION) from None
+            raise Failure(error.text, ExitCode.CONFIGURATION) from None
 
     def require_new(self, name: str) -> None:
         if name in self.users:
-            raise Refusal(f"there is a user {name} already: see brokers user passwd, allow, deny, rm")
+            raise Failure(f"there is a user {name} already: see brokers user passwd, allow, deny, rm")
 
     def user(self, name: str) -> User:
         """Raises NotThere."""
@@ -225,7 +225,7 @@ class _UsersFile:
                 yield self.users
                 self._module.replace(self._path, self.users)
         except OSError as error:
-            raise Refusal(f"{self._path}: {error.strerror}", ExitCode.DATA_FOLDER) from None
+            raise Failure(f"{self._path}: {error.strerror}", ExitCode.DATA_FOLDER) from None
 
     def tell(self, action: str, name: str, said: str) -> str:
         """Have the server that runs on the folder take it up."""
@@ -233,10 +233,10 @@ class _UsersFile:
 
         try:
             control.request(self._folder, "POST", "/reload", {"action": action, "name": name})
-        except Refusal as error:
+        except Failure as error:
             if error.code == ExitCode.UNAVAILABLE:
                 return f"{said}; no server runs here that would have to be told"
-            raise Refusal(f"{said} in {self._path}, but the server did not take it up: {error}") from None
+            raise Failure(f"{said} in {self._path}, but the server did not take it up: {error}") from None
         return f"{said}; the server knows"
 
 

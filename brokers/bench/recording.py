@@ -27,7 +27,7 @@ from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, Size, each,
 from brokers.bench.processes import processor_seconds, server_process
 from brokers.bench.pubsub import counter
 from brokers.bench.servers import serving
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from shared.cli.options import Json
 from shared.recording import blocks
 from shared.recording.blocks import NAMESPACE
@@ -79,7 +79,7 @@ def bench(
     passed is in the log.
     """
     if not 1 <= size <= pubsub.SIZE_MAX:
-        raise Refusal(f"--size: 1 to {pubsub.SIZE_MAX} bytes", ExitCode.USAGE)
+        raise Failure(f"--size: 1 to {pubsub.SIZE_MAX} bytes", ExitCode.USAGE)
     cases = {
         "kqmsgq": kqmsgq.recorded(size),
         "pubsub": pubsub.recorded(size, rate),
