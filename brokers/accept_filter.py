@@ -30,7 +30,7 @@ PAUSE_SECONDS = 0.1
 
 
 @attrs.define(eq=False)
-class _Connection:
+class _Accepted:
     """A connection that the system has accepted. `until`: when it must have sent something."""
 
     socket: socket.socket
@@ -55,8 +55,8 @@ class AcceptFilter:
         self._strangers = strangers
         self._places = places
         self._silent_seconds = silent_seconds
-        self._silent: dict[_Connection, None] = {}  # the oldest first
-        self._ready: deque[_Connection] = deque()
+        self._silent: dict[_Accepted, None] = {}  # the oldest first
+        self._ready: deque[_Accepted] = deque()
         self._more_ready = trio.lowlevel.ParkingLot()
         self._selector = selectors.DefaultSelector()
         for sock in listening:
@@ -123,11 +123,11 @@ class AcceptFilter:
             self._close(next(iter(self._silent)))
         sock.setblocking(False)
         until = trio.current_time() + self._silent_seconds
-        connection = _Connection(sock, format_address(address[0], address[1]), until)
+        connection = _Accepted(sock, format_address(address[0], address[1]), until)
         self._silent[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
-    def _peek(self, connection: _Connection) -> None:
+    def _peek(self, connection: _Accepted) -> None:
         """Something has come, or the end."""
         try:
             if connection.socket.recv(1, socket.MSG_PEEK):
@@ -141,11 +141,11 @@ class AcceptFilter:
             pass
         self._close(connection)
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: _Accepted) -> None:
         self._forget(connection)
         connection.socket.close()
         self._strangers.count_failure()
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, connection: _Accepted) -> None:
         del self._silent[connection]
         self._selector.unregister(connection.socket)

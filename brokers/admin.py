@@ -332,8 +332,8 @@ class _NotForPages:
         headers = Headers(scope=scope) if changes else {}
         if "origin" in headers or "sec-fetch-site" in headers:
             self._log.warning(
-                "a web page asked the control socket for a change, which was refused: a proxy before it may "
-                "pass GET of /metrics, /livez and /readyz alone",
+                "a web page asked the control socket for a change, and was refused; let a proxy before it "
+                "pass only GET of /metrics, /livez and /readyz",
                 path=printable(scope["path"].encode()),
                 origin=printable(headers.get("origin", "").encode()),
             )

@@ -104,8 +104,8 @@ class Caller:
 
 
 @attrs.define(eq=False)
-class _Login:
-    """A session of a browser (`shared.access.Client`)."""
+class _BrowserSession:
+    """A session of a browser (`shared.access.GuardedSession`)."""
 
     user: str
     until: float
@@ -161,7 +161,7 @@ class Gate:
         self._host, self._loopback = host, is_loopback(host)
         self.take_settings(names, secure=secure)
         self._cookie = f"brokers_{port}"  # cookies ignore ports, so two servers on a machine need two names
-        self._sessions: dict[str, _Login] = {}  # the most recently used last
+        self._sessions: dict[str, _BrowserSession] = {}  # the most recently used last
         self._strangers, self._probes = (TurnPace(STRANGER_SECONDS, STRANGERS_AT_ONCE) for _ in range(2))
         # Beyond loopback, or not: nobody is let in here who has not logged in.
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
@@ -365,7 +365,7 @@ class Gate:
             if (session := self._sessions.pop(key, None)) is not None:
                 self.guard.clients.discard(session)
 
-        session = self._sessions[key] = _Login(user, trio.current_time() + SESSION_SECONDS, end)
+        session = self._sessions[key] = _BrowserSession(user, trio.current_time() + SESSION_SECONDS, end)
         self.guard.clients.add(session)
         return f"{self._cookie}={key}; {self._attributes}"
 

@@ -15,7 +15,7 @@ import trio
 
 from brokers import logs
 from brokers.config import Config
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.service import Bound
 from shared.local_path import check_replaceable
 
@@ -27,7 +27,7 @@ STILL_STARTING = (
 
 
 def remove_stale(ready_file: Path | None) -> None:
-    """Remove the ready file of an earlier run. Raises Refusal where ours cannot be written."""
+    """Remove the ready file of an earlier run. Raises Failure where ours cannot be written."""
     if ready_file is not None:
         with _temporary_for(ready_file) as near:
             check_replaceable(ready_file)
@@ -109,9 +109,9 @@ def reloading() -> None:
 
 @contextlib.contextmanager
 def _temporary_for(path: Path) -> Iterator[Path]:
-    """A temporary path in the folder of the ready file, removed at the end. Raises Refusal for an OSError."""
+    """A temporary path in the folder of the ready file, removed at the end. Raises Failure for an OSError."""
     if not path.name:  # `.`, or the root
-        raise Refusal(f"--ready-file {path}: Not a regular file", ExitCode.USAGE)
+        raise Failure(f"--ready-file {path}: Not a regular file", ExitCode.USAGE)
     near = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield near
@@ -119,4 +119,4 @@ def _temporary_for(path: Path) -> Iterator[Path]:
     except OSError as error:
         with contextlib.suppress(OSError):
             near.unlink(missing_ok=True)
-        raise Refusal(f"--ready-file {path}: {error.strerror}", ExitCode.USAGE) from None
+        raise Failure(f"--ready-file {path}: {error.strerror}", ExitCode.USAGE) from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from brokers import control, users
 from brokers.config import FILE_VARIABLE, Config, load
-from brokers.errors import InvalidSettings, Problem, Refusal
+from brokers.errors import Failure, InvalidSettings, Problem
 from brokers.plugins import load_working
 from shared.errors import ConfigError
 from shared.net.datagrams import allowed_networks
@@ -144,7 +144,7 @@ def _served(folder: Path) -> set[int]:
     """Return the ports of the server that runs on the folder, if one does."""
     try:
         found = control.request(folder, "GET", "/status")
-    except Refusal:
+    except Failure:
         return set()
     addresses = [address for protocol in found["protocols"] for address in protocol["addresses"]]
     return {int(address.rpartition(":")[2]) for address in addresses if not address.endswith("/udp")}

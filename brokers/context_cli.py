@@ -15,7 +15,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers import control
-from brokers.errors import ExitCode, Refusal, did_you_mean
+from brokers.errors import ExitCode, Failure, did_you_mean
 from brokers.flags import host_app
 from shared.cli.options import Ca, Certificate, Json, Key, PasswordFile, TokenFile, User, a_path
 from shared.client.login import CONTEXT_VARIABLE
@@ -79,9 +79,9 @@ def add(
     for flag in FIELDS[2:]:
         if url is None and given[flag] is not None:
             raise UsageError(f"--{flag}".replace("_", "-"), "is for a URL: the control socket takes no login")
-    file = _File.read()
+    file = _ContextsFile.read()
     if name in file.contexts:
-        raise Refusal(f"there is a context {name} already: brokers context rm {name} forgets it")
+        raise Failure(f"there is a context {name} already: brokers context rm {name} forgets it")
     file.contexts[name] = {
         field: str(value.expanduser().absolute()) if isinstance(value, Path) else value
         for field, value in given.items()
@@ -96,7 +96,7 @@ def use(
     name: Annotated[str | None, Parameter(help="The context's name; without one, none is used.")] = None,
 ) -> str:
     """Ask this server from now on, where no flag and no variable says otherwise."""
-    file = _File.read()
+    file = _ContextsFile.read()
     if name is not None:
         file.context(name)
     file.use = name
@@ -107,7 +107,7 @@ def use(
 @command("list", "list --json | jq -r .context", name="list")
 def list_(*, json: Json = False) -> Sequence[Mapping[str, Any]]:
     """List the contexts, and which one is used."""
-    file = _File.read()
+    file = _ContextsFile.read()
     used = os.environ.get(CONTEXT_VARIABLE) or file.use
     return [
         {"context": name, "used": name == used, **{field: said.get(field) for field in FIELDS}}
@@ -118,7 +118,7 @@ def list_(*, json: Json = False) -> Sequence[Mapping[str, Any]]:
 @command("rm prod")
 def rm(name: Name) -> str:
     """Forget a context. The files that it names stay."""
-    file = _File.read()
+    file = _ContextsFile.read()
     file.context(name)
     del file.contexts[name]
     file.use = None if file.use == name else file.use
@@ -127,24 +127,24 @@ def rm(name: Name) -> str:
 
 
 def in_use() -> str | None:
-    """The context that is in use. Raises Refusal where the file cannot be read."""
-    return _File.read().use
+    """The context that is in use. Raises Failure where the file cannot be read."""
+    return _ContextsFile.read().use
 
 
 def context(name: str) -> Mapping[str, Any]:
-    """What a context says, by the fields of `ServerAddress`. Raises NotThere and Refusal."""
-    file = _File.read()
+    """What a context says, by the fields of `ServerAddress`. Raises NotThere and Failure."""
+    file = _ContextsFile.read()
     said = file.context(name)
     if unknown := sorted(set(said) - set(FIELDS)):
-        raise Refusal(f"{file.path}: context {name} has an unknown {unknown[0]}", ExitCode.CONFIGURATION)
+        raise Failure(f"{file.path}: context {name} has an unknown {unknown[0]}", ExitCode.CONFIGURATION)
     if ("url" in said) is ("data_dir" in said):
         text = f"{file.path}: context {name} has to have a url or a data_dir"
-        raise Refusal(text, ExitCode.CONFIGURATION)
+        raise Failure(text, ExitCode.CONFIGURATION)
     return {field: value if field in ("url", "user") else Path(value) for field, value in said.items()}
 
 
 @attrs.define(eq=False)
-class _File:
+class _ContextsFile:
     """The file of contexts. `use`: the one that is used."""
 
     path: Path
@@ -152,7 +152,7 @@ class _File:
     contexts: dict[str, dict[str, str]] = attrs.field(factory=dict)
 
     @classmethod
-    def read(cls) -> "_File":
+    def read(cls) -> "_ContextsFile":
         path = Path("~/.config/brokers/contexts.toml").expanduser()
         try:
             said = tomllib.loads(path.read_text())
@@ -163,10 +163,10 @@ class _File:
         except (FileNotFoundError, NotADirectoryError):
             return cls(path)
         except (AttributeError, TypeError):
-            raise Refusal(f"{path}: contexts are tables, [contexts.NAME]", ExitCode.CONFIGURATION) from None
+            raise Failure(f"{path}: contexts are tables, [contexts.NAME]", ExitCode.CONFIGURATION) from None
         except (OSError, ValueError, RecursionError) as error:
             why = (isinstance(error, OSError) and error.strerror) or error
-            raise Refusal(f"{path}: {why}", ExitCode.CONFIGURATION) from None
+            raise Failure(f"{path}: {why}", ExitCode.CONFIGURATION) from None
         return cls(path, use or None, contexts)
 
     def context(self, name: str) -> dict[str, str]:
@@ -178,7 +178,7 @@ class _File:
         return found
 
     def write(self) -> None:
-        """Replace the file, whole or not at all (0600). Raises Refusal."""
+        """Replace the file, whole or not at all (0600). Raises Failure."""
         lines = [] if self.use is None else [f"use = {_quoted(self.use)}", ""]
         for name, said in self.contexts.items():
             lines += [f"[contexts.{_quoted(name)}]"]
@@ -189,7 +189,7 @@ class _File:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(path, "\n".join(lines).encode(), 0o600)
         except OSError as error:
-            raise Refusal(f"{self.path}: {error.strerror}") from None
+            raise Failure(f"{self.path}: {error.strerror}") from None
 
 
 def _quoted(text: str) -> str:

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import attrs
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class AdminClient:
     def request(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
         """Return its JSON answer, or its text if it is not JSON. `body`: as JSON, or JSON itself.
 
-        Raises Refusal: UNAVAILABLE if none is there, MISSING if the API has no such object, FAILED with the
+        Raises Failure: UNAVAILABLE if none is there, MISSING if the API has no such object, FAILED with the
         server's own words if it refuses.
         """
         with self._answer(method, path, body) as response:
@@ -135,7 +135,7 @@ class AdminClient:
         with self._answer("GET", path) as response:
             if response.status != 200 or response.headers.get_content_type() != "text/event-stream":
                 self._result(path, response, response.read())
-                raise Refusal(f"{self.name} does not follow {path}: it is of another version")
+                raise Failure(f"{self.name} does not follow {path}: it is of another version")
             for line in response:  # there is one every 15 s at least
                 yield line.decode(errors="replace").rstrip("\r\n")
 
@@ -154,7 +154,7 @@ class AdminClient:
             try:
                 connection.connect()
             except OSError as error:
-                raise Refusal(self._unreachable(error), ExitCode.UNAVAILABLE) from None
+                raise Failure(self._unreachable(error), ExitCode.UNAVAILABLE) from None
             if method != "GET":
                 connection.sock.settimeout(None)  # a backup takes as long as it takes
             with self._errors():
@@ -167,7 +167,7 @@ class AdminClient:
         try:
             yield
         except TimeoutError:
-            raise Refusal(f"{self.name} does not answer: nothing in {ANSWER_SECONDS:g} s") from None
+            raise Failure(f"{self.name} does not answer: nothing in {ANSWER_SECONDS:g} s") from None
         except (OSError, http.client.HTTPException) as error:
             if str(error).startswith("\x15\x03"):  # what TLS says to HTTP
                 why = "it speaks TLS: https://"
@@ -176,7 +176,7 @@ class AdminClient:
             else:
                 why = str(error) or type(error).__name__
             text = f"{self.name} went away before it answered ({why})"
-            raise Refusal(text, ExitCode.UNAVAILABLE) from None
+            raise Failure(text, ExitCode.UNAVAILABLE) from None
 
     def _result(self, path: str, response: http.client.HTTPResponse, answer: bytes) -> Any:
         kind = response.headers.get_content_type()
@@ -185,9 +185,9 @@ class AdminClient:
         try:
             result = json.loads(answer) if is_json else answer.decode()
         except ValueError:
-            raise Refusal(f"{self.name} answered what cannot be read: it is of another version") from None
+            raise Failure(f"{self.name} answered what cannot be read: it is of another version") from None
         if not is_json and (is_api or kind == "text/html"):
-            raise Refusal(f"{self.name} is no admin port of brokers: it answered {kind} to {path}")
+            raise Failure(f"{self.name} is no admin port of brokers: it answered {kind} to {path}")
         if response.status < 400:
             return result
         found = result if isinstance(result, dict) else {}
@@ -201,7 +201,7 @@ class AdminClient:
             said = f"{self.name} refuses that to this user: a rule admin:read or admin:manage allows it"
         elif response.status == 404 and said == "Not Found":
             said = f"{self.name} has no {path}: it is of another version"
-        raise Refusal(said, _exit_code(found.get("exit_code"), code))
+        raise Failure(said, _exit_code(found.get("exit_code"), code))
 
 
 def _api_path(parts: Sequence[str], query: Mapping[str, Any]) -> str:
@@ -305,7 +305,7 @@ def address_of(folder: Path) -> Iterator[str]:
         near = f"/proc/self/fd/{handle}"
         # Without /proc (macOS, some containers) there is no short way to say where the folder is.
         if not (os.path.exists(near) and stat.S_ISDIR(os.stat(near).st_mode)):
-            raise Refusal(
+            raise Failure(
                 f"{plain} is too long for a socket ({PATH_BYTES_MAX} bytes here): use a data folder with a "
                 "shorter path",
                 ExitCode.DATA_FOLDER,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from brokers.control import ROOT
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.flags import host_app
 from brokers.render import Several
 from brokers.server_address import ServerAddress
@@ -41,7 +41,7 @@ def export(
     try:
         replace_file(file, document)
     except OSError as error:
-        raise Refusal(f"{file}: {error.strerror}") from None
+        raise Failure(f"{file}: {error.strerror}") from None
     return None
 
 
@@ -64,7 +64,7 @@ def import_(
     try:
         document = sys.stdin.buffer.read(most + 1) if str(file) == "-" else read_file(file, most)
     except OSError as error:
-        raise Refusal(f"{file}: {error.strerror}", ExitCode.MISSING) from None
+        raise Failure(f"{file}: {error.strerror}", ExitCode.MISSING) from None
     client = at.client()
     with waiting("importing"):
         taken = client.request("POST", f"{PATH}?dry_run={int(dry_run)}", document)

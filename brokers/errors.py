@@ -46,7 +46,7 @@ class ExitCode(enum.IntEnum):
 
 
 @attrs.define(eq=False)
-class Refusal(BrokerError):
+class Failure(BrokerError):
     """The end of a command in one clear line; never a traceback."""
 
     text: str
@@ -58,7 +58,7 @@ class Refusal(BrokerError):
 
 @contextmanager
 def folder_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of opening a data folder into a Refusal that names the file from the current folder."""
+    """Turn errors of opening a data folder into a Failure that names the file from the current folder."""
     try:
         with copy_errors(folder, "data folder"):
             yield
@@ -79,7 +79,7 @@ def copy_errors(folder: Path, what: str = "backup") -> Iterator[None]:
         where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
         why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
         advice = f": {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
-        raise Refusal(f"{what} {where}: {why}{advice}", ExitCode.DATA_FOLDER) from error
+        raise Failure(f"{what} {where}: {why}{advice}", ExitCode.DATA_FOLDER) from error
 
 
 SPACE_ADVICE = "free some there and try again; nothing that was acknowledged is lost"
@@ -132,7 +132,7 @@ def exit_code(error: BaseException) -> int:
 
     A refused connection means that the server is not running which a verb needs.
     """
-    if isinstance(error, Refusal | InvalidSettings):
+    if isinstance(error, Failure | InvalidSettings):
         return error.code
     if isinstance(error, BrokerError) and error.exit_code is not None:
         return error.exit_code

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from shared.cli.options import Place
 from shared.client.login import VARIABLES, url_of
 from shared.errors import UsageError
@@ -24,7 +24,7 @@ _EVERYWHERE = {"": DEFAULT_HOST, "*": DEFAULT_HOST, "0.0.0.0": DEFAULT_HOST, "::
 def find(kind: type[Place], plugin: Plugin, given: Mapping[str, Any], config: Path | None) -> Place:
     """Return a `Place` or `Server` from the flags that were `given`, and from settings for the rest.
 
-    Raises InvalidSettings, and Refusal if nothing says which port it is.
+    Raises InvalidSettings, and Failure if nothing says which port it is.
     """
     said = {name: value for name, value in given.items() if value}
     settled = _settled(plugin, config)
@@ -34,7 +34,7 @@ def find(kind: type[Place], plugin: Plugin, given: Mapping[str, Any], config: Pa
         found = {**found, **_of_url(plugin, said["host"], "--host"), **rest, "named": True}
     if not found["port"]:
         text = f"{plugin.name}.port is 0: the system picked one, which `brokers status` shows; say --port"
-        raise Refusal(text, ExitCode.CONFIGURATION)
+        raise Failure(text, ExitCode.CONFIGURATION)
     if kind is Place:
         return Place(host=found["host"], port=found["port"], settings=found["settings"])
     return kind(**found)

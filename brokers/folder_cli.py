@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from brokers.errors import ExitCode, Refusal, copy_errors, folder_errors
+from brokers.errors import ExitCode, Failure, copy_errors, folder_errors
 from brokers.flags import ConfigFile, host_app, host_command
 from brokers.render import CommandResult, Several, cell
 from brokers.server_address import DataDir, data_folder, require_folder
@@ -106,7 +106,7 @@ def dump(
         damaged += isinstance(row, DamagedRow)
         yield _said(row) if isinstance(row, Mapping) and not json else row
     if damaged:
-        raise Refusal(f"{damaged} ranges of {namespace}/{name} are damaged")
+        raise Failure(f"{damaged} ranges of {namespace}/{name} are damaged")
 
 
 def _decoder(namespace: str, name: str) -> Any:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from cyclopts import Parameter
 
 from brokers.control import ROOT, AdminClient
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.escape import escape
 from brokers.flags import host_command
 from brokers.logs import line_of
@@ -82,7 +82,7 @@ def _traced(client: AdminClient, name: str, most: int | None, json: bool) -> Ite
 
 
 def followed(client: AdminClient, what: str, query: Mapping[str, Any]) -> Iterator[Row]:
-    """Rows that the server sends as events; `{"missed": n}` where it kept some no more. Raises Refusal."""
+    """Rows that the server sends as events; `{"missed": n}` where it kept some no more. Raises Failure."""
     event = ""
     for line in client.lines(f"{ROOT}/{what}?{urlencode({**query, 'follow': 1})}"):
         field, _, value = line.partition(": ")
@@ -93,7 +93,7 @@ def followed(client: AdminClient, what: str, query: Mapping[str, Any]) -> Iterat
             yield {"missed": row["count"]} if event == "missed" else row
         elif not line:
             event = ""
-    raise Refusal(f"{client.name} has ended this", ExitCode.LOST)
+    raise Failure(f"{client.name} has ended this", ExitCode.LOST)
 
 
 def log_line(row: Row) -> str:

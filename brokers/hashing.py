@@ -98,9 +98,9 @@ class Hashing:
         now = trio.current_time()
         if now >= self._in_threads_until:
             logger.warning(
-                "the process that hashes passwords of addresses that fail often did not answer: threads of "
-                "the server hash for a minute, and many logins delay other clients; look at `reason`, and at "
-                "who connects",
+                "the process that hashes passwords of addresses that fail often did not answer; for a "
+                "minute threads of the server hash, and many logins delay other clients; look at `reason`, "
+                "and at who connects",
                 reason=reason,
             )
         self._in_threads_until = now + IN_THREADS_SECONDS

@@ -31,7 +31,7 @@ from brokers.admin_port import AdminPort, listen
 from brokers.bridges.bridges import Bridges
 from brokers.bridges.settings import ends_of
 from brokers.config import Config
-from brokers.errors import SPACE_ADVICE, ExitCode, Refusal, copy_errors, folder_errors
+from brokers.errors import SPACE_ADVICE, ExitCode, Failure, copy_errors, folder_errors
 from brokers.fairness import LoopWatch
 from brokers.flows import Flows
 from brokers.logins import Logins
@@ -126,7 +126,7 @@ class Host:
     ) -> None:
         """Serve until `stop`; reports what was bound once everything is.
 
-        Raises Refusal and ConfigError where it cannot start, StoreError where the last sync failed.
+        Raises Failure and ConfigError where it cannot start, StoreError where the last sync failed.
         """
         folder = self._config.serve.data_dir
         with folder_errors(folder):
@@ -203,11 +203,11 @@ class Host:
             await service.open()
         except StoreFull as error:
             text = f"{service.name} cannot be opened: {error}: {SPACE_ADVICE}"
-            raise Refusal(text, ExitCode.DATA_FOLDER) from error
+            raise Failure(text, ExitCode.DATA_FOLDER) from error
         except StoreError as error:
             repair = f"brokers fsck --repair --data-dir {self._config.serve.data_dir}"
             text = f"{service.name} cannot be opened: {error}; {repair} says more and puts right what can be"
-            raise Refusal(text) from error
+            raise Failure(text) from error
 
     def _make_bridges(self, store: Store) -> Bridges:
         def service(protocol: str) -> Service | None:
@@ -285,7 +285,7 @@ class Host:
             self._log.info("definitions are loaded", made=taken.made, same=taken.same)
 
     async def _open_admin(self, nursery: trio.Nursery, reloader: Reloader) -> None:
-        """Serve the admin port, where there is to be one. Raises Refusal and ConfigError.
+        """Serve the admin port, where there is to be one. Raises Failure and ConfigError.
 
         It is bound after the protocols: they were told their ports, and its own may only be the usual one.
         """
@@ -299,7 +299,7 @@ class Host:
             sockets = listen(ours.host, ours.port)
         except CannotListen as error:
             if config.asked_for_admin_port:
-                raise Refusal(f"admin.port: {error}", ExitCode.CONFIGURATION) from error
+                raise Failure(f"admin.port: {error}", ExitCode.CONFIGURATION) from error
             self._log.warning(
                 "the admin port is taken: this server has no page; give it another port with --admin-port, "
                 "or leave it out with admin.enabled = false",
@@ -318,7 +318,7 @@ class Host:
         try:
             with folder_errors(config.serve.data_dir):
                 self.admin_token = admin_gate.token_of(config.serve.data_dir)
-        except Refusal:
+        except Failure:
             port.close()
             raise
         gate = admin_gate.Gate(

@@ -55,7 +55,7 @@ def configure(
 
     What libraries say through `logging` at WARNING and above comes out the same way.
     """
-    lines = _Lines(stream or sys.stderr)
+    lines = _LineWriter(stream or sys.stderr)
     set_level(level)
     structlog.configure(
         processors=[
@@ -129,7 +129,7 @@ def tell_left_out() -> None:
             each.tell()
 
 
-class _Lines:
+class _LineWriter:
     """Writes lines to a stream, from any thread. It never waits and never raises: the stream may be closed,
     or its reader may hang (a terminal that is held, a full pipe).
     """
@@ -143,7 +143,7 @@ class _Lines:
         except (OSError, ValueError):  # a stream in memory
             self._number = None
 
-    def __call__(self, *_: Any) -> "_Lines":
+    def __call__(self, *_: Any) -> "_LineWriter":
         return self
 
     def msg(self, text: str) -> None:
@@ -232,7 +232,7 @@ def _matter(event: "Event") -> str:
 class _WhileRead:
     """Drops lines while the stream takes none; the next line tells how many those were."""
 
-    def __init__(self, lines: _Lines) -> None:
+    def __init__(self, lines: _LineWriter) -> None:
         self._lines = lines
         self._left_out = 0
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from brokers.control import PAGE
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.flags import host_command
 from brokers.render import CommandResult, Listing
 from brokers.server_address import ServerAddress
@@ -116,7 +116,7 @@ def kick(
     for each in connection:
         try:
             rows.append({"connection": each, **client.delete("connections", each)})
-        except Refusal as error:
+        except Failure as error:
             if error.code != ExitCode.MISSING:
                 raise
             rows.append({"connection": each, "closed": 0})

@@ -9,7 +9,7 @@ import trio
 
 from brokers import logs
 from brokers.config import as_served
-from brokers.errors import Refusal, folder_errors
+from brokers.errors import Failure, folder_errors
 from brokers.plugins import load
 from brokers.render import json_value
 from shared.plugin import Context
@@ -21,7 +21,7 @@ def call(
 ) -> Any:
     """Return the verb's answer as JSON, under the settings of a file. Nothing is bound or served.
 
-    Raises StoreInUse if a server starts or stops there just now, Refusal, and what the verb raises.
+    Raises StoreInUse if a server starts or stops there just now, Failure, and what the verb raises.
     """
     return json.loads(
         json.dumps(trio.run(_call, folder, protocol, verb, arguments, config), default=json_value)
@@ -42,7 +42,7 @@ async def _call(
             service = await plugin.open(Context(store, log), config.protocols[protocol])
             verbs = {each.name: each for each in service.admin_verbs}
             if verb not in verbs:
-                raise Refusal(f"{protocol} has no verb {verb!r}")
+                raise Failure(f"{protocol} has no verb {verb!r}")
             result = await verbs[verb].call(arguments)
             nursery.cancel_scope.cancel()
     finally:

@@ -13,7 +13,7 @@ import attrs
 from cyclopts import App, Parameter
 
 from brokers import plugins
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from brokers.flags import (
     ADMIN_FLAGS,
     CONFIG_FLAG,
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> App:
         raise AttributeError(name)
     try:
         return _app(name)
-    except Refusal as error:
+    except Failure as error:
         # A broken protocol gets a command that says so. A list of commands must not fail for one of them.
         return _broken(name, error)
 
@@ -63,9 +63,9 @@ def _app(name: str) -> App:
     try:
         app = getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        raise Refusal(f"the commands of protocol {name!r} cannot be used: {plugins.said(error)}") from None
+        raise Failure(f"the commands of protocol {name!r} cannot be used: {plugins.said(error)}") from None
     if not isinstance(app, App) or app.name != (name,):
-        raise Refusal(
+        raise Failure(
             f"the commands of protocol {name!r} cannot be used: {plugin.cli} is no App of that name"
         )
     if app.help_epilogue is None:
@@ -151,7 +151,7 @@ async def _asked_by_api(request: Any, flags: Mapping[str, Any]) -> Any:
     return attrs.evolve(await request, flags=flags)
 
 
-def _broken(name: str, error: Refusal) -> App:
+def _broken(name: str, error: Failure) -> App:
     app = App(name=name, help=str(error), help_epilogue="", help_format="plaintext")
 
     @app.default

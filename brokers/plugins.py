@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from brokers.commands import COMMANDS
-from brokers.errors import ExitCode, InvalidSettings, Problem, Refusal, did_you_mean
+from brokers.errors import ExitCode, Failure, InvalidSettings, Problem, did_you_mean
 
 if TYPE_CHECKING:
     from shared.access import Rule
@@ -47,14 +47,14 @@ def summary(name: str) -> str:
 
 
 def load(name: str) -> "Plugin":
-    """The plugin of an installed protocol. Raises Refusal, in one line, where it is missing or broken."""
+    """The plugin of an installed protocol. Raises Failure, in one line, where it is missing or broken."""
     candidates = installed().get(name)
     if not candidates:
         hint = did_you_mean(name, names(), f"; installed: {', '.join(names()) or 'none'}")
-        raise Refusal(f"no protocol {name!r} is installed{hint}", ExitCode.CONFIGURATION)
+        raise Failure(f"no protocol {name!r} is installed{hint}", ExitCode.CONFIGURATION)
     where = " and ".join(sorted(_package(point) for point in candidates))
     if len(candidates) > 1:
-        raise Refusal(f"protocol {name!r} is offered twice, by {where}: remove one", ExitCode.CONFIGURATION)
+        raise Failure(f"protocol {name!r} is offered twice, by {where}: remove one", ExitCode.CONFIGURATION)
     fault: object
     try:
         plugin = candidates[0].load()
@@ -62,17 +62,17 @@ def load(name: str) -> "Plugin":
     except Exception as error:
         fault = said(error)
     if fault:
-        raise Refusal(f"protocol {name!r} of {where} cannot be used: {fault}", ExitCode.CONFIGURATION)
+        raise Failure(f"protocol {name!r} of {where} cannot be used: {fault}", ExitCode.CONFIGURATION)
     return plugin  # type: ignore[no-any-return]  # _fault has looked
 
 
-def load_all() -> tuple[list["Plugin"], dict[str, Refusal]]:
+def load_all() -> tuple[list["Plugin"], dict[str, Failure]]:
     """Every plugin that works, and by name a line for each that does not."""
     plugins, broken = [], {}
     for name in names():
         try:
             plugins.append(load(name))
-        except Refusal as error:
+        except Failure as error:
             broken[name] = error
     return plugins, broken
 
@@ -99,7 +99,7 @@ def enabled(enable: Sequence[str], plugins: Sequence["Plugin"], source: str) -> 
         if name not in working:
             try:
                 load(name)
-            except Refusal as error:
+            except Failure as error:
                 problems.append(Problem("serve.enable", str(error), source))
     if problems:
         raise InvalidSettings(tuple(problems))
@@ -127,7 +127,7 @@ def _actions(protocol: str) -> tuple[str, ...]:
     for name in names() if protocol == "*" else [protocol]:
         try:
             found |= dict.fromkeys(load(name).actions)
-        except Refusal:
+        except Failure:
             return ()
     return tuple(found)
 

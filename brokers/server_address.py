@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 from cyclopts import Parameter
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from shared.cli.options import a_path, login_of_flags
 from shared.client.login import CONTEXT_VARIABLE, read_password
 from shared.errors import UsageError
@@ -40,19 +40,19 @@ def data_folder(given: Path | None, config: Path | None = None, default: Path = 
     """The folder that a verb is about, as `brokers serve` with the same flags and environment would take it.
 
     The full settings are not read: that needs every protocol's module, and a health check runs every few
-    seconds. Raises Refusal.
+    seconds. Raises Failure.
     """
     return given or path_setting("serve", "data_dir", config) or default
 
 
 def path_setting(section: str, name: str, config: Path | None) -> Path | None:
-    """One path, as the environment or the settings' file has it. Raises Refusal."""
+    """One path, as the environment or the settings' file has it. Raises Failure."""
     variable = f"BROKERS_{section}_{name}".upper()
     if said := os.environ.get(variable):
         try:
             return local_path(said).expanduser()
         except ValueError as error:
-            raise Refusal(f"{error} ({variable})", ExitCode.CONFIGURATION) from None
+            raise Failure(f"{error} ({variable})", ExitCode.CONFIGURATION) from None
     if file := config or os.environ.get("BROKERS_CONFIG"):
         try:
             path = local_path(file)
@@ -61,14 +61,14 @@ def path_setting(section: str, name: str, config: Path | None) -> Path | None:
         except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
             why = (isinstance(error, OSError) and error.strerror) or error
             said = "--config" if config else "BROKERS_CONFIG"
-            raise Refusal(f"{file}: {why} ({said})", ExitCode.CONFIGURATION) from None
+            raise Failure(f"{file}: {why} ({said})", ExitCode.CONFIGURATION) from None
     return None
 
 
 def require_folder(folder: Path) -> Path:
-    """`folder` itself. Raises Refusal where it does not exist."""
+    """`folder` itself. Raises Failure where it does not exist."""
     if not folder.is_dir():
-        raise Refusal(f"there is no folder {folder}", ExitCode.DATA_FOLDER)
+        raise Failure(f"there is no folder {folder}", ExitCode.DATA_FOLDER)
     return folder
 
 
@@ -88,7 +88,7 @@ class ServerAddress:
     key: Path | None = None
 
     def resolved(self, default: Path = DEFAULT_FOLDER) -> "ServerAddress":
-        """The same with a URL, or else with a data folder. Raises UsageError, Refusal and NotThere."""
+        """The same with a URL, or else with a data folder. Raises UsageError, Failure and NotThere."""
         given = {"--url": self.url, "--context": self.context, "--data-dir": self.data_dir}
         ways = [flag for flag, value in given.items() if value is not None]
         if len(ways) > 1:
@@ -126,7 +126,7 @@ class ServerAddress:
         return attrs.evolve(ServerAddress(**{**said, **own}), context=None)
 
     def client(self) -> "AdminClient":
-        """What asks it. Raises UsageError and Refusal."""
+        """What asks it. Raises UsageError and Failure."""
         server = self.resolved()
         from brokers import control
 

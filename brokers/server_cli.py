@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
-from brokers.errors import ExitCode, Refusal, copy_errors
+from brokers.errors import ExitCode, Failure, copy_errors
 from brokers.flags import host_command
 from brokers.render import CommandResult, Several, json_value
 from brokers.server_address import DEFAULT_FOLDER, ServerAddress, require_folder
@@ -77,7 +77,7 @@ def call(
         listed = client.request("GET", "/verbs")
         found = [each for each in listed if protocol in (None, each["protocol"])]
         if protocol is not None and not found:
-            raise Refusal(f"no protocol that runs here is called {protocol} and has such verbs")
+            raise Failure(f"no protocol that runs here is called {protocol} and has such verbs")
         return found
     arguments_given = keyed("ARGUMENTS", arguments)
     return client.request("POST", f"/{quote(protocol, safe='')}/{quote(verb, safe='')}", arguments_given)
@@ -103,7 +103,7 @@ def ask(request: "VerbRequest") -> Any:
     with waiting(request.verb):
         try:
             return client.request("POST", f"/{request.protocol}/{request.verb}", arguments)
-        except Refusal as error:
+        except Failure as error:
             if not request.offline or error.code != ExitCode.UNAVAILABLE or server.url is not None:
                 raise
             if folder is None or not folder.is_dir():
@@ -139,7 +139,7 @@ def backup(
     with progress(f"backing up {folder or server.url}"), copy_errors(target):
         try:
             report = client.request("POST", "/backup", {"target": str(there)})
-        except Refusal as error:
+        except Failure as error:
             if error.code != ExitCode.UNAVAILABLE or folder is None:
                 raise
             from shared.storage.tools.backup import backup as copy

@@ -8,7 +8,7 @@ import attrs
 import trio
 
 from brokers.config import Config
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.reloading import Apply
 from shared.access import Access, Guard
 from shared.definitions import DefinitionSection
@@ -102,7 +102,7 @@ class SupervisedService:
         return self._group.connections if self._group else 0
 
     async def open(self) -> None:
-        """Load the service and bind its endpoints. Raises Refusal and ConfigError, with nothing bound."""
+        """Load the service and bind its endpoints. Raises Failure and ConfigError, with nothing bound."""
         budget = self._context.budget
         budget.account(self.name).close()  # that of the service which crashed, if one did
         context = attrs.evolve(self._context, budget=budget.account(self.name), access=self._guard())
@@ -116,7 +116,7 @@ class SupervisedService:
             self._bind_all(self._service.endpoints)
         except CannotListen as error:
             self.close()
-            raise Refusal(f"{self.name}: {error}", ExitCode.CONFIGURATION) from error
+            raise Failure(f"{self.name}: {error}", ExitCode.CONFIGURATION) from error
         except BaseException:
             self.close()
             raise
@@ -176,7 +176,8 @@ class SupervisedService:
             self.restarts += 1
             if self._draining:
                 self._log.error(
-                    "protocol crashed while it drained: its connections are closed, and it stays down",
+                    "protocol crashed while it drained: its connections are closed, and it stays down; "
+                    "report this bug",
                     exc_info=crash,
                 )
                 await trio.sleep_forever()
@@ -184,7 +185,8 @@ class SupervisedService:
             if trio.current_time() - since > WELL_SECONDS:
                 delay = BACKOFF_SECONDS_MIN
             self._log.error(
-                "protocol crashed: its connections are closed, and it starts again; the others are served on",
+                "protocol crashed: its connections are closed, and it starts again; the others are served "
+                "on; report this bug",
                 restart_in_seconds=delay,
                 exc_info=crash,
             )

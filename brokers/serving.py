@@ -21,7 +21,7 @@ from brokers import announcing, logs, plugins
 from brokers.checking import require_startable
 from brokers.collector import Collector
 from brokers.config import Config, load
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.fairness import LoopWatch
 from brokers.flags import ServeCommand
 from brokers.host import Host
@@ -60,7 +60,7 @@ def serve(command: ServeCommand) -> int:
     config = read()
     chosen = config.enabled(working)
     if not chosen:
-        raise Refusal("no protocol is installed that could be served", ExitCode.CONFIGURATION)
+        raise Failure("no protocol is installed that could be served", ExitCode.CONFIGURATION)
     require_startable(config, [plugin.name for plugin in chosen])
     log = logs.configure(config.serve.log_level, config.serve.log_format)
     _require_files(log)
@@ -70,12 +70,12 @@ def serve(command: ServeCommand) -> int:
 
 
 def _require_files(log: structlog.stdlib.BoundLogger) -> None:
-    """Raise Refusal if the system lets us open too few files to serve anybody."""
+    """Raise Failure if the system lets us open too few files to serve anybody."""
     limit = raise_file_limit()
     how = "raise the limit with ulimit -n, or LimitNOFILE= in a systemd unit"
     if limit < FILES_LEAST:
         text = f"this process may open {limit} files, and needs {FILES_LEAST} at least: {how}"
-        raise Refusal(text, ExitCode.CONFIGURATION)
+        raise Failure(text, ExitCode.CONFIGURATION)
     if limit < FILES_FEW:
         log.warning(
             f"this process may open few files, so few can connect: {how}",

@@ -22,7 +22,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.control import AdminClient
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from brokers.escape import escape
 from brokers.flags import host_command
 from brokers.object_cli import SMALLEST_FIRST
@@ -87,7 +87,7 @@ class Sight:
 
 
 def look(client: AdminClient, queries: Mapping[str, Mapping[str, str]]) -> Sight:
-    """Ask the server for all that is shown. Raises Refusal."""
+    """Ask the server for all that is shown. Raises Failure."""
     overview = client.get("overview")
     rows = {kind: client.get(kind, **query)["items"] for kind, query in queries.items()}
     return Sight(overview, rows, time.monotonic())
@@ -127,9 +127,9 @@ class Board:
         shown = [self.tables[self.focus]] if self.zoomed else self.tables
         return {table.kind.name: table.query(self.match, ROWS_MAX) for table in shown}
 
-    def take(self, found: "Sight | Refusal") -> None:
+    def take(self, found: "Sight | Failure") -> None:
         """What the server answered, or why it did not."""
-        if isinstance(found, Refusal):
+        if isinstance(found, Failure):
             self._error = str(found)
             return
         self._error = ""
@@ -362,7 +362,7 @@ def top(
 
 
 def run(client: AdminClient, every_seconds: float) -> None:
-    """Show a server's board until `q`. The terminal is as it was, however this ends. Raises Refusal."""
+    """Show a server's board until `q`. The terminal is as it was, however this ends. Raises Failure."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -417,7 +417,7 @@ class _Asker(threading.Thread):
         self, client: AdminClient, board: Board, every_seconds: float, tell: Callable[[], None]
     ) -> None:
         super().__init__(daemon=True)
-        self.found: list[Sight | Refusal] = []
+        self.found: list[Sight | Failure] = []
         self.again = threading.Event()
         self._client = client
         self._board = board
@@ -434,8 +434,8 @@ class _Asker(threading.Thread):
                 continue
             began = time.monotonic()
             try:
-                found: Sight | Refusal = look(self._client, self._board.queries)
-            except Refusal as error:
+                found: Sight | Failure = look(self._client, self._board.queries)
+            except Failure as error:
                 found = error
             took = time.monotonic() - began
             self.found.append(found)

@@ -12,7 +12,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers import plugins
-from brokers.errors import ExitCode, Refusal, did_you_mean
+from brokers.errors import ExitCode, Failure, did_you_mean
 from brokers.flags import ConfigFile, host_app
 from brokers.render import CommandResult
 from brokers.server_address import DataDir, data_folder, path_setting
@@ -66,7 +66,7 @@ def add(
     """Add a user, with a password that is asked for, and rules."""
     if not (USER_NAME.fullmatch(name) or has_rules_alone(name)):
         raise UsageError("NAME", "a user's name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     file.require_new(name)
     rules = _rules("--allow", allow)
     secret = None
@@ -86,7 +86,7 @@ def passwd(
     name: Name, *, password_stdin: FromInput = False, data_dir: DataDir = None, config: ConfigFile = None
 ) -> str:
     """Give a user another password; connections that are logged in as this user are closed."""
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     file.user(name)
     if has_rules_alone(name):
         raise UsageError("NAME", f"nobody can log in as {name}")
@@ -99,7 +99,7 @@ def passwd(
 @command("rm ann")
 def rm(name: Name, *, data_dir: DataDir = None, config: ConfigFile = None) -> str:
     """Remove a user; connections that are logged in as this user are closed."""
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     file.user(name)
     with file.changing() as users:
         users.pop(name, None)
@@ -109,7 +109,7 @@ def rm(name: Name, *, data_dir: DataDir = None, config: ConfigFile = None) -> st
 @command("allow ann 'logmq:read:orders.*' dms:*:jobs")
 def allow(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile = None) -> str:
     """Give a user rules. Connections that stand may do what they allow from now on."""
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     file.user(name)
     given = _rules("RULES", rules, least=1)
     with file.changing() as users:
@@ -122,7 +122,7 @@ def allow(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFil
 @command("deny ann 'logmq:read:orders.*'")
 def deny(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile = None) -> str:
     """Take rules from a user, as they are written in the list."""
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     file.user(name)
     taken = _rules("RULES", rules, least=1, asked_for=False)  # also what somebody misspelt in the file
     with file.changing() as users:
@@ -139,7 +139,7 @@ def deny(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile
 @command("list", "list --json | jq -r .user", name="list")
 def list_(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Sequence[Any]:
     """List the users, how each logs in, and what each may do."""
-    users = _File(data_dir, config).users.values()
+    users = _UsersFile(data_dir, config).users.values()
     return [
         {
             "user": user.name,
@@ -166,10 +166,10 @@ def check(
     (asked,) = _rules("RULE", (rule,))
     if "*" in (asked.protocol, asked.action):
         raise UsageError("RULE", "name one protocol and one action")
-    file = _File(data_dir, config)
+    file = _UsersFile(data_dir, config)
     access = Access(file.users)
     if name not in file.users and not has_rules_alone(name):
-        raise Refusal(f"denied: there is no user {name}{did_you_mean(name, file.users)}")
+        raise Failure(f"denied: there is no user {name}{did_you_mean(name, file.users)}")
     if name not in file.users:  # without an entry they may do all that they can
         allowed = asked.protocol != ADMIN
     elif asked.protocol == ADMIN:
@@ -184,7 +184,7 @@ def check(
     return CommandResult("allowed" if allowed else "denied", ExitCode.OK if allowed else ExitCode.FAILED)
 
 
-class _File:
+class _UsersFile:
     """The users file that a command is about, and the server that is to take up its changes."""
 
     def __init__(self, data_dir: Path | None, config: Path | None) -> None:
@@ -200,11 +200,11 @@ class _File:
         try:
             return self._module.read(self._path, tell) or {}
         except ConfigError as error:
-            raise Refusal(error.text, ExitCode.CONFIGURATION) from None
+            raise Failure(error.text, ExitCode.CONFIGURATION) from None
 
     def require_new(self, name: str) -> None:
         if name in self.users:
-            raise Refusal(f"there is a user {name} already: see brokers user passwd, allow, deny, rm")
+            raise Failure(f"there is a user {name} already: see brokers user passwd, allow, deny, rm")
 
     def user(self, name: str) -> User:
         """Raises NotThere."""
@@ -224,7 +224,7 @@ class _File:
                 yield self.users
                 self._module.replace(self._path, self.users)
         except OSError as error:
-            raise Refusal(f"{self._path}: {error.strerror}", ExitCode.DATA_FOLDER) from None
+            raise Failure(f"{self._path}: {error.strerror}", ExitCode.DATA_FOLDER) from None
 
     def tell(self, action: str, name: str, said: str) -> str:
         """Have the server that runs on the folder take it up."""
@@ -232,10 +232,10 @@ class _File:
 
         try:
             control.request(self._folder, "POST", "/reload", {"action": action, "name": name})
-        except Refusal as error:
+        except Failure as error:
             if error.code == ExitCode.UNAVAILABLE:
                 return f"{said}; no server runs here that would have to be told"
-            raise Refusal(f"{said} in {self._path}, but the server did not take it up: {error}") from None
+            raise Failure(f"{said} in {self._path}, but the server did not take it up: {error}") from None
         return f"{said}; the server knows"
 
 

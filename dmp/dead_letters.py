@@ -21,7 +21,7 @@ import attrs
 from pamqp import encode
 
 from dmp.data_types import EMPTY_TABLE, joined_tables, read_field, without_field
-from dmp.exchanges import Finding
+from dmp.exchanges import RouteSearch
 from dmp.message import Head, Message
 from dmp.pacing import QUEUES_AT_ONCE
 from dmp.properties import CC, KEYS_MAX, UNREADABLE, keys_in, replaced_headers, unpack
@@ -137,11 +137,11 @@ class DeadLetters:
         broker = self._broker
         self._work += 1 + len(message.head.properties) // LETTER_BYTES
         head = letter_head(broker, queue, message, reason)
-        finding = Finding(broker.route_steps(head.exchange, head))
-        yield from finding.rest()
+        search = RouteSearch(broker.route_steps(head.exchange, head))
+        yield from search.rest()
         targets: Sequence[Queue] = ()
         with suppress(Refusal):  # the exchange is not there, or its keys cost too much
-            found, work = finding.found()
+            found, work = search.found()
             targets = broker.with_room(head, without_circles(head, found, reason))
             self._work += len(targets) // LETTER_QUEUES + work // LETTER_ROUTING
         if not targets:

@@ -394,7 +394,7 @@ def at_once(steps: Generator[None, None, _T]) -> _T:
 
 
 def found_at_once(steps: Generator[None, None, _T]) -> _T | None:
-    """What the first step finds; None where there are more: `Finding` takes them. Raises Refusal."""
+    """What the first step finds; None where there are more: `RouteSearch` takes them. Raises Refusal."""
     try:
         next(steps)
     except StopIteration as end:
@@ -404,7 +404,7 @@ def found_at_once(steps: Generator[None, None, _T]) -> _T | None:
 
 
 @attrs.define(eq=False)
-class Finding:
+class RouteSearch:
     """A route that takes more steps to find: while these are taken others have their turn."""
 
     _steps: RouteSteps

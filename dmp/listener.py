@@ -145,7 +145,7 @@ class DmpService:
 async def open_service(context: Context, settings: DmpSettings) -> DmpService:
     if settings.users != DmpSettings().users:
         context.log.warning(
-            "dmp.users counts only without a users file, and goes with the next version: make its users with "
+            "dmp.users counts only without a users file, and goes with the next version; make its users with "
             "brokers user add, which writes users.toml in the data folder (access.users_file)"
         )
     return DmpService(await open_broker(context, settings))

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from dmp.exchanges import Exchange, Finding, found_at_once
+from dmp.exchanges import Exchange, RouteSearch, found_at_once
 from dmp.leases import SendReturn
 from dmp.memory import BudgetedCache
 from dmp.message import Head
@@ -117,7 +117,7 @@ class Sink:
     _lanes: dict[tuple[Queue, ...], Sequence[Lane]] = attrs.field(factory=dict, init=False)
     _laned: set[Queue] = attrs.field(factory=set, init=False)  # the queues of these lanes
     _of_queue: dict[Queue, Lane] = attrs.field(factory=dict, init=False)  # not empty: each queue has its own
-    _finding: Finding | None = attrs.field(default=None, init=False)  # the route of the next message
+    _search: RouteSearch | None = attrs.field(default=None, init=False)  # the route of the next message
     _touched: list[Lane] = attrs.field(factory=list, init=False)
     _work: int = attrs.field(default=0, init=False)
     _taken: int = attrs.field(default=0, init=False)  # of what is scanned, up to the last good message
@@ -229,7 +229,7 @@ class Sink:
                 if odd or route is None:
                     self._taken = at
                     at = self._odd(data, at, after)
-                    if self._finding is not None:
+                    if self._search is not None:
                         return at
                     continue
                 lanes, start = route.lanes, at
@@ -466,11 +466,11 @@ class Sink:
             raise wire_error(Reply.SYNTAX_ERROR, f"{len(properties)} bytes of properties")
         try:
             head = Head(sink, parts.key, 0, properties)
-            finding, self._finding = self._finding, None
+            search, self._search = self._search, None
             steps = broker.route_steps(sink, head)
-            found = found_at_once(steps) if finding is None else finding.found()
+            found = found_at_once(steps) if search is None else search.found()
             if found is None:
-                self._wait_for(Finding(steps))
+                self._wait_for(RouteSearch(steps))
                 return None
             queues, work = found
         except Refusal as error:
@@ -487,10 +487,10 @@ class Sink:
         self._routes.keep(names, route, size)
         return route
 
-    def _wait_for(self, finding: Finding) -> None:
+    def _wait_for(self, search: RouteSearch) -> None:
         """Input waits until it is found, and comes again from this message on."""
-        self._finding = finding
-        wait_for_work(self._session, self._broker.sliced_work, finding.rest())
+        self._search = search
+        wait_for_work(self._session, self._broker.sliced_work, search.rest())
 
     def _lanes_of(self, queues: tuple[Queue, ...]) -> Sequence[Lane]:
         """One shared sequence of lanes for each set of queues: `_scan` compares by identity."""

@@ -25,7 +25,7 @@ from shared.storage.settings import Durability
 
 if TYPE_CHECKING:
     from dmp.bodies import Bodies
-    from shared.storage.committer import Held
+    from shared.storage.committer import HeldBatch
     from shared.storage.store import Store
 
 
@@ -74,7 +74,7 @@ class WideAppend:
     _large: dict[bytes, None] = attrs.field(factory=dict, init=False)  # references in records
     _coming: list[_Placed] = attrs.field(factory=list, init=False)
     _gone: list[_Expected] = attrs.field(factory=list, init=False)  # deleted before they got it
-    _held: Held | None = attrs.field(default=None, init=False)
+    _held: HeldBatch | None = attrs.field(default=None, init=False)
     _paged: Ticket | None = attrs.field(default=None, init=False)  # of records where no batch is held
 
     def append(self, entries: Iterable[tuple[Queue, Series]]) -> None:
@@ -136,7 +136,7 @@ class WideAppend:
                     self._large.update(dict.fromkeys(series.bodies))
         self._expected.append((queue, series, queue.expect(head, series.bodies)))
 
-    def _hold(self, whole: Sequence[tuple[Log, bytes, int]]) -> Held:
+    def _hold(self, whole: Sequence[tuple[Log, bytes, int]]) -> HeldBatch:
         """Raises StoreError."""
         size = self._bytes + sum([len(records) for _, records, _ in whole])
         size += sum([len(each.record) for each in self._leaving])
@@ -159,7 +159,7 @@ class WideAppend:
             raise
         held.release()
 
-    def _append_more(self, held: Held) -> None:
+    def _append_more(self, held: HeldBatch) -> None:
         if self._expected:
             self._append(held)
             return
@@ -170,7 +170,7 @@ class WideAppend:
             each.written()
             self._leaving.pop()
 
-    def _append(self, held: Held | None = None) -> None:
+    def _append(self, held: HeldBatch | None = None) -> None:
         """Give the next queues numbers, records and places. Each is expected until it has all that.
 
         Where no batch is held nothing needs a record, but in queues that are paged since. Raises StoreError.

@@ -470,7 +470,7 @@ class Session(SessionBase):
         ids, names, bodies = run
         count = len(ids)
         if names.count(name) == count:
-            self._produce_parts((_Part(queue, bodies, count * (length - width)),), ids, ())
+            self._produce_parts((_Share(queue, bodies, count * (length - width)),), ids, ())
             return count
         return count if self._add_by_turns(ids, names, bodies) else 0
 
@@ -495,7 +495,7 @@ class Session(SessionBase):
         """
         first, end = at, len(data)
         queues = self._queues
-        parts: dict[bytes, _Part] = {}
+        parts: dict[bytes, _Share] = {}
         name, width = _NOBODY, len(_NOBODY)
         ids: list[bytes] = []
         add = ids.append  # of the bodies of `name`, once there is one
@@ -520,7 +520,7 @@ class Session(SessionBase):
                     queue = queues.get(other[2:])
                     if queue is None:
                         break
-                    part = parts[other] = _Part(queue, [])
+                    part = parts[other] = _Share(queue, [])
                 name, width, add = other, body - payload, part.bodies.append
             add(data[payload + width : stop])
             ids.append(data[at + ID_AT : payload])
@@ -541,10 +541,10 @@ class Session(SessionBase):
             return False
         size = len(bodies[0])
         if len(queues) == len(names):
-            one_each = [_Part(queue, (body,), size) for queue, body in zip(queues, bodies, strict=True)]
+            one_each = [_Share(queue, (body,), size) for queue, body in zip(queues, bodies, strict=True)]
             self._produce_parts(one_each, ids, one_each)
             return True
-        parts = {name: _Part(queue, []) for name, queue in found.items() if queue is not None}
+        parts = {name: _Share(queue, []) for name, queue in found.items() if queue is not None}
         for name, body in zip(names, bodies, strict=True):
             parts[name].bodies.append(body)
         for part in parts.values():
@@ -552,7 +552,9 @@ class Session(SessionBase):
         self._produce_parts(parts.values(), ids, map(parts.__getitem__, names))
         return True
 
-    def _produce_parts(self, parts: Collection[_Part], ids: Sequence[bytes], owners: Iterable[_Part]) -> None:
+    def _produce_parts(
+        self, parts: Collection[_Share], ids: Sequence[bytes], owners: Iterable[_Share]
+    ) -> None:
         """Give each queue its part, as much as there is room for. Answers are in the order of requests;
         `owners`: the part of each.
         """
@@ -1114,8 +1116,8 @@ class _Writable:
         return queue if queue is not None and self._guard.may(self._user, WRITE, name) else None
 
 
-class _Part:
-    """One queue's part of several PRODUCEs. `fit`: how many got `outcome`, the others `full`."""
+class _Share:
+    """One queue's share of several PRODUCEs. `fit`: how many got `outcome`, the others `full`."""
 
     __slots__ = ("bodies", "fit", "full", "outcome", "queue", "size")
 
@@ -1129,7 +1131,7 @@ class _Part:
         self.size = size
 
 
-def _owners(data: bytes, at: int, count: int, parts: Mapping[bytes, _Part]) -> Iterator[_Part]:
+def _owners(data: bytes, at: int, count: int, parts: Mapping[bytes, _Share]) -> Iterator[_Share]:
     """The part of each of `count` PRODUCEs from `at` on."""
     for _ in range(count):
         payload = at + HEADER_BYTES

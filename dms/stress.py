@@ -29,7 +29,7 @@ async def stress(
     """
     made = await _make(client, queue)
     try:
-        run = _Run(client, queue, number, size, update)
+        run = _StressRun(client, queue, number, size, update)
         begun = trio.current_time()
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
@@ -66,7 +66,7 @@ async def _make(client: Client, queue: str) -> bool:
         return False
 
 
-class _Run:
+class _StressRun:
     def __init__(
         self, client: Client, queue: str, number: int, size: int, update: Callable[[int, int], None]
     ) -> None:

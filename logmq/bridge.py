@@ -132,7 +132,9 @@ class LogmqSource:
         name = log.name.encode()
         if not self._context.may(READ, name):
             self._context.warn(
-                "a bridge may not read a topic that it matches; it is left out", topic=log.name
+                "a bridge may not read a topic that it matches, and leaves it out; allow it in the users "
+                "file, or narrow the pattern",
+                topic=log.name,
             )
             return
         offset = self._place(name, log, start)
@@ -151,7 +153,8 @@ class LogmqSource:
             if log_id == log.id:
                 if offset > log.end:
                     self._context.warn(
-                        "a topic lost its newest records in a crash; the bridge goes on at its end",
+                        "a topic lost its newest records in a crash: the bridge goes on at its end, "
+                        "nothing needs to be done",
                         topic=log.name,
                         offset=offset,
                         end=log.end,

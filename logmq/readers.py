@@ -79,7 +79,7 @@ class Feeds:
         self._logs = logs
         self.memory = memory
         self._by_log: dict[Log, LogWatch] = {}
-        self._awaited: dict[str, dict[_Reader, None]] = {}
+        self._awaited: dict[str, dict[_WaitingReader, None]] = {}
         self.on_behind: Callable[[], None] = _nobody_serves
         self._work: deque[Iterator[int]] = deque()
         self._left = TURN_MICROSECONDS
@@ -121,7 +121,7 @@ class Feeds:
     def find(self, topic: str) -> "Log | None":
         return self._logs.get(topic)
 
-    def enter(self, reader: "_Reader") -> None:
+    def enter(self, reader: "_WaitingReader") -> None:
         """`reader.found` is called with its topic's log: now, or when that is created."""
         log = self.find(reader.topic)
         if log is not None:
@@ -129,7 +129,7 @@ class Feeds:
         else:
             self._awaited.setdefault(reader.topic, {})[reader] = None
 
-    def leave(self, reader: "_Reader") -> None:
+    def leave(self, reader: "_WaitingReader") -> None:
         """`reader` no longer waits for its topic. Harmless if it did not."""
         awaited = self._awaited.get(reader.topic)
         if awaited is not None:
@@ -153,7 +153,7 @@ def _nobody_serves() -> None:
     pass
 
 
-def _find(readers: "Iterable[_Reader]", log: "Log") -> Iterator[int]:
+def _find(readers: "Iterable[_WaitingReader]", log: "Log") -> Iterator[int]:
     for reader in readers:
         if not reader.ended:
             reader.owner.connection.attempt(reader.found, log)
@@ -207,7 +207,7 @@ class LogWatch:
             self._serve(self._wake())
         self._push()
 
-    def join(self, reader: "_Reader") -> None:
+    def join(self, reader: "_WaitingReader") -> None:
         """Add a fetch, or a tail that has all visible records or waits for a later offset."""
         if isinstance(reader, Fetch):
             fetches = self._fetches.get(reader.next)
@@ -220,7 +220,7 @@ class LogWatch:
                 self._position = self.log.visible
             self._tails[reader] = None
 
-    def leave(self, reader: "_Reader") -> None:
+    def leave(self, reader: "_WaitingReader") -> None:
         if isinstance(reader, Fetch):
             self._remove(reader)
         elif isinstance(reader, Tail) and reader in self._tails:
@@ -310,7 +310,7 @@ class LogWatch:
             self._on_idle(self.log)
 
 
-class _Reader:
+class _WaitingReader:
     """A reader that waits at an offset of a topic, which may not exist yet.
 
     `next`: the offset of the next record to send.
@@ -355,7 +355,7 @@ class _Reader:
             feed.leave(self)
 
 
-class Tail(_Reader):
+class Tail(_WaitingReader):
     """One TAIL, from its turn among the answers to its end."""
 
     __slots__ = ("_reading", "_slot")
@@ -461,7 +461,7 @@ class Tail(_Reader):
             self.catch_up()
 
 
-class Fetch(_Reader):
+class Fetch(_WaitingReader):
     """A FETCH that waits: for records at or beyond the visible end, or for its topic.
 
     `deadline`: monotonic seconds; inf once it can no longer be late.

@@ -388,7 +388,7 @@ Required = Literal["beyond-loopback", "always", "never"]
 """The listeners on which clients must log in."""
 
 
-class Client(Protocol):
+class GuardedSession(Protocol):
     """A session, as its guard sees it. `user`: the user; "": not logged in yet."""
 
     user: str
@@ -494,7 +494,7 @@ class Guard:
         self.protocol = protocol
         self.required: Required = "never"
         self.exposed = False
-        self.clients: set[Client] = set()
+        self.clients: set[GuardedSession] = set()
         self.denied: Counter[str] = Counter()
         self.logins_failed = 0
         self.in_doubt = 0

@@ -20,10 +20,10 @@ SAME_EVERYWHERE = frozenset(
     | {"Code", "Fault", "NotThere"}
     # An answer that is waited for, a client's connection, a list of a folder's files, what a check has found.
     | {"Answer", "Finding", "Link", "Manifest"}
-    # Where a server is; what may be chosen, each filled in.
-    | {"Options", "Server"}
+    # Where a server is, filled in; what a user may write to.
+    | {"Server", "_Writable"}
 )
-"""Public classes that stand in several files and mean the same in each."""
+"""Classes that stand in several files and mean the same in each."""
 
 
 def glossary() -> list[str]:
@@ -34,11 +34,11 @@ def glossary() -> list[str]:
 
 
 def doublets(all_modules: Iterable[Module]) -> Iterator[str]:
-    """Public classes that stand in several files."""
+    """Classes that stand in several files."""
     homes: dict[str, set[str]] = defaultdict(set)
     for module in all_modules:
         for node in nodes(module.source, module.path):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
                 homes[node.name].add(module.path)
     yield from (f"{name}: {', '.join(sorted(paths))}" for name, paths in homes.items() if len(paths) > 1)
 
@@ -69,6 +69,7 @@ def test_the_list_of_names_that_mean_the_same_has_none_too_many() -> None:
         ("class Place: ...", ["Place: dmp/b.py, dms/a.py"]),
         ("def f():\n    class Place: ...", ["Place: dmp/b.py, dms/a.py"]),
         ("class Places: ...", []),
+        ("class _Place: ...", []),
         ("Place = 1", []),
     ],
 )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from brokers.bench.load import Row
 from brokers.bench.processes import cpu_by_process, server_process
 from brokers.bench.servers import serving
-from brokers.errors import Refusal
+from brokers.errors import Failure
 
 if TYPE_CHECKING:
     from brokers.bench.ground import Ground
@@ -119,7 +119,7 @@ def _row(sent: list[tuple[float, int]], commits: list[tuple[float, int]], spent:
         while number < len(commits) and commits[number][1] < end:
             number += 1
         if number == len(commits):
-            raise Refusal(f"follow: {end - commits[-1][1]} bytes were never archived")
+            raise Failure(f"follow: {end - commits[-1][1]} bytes were never archived")
         ages.append(commits[number][0] - at)
     ages.sort()
     records = sent[-1][1] // (_SIZE + 4)

@@ -31,7 +31,7 @@ from brokers.bench.options import Rounds, Seconds, Size, each
 from brokers.bench.pubsub import published_elsewhere, pubsub_fan_out
 from brokers.bench.servers import serving
 from brokers.bench.sweep import Point
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from shared.cli.options import DataDir, Json
 
 Mode = Literal["logmq-dms", "dms-logmq", "sink-logmq", "pubsub-logmq", "logmq-kqmsgq", "latency"]
@@ -74,7 +74,7 @@ def bench(
 ) -> list[Any]:
     """Measure bridges on this machine, each beside the slower of its two ends alone."""
     if not STAMP_BYTES + 8 <= size <= 1500:
-        raise Refusal(f"--size: {STAMP_BYTES + 8} to 1500 bytes", ExitCode.USAGE)
+        raise Failure(f"--size: {STAMP_BYTES + 8} to 1500 bytes", ExitCode.USAGE)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir) as name:
         folder = Path(name)
         (folder / "brokers.toml").write_text("".join(map(_table, BRIDGES)))
@@ -155,7 +155,7 @@ class _Bridged:
         self._ask("POST", f"{mode}/resume")
         while self._carried(mode) < before + BACKLOG:
             if perf_counter() - began > WAIT_SECONDS:
-                raise Refusal(f"the bridge {mode} stands still: see brokers bridge list")
+                raise Failure(f"the bridge {mode} stands still: see brokers bridge list")
             sleep(0.01)
         took = perf_counter() - began
         self._ask("POST", f"{mode}/pause")
@@ -187,7 +187,7 @@ class _Bridged:
         self._ask("POST", f"{mode}/pause")
         carried, lost = (after[name] - before[name] for name in ("carried", "dropped"))
         if not carried:
-            raise Refusal(f"the bridge {mode} stands still: see brokers bridge list")
+            raise Failure(f"the bridge {mode} stands still: see brokers bridge list")
         return rate * float(carried / (carried + lost))
 
     def _latency(self) -> Row:

@@ -19,7 +19,7 @@ from time import perf_counter, sleep
 import attrs
 
 from brokers.bench.processes import helper
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from shared.net.datagrams import bind_udp
 from shared.net.settings import NetSettings
 
@@ -52,7 +52,7 @@ def flood(
         def sent() -> Flood:
             said = process.answers.read()
             if not said:
-                raise Refusal("the flood was not sent")
+                raise Failure("the flood was not sent")
             return Flood(**json.loads(said))
 
         process.requests.write(datagram)

@@ -29,7 +29,7 @@ from brokers.bench.login import login
 from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import nats_fan_out, nats_server, redis_command, redis_server, same_server
 from brokers.bench.sweep import NO_SWEEP, Point, Sweep, Swept, fan_out_load, measured_at, started, swept
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from dmp import wire
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, encode
 from dmp.data_types import short
@@ -63,7 +63,7 @@ def bench(
     if sweep.sweep:
         return swept([SWEPT], sweep, window, seconds, rounds, json=json)
     if not 4 <= size <= SIZE_MAX:
-        raise Refusal(f"--size: 4 to {SIZE_MAX} bytes", ExitCode.USAGE)
+        raise Failure(f"--size: 4 to {SIZE_MAX} bytes", ExitCode.USAGE)
     with started(SWEPT.servers) as ways:
 
         def measure(case: tuple[int, int]) -> Iterator[Row]:

@@ -36,7 +36,7 @@ from brokers.bench.sweep import (
     started,
     swept,
 )
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from dms import wire
 from dms.link import hello
 from dms.wire import Status, Type
@@ -82,7 +82,7 @@ def bench(
             json=json,
         )
     if not 1 <= size <= SIZE_MAX:
-        raise Refusal(f"--size: 1 to {SIZE_MAX} bytes", ExitCode.USAGE)
+        raise Failure(f"--size: 1 to {SIZE_MAX} bytes", ExitCode.USAGE)
 
     cases = {
         "memory": [(connections, 1), (8, window)],  # one message at a time on each of many; few with windows
@@ -112,7 +112,7 @@ def _servers(mode: Mode, queues: int) -> dict[str, Peer]:
 
 
 def make_queues(address: Address, names: Sequence[str]) -> None:
-    """Those that are there already stay. Raises Refusal where the server says no."""
+    """Those that are there already stay. Raises Failure where the server says no."""
     with connect(address) as sock:
         requests = [_hello()]
         requests += [wire.pack(Type.CREATE_QUEUE, 0, wire.pack_name(name) + OPTIONS) for name in names]
@@ -131,19 +131,19 @@ def _hello() -> bytes:
 
 
 def _frames() -> Callable[[bytes], int]:
-    """Count whole frames. What it returns raises Refusal at the end of a connection, and for an error other
+    """Count whole frames. What it returns raises Failure at the end of a connection, and for an error other
     than that a queue is there already."""
     data = bytearray()
 
     def count(received: bytes) -> int:
         if not received:
-            raise Refusal("the server that was to be measured closed the connection")
+            raise Failure("the server that was to be measured closed the connection")
         data.extend(received)
         frames, at = wire.decode(data)
         del data[:at]
         for type_, _, status, _, payload in frames:
             if type_ == Type.ERROR and status != Status.QUEUE_EXISTS:
-                raise Refusal(f"the server that was to be measured: {payload.decode()}")
+                raise Failure(f"the server that was to be measured: {payload.decode()}")
         return len(frames)
 
     return count
@@ -174,7 +174,7 @@ def dms_talk(size: int, window: int, queues: Sequence[bytes] = (QUEUE.encode(),)
             if data[at + 8] == Type.DELIVER:
                 delivered.append(data[at + 12 : at + 16])
             elif data[at + 8] == Type.ERROR:
-                raise Refusal(f"the server that is measured: {data[at + 16 : stop].decode()}")
+                raise Failure(f"the server that is measured: {data[at + 16 : stop].decode()}")
             at = stop
         rest = data[at:]
         return len(delivered)

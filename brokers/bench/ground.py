@@ -17,7 +17,7 @@ from brokers.bench import tuples
 from brokers.bench.load import Row
 from brokers.bench.processes import cpu_seconds
 from brokers.bench.servers import serving
-from brokers.errors import Refusal
+from brokers.errors import Failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,7 +88,7 @@ class Ground:
                 begun, spent = perf_counter(), cpu_seconds(jvm)
                 seen = way()
                 if seen != self.records[size]:
-                    raise Refusal(f"{mode}: {name or 'ours'} saw {seen} of {self.records[size]} records")
+                    raise Failure(f"{mode}: {name or 'ours'} saw {seen} of {self.records[size]} records")
                 if number >= 0:
                     times[name].append((perf_counter() - begun, cpu_seconds(jvm) - spent))
         middle = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
@@ -160,4 +160,4 @@ def _wait_visible(data: Path, topic: str, end: int) -> None:
             if spot is not None and spot.end >= end:
                 return
         sleep(0.05)
-    raise Refusal(f"{topic} was written, and is not in its index")
+    raise Failure(f"{topic} was written, and is not in its index")

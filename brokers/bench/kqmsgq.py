@@ -18,7 +18,7 @@ from brokers.bench.login import SAY_FIRST
 from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.servers import nats_fan_out, nats_server
 from brokers.bench.sweep import NO_SWEEP, Load, Point, Sweep, Swept, fan_out_load, measured_at, started, swept
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from kqmsgq import wire
 from shared.cli.options import Json
 
@@ -48,9 +48,9 @@ def bench(
     if sweep.sweep:
         return swept([SWEPT], sweep, window, seconds, rounds, json=json)
     if size < STAMP_BYTES + 8:
-        raise Refusal(f"--size: {STAMP_BYTES + 8} bytes at least, for a message's time", ExitCode.USAGE)
+        raise Failure(f"--size: {STAMP_BYTES + 8} bytes at least, for a message's time", ExitCode.USAGE)
     if queues % many or queues > 1000:
-        raise Refusal("--queues: a multiple of --many, 1000 at most", ExitCode.USAGE)
+        raise Failure("--queues: a multiple of --many, 1000 at most", ExitCode.USAGE)
     cases = {
         "one": [Point(size, 1, 1, window), Point(size, 1, 1, LATENCY_WINDOW)],
         "queues": [Point(size, queues, many, window)],

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import attrs
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 
-from brokers.errors import Refusal
+from brokers.errors import Failure
 
 RECEIVE_BYTES = 256 * 1024
 WARM_UP_SECONDS = 0.3
@@ -201,7 +201,7 @@ SAID_FIRST: dict[Address, tuple[bytes, bytes]] = {}
 
 
 def connect(address: Address) -> socket.socket:
-    """A blocking connection that sends at once, and is logged in. Raises Refusal."""
+    """A blocking connection that sends at once, and is logged in. Raises Failure."""
     sock = socket.create_connection(address)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     said, answer = SAID_FIRST.get(address, (b"", b""))
@@ -209,7 +209,7 @@ def connect(address: Address) -> socket.socket:
         sock.sendall(said)
         if sock.recv(len(answer), socket.MSG_WAITALL) != answer:
             sock.close()
-            raise Refusal("the server that was to be measured refuses the login: see BROKERS_USER")
+            raise Failure("the server that was to be measured refuses the login: see BROKERS_USER")
     return sock
 
 
@@ -227,7 +227,7 @@ def _connected(address: Address, count: int, *, datagrams: bool = False) -> Iter
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        raise Refusal(f"this process may not have {count} connections: raise the limit of files") from error
+        raise Failure(f"this process may not have {count} connections: raise the limit of files") from error
     finally:
         if not datagrams:
             _until_closed(sockets)
@@ -292,7 +292,7 @@ def run(address: Address, talks: Sequence[Talk], seconds: float, cold: int = 0) 
     """Keep every connection's window full for `seconds`, after a warm-up. That begins when each connection
     has `cold` answers: its first requests are the first to their names.
 
-    Raises ConnectionError where the server closes a connection, Refusal where it takes COLD_SECONDS.
+    Raises ConnectionError where the server closes a connection, Failure where it takes COLD_SECONDS.
     """
     trips = histogram()
     with _connected(address, len(talks)) as sockets, select.epoll() as poll:
@@ -335,7 +335,7 @@ def run(address: Address, talks: Sequence[Talk], seconds: float, cold: int = 0) 
 
 def _later(seconds: float, give_up: float) -> MeasuredSpan:
     if monotonic() > give_up:
-        raise Refusal("the server that is measured did not take a message of each name in time")
+        raise Failure("the server that is measured did not take a message of each name in time")
     return MeasuredSpan.after(WARM_UP_SECONDS, seconds)
 
 
@@ -408,7 +408,7 @@ class Consumer:
         fan = self._fan
         data = self.sock.recv(RECEIVE_BYTES * 2)
         if not data:
-            raise Refusal("the server that is measured closed a connection")
+            raise Failure("the server that is measured closed a connection")
         if not fan.stamp_at:  # nothing in it is looked at
             count, self._over = divmod(self._over + len(data), fan.delivered_bytes)
             self.received += count
@@ -428,7 +428,7 @@ class Consumer:
         try:
             return int(data[end - fan.stamp_at : end - fan.stamp_at + STAMP_BYTES]), count
         except ValueError:  # it began within a message: what came before was silent for SILENCE_SECONDS
-            raise Refusal("the machine is too busy: a round began before the last was over") from None
+            raise Failure("the machine is too busy: a round began before the last was over") from None
 
 
 class Producer:
@@ -471,7 +471,7 @@ class Producer:
         """Answers to a producer say nothing."""
         try:
             if not self.sock.recv(RECEIVE_BYTES):
-                raise Refusal("the server that is measured closed a connection")
+                raise Failure("the server that is measured closed a connection")
         except BlockingIOError:
             pass
 
@@ -488,7 +488,7 @@ def fan_out(
     into: Address | None = None,
 ) -> Measured:
     """Deliveries a second, all consumers together, for `seconds` after a warm-up, which begins when each
-    producer's first message to each queue is delivered. Raises Refusal.
+    producer's first message to each queue is delivered. Raises Failure.
 
     `bystanders` connect too, as the consumers that come after the last one; nothing is for them. `into`:
     where producers send, if elsewhere.
@@ -506,7 +506,7 @@ def opened(
     bystanders: int = 0,
     into: Address | None = None,
 ) -> Iterator[tuple[list[socket.socket], list[socket.socket]]]:
-    """The producers' and the consumers' connections, ready. Raises Refusal."""
+    """The producers' and the consumers' connections, ready. Raises Failure."""
     with ExitStack() as stack:
         aside = stack.enter_context(_connected(address, bystanders))
         inward = stack.enter_context(_connected(address, consumers))
@@ -607,7 +607,7 @@ def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producers: Sequ
             poll.register(fd, select.EPOLLIN)
         while waiting:
             if monotonic() > give_up:
-                raise Refusal("the server that was to be measured does not deliver")
+                raise Failure("the server that was to be measured does not deliver")
             for number, producer in enumerate(producers[: fan.groups]):
                 for queue in range(fan.queues if fan.share > 1 else 1):  # each by itself: maybe a datagram
                     producer.sendall(fan.message(number + queue, b"%020d" % perf_counter_ns()))
@@ -615,7 +615,7 @@ def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producers: Sequ
                 for fd, _ in ready:
                     data = by_fd[fd].recv(RECEIVE_BYTES)
                     if not data:
-                        raise Refusal("the server that is measured closed a connection")
+                        raise Failure("the server that is measured closed a connection")
                     if fd in waiting:
                         waiting[fd] += data
                         if len(waiting[fd]) >= fan.delivered_bytes and FILLER in waiting[fd]:
@@ -656,7 +656,7 @@ def pour_rate(writer: socket.socket, reader: socket.socket, message: bytes, seco
                 if since == begun and now >= measured_from:
                     since, before = now, sent
                 if ended.is_set():
-                    raise Refusal("the server that is measured closed a connection")
+                    raise Failure("the server that is measured closed a connection")
             return (sent - before) / len(message) / max(now - since, 1e-9)
         finally:
             writer.shutdown(socket.SHUT_WR)
@@ -696,5 +696,5 @@ def fill(sock: socket.socket, answers: Callable[[bytes], int], request: bytes, c
         else:
             received = sock.recv(RECEIVE_BYTES)
             if not received:
-                raise Refusal("the server that is measured closed a connection")
+                raise Failure("the server that is measured closed a connection")
             answered += answers(received)

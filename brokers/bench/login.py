@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from shared.client.login import NOBODY, Login, login_of
 
 USERS_FILE_VARIABLE = "BROKERS_ACCESS_USERS_FILE"
@@ -19,21 +19,21 @@ SAY_FIRST: dict[str, Callable[[Login], tuple[bytes, bytes]]] = {}
 
 
 def login() -> Login:
-    """Who the load is; nobody without a users file. Raises Refusal."""
+    """Who the load is; nobody without a users file. Raises Failure."""
     if not os.environ.get(USERS_FILE_VARIABLE):
         return NOBODY
     try:
         found = login_of()
     except ValueError as error:
-        raise Refusal(str(error), ExitCode.USAGE) from None
+        raise Failure(str(error), ExitCode.USAGE) from None
     if not found:
         text = f"{USERS_FILE_VARIABLE} is set: set BROKERS_USER and BROKERS_PASSWORD_FILE for the load, too"
-        raise Refusal(text, ExitCode.USAGE)
+        raise Failure(text, ExitCode.USAGE)
     return found
 
 
 def server_environ() -> Mapping[str, str]:
-    """The settings of a server that asks for it. Raises Refusal."""
+    """The settings of a server that asks for it. Raises Failure."""
     if not login():
         return {}
     file = Path(os.environ[USERS_FILE_VARIABLE]).expanduser().absolute()

@@ -60,7 +60,7 @@ from brokers.bench.sweep import (
     started,
     swept,
 )
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from logmq.connector import auth
 from shared.cli.options import Json, Port
 
@@ -101,7 +101,7 @@ def bench(
         return swept([SWEPT], sweep, window, seconds, rounds, data_dir, json=json)
     if not 24 <= size <= SIZE_MAX:
         text = f"--size: 24 bytes at least, for a message's time, and {SIZE_MAX} at most"
-        raise Refusal(text, ExitCode.USAGE)
+        raise Failure(text, ExitCode.USAGE)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
         address: Address = (

@@ -30,7 +30,7 @@ from brokers.bench.ground import KEY_LETTERS, Ground, prepared
 from brokers.bench.load import Row
 from brokers.bench.options import MODES as MODES_PARAMETER
 from brokers.bench.options import SEVERAL, DataDir, Rounds, each, some
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from shared.cli.options import Json
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def bench(
 
     require_spark()
     if min(sizes) <= KEY_LETTERS:
-        raise Refusal(
+        raise Failure(
             f"--sizes: a record of this bench is longer than {KEY_LETTERS}, its key", ExitCode.USAGE
         )
     with ExitStack() as stack:

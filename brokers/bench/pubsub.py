@@ -39,7 +39,7 @@ from brokers.bench.sweep import (
     started,
     swept,
 )
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from pubsub import wire
 from pubsub.recording import BEFORE_BYTES
 from pubsub.wire import Command, Kind
@@ -77,9 +77,9 @@ def bench(
     if sweep.sweep:
         return swept([SWEPT], sweep, window, seconds, rounds, json=json)
     if not STAMP_BYTES + 8 <= size <= wire.PAYLOAD_BYTES_MAX:
-        raise Refusal(f"--size: {STAMP_BYTES + 8} to {wire.PAYLOAD_BYTES_MAX} bytes", ExitCode.USAGE)
+        raise Failure(f"--size: {STAMP_BYTES + 8} to {wire.PAYLOAD_BYTES_MAX} bytes", ExitCode.USAGE)
     if not 1 <= matching <= subscribers:
-        raise Refusal("--matching: one at least, and --subscribers at most", ExitCode.USAGE)
+        raise Failure("--matching: one at least, and --subscribers at most", ExitCode.USAGE)
     others = subscribers - matching
     servers: dict[str, Peer] = {
         "pubsub": (brokers_server("pubsub"), fan_out_load(lambda _: pubsub_fan_out(size, matching), others)),

@@ -27,7 +27,7 @@ from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, Size, each,
 from brokers.bench.processes import processor_seconds, server_process
 from brokers.bench.pubsub import counter
 from brokers.bench.servers import serving
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from shared.cli.options import Json
 from shared.recording import blocks
 from shared.recording.blocks import NAMESPACE
@@ -46,7 +46,7 @@ _KEPT_BYTES = 1 << 50
 
 
 @attrs.frozen
-class _Round:
+class _Measured:
     rate: float
     cpu_us: float | None
 
@@ -79,7 +79,7 @@ def bench(
     passed is in the log.
     """
     if not 1 <= size <= pubsub.SIZE_MAX:
-        raise Refusal(f"--size: 1 to {pubsub.SIZE_MAX} bytes", ExitCode.USAGE)
+        raise Failure(f"--size: 1 to {pubsub.SIZE_MAX} bytes", ExitCode.USAGE)
     cases = {
         "kqmsgq": kqmsgq.recorded(size),
         "pubsub": pubsub.recorded(size, rate),
@@ -109,7 +109,7 @@ def _beside(
         "BROKERS_RECORD_RETENTION_BYTES": str(_KEPT_BYTES),
     }
     plain, recorded = folder / "plain", folder / "recorded"
-    found: dict[Path, list[_Round]] = {plain: [], recorded: []}
+    found: dict[Path, list[_Measured]] = {plain: [], recorded: []}
     disk: list[float] = []
     with ExitStack() as stack:
         addresses = {}
@@ -145,7 +145,7 @@ def _beside(
     }
 
 
-def _round(case: Case, address: tuple[str, int], data: Path, seconds: float) -> _Round:
+def _round(case: Case, address: tuple[str, int], data: Path, seconds: float) -> _Measured:
     process = server_process(data)
     before, spent = counter(data, case.passed), processor_seconds(process)
     rate = case.run(address, data, seconds)
@@ -153,8 +153,8 @@ def _round(case: Case, address: tuple[str, int], data: Path, seconds: float) -> 
     messages = counter(data, case.passed) - before
     after = processor_seconds(process)
     if spent is None or after is None or not messages:
-        return _Round(rate, None)
-    return _Round(rate, (after - spent) / messages * 1e6)
+        return _Measured(rate, None)
+    return _Measured(rate, (after - spent) / messages * 1e6)
 
 
 def _wait_settled(case: Case, data: Path) -> None:
@@ -192,7 +192,7 @@ def appended(folder: Path) -> float:
     return done / took
 
 
-def _cpu(rounds: list[_Round]) -> float | None:
+def _cpu(rounds: list[_Measured]) -> float | None:
     known = [each.cpu_us for each in rounds if each.cpu_us is not None]
     return round(median(known), 3) if known else None
 

@@ -14,7 +14,7 @@ from time import monotonic, sleep
 
 from brokers.bench.load import SAID_FIRST, Address, FanOut, stamped_body
 from brokers.bench.login import said_first, server_environ
-from brokers.errors import Refusal
+from brokers.errors import Failure
 
 START_SECONDS = 60.0
 
@@ -192,5 +192,5 @@ def _until(ready: Callable[[], bool], process: "subprocess.Popen[bytes]", said: 
     while not ready():
         if process.poll() is not None or monotonic() > deadline:
             why = said.read_text(errors="replace").strip() if said is not None else "it did not start"
-            raise Refusal(f"the server that was to be measured: {why}")
+            raise Failure(f"the server that was to be measured: {why}")
         sleep(0.02)

@@ -38,7 +38,7 @@ from brokers.bench.load import (
 from brokers.bench.options import SEVERAL, each
 from brokers.bench.processes import processor_seconds, server_process
 from brokers.bench.servers import Start, brokers_server
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.render import Following
 from shared.cli.options import a_path, flag
 
@@ -180,14 +180,14 @@ def swept(
     json: bool,
 ) -> Iterable[Row]:
     """A row for each point and peer, then the picture; for JSON each row as soon as it is measured. Raises
-    Refusal."""
+    Failure."""
     if sweep.picture is not None and importlib.util.find_spec("matplotlib") is None:
-        raise Refusal("--picture needs matplotlib, which pip install 'brokers[spark]' brings", ExitCode.USAGE)
+        raise Failure("--picture needs matplotlib, which pip install 'brokers[spark]' brings", ExitCode.USAGE)
     if sweep.picture is not None and not sweep.picture.parent.is_dir():
-        raise Refusal(f"--picture: there is no folder {sweep.picture.parent}", ExitCode.USAGE)
+        raise Failure(f"--picture: there is no folder {sweep.picture.parent}", ExitCode.USAGE)
     points = [(adapter, point) for adapter in adapters for point in adapter.points(sweep, window)]
     if not points:
-        raise Refusal("--sweep: no point of these sizes, names and clients can be measured", ExitCode.USAGE)
+        raise Failure("--sweep: no point of these sizes, names and clients can be measured", ExitCode.USAGE)
     rows = _rows(points, seconds, rounds, data_dir, sweep.picture)
     return Following(rows) if json else list(rows)
 
@@ -254,7 +254,7 @@ def rounds_at(
     def attempt(name: str, way: Way) -> Measured | None:
         try:
             return way(point, seconds)
-        except (Refusal, OSError) as error:
+        except (Failure, OSError) as error:
             print(f"brokers: a round of {name} failed and does not count: {error}", file=sys.stderr)
             return None
 

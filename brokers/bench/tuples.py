@@ -18,11 +18,11 @@ def source() -> type:
 
     from brokers.pipeline.source import origin
     from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, spans_of
-    from brokers.pipeline.source.options import Options, parse
+    from brokers.pipeline.source.options import SourceOptions, parse
     from brokers.pipeline.source.planning import open_origin
 
     class TupleReader(DataSourceReader):
-        def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
             self._options = options
             self._columns = columns
 

@@ -617,7 +617,8 @@ class Bridge:
         text = (
             "a bridge waits, and goes on by itself once that is over"
             if waits
-            else "a bridge's target refuses messages, which are dropped or set apart as on_refused says"
+            else "a bridge's target refuses messages, which are dropped or set apart as on_refused says; "
+            "`error` says what to change"
         )
         self._tell(refused.reason, text, reason=refused.reason, error=str(refused))
 

@@ -108,7 +108,7 @@ def parse_bridges(
     if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
         return (), [Problem("bridge", "write [[bridge]] and its keys below it", source)]
     found: dict[str, BridgeSettings] = {}
-    lines = _Lines(text)
+    lines = _LineNumbers(text)
 
     def wrong(number: int, key: str, why: str) -> None:
         line = lines.of(number, key)
@@ -315,7 +315,7 @@ def _leads_to(target_address: str, source_address: str, ends: Ends) -> bool:
     return to == of and found is not None and found.may_feed(target, source)
 
 
-class _Lines:
+class _LineNumbers:
     """The line numbers of each `[[bridge]]` and its keys; TOML's parser does not give them."""
 
     def __init__(self, text: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.files import Files, LocalFiles
 from brokers.pipeline.archiving.folder import exists, final_files, newest
@@ -47,10 +47,10 @@ class CommittedFiles:
 
 
 def committed(files: Files) -> CommittedFiles:
-    """Return the committed files as of one manifest. Raises Refusal if nothing was archived yet."""
+    """Return the committed files as of one manifest. Raises Failure if nothing was archived yet."""
     manifest = newest(files)
     if manifest is None:
-        raise Refusal("nothing was archived here yet", ExitCode.MISSING)
+        raise Failure("nothing was archived here yet", ExitCode.MISSING)
     moving = {part.path: part for part in manifest.moves}
     settled = []
     for path, name in final_files(files):

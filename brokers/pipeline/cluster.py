@@ -15,7 +15,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.pipeline import secret
 from shared.cli.options import BoundPort, a_path, flag
 from shared.errors import UsageError
@@ -136,7 +136,7 @@ def _surroundings(host: str, known: str | None) -> dict[str, str]:
 
 
 def _facing(url: str) -> str:
-    """Return this machine's address towards the master. Raises Refusal if the master's host is unknown."""
+    """Return this machine's address towards the master. Raises Failure if the master's host is unknown."""
     from shared.net.listeners import resolve
 
     fault: OSError | None = None
@@ -149,7 +149,7 @@ def _facing(url: str) -> str:
                     return str(asking.getsockname()[0])
         except OSError as error:
             fault = error
-    raise Refusal(f"URL: no way to {url}: {fault.strerror if fault else ''}", ExitCode.UNAVAILABLE)
+    raise Failure(f"URL: no way to {url}: {fault.strerror if fault else ''}", ExitCode.UNAVAILABLE)
 
 
 def _bare(host: str) -> str:
@@ -157,11 +157,11 @@ def _bare(host: str) -> str:
 
 
 def _host(host: str) -> list[str]:
-    """Return Spark's argument. Raises Refusal if nothing can listen there; Spark prints a stack trace."""
+    """Return Spark's argument. Raises Failure if nothing can listen there; Spark prints a stack trace."""
     name = _bare(host)
     error = listen_fault(name)
     if error is not None:
-        raise Refusal(f"--host: cannot listen on {name}: {error.strerror}", ExitCode.CONFIGURATION)
+        raise Failure(f"--host: cannot listen on {name}: {error.strerror}", ExitCode.CONFIGURATION)
     return ["--host", f"[{name}]" if ":" in name else name]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 
 SETTING = "spark.authenticate.secret.file"
 """Spark's own key, which a job gets by `--conf`."""
@@ -31,7 +31,7 @@ def usual(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def read(file: Path) -> str:
-    """Read the secret. Raises Refusal, whose text never has the secret."""
+    """Read the secret. Raises Failure, whose text never has the secret."""
     try:
         with file.open() as opened:
             others = stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077
@@ -39,24 +39,24 @@ def read(file: Path) -> str:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text"
         text = f"secret file {file}: {why}; copy the master's there, or name it (--secret-file)"
-        raise Refusal(text, ExitCode.CONFIGURATION) from None
+        raise Failure(text, ExitCode.CONFIGURATION) from None
     if others:
-        raise Refusal(f"secret file {file}: others may read it; chmod 600 it", ExitCode.CONFIGURATION)
+        raise Failure(f"secret file {file}: others may read it; chmod 600 it", ExitCode.CONFIGURATION)
     if len(secret) < _CHARACTERS_MIN or len(secret.split()) > 1:
         text = f"secret file {file}: not one word of {_CHARACTERS_MIN} characters at least"
-        raise Refusal(text, ExitCode.CONFIGURATION)
+        raise Failure(text, ExitCode.CONFIGURATION)
     return secret
 
 
 def read_or_make(file: Path) -> str:
-    """Read the secret, or make a file with a new one. Raises Refusal."""
+    """Read the secret, or make a file with a new one. Raises Failure."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return read(file)
     except OSError as error:
-        raise Refusal(f"secret file {file}: {error.strerror}", ExitCode.CONFIGURATION) from None
+        raise Failure(f"secret file {file}: {error.strerror}", ExitCode.CONFIGURATION) from None
     with open(number, "w") as opened:
         opened.write(f"{secrets.token_hex(_BYTES)}\n")
     return read(file)
@@ -69,7 +69,7 @@ def lent(
     """Let a driver's JVM that starts within the block know the secret that `settings` name.
 
     The setting is removed from `settings`. Without any setting of authentication the user's default file is
-    taken, if it exists. Raises Refusal.
+    taken, if it exists. Raises Failure.
     """
     file = settings.pop(SETTING, None)
     if file is None and AUTHENTICATE not in settings and usual(environ).exists():

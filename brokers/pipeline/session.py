@@ -61,7 +61,7 @@ def session(
     `config`: Spark's own settings, over ours. A process's first session also takes the driver's
     (`spark.driver.memory`). `spark.authenticate.secret.file` names the file of a cluster's secret. Without a
     Java on the machine, the extra's is used. `sc://host:port` is a server of Spark Connect; of settings it
-    takes only `spark.sql...`. Raises NoSpark, NoJava and Refusal.
+    takes only `spark.sql...`. Raises NoSpark, NoJava and Failure.
     """
     require_spark()
     from pyspark.sql import SparkSession

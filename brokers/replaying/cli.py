@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import attrs
 from cyclopts import Parameter
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.flags import host_command
 from brokers.render import CommandResult
 from brokers.replaying import engine, sources
@@ -160,11 +160,11 @@ def _target(
 
 
 def _reached(server: ServerAddress, protocol: str) -> tuple[str, int, How]:
-    """The running server's address for the protocol, and the login. Raises Refusal."""
+    """The running server's address for the protocol, and the login. Raises Failure."""
     told: Mapping[str, Any] = server.client().request("GET", "/status")
     row = next((each for each in told["protocols"] if each["protocol"] == protocol), None)
     if row is None or not row["addresses"]:
-        raise Refusal(f"the server does not serve {protocol}", ExitCode.UNAVAILABLE)
+        raise Failure(f"the server does not serve {protocol}", ExitCode.UNAVAILABLE)
     host, _, port = row["addresses"][0].rpartition(":")
     host = host.strip("[]")
     if host in _WILDCARDS:
@@ -212,7 +212,7 @@ def renaming(text: str | None) -> Callable[[bytes], bytes]:
 
 
 def notes_file(name: str) -> Path:
-    """The file that notes how far a replay is. Raises UsageError, Refusal."""
+    """The file that notes how far a replay is. Raises UsageError, Failure."""
     if not _RESUME.fullmatch(name):
         raise UsageError("--resume", "a name is 1 to 100 of A-Z a-z 0-9 . _ - and does not start with a dot")
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
@@ -220,5 +220,5 @@ def notes_file(name: str) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise Refusal(f"{folder}: {error.strerror}") from None
+        raise Failure(f"{folder}: {error.strerror}") from None
     return folder / f"{name}.json"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from brokers import plugins
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.replaying.engine import Extents, SourcedRecord
 from shared.addresses import split
 from shared.errors import UsageError
@@ -72,7 +72,7 @@ class Traffic(Protocol):
         """The protocol of its messages."""
 
     def extents(self) -> Extents:
-        """Return the logs as they are now. Raises Refusal where there is none."""
+        """Return the logs as they are now. Raises Failure where there is none."""
 
     def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
         """Yield the records of these ranges by time, and in each log's own order."""
@@ -106,10 +106,10 @@ def check_protocol(argument: str, protocol: str) -> None:
 
 
 def replays_to(protocol: str) -> Replays:
-    """How messages are sent again to a server of a protocol. Raises Refusal."""
+    """How messages are sent again to a server of a protocol. Raises Failure."""
     found = replays_of(plugins.load(protocol))
     if found is None:
-        raise Refusal(f"nothing can be replayed to a server of {protocol}")
+        raise Failure(f"nothing can be replayed to a server of {protocol}")
     return found
 
 
@@ -167,7 +167,7 @@ class FromFolder:
             text = f"no topic in {self.folder} matches {self.glob}"
             if self.frames is not None:
                 text = f"nothing of {self.protocol} was recorded in {self.folder} (brokers serve --record)"
-            raise Refusal(text, ExitCode.MISSING)
+            raise Failure(text, ExitCode.MISSING)
         return found
 
     def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
@@ -176,7 +176,7 @@ class FromFolder:
             logs = self._logs(view)
             if missing := left.keys() - logs.keys():
                 name = min(missing).partition(" ")[2]
-                raise Refusal(f"{name} was deleted since this replay began; a new --resume begins anew")
+                raise Failure(f"{name} was deleted since this replay began; a new --resume begins anew")
             each = []
             for label, (start, stop) in left.items():
                 rows = _payloads(view, logs[label], start >> bits, stop >> bits, told)
@@ -264,15 +264,15 @@ class FromArchived:
             names = {log.topic for log in self._logs.values()}
             if len(names) != 1:
                 text = f"{path} is an archive of recordings of several protocols: {', '.join(sorted(names))}"
-                raise Refusal(text)
+                raise Failure(text)
             (self.protocol,) = names
             self._frames = _frames_of(self.protocol)
         elif origin not in ("servers", f"a data folder's {TOPICS}"):
-            raise Refusal(f"{path} is an archive of {origin}: no messages to send again")
+            raise Failure(f"{path} is an archive of {origin}: no messages to send again")
 
     def extents(self) -> Extents:
         if not self._logs:
-            raise Refusal(f"nothing is in {self._path} yet", ExitCode.MISSING)
+            raise Failure(f"nothing is in {self._path} yet", ExitCode.MISSING)
         bits = _bits(self._frames)
         return {label: (log.start << bits, log.end << bits) for label, log in self._logs.items()}
 
@@ -286,7 +286,7 @@ class FromArchived:
 
     def _rows(self, label: str, start: int, stop: int) -> Iterator[Row]:
         if label not in self._logs:
-            raise Refusal(f"{label} is not in {self._path} any more")
+            raise Failure(f"{label} is not in {self._path} any more")
         from pyarrow import parquet
 
         log = self._logs[label]

@@ -969,7 +969,7 @@ class Consumer:
 
 
 @attrs.define(eq=False)
-class _Run:
+class _WaitingPublishes:
     """Publishes up to `last` that wait for one ticket (None: for nothing); `refused`: they were not taken."""
 
     ticket: Ticket | None
@@ -988,7 +988,7 @@ class Confirms:
     _channel: Channel
     _published: int = 0
     _done: int = 0
-    runs: deque[_Run] = attrs.Factory(deque)
+    runs: deque[_WaitingPublishes] = attrs.Factory(deque)
     _run_bytes: int = RUN_BYTES
 
     def add(self, count: int, ticket: Ticket | None = None, *, refused: bool = False) -> None:
@@ -1000,7 +1000,7 @@ class Confirms:
         if runs and runs[-1].ticket is ticket and runs[-1].refused == refused:
             runs[-1].last = self._published
             return
-        runs.append(_Run(ticket, self._published, refused))
+        runs.append(_WaitingPublishes(ticket, self._published, refused))
         self._channel.mux.broker.memory.take(self._run_bytes)
         if ticket is not None:
             ticket.when_done(self._channel.mux.connection.guarded(self._ticket_done))

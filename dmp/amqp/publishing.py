@@ -28,7 +28,7 @@ from pamqp import commands
 from dmp.amqp.content import Content
 from dmp.amqp.states import ChannelState
 from dmp.amqp.wire import FRAME_END, METHOD, PUBLISH, content_head, publish_frame
-from dmp.exchanges import DEFAULT_IN_RULES, Finding, Route, RouteSteps, found_at_once
+from dmp.exchanges import DEFAULT_IN_RULES, Route, RouteSearch, RouteSteps, found_at_once
 from dmp.memory import BudgetedCache
 from dmp.message import Head
 from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK
@@ -82,7 +82,7 @@ class _Waiting:
 
     post: Post
     bodies: Sequence[bytes]
-    finding: Finding
+    search: RouteSearch
 
 
 class Publishing:
@@ -169,7 +169,7 @@ class Publishing:
             steps = self._find(post)
             route = found_at_once(steps)
             if route is None:
-                self._wait_for_route(_Waiting(post, bodies, Finding(steps)))
+                self._wait_for_route(_Waiting(post, bodies, RouteSearch(steps)))
                 return
             self._take_route(post, route)
         count = len(bodies)
@@ -250,7 +250,7 @@ class Publishing:
             for body in waiting.bodies:
                 mux.broker.bodies.refer(body)
         self.waiting = waiting
-        mux.add_work(waiting.finding.rest())
+        mux.add_work(waiting.search.rest())
 
     def publish_waiting(self) -> None:
         """Its route is found: publish what waits, before more input is taken. Raises Refusal.
@@ -264,7 +264,7 @@ class Publishing:
             return
         mux.current, mux.index = waiting.post.channel, PUBLISH_INDEX
         try:
-            self._take_route(waiting.post, waiting.finding.found())
+            self._take_route(waiting.post, waiting.search.found())
             self.publish(waiting.post, waiting.bodies)
         finally:
             self.forget_waiting()

@@ -33,7 +33,7 @@ from dmp.amqp.channel import (
     settled_in_slices,
 )
 from dmp.dead_letters import LETTERS_PER_TURN, letter_head, without_circles
-from dmp.exchanges import DEFAULT_IN_RULES, Finding
+from dmp.exchanges import DEFAULT_IN_RULES, RouteSearch
 from dmp.memory import check
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH
@@ -435,7 +435,7 @@ def _leaves_letters(queue: Queue) -> bool:
 
 
 @attrs.define(eq=False)
-class _Part:
+class _QueuePart:
     """One queue's part. `records`: of those messages that come with one; `logged`: how many these are.
     `leaving`: messages that leave; `taken`: their records.
     """
@@ -459,7 +459,7 @@ class QueueChange:
 
     _broker: Broker
     _puts: list[tuple[Queue, Head, list[Message], bool]] = attrs.Factory(list)  # with a record, or without
-    _parts: dict[Queue, _Part] = attrs.Factory(lambda: defaultdict(_Part))
+    _parts: dict[Queue, _QueuePart] = attrs.Factory(lambda: defaultdict(_QueuePart))
     _large: dict[bytes, None] = attrs.Factory(dict)  # references that come to logs
     whole: bool = False  # `gather` and `address` are through
     queues: dict[Queue, None] = attrs.Factory(dict)  # those of all that it has gathered
@@ -491,11 +491,11 @@ class QueueChange:
             if not _leaves_letters(queue):
                 continue
             head = letter_head(broker, queue, message, "rejected")
-            finding = Finding(broker.route_steps(head.exchange, head))
-            yield from finding.rest()
+            search = RouteSearch(broker.route_steps(head.exchange, head))
+            yield from search.rest()
             targets: Sequence[Queue] = ()
             try:
-                found, route_work = finding.found()
+                found, route_work = search.found()
                 targets = without_circles(head, found, "rejected")
                 work += route_work
             except Refusal:  # the exchange is not there

@@ -148,7 +148,7 @@ def _name(family: int, address: Any) -> bytes:
     return (start + flow + host).ljust(NAME_BYTES, b"\0")
 
 
-class _Part(ctypes.Structure):
+class _IoVec(ctypes.Structure):
     """An iovec."""
 
     _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
@@ -178,7 +178,7 @@ def _recvmmsg(memory: bytearray, layout: Layout, count: int) -> Receive | None:
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     names = bytearray(count * NAME_BYTES)
     names_base = ctypes.addressof(ctypes.c_char.from_buffer(names))
-    parts = (_Part * (count * len(layout.parts)))()
+    parts = (_IoVec * (count * len(layout.parts)))()
     messages = (_Message * count)()
     for place in range(count):
         first = place * len(layout.parts)
@@ -188,7 +188,7 @@ def _recvmmsg(memory: bytearray, layout: Layout, count: int) -> Receive | None:
         message = messages[place]
         message.name = names_base + place * NAME_BYTES
         message.name_bytes = NAME_BYTES  # overwritten by the real size, which suits the next call
-        message.parts = ctypes.addressof(parts) + first * ctypes.sizeof(_Part)
+        message.parts = ctypes.addressof(parts) + first * ctypes.sizeof(_IoVec)
         message.parts_count = len(layout.parts)
     words = memoryview(messages).cast("B").cast("I")
     length_at, stride = _Message.length.offset // 4, ctypes.sizeof(_Message) // 4

@@ -19,7 +19,7 @@ NONE = 1 << 62
 `marked_at` when that came."""
 
 
-class Event(Protocol):
+class WakeUp(Protocol):
     def set(self) -> None: ...
 
     async def wait(self) -> None: ...
@@ -46,7 +46,7 @@ class Waits:
         self.seconds.observe(self._now() - queue.marked_at)
         queue.mark = NONE
 
-    async def run(self, sleep: Callable[[float], Awaitable[object]], new_event: Callable[[], Event]) -> None:
+    async def run(self, sleep: Callable[[float], Awaitable[object]], new_event: Callable[[], WakeUp]) -> None:
         """Raise `tick` ten times a second, until cancelled."""
         while True:
             seen = new_event()

@@ -46,7 +46,7 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-class _Held(NamedTuple):
+class _WaitingBlock(NamedTuple):
     """A block that waits for others. `head`: its record, but for `frames` where these are large. `size`: of
     its frames, wherever they are."""
 
@@ -56,7 +56,7 @@ class _Held(NamedTuple):
     size: int
 
 
-def _is_large(block: _Held) -> bool:
+def _is_large(block: _WaitingBlock) -> bool:
     return len(block.frames) > 0
 
 
@@ -165,8 +165,8 @@ class Recorder:
         self._monotonic = monotonic
         self._log: Log | None = None
         self.settings = settings
-        self._round: _Round | None = None
-        self._held: list[_Held] = []
+        self._round: _WaitingPart | None = None
+        self._held: list[_WaitingBlock] = []
         self._held_bytes = 0
         self._fields = blocks.pack_fields(self.protocol, b"", b"")
         # Counted since the start:
@@ -229,7 +229,7 @@ class Recorder:
         head = blocks.pack_head(codec, self._wall_us(), messages, fields, size)
         if size < SMALL_BYTES:
             head, frames = b"".join((head, frames)), b""
-        self._held.append(_Held(head, frames, messages, size))
+        self._held.append(_WaitingBlock(head, frames, messages, size))
         self._held_bytes += len(head) + len(frames)
         if self._held_bytes >= HELD_BYTES:
             self._append_held()
@@ -260,7 +260,7 @@ class Recorder:
                 heads, _, messages, sizes = zip(*those, strict=True)
                 self._append(log, b"".join(heads), b"", len(heads), sum(messages), sum(sizes))
 
-    def written(self, done: "_Round", error: StoreError | None) -> None:
+    def written(self, done: "_WaitingPart", error: StoreError | None) -> None:
         """A commit has ended: its bytes are no longer pending."""
         if self._round is done:
             self._round = None
@@ -324,10 +324,10 @@ class Recorder:
         self._gap_messages -= messages  # bytes above a block's bound go into the next block
         self._gap_bytes = 0
 
-    def _round_of(self, ticket: Ticket) -> "_Round":
+    def _round_of(self, ticket: Ticket) -> "_WaitingPart":
         round_ = self._round
         if round_ is None or round_.ticket is not ticket:
-            round_ = self._round = _Round(self, ticket)
+            round_ = self._round = _WaitingPart(self, ticket)
             ticket.when_done(round_)
         return round_
 
@@ -364,7 +364,7 @@ class Track:
 
 
 @attrs.define(eq=False)
-class _Round:
+class _WaitingPart:
     """The part of a recording that waits for one ticket; it is the ticket's callback."""
 
     recorder: Recorder

@@ -281,7 +281,7 @@ class Committer:
         complete: Callable[[], None],
         *,
         reserved: bool,
-    ) -> "Held":
+    ) -> "HeldBatch":
         """See `Store.hold`."""
         self._require_open()
         if self.full and not reserved:
@@ -299,7 +299,7 @@ class Committer:
         batch.held = True
         batch.gathering.append(complete)
         batch.count_logs(coming=logs)
-        return Held(self, batch, mode, need)
+        return HeldBatch(self, batch, mode, need)
 
     def end_hold(self) -> None:
         """The store closes: what is held is completed now."""
@@ -851,7 +851,7 @@ class Committer:
             if self._sync_by < math.inf or self.direct.due:
                 logger.critical(
                     "records of mode interval that were acknowledged since the last sync may be lost; "
-                    "compare with their producers after the restart"
+                    "after the restart compare with their producers, and have them send what is missing"
                 )
 
     def _fail(self, batches: list[CommitBatch], error: StoreError | None) -> None:
@@ -882,7 +882,7 @@ class Committer:
 
 
 @attrs.define(eq=False)
-class Held:
+class HeldBatch:
     """Appends to very many logs in several steps, in one batch that is not committed before `release`."""
 
     _committer: Committer

@@ -77,7 +77,7 @@ def recover_log(
         )
     if cut is not None and direct:
         logger.warning(
-            "the end of a log in mode none or unjournaled was cut, because it did not match its index: it "
+            "the end of a log in mode none or unjournaled was cut: it did not match its index; it "
             "was not synced before a crash, or is damaged; `kept` names a copy, other modes lose less",
             path=paths[0],
             bytes=cut.length,

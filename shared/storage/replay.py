@@ -85,7 +85,7 @@ def segment_files(disk: Disk) -> list[SegmentFile]:
 
 def begins_behind(disk: Disk, journal_id: int, lsn: int) -> bool:
     """Whether there is a segment from `lsn` on that begins with a good batch."""
-    with _Reader(disk, journal_id) as reader:
+    with _BatchFinder(disk, journal_id) as reader:
         return any(
             reader.good(segment, segment.lsn) is not None for segment in reader.segments if segment.lsn >= lsn
         )
@@ -93,7 +93,7 @@ def begins_behind(disk: Disk, journal_id: int, lsn: int) -> bool:
 
 def every_batch(disk: Disk) -> Iterator[Batch]:
     """Every good batch on disk, of whichever journal."""
-    with _Reader(disk, None) as reader:
+    with _BatchFinder(disk, None) as reader:
         yield from (found.batch for found in reader.search(0))
 
 
@@ -102,7 +102,7 @@ def scan(disk: Disk, journal_id: int, replay_lsn: int, logs: Iterable[LogLine] =
 
     Raises OSError if the disk cannot be read.
     """
-    with _Reader(disk, journal_id) as reader:
+    with _BatchFinder(disk, journal_id) as reader:
         found = _scan(reader, replay_lsn)
     return _without_torn_references(disk, found, logs)
 
@@ -144,7 +144,7 @@ def _has(disk: Disk, line: LogLine, piece: "JournalPiece") -> bool:
         return False
 
 
-def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
+def _scan(reader: "_BatchFinder", replay_lsn: int) -> Replay:
     """Follow the batches, also across damage; each names the one before it (STORAGE.md, "Replay")."""
     batches: list[FoundBatch] = []
     damage: list[Damage] = []
@@ -180,7 +180,7 @@ def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
     return Replay(batches, reader.segments, damage, position, torn_bytes, synced_lsn, missing)
 
 
-def _after_damage(reader: "_Reader", bad_lsn: int) -> FoundBatch | None:
+def _after_damage(reader: "_BatchFinder", bad_lsn: int) -> FoundBatch | None:
     """The first good batch behind a bad place, if a later batch proves that the bad place was once synced."""
     first: FoundBatch | None = None
     for found in reader.search(bad_lsn + format.SECTOR):
@@ -190,7 +190,7 @@ def _after_damage(reader: "_Reader", bad_lsn: int) -> FoundBatch | None:
     return None
 
 
-def _torn_bytes(reader: "_Reader", position: int) -> int:
+def _torn_bytes(reader: "_BatchFinder", position: int) -> int:
     """About how long a torn batch at the end is; it may be at the next segment's start."""
     segment = reader.segment_at(position)
     places = [(segment, position)]
@@ -334,7 +334,7 @@ class JournalChanges:
             self.direct.add(log_id)
 
 
-class _Reader(Segments):
+class _BatchFinder(Segments):
     """Finds batches of a journal (None: of any); a window of the segment being read is in memory."""
 
     def __init__(self, disk: Disk, journal_id: int | None) -> None:

@@ -165,5 +165,6 @@ class RetentionKeeper:
         else:
             self._can_punch = False
             logger.warning(
-                "this file system cannot punch holes: records that retention drops keep their disk space"
+                "this file system cannot punch holes: records that retention drops keep their disk space; "
+                "use ext4, XFS or btrfs"
             )

@@ -19,7 +19,7 @@ from shared.budget import Account
 from shared.errors import StoreError, StoreReadOnly
 from shared.metrics import Histogram, current, total
 from shared.storage.checkpoint import Checkpointer
-from shared.storage.committer import Committer, Held
+from shared.storage.committer import Committer, HeldBatch
 from shared.storage.disk import Clock, Disk, SystemClock
 from shared.storage.files import OpenFiles
 from shared.storage.format import SECTOR
@@ -222,7 +222,7 @@ class Store:
         complete: Callable[[], None],
         *,
         reserved: bool = False,
-    ) -> Held:
+    ) -> HeldBatch:
         """Appends to very many logs in several steps: a crash keeps all of them or none, as of `append_all`.
 
         The batch is not committed meanwhile, and everything that is appended to any log joins it. So be

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from brokers import admin, api, control
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from shared.errors import BrokerError, LogMissing
 from shared.metrics import Sample
 from shared.objects import Objects
@@ -106,7 +106,7 @@ async def test_health_is_two_questions(tmp_path: Path) -> None:
         assert await ask(tmp_path, "GET", "/readyz") == "ok\n"
         host.reason = "the store is read-only: a sync failed"
         assert await ask(tmp_path, "GET", "/livez") == "ok\n"
-        with pytest.raises(Refusal, match="503"):
+        with pytest.raises(Failure, match="503"):
             await ask(tmp_path, "GET", "/readyz")
 
 
@@ -136,7 +136,7 @@ async def test_a_verb_is_called_with_its_arguments(tmp_path: Path) -> None:
 
 async def test_an_argument_that_a_verb_does_not_take_is_refused_before_the_call(tmp_path: Path) -> None:
     async with serving(tmp_path) as host:
-        with pytest.raises(Refusal, match="tow: no such argument; strict takes one, two"):
+        with pytest.raises(Failure, match="tow: no such argument; strict takes one, two"):
             await ask(tmp_path, "POST", "/a/strict", {"one": 1, "tow": 2})
         assert host.calls == []
         assert await ask(tmp_path, "POST", "/a/strict", {"two": 2}) == {"echo": {"two": 2}}
@@ -144,16 +144,16 @@ async def test_an_argument_that_a_verb_does_not_take_is_refused_before_the_call(
 
 async def test_a_refusal_reaches_the_caller_in_its_own_words(tmp_path: Path) -> None:
     async with serving(tmp_path):
-        with pytest.raises(Refusal, match="not today") as refusal:
+        with pytest.raises(Failure, match="not today") as refusal:
             await ask(tmp_path, "POST", "/a/refuse")
         assert refusal.value.code == ExitCode.FAILED
-        with pytest.raises(Refusal, match="no protocol that runs here has b echo"):
+        with pytest.raises(Failure, match="no protocol that runs here has b echo"):
             await ask(tmp_path, "POST", "/b/echo")
 
 
 async def test_a_verb_that_crashes_harms_nobody(tmp_path: Path) -> None:
     async with serving(tmp_path):
-        with pytest.raises(Refusal, match="500"):
+        with pytest.raises(Failure, match="500"):
             await ask(tmp_path, "POST", "/a/crash")
         assert await ask(tmp_path, "GET", "/livez") == "ok\n"
 
@@ -162,9 +162,9 @@ async def test_a_backup_needs_a_place_and_room(tmp_path: Path) -> None:
     async with serving(tmp_path) as host:
         assert await ask(tmp_path, "POST", "/backup", {"target": "/b"}) == {"bytes": 5}
         assert host.backed_up == Path("/b")
-        with pytest.raises(Refusal, match="absolute"):
+        with pytest.raises(Failure, match="absolute"):
             await ask(tmp_path, "POST", "/backup", {"target": "b"})
-        with pytest.raises(Refusal, match=r"^backup /full: No space left on device: free some"):
+        with pytest.raises(Failure, match=r"^backup /full: No space left on device: free some"):
             await ask(tmp_path, "POST", "/backup", {"target": "/full"})
 
 
@@ -269,7 +269,7 @@ async def test_a_socket_left_by_a_killed_server_is_replaced(near_path: Path) -> 
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(near_path / control.NAME))
     stale.close()
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(Failure) as refusal:
         await ask(near_path, "GET", "/livez")
     assert refusal.value.code == ExitCode.UNAVAILABLE
     async with serving(near_path):
@@ -291,7 +291,7 @@ def test_a_server_that_hangs_does_not_hang_who_asks_how_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "ANSWER_SECONDS", 0.05)
-    with closing(control.listen(tmp_path)), pytest.raises(Refusal, match="does not answer") as refused:
+    with closing(control.listen(tmp_path)), pytest.raises(Failure, match="does not answer") as refused:
         control.request(tmp_path, "GET", "/status")
     assert refused.value.code == ExitCode.FAILED
 
@@ -319,7 +319,7 @@ def test_an_answer_that_comes_before_all_was_asked_is_heard(near_path: Path) -> 
     said = b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 17\r\n\r\n"
     with (
         a_server_that_says(said + b'{"error": "none"}', near_path, heard_bytes=10),
-        pytest.raises(Refusal, match="none") as refused,
+        pytest.raises(Failure, match="none") as refused,
     ):
         control.request(near_path, "POST", "/logmq/nix", {"topic": "t" * 5_000_000})
     assert refused.value.code == ExitCode.FAILED
@@ -331,7 +331,7 @@ def test_an_answer_that_comes_before_all_was_asked_is_heard(near_path: Path) -> 
 def test_an_answer_that_is_none_is_one_line(near_path: Path, said: bytes) -> None:
     with (
         a_server_that_says(said, near_path, heard_bytes=1000),
-        pytest.raises(Refusal, match="went away before it answered") as refused,
+        pytest.raises(Failure, match="went away before it answered") as refused,
     ):
         control.request(near_path, "GET", "/status")
     assert refused.value.code == ExitCode.UNAVAILABLE
@@ -352,7 +352,7 @@ def test_only_what_asks_has_a_time_to_be_answered_in(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(control, "ControlConnection", Connection)
     for method in ("GET", "POST"):
-        with pytest.raises(Refusal):
+        with pytest.raises(Failure):
             control.request(tmp_path, method, "/backup", {})
     assert given == [control.ANSWER_SECONDS, None]  # a backup takes as long as it takes
 
@@ -395,6 +395,6 @@ async def test_verbs_are_listed_in_order_and_their_exit_codes_come_through(tmp_p
         names = [(each["protocol"], each["verb"]) for each in listed]
         assert names == sorted(names)
         assert len(names) == 6
-        with pytest.raises(Refusal, match="there is none") as refused:
+        with pytest.raises(Failure, match="there is none") as refused:
             await ask(tmp_path, "POST", "/a/miss", {})
         assert refused.value.code == ExitCode.MISSING

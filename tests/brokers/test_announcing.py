@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from brokers import announcing
 from brokers.config import load
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.service import Bound
 
 
@@ -48,7 +48,7 @@ async def test_a_short_start_says_nothing(autojump_clock: MockClock) -> None:
 
 @pytest.mark.parametrize("path", [".", "/", ".."])
 def test_what_can_be_no_file_is_no_ready_file(path: str) -> None:
-    with pytest.raises(Refusal, match=f"--ready-file {re.escape(path)}: Not a regular file") as refused:
+    with pytest.raises(Failure, match=f"--ready-file {re.escape(path)}: Not a regular file") as refused:
         announcing.remove_stale(Path(path))
     assert refused.value.code == ExitCode.USAGE
 

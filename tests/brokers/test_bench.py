@@ -38,7 +38,7 @@ from brokers.bench import (
 from brokers.bench.datagrams import bare_receiver, flood
 from brokers.bench.load import Consumer, FanOut, Producer, Talk
 from brokers.bench.servers import nats_fan_out
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.render import Following
 from dmp import wire as dmp_wire
 from dms import wire as dms_wire
@@ -165,7 +165,7 @@ def test_every_mode_gives_rows_beside_a_named_baseline(protocol: str, tmp_path: 
 def test_what_cannot_be_measured_is_refused(
     bench: Callable[..., Any], wrong: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(Refusal, match=said) as refused:
+    with pytest.raises(Failure, match=said) as refused:
         bench(**wrong)
     assert refused.value.code is ExitCode.USAGE
 
@@ -243,7 +243,7 @@ def test_what_is_delivered_is_acknowledged_along_with_the_next() -> None:
 
 
 def test_a_refusal_is_told() -> None:
-    with pytest.raises(Refusal, match="full"):
+    with pytest.raises(Failure, match="full"):
         dms.dms_talk(5, 2).answers(dms_wire.pack(Type.ERROR, 1, b"the queue is full", 1))
 
 
@@ -396,7 +396,7 @@ def test_later_rounds_of_dms_use_the_queues_of_the_first(tmp_path: Path) -> None
 
 def test_a_round_that_failed_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     def refused(*_: object) -> load.Measured:
-        raise Refusal("the queue is full")
+        raise Failure("the queue is full")
 
     adapter: Any = SimpleNamespace(servers={"slow": (servers.same_server, refused)}, floor=None)
     assert sweep.rounds_at(adapter, sweep.Point(16, 1, 1, 1), 0.02, 1, None) == {"slow": [None]}
@@ -410,7 +410,7 @@ def test_a_round_that_begins_within_a_message_is_refused_and_not_a_crash() -> No
     fan = load.FanOut(message=lambda queue, stamp: stamp, delivered_bytes=100, stamp_at=100)
     with ours, theirs:
         theirs.sendall(b"x" * 100)
-        with pytest.raises(Refusal, match="too busy"):
+        with pytest.raises(Failure, match="too busy"):
             load.Consumer(ours, fan).read()
 
 
@@ -464,13 +464,13 @@ def test_the_clock_starts_when_a_message_of_each_name_was_delivered() -> None:
 def test_a_server_that_never_takes_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "COLD_SECONDS", 0.0)
     monkeypatch.setattr(load, "CLOSE_SECONDS", 0.1)  # nobody is there to close
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Refusal, match="each name"):
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Failure, match="each name"):
         load.run(server.getsockname(), [Talk.repeating(NAMES, 1, 1)], 0.05, cold=1)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_sweep_without_a_point_is_refused(protocol: str) -> None:
-    with pytest.raises(Refusal, match="no point"):
+    with pytest.raises(Failure, match="no point"):
         swept(PROTOCOLS[protocol][0], sizes=(2 << 20,))
 
 
@@ -697,7 +697,7 @@ def test_a_load_logs_in_where_a_users_file_is_given(tmp_path: Path, monkeypatch:
     users.chmod(0o600)
     password.write_text("swordfish\n")
     monkeypatch.setenv("BROKERS_ACCESS_USERS_FILE", str(users))
-    with pytest.raises(Refusal, match="BROKERS_USER"):
+    with pytest.raises(Failure, match="BROKERS_USER"):
         kqmsgq.bench(**ROUND)
     monkeypatch.setenv("BROKERS_USER", "ann")
     monkeypatch.setenv("BROKERS_PASSWORD_FILE", str(password))

@@ -10,7 +10,7 @@ import trustme
 
 from brokers import plugins
 from brokers.cli import run
-from brokers.errors import ExitCode, InvalidSettings, Refusal
+from brokers.errors import ExitCode, Failure, InvalidSettings
 from brokers.finding import find
 from shared.cli.options import Place, Server
 
@@ -82,7 +82,7 @@ def test_a_server_that_speaks_tls_is_spoken_to_in_tls(found: Find, tmp_path: Pat
 
 
 def test_a_port_that_the_system_picked_is_asked_for(found: Find) -> None:
-    with pytest.raises(Refusal, match=r"dms\.port is 0: the system picked one") as refused:
+    with pytest.raises(Failure, match=r"dms\.port is 0: the system picked one") as refused:
         found("[dms]\nport = 0\n")
     assert refused.value.code == ExitCode.CONFIGURATION
     assert found("[dms]\nport = 0\n", port=7).port == 7

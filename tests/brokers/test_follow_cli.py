@@ -8,7 +8,7 @@ import time
 import pytest
 
 from brokers import control
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.follow_cli import followed, log_line
 from tests.brokers.conftest import Run
 from tests.support.server import START_SECONDS, Server, speak, until
@@ -72,7 +72,7 @@ def test_rows_are_read_from_events_however_they_are_cut(chunk: int) -> None:
         server.start()
         rows: list[object] = []
         client = control.port_client(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        with pytest.raises(Refusal, match="has ended this") as refused:
+        with pytest.raises(Failure, match="has ended this") as refused:
             rows.extend(iter(followed(client, "logs", {})))
         server.join()
     assert refused.value.code == ExitCode.LOST

@@ -16,7 +16,7 @@ from structlog.stdlib import get_logger
 from structlog.testing import capture_logs
 
 from brokers.config import Config, load
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.host import UNUSED_SEGMENT_BYTES, Host
 from brokers.settings import AdminSettings
 from shared.budget import Account, OverBudget
@@ -198,10 +198,10 @@ async def test_a_protocol_whose_logs_cannot_be_opened_says_what_to_do(
     it = make_host(plugin("quiet", open=cannot))
     with pytest.raises(ExceptionGroup) as raised:
         await it.run()
-    found = raised.value.subgroup(Refusal)
+    found = raised.value.subgroup(Failure)
     assert found is not None
     refusal = found.exceptions[0]
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, Failure)
     assert refusal.code == code
     assert f"quiet cannot be opened: {error}" in str(refusal)
     assert advice.format(tmp_path / "data") in str(refusal)
@@ -245,12 +245,12 @@ async def test_a_protocol_that_cannot_be_opened_ends_the_start_and_closes_the_st
     make_host: MakeHost, store: FakeStore, done: list[str]
 ) -> None:
     async def fail(_: Context, __: Any) -> Service:
-        raise Refusal("cannot")
+        raise Failure("cannot")
 
     it = make_host(plugin("failing", open=fail))
     with pytest.raises(ExceptionGroup) as error:
         await it.run()
-    assert error.group_contains(Refusal, match="cannot")
+    assert error.group_contains(Failure, match="cannot")
     assert done == ["store open", "store closed"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from brokers import control, server_cli
 from brokers.cli import run
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from shared.errors import StoreInUse
 from shared.plugin import VerbRequest
 from shared.storage.lock import FolderLock
@@ -26,7 +26,7 @@ def test_the_same_answer_from_the_server_and_from_its_folder(tmp_path: Path) -> 
     assert told == [{"group": "g", "topic": "t", "offset": 7, "end": 7, "behind_bytes": 0}]
     assert groups(server.data) == told
     assert groups(server.data) == told, "the folder was let go"
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Failure) as refused:
         groups(server.data, offline=False)
     assert refused.value.code == ExitCode.UNAVAILABLE
 
@@ -39,7 +39,7 @@ def test_a_protocols_own_folder_counts_where_the_usual_one_is_not(
 
     def asked() -> str:
         request = VerbRequest("logmq", "groups", {}, own_dir=Path("own"))
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(Failure) as refused:
             server_cli.ask(request)
         return str(refused.value)
 
@@ -75,7 +75,7 @@ def test_where_a_file_names_no_folder_the_usual_one_counts(
     monkeypatch.chdir(tmp_path)
     Path("own").mkdir()
     Path("b.toml").write_text("[serve]\nlog_level = 'debug'")
-    with pytest.raises(Refusal, match="the data folder own "):
+    with pytest.raises(Failure, match="the data folder own "):
         server_cli.ask(
             VerbRequest("logmq", "groups", {}, own_dir=Path("own"), flags={"config": Path("b.toml")})
         )
@@ -83,7 +83,7 @@ def test_where_a_file_names_no_folder_the_usual_one_counts(
 
 def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Refusal, match="no server is running on the data folder"):
+    with pytest.raises(Failure, match="no server is running on the data folder"):
         groups(tmp_path / "file")
 
 
@@ -100,7 +100,7 @@ def test_a_file_of_a_folder_that_cannot_be_opened_is_named_whole(
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Failure) as refused:
         groups(tmp_path / "elsewhere")
     assert refused.value.code == ExitCode.UNAVAILABLE
     assert not (tmp_path / "elsewhere").exists()

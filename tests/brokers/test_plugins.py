@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from brokers import config, plugins
-from brokers.errors import ExitCode, InvalidSettings, Refusal
+from brokers.errors import ExitCode, Failure, InvalidSettings
 from tests.support.installed import install, plugin
 
 
@@ -56,7 +56,7 @@ def test_a_broken_plugin_is_one_clear_line_and_the_others_work(
 
 def test_a_plugin_cannot_take_a_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, {"serve": {"plugin": plugin("serve")}})
-    with pytest.raises(Refusal, match="taken by the host"):
+    with pytest.raises(Failure, match="taken by the host"):
         plugins.load("serve")
 
 
@@ -69,7 +69,7 @@ def test_a_protocol_offered_twice_is_refused_by_the_packages_names(monkeypatch: 
     points = plugins.entry_points(group=plugins.GROUP)
     second = type(points[0])("a", "b_plugin:plugin", plugins.GROUP)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [*points, second, points[0]])
-    with pytest.raises(Refusal, match="offered twice, by a_plugin:plugin and b_plugin:plugin"):
+    with pytest.raises(Failure, match="offered twice, by a_plugin:plugin and b_plugin:plugin"):
         plugins.load("a")
 
 

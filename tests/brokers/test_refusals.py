@@ -9,7 +9,7 @@ import pytest
 
 from brokers import plugins
 from brokers.config import load
-from brokers.errors import ExitCode, Refusal, exit_code, folder_errors
+from brokers.errors import ExitCode, Failure, exit_code, folder_errors
 from brokers.flags import Flag
 from shared.client.dial import Disconnected, Unreachable
 from shared.errors import BrokerError
@@ -84,7 +84,7 @@ def test_a_file_of_it_that_cannot_be_written_is_named_whole(command: Run, tmp_pa
     ],
 )
 def test_a_disk_that_refuses_says_what_to_do(tmp_path: Path, code: int, text: str) -> None:
-    with pytest.raises(Refusal, match=f"CATALOG: .*{text}") as refused, folder_errors(tmp_path):
+    with pytest.raises(Failure, match=f"CATALOG: .*{text}") as refused, folder_errors(tmp_path):
         raise OSError(code, os.strerror(code), "CATALOG")
     assert refused.value.code == ExitCode.DATA_FOLDER
 

@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from brokers import logs, plugins, reloading
 from brokers.config import Config, load
-from brokers.errors import InvalidSettings, Refusal
+from brokers.errors import Failure, InvalidSettings
 from brokers.reloading import Apply, Reloader
 from shared.net.settings import TlsSettings
 from shared.net.tls import ServerTls
@@ -36,7 +36,7 @@ class Part:
     async def prepare(self, config: Config) -> Apply:
         if self.refuses is not None:
             self._tell.send_nowait("refused")
-            raise Refusal(self.refuses)
+            raise Failure(self.refuses)
 
         async def apply() -> None:
             self.has = config.protocols["logmq"].topics_max
@@ -161,7 +161,7 @@ async def test_where_one_part_refuses_no_part_changes_anything(
     reloader, one, two = _reloader(read)
     write("[logmq]\ntopics_max = 7")
     two.refuses = "no"
-    with pytest.raises(Refusal, match="no"):
+    with pytest.raises(Failure, match="no"):
         await reloader.reload()
     assert (one.times, reloader.config.protocols["logmq"].topics_max) == (0, 100_000)
     two.refuses = None

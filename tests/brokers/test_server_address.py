@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from brokers import control
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.server_address import ServerAddress
 from shared.errors import BrokerError, UsageError
 from tests.brokers.conftest import Run
@@ -167,7 +167,7 @@ def test_a_certificate_is_trusted_by_its_authority_alone(serve: Serve, tmp_path:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     answer = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 8\r\n\r\n{"a": 1}'
-    with pytest.raises(Refusal, match=r"is not trusted: .*--ca") as refused:
+    with pytest.raises(Failure, match=r"is not trusted: .*--ca") as refused:
         ServerAddress(url=f"https://{serve(answer, context)}").client().request("GET", "/status")
     assert refused.value.code == ExitCode.UNAVAILABLE
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -177,7 +177,7 @@ def test_a_certificate_is_trusted_by_its_authority_alone(serve: Serve, tmp_path:
 
 def test_a_port_of_tls_that_is_asked_in_the_clear_says_so(serve: Serve) -> None:
     client = control.port_client(f"http://{serve(bytes.fromhex('15030100020246'), None)}")
-    with pytest.raises(Refusal, match="https://"):
+    with pytest.raises(Failure, match="https://"):
         client.request("GET", "/status")
 
 
@@ -205,7 +205,7 @@ def test_an_answer_that_helps_nobody_is_told_in_words(
     client = control.port_client(f"http://{serve(head.encode() + body, None)}")
     with pytest.raises(BrokerError, match=said) as refused:
         client.request("GET", "/api/v1/overview")
-    assert isinstance(refused.value, Refusal)
+    assert isinstance(refused.value, Failure)
     assert refused.value.code == code
 
 
@@ -225,7 +225,7 @@ def test_paths_are_made_absolute_here_and_sent_as_they_are_to_another_machine(
 
     def request(_: object, method: str, path: str, body: dict[str, str]) -> object:
         asked.append(body)
-        raise Refusal("enough")
+        raise Failure("enough")
 
     monkeypatch.setattr(control.AdminClient, "request", request)
     Path("data").mkdir()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.listing import ListQuery
 from brokers.top import Board, Sight
 from tests.brokers.conftest import Run
@@ -113,7 +113,7 @@ def test_keys_sort_by_no_column_by_which_the_server_does_not() -> None:
 def test_a_server_that_has_gone_is_told_and_what_was_seen_stays() -> None:
     board = Board("x")
     board.take(seen(full=True))
-    board.take(Refusal("x cannot be reached"))
+    board.take(Failure("x cannot be reached"))
     lines = texts(board)
     assert "x cannot be reached; trying again" in lines
     assert any(text.startswith("store: full") for text in lines)

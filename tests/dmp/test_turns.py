@@ -24,7 +24,7 @@ from dmp.ready import ReadyRow
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
 from shared.garbage import PAUSES
-from shared.storage.committer import Held
+from shared.storage.committer import HeldBatch
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import EIGHTEEN, PERSISTENT, Taker, World, bind_to_be_looked_at, head, ready
 from tests.support.commits import fail, journal_write, watch
@@ -1100,11 +1100,11 @@ def amid_queues(function: Any, number: int) -> Any:
 
 BUGS = [
     (Queue, "expect", 300, False),
-    (Held, "append", 0, False),
-    (Held, "append", 3, False),
+    (HeldBatch, "append", 0, False),
+    (HeldBatch, "append", 3, False),
     (Queue, "place", 0, False),
     (Queue, "place", 600, False),
-    (Held, "append", 6, True),
+    (HeldBatch, "append", 6, True),
     (Queue, "place", 600, True),
 ]
 """What fails, and at which call; whether the store has the rest appended at once."""
@@ -1150,7 +1150,7 @@ async def test_a_dead_letter_that_a_bug_keeps_from_very_many_queues_is_there_aga
     targets = fan(world, 2100, durable=True)
     queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
     taker = world.holder(queue, b"1", b"2", properties=PERSISTENT)
-    monkeypatch.setattr(Held, "append", amid_queues(Held.append, number))
+    monkeypatch.setattr(HeldBatch, "append", amid_queues(HeldBatch.append, number))
     queue.reject(taker.messages)
     for _ in range(3):
         world.advance(0)

@@ -16,7 +16,7 @@ from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from dmp.settings import DmpSettings
 from shared.garbage import PAUSES
-from shared.storage.committer import Held
+from shared.storage.committer import HeldBatch
 from tests.dmp.amqp_peer import Peer, bodies, closed, publish
 from tests.dmp.test_turns import BUGS, amid_queues, amid_the_appends, depths, fan
 from tests.dmp.world import PERSISTENT, World, ready
@@ -413,6 +413,6 @@ async def test_few_queues_are_gone_through_at_once(world: World, monkeypatch: py
     for body in (b"1", b"22"):
         peer.publish("amq.fanout", "", body, properties=PERSISTENT)
     (held,) = [[]] * 1
-    monkeypatch.setattr(Held, "append", lambda *_: held.append(1))
+    monkeypatch.setattr(HeldBatch, "append", lambda *_: held.append(1))
     assert peer.ask(C.Tx.Commit()).name == COMMITTED
     assert (depths(world, queues), held) == ({2}, [])

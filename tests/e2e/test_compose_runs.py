@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from brokers.pipeline import archive
 from tests.support import compose
 from tests.support.server import Server, run, speak
@@ -54,7 +54,7 @@ def readable(folder: Path) -> int:
     """How many records are in the archive, as far as anybody can read them."""
     try:
         return sum(log.records for log in archive.position(folder))
-    except Refusal:
+    except Failure:
         return 0
 
 

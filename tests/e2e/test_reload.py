@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from brokers import control
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from dms import wire as dms_wire
 from shared.access import SALT_BYTES, Rule, Secret, User
 from tests.e2e.users import write_users
@@ -162,7 +162,7 @@ def test_new_connections_see_a_new_certificate_on_every_port_and_those_that_stan
         metrics = control.request(server.data, "GET", "/metrics")
         assert 'brokers_certificate_days{protocol="admin"}' in metrics
         (tmp_path / "server.pem").write_text("torn")
-        with pytest.raises(Refusal, match=r"tls\.certificate"):
+        with pytest.raises(Failure, match=r"tls\.certificate"):
             control.request(server.data, "POST", "/reload", {})
         with connect(ports[0]) as one:
             assert one.getpeercert(True) == new

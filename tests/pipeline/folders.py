@@ -12,7 +12,7 @@ import trio
 
 from brokers.pipeline.source import data_source, rows, stream
 from brokers.pipeline.source.folder import Folder, LogIndex
-from brokers.pipeline.source.options import Options, TopicChoice, parse
+from brokers.pipeline.source.options import SourceOptions, TopicChoice, parse
 from brokers.pipeline.source.spans import LogSpot, Span
 from shared.storage import format
 from shared.storage.format import INDEX_ENTRY_BYTES
@@ -26,7 +26,7 @@ ORDERS = ("logmq", "orders")
 Result = TypeVar("Result")
 
 
-def options(*folders: Path, streaming: bool | None = None, **given: str) -> Options:
+def options(*folders: Path, streaming: bool | None = None, **given: str) -> SourceOptions:
 
     paths = json.dumps([str(folder) for folder in folders])
     return parse({"paths": paths, "subscribe": "orders"} | given, streaming=streaming)
@@ -42,7 +42,7 @@ def whole(folder: Path, name: str = "orders", namespace: str = "logmq") -> Span:
     return found.span(found.first, found.end)
 
 
-def values(chosen: Options, *those: Span) -> list[bytes]:
+def values(chosen: SourceOptions, *those: Span) -> list[bytes]:
     return [value for batch in rows.read(chosen, those) for value in batch["value"].to_pylist()]
 
 
@@ -124,11 +124,11 @@ def remake(folder: Path, payloads: list[bytes], *, clean: bool = True) -> None:
     in_store(folder, again, clean=clean)
 
 
-def follow(chosen: Options, start: stream.Offset, limit: stream.Limit | None = None) -> stream.Offset:
+def follow(chosen: SourceOptions, start: stream.Offset, limit: stream.Limit | None = None) -> stream.Offset:
     return stream.planned(chosen, start, limit or stream.Limit()).end
 
 
-def between(chosen: Options, start: stream.Offset, end: stream.Offset) -> list[bytes]:
+def between(chosen: SourceOptions, start: stream.Offset, end: stream.Offset) -> list[bytes]:
     return values(chosen, *stream.spans(chosen, start, end))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from brokers.bench import archiving, ground, pipeline, processes
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from tests.support.server import until
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_every_case_gives_rows_beside_its_baselines(
 
 def test_a_way_that_misses_records_is_no_figure(spark: "SparkSession", tmp_path: Path) -> None:
     empty = ground.Ground(spark, tmp_path, None, {9: 3}, 1)  # type: ignore[arg-type]
-    with pytest.raises(Refusal, match="count: text saw 2 of 3 records"):
+    with pytest.raises(Failure, match="count: text saw 2 of 3 records"):
         list(empty.compare("count", 9, lambda: 3, {"text": lambda: 2}))
 
 
@@ -66,6 +66,6 @@ def test_the_processors_time_of_a_process_and_its_children_is_counted() -> None:
 
 
 def test_records_that_have_no_room_for_a_key_are_refused() -> None:
-    with pytest.raises(Refusal, match="longer than 7, its key") as refused:
+    with pytest.raises(Failure, match="longer than 7, its key") as refused:
         pipeline.bench(sizes=(7,))
     assert refused.value.code is ExitCode.USAGE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.pipeline import cluster, secret
 from shared.errors import UsageError
 
@@ -51,7 +51,7 @@ def test_a_host_that_nothing_can_listen_on_is_a_setting_that_cannot_be_used(
 ) -> None:
     monkeypatch.setattr(cluster, "become", lambda *_: None)
     for start in (cluster.master, partial(cluster.worker, "spark://there:7077")):
-        with pytest.raises(Refusal, match=rf"^--host: cannot listen on {re.escape(host)}: ") as refused:
+        with pytest.raises(Failure, match=rf"^--host: cannot listen on {re.escape(host)}: ") as refused:
             start(host=host)
         assert refused.value.code is ExitCode.CONFIGURATION
 
@@ -69,7 +69,7 @@ def test_a_host_is_given_as_spark_wants_it(host: str, given: str, became: Became
 def test_nothing_listens_beyond_this_machine_unless_told_and_who_comes_must_know_a_secret(
     became: Became, usual: Path
 ) -> None:
-    with pytest.raises(Refusal, match="copy the master's there"):
+    with pytest.raises(Failure, match="copy the master's there"):
         cluster.worker("spark://127.0.0.1:7077")
     cluster.master()
     cluster.worker("spark://127.0.0.1:7077")
@@ -112,16 +112,16 @@ def test_a_secret_is_made_once_for_its_owner_alone_and_one_that_others_may_read_
     assert (len(made) >= 32, file.stat().st_mode & 0o777) == (True, 0o600)
     assert secret.read_or_make(file) == secret.read(file) == made
     file.chmod(0o640)
-    with pytest.raises(Refusal, match="chmod 600") as refused:
+    with pytest.raises(Failure, match="chmod 600") as refused:
         secret.read(file)
     assert made not in str(refused.value)
     file.chmod(0o600)
     for text in ("short", "two words of which each is long enough"):
         file.write_text(text)
-        with pytest.raises(Refusal, match="not one word of 16") as refused:
+        with pytest.raises(Failure, match="not one word of 16") as refused:
             secret.read(file)
         assert text not in str(refused.value)
-    with pytest.raises(Refusal, match="No such file"):
+    with pytest.raises(Failure, match="No such file"):
         secret.read(tmp_path / "none")
 
 

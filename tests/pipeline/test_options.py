@@ -13,8 +13,8 @@ from brokers.pipeline.source.options import (
     LATEST,
     NAMES,
     At,
-    Options,
     PositionKind,
+    SourceOptions,
     Unverified,
     parse,
 )
@@ -23,7 +23,7 @@ from shared.errors import ConfigError
 BASE = {"path": "data", "subscribe": "orders"}
 
 
-def options(streaming: bool | None = None, **given: str) -> Options:
+def options(streaming: bool | None = None, **given: str) -> SourceOptions:
     return parse(BASE | given, streaming=streaming)
 
 

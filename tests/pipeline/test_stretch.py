@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from brokers.pipeline.source import data_source, stream
-from brokers.pipeline.source.options import Options, parse
+from brokers.pipeline.source.options import SourceOptions, parse
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.planning import open_origin
 from brokers.pipeline.source.stretch import LOOK_BYTES_MAX, Stretch
@@ -30,7 +30,7 @@ from tests.pipeline.served import where
 from tests.support.folders import ALWAYS, fill, flip
 from tests.support.server import Server
 
-Given = Callable[..., Options]
+Given = Callable[..., SourceOptions]
 """Options of a stream over a place."""
 
 OLD = [b"%d" % number + b"." * (1 << 19) for number in range((LOOK_BYTES_MAX >> 19) + 8)]
@@ -73,7 +73,7 @@ def given(place: Callable[[Path], dict[str, str]]) -> Callable[[Path], Given]:
     return given
 
 
-def at_the_beginning(chosen: Options) -> stream.Offset:
+def at_the_beginning(chosen: SourceOptions) -> stream.Offset:
     """The offset of a stream that has read nothing of `orders` yet, and knows it."""
     (source,) = chosen.sources
     with open_origin(chosen, source) as origin:
@@ -81,7 +81,9 @@ def at_the_beginning(chosen: Options) -> stream.Offset:
     return {"logs": {source: {"orders": [0, found.id]}}}
 
 
-def batches(chosen: Options, start: stream.Offset, limit: stream.Limit, **more: Any) -> Iterator[list[bytes]]:
+def batches(
+    chosen: SourceOptions, start: stream.Offset, limit: stream.Limit, **more: Any
+) -> Iterator[list[bytes]]:
     while (end := stream.planned(chosen, start, limit, **more).end) != start:
         yield between(chosen, start, end)
         start = end

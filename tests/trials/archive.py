@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from brokers.pipeline import archive
 from tests.support.process_group import ProcessGroup
 from tests.trials import outcomes
@@ -137,7 +137,7 @@ class Trial:
         """What readers see now, against what was acknowledged."""
         try:
             named = [Path(path) for path in archive.paths(self.folder)]
-        except Refusal:
+        except Failure:
             named = []  # killed before the first commit
         for how, paths in (("named", named), ("glob", visible(self.folder))):
             faults: list[str] = []

@@ -25,7 +25,7 @@ from brokers import control
 from brokers.bench.datagrams import flood
 from brokers.bench.load import Measured
 from brokers.bench.pubsub import counter, subscribed
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
 from shared.process_limits import raise_file_limit
 from tests.support.server import until
@@ -118,7 +118,7 @@ def trial(place: Path, subscribers: int, rate: float, seconds: float) -> Outcome
     with server:
         try:
             return _flooded(server, subscribers, rate, seconds)
-        except (ConnectionError, Refusal, NoProgressError) as error:
+        except (ConnectionError, Failure, NoProgressError) as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = server.wait(_LAST_WORDS_SECONDS)
                 raise ServerEndedError(f"{error}; the server ended with {code}:\n{_tail(server)}") from error

@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from brokers.bench.pubsub import counter
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from kqmsgq.wire import HEADER_BYTES, PRODUCE, message
 from shared.errors import StoreError
 from shared.recording import blocks
@@ -61,7 +61,7 @@ class RecordedLoad:
 
     def _count(self) -> None:
         """What the server says to have written."""
-        with contextlib.suppress(OSError, Refusal):  # it may be dead by now
+        with contextlib.suppress(OSError, Failure):  # it may be dead by now
             written = counter(self._data, "recorded_messages_total")
             self._sent.counted.append((time.monotonic(), written))
 

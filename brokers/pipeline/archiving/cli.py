@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.pipeline.jobs.job_input import ReadOptions, a_folder, pair
 from brokers.pipeline.jobs.running import check_master, said, spark_for
 from brokers.render import CommandResult, Following
@@ -105,7 +105,7 @@ def archive(
         with feed.look() as look:
             there = {spot.name for _, spot in look.logs(Manifest())}
         if missing := [name for name in feed.options.topics.names if name not in there]:
-            raise Refusal(f"there is no topic {missing[0]}", ExitCode.MISSING)
+            raise Failure(f"there is no topic {missing[0]}", ExitCode.MISSING)
     settings = Settings(
         trigger_seconds=trigger,
         ripe=Ripe(settle_bytes, seconds=settle_seconds),

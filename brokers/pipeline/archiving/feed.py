@@ -14,7 +14,7 @@ import attrs
 
 from brokers.pipeline.archiving.manifest import LogState, Manifest
 from brokers.pipeline.archiving.plan import NamedLog
-from brokers.pipeline.source.options import Options
+from brokers.pipeline.source.options import SourceOptions
 from brokers.pipeline.source.origin import Origin
 from brokers.pipeline.source.planning import open_origins
 from brokers.pipeline.source.spans import LogSpot, Span
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class ArchiveInput:
     """`options`: the source's own, without a begin and an end, which the manifest knows."""
 
-    options: Options
+    options: SourceOptions
 
     @property
     def origin(self) -> str:

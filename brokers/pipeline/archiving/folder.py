@@ -24,7 +24,7 @@ from typing import Any
 
 import attrs
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import manifest as manifests
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.files import Files, LocalFiles, read_whole, write_new
@@ -37,14 +37,14 @@ _KEPT_MANIFESTS = 2
 
 
 @attrs.define(eq=False)
-class ArchiveDamaged(Refusal):
+class ArchiveDamaged(Failure):
     """The folder does not hold what its manifest says. Nothing was changed."""
 
     code: ExitCode = ExitCode.DATA_FOLDER
 
 
 @attrs.define(eq=False)
-class ArchiveInUse(Refusal):
+class ArchiveInUse(Failure):
     """Another archiver writes this folder."""
 
     code: ExitCode = ExitCode.DATA_FOLDER
@@ -54,7 +54,7 @@ class ArchiveInUse(Refusal):
 def opened(path: Path, origin: str) -> Iterator["ArchiveFolder"]:
     """Lock, recover and open the archive in a folder, which is made if missing.
 
-    `origin`: the kind of source that logs are taken from. Raises ArchiveInUse, ArchiveDamaged, and Refusal
+    `origin`: the kind of source that logs are taken from. Raises ArchiveInUse, ArchiveDamaged, and Failure
     for an archive of another kind.
     """
     hidden = path / names.HIDDEN
@@ -106,7 +106,7 @@ class ArchiveFolder:
         found = newest(self.files)
         self.manifest = found or Manifest(origin=self.origin)
         if self.manifest.origin != self.origin:
-            raise Refusal(
+            raise Failure(
                 f"this archive has logs of {self.manifest.origin}, not of {self.origin}; take another folder",
                 ExitCode.CONFIGURATION,
             )

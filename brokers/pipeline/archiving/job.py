@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from brokers.pipeline.archiving import parquet, plan
 from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.folder import ArchiveFolder
@@ -102,7 +102,7 @@ class Archiver:
                 done += filter(None, [self._round(direct_bytes=self.settings.ripe.file_bytes)])
                 done += self._settled()
                 failing_since = None
-            except Refusal:
+            except Failure:
                 raise
             except Exception as error:
                 # A source cannot be reached, or retention overtook a task. A later round may succeed.
@@ -193,11 +193,11 @@ class Archiver:
         yield Round(following.version, 0, 0, 0, len(following.moves), 0, seconds)
 
     def _commit(self, following: Manifest) -> None:
-        """Raises Refusal: only recovery can tell what became of a failed commit."""
+        """Raises Failure: only recovery can tell what became of a failed commit."""
         try:
             self.folder.commit(following)
         except OSError as error:
-            raise Refusal(f"commit {following.version} failed: {error}") from error
+            raise Failure(f"commit {following.version} failed: {error}") from error
 
     def _spark_lives(self) -> bool:
         try:

@@ -12,7 +12,7 @@ import hashlib
 import re
 from typing import NamedTuple
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 
 HIDDEN = "_archive"
 """Readers of Parquet folders (Spark, pyarrow, globs of DuckDB and the shell) ignore names that begin so."""
@@ -45,10 +45,10 @@ def log_key(identity: str) -> str:
 
 
 def folder(topic: str, date: str) -> str:
-    """Return the folder of a topic's records of a day. Raises Refusal if the name is too long for one."""
+    """Return the folder of a topic's records of a day. Raises Failure if the name is too long for one."""
     name = f"topic={escape(topic)}"
     if len(name.encode()) > _NAME_BYTES_MAX:
-        raise Refusal(f"{topic[:60]}...: too long a name for a folder", ExitCode.CONFIGURATION)
+        raise Failure(f"{topic[:60]}...: too long a name for a folder", ExitCode.CONFIGURATION)
     return f"{name}/date={date}"
 
 

@@ -102,7 +102,7 @@ def _records(root: Path, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
 
 
 @attrs.frozen
-class _Run:
+class _DayRun:
     """Records of one day that follow each other byte by byte."""
 
     batch: pa.RecordBatch
@@ -111,7 +111,7 @@ class _Run:
     end: int
 
 
-def _runs(batch: pa.RecordBatch) -> Iterator[_Run]:
+def _runs(batch: pa.RecordBatch) -> Iterator[_DayRun]:
     """Cut a batch where a record does not follow the one before, or is of another day."""
     count = batch.num_rows
     if not count:
@@ -125,7 +125,7 @@ def _runs(batch: pa.RecordBatch) -> Iterator[_Run]:
     edges = [0, *breaks.tolist(), count]
     for low, high in pairwise(edges):
         date = str(_DAY_ZERO + int(days[low]))
-        yield _Run(batch.slice(low, high - low), date, int(starts[low]), int(ends[high - 1]))
+        yield _DayRun(batch.slice(low, high - low), date, int(starts[low]), int(ends[high - 1]))
 
 
 def _gap(work: Work, gap: ByteRange) -> ByteRange:

@@ -5,7 +5,7 @@ from operator import attrgetter
 
 import attrs
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, LogState, Manifest, Part
 from brokers.pipeline.archiving.parquet import Work, Written
 from brokers.pipeline.source import spans as source_spans
@@ -15,7 +15,7 @@ NamedLog = tuple[str, LogSpot]
 """A log as found, behind its name among all sources of the archive."""
 
 
-class Overtaken(Refusal):
+class Overtaken(Failure):
     """Records are gone before they were archived, and loss was not allowed."""
 
     def __init__(self, text: str) -> None:

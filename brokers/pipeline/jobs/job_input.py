@@ -17,7 +17,7 @@ from shared.errors import UsageError
 from shared.local_path import local_path
 
 if TYPE_CHECKING:
-    from brokers.pipeline.source.options import Options
+    from brokers.pipeline.source.options import SourceOptions
 
 SERVED = "logmq"
 """The namespace whose logs a server gives, which is the source's default."""
@@ -96,7 +96,7 @@ class JobInput:
             return self.parsed().sources
         return tuple(map(str, self.folders))
 
-    def parsed(self) -> "Options":
+    def parsed(self) -> "SourceOptions":
         """Return the source's options for all sources. Raises ConfigError."""
         import json
 
@@ -120,7 +120,7 @@ def checked_input(
     """Check what is to be read, before Spark starts: Spark's own messages come later and are long.
 
     `bounded`: options may say from where to where. Raises UsageError, ConfigError, StoreFormat for a folder
-    of another format, and Refusal for a folder that is not there. Raises OSError if a server does not answer.
+    of another format, and Failure for a folder that is not there. Raises OSError if a server does not answer.
     """
     if bool(paths) == (reading.servers is not None):
         raise UsageError("PATH", "give either data folders or --servers")
@@ -151,7 +151,7 @@ def checked_input(
 
 
 def check_folder(path: Path) -> None:
-    """Raise StoreFormat if it is not a data folder, Refusal if it is not there, or OSError."""
+    """Raise StoreFormat if it is not a data folder, Failure if it is not there, or OSError."""
     from brokers.server_address import require_folder
     from shared.storage.os_disk import OsDisk
     from shared.storage.tools.view import check_format

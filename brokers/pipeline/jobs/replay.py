@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.pipeline.jobs.frames import union
 from brokers.pipeline.jobs.job_input import (
     SERVED,
@@ -53,7 +53,7 @@ class FromLogs:
     job_input: JobInput
 
     def extents(self, topics: TopicChoice) -> Extents:
-        """Return the logs of topics as they are now. Raises Refusal if a named topic is not there."""
+        """Return the logs of topics as they are now. Raises Failure if a named topic is not there."""
         options = self.job_input.parsed()
         found = {}
         for source in options.sources:
@@ -101,7 +101,7 @@ class FromArchive:
 
         manifest = committed(LocalFiles(self.path)).manifest
         if manifest.origin not in ("servers", f"a data folder's {SERVED}"):
-            raise Refusal(f"{self.path} is an archive of {manifest.origin}: no messages to send again")
+            raise Failure(f"{self.path} is an archive of {manifest.origin}: no messages to send again")
         wanted = set(topics.matching({log.topic: log for log in manifest.logs.values()}))
         logs = [log for log in manifest.logs.values() if log.topic in wanted]
         found = {f"{log.key} {log.topic}": (log.start, log.end) for log in logs}
@@ -150,6 +150,6 @@ def records_of(frame: "DataFrame", *, one_log: bool) -> Iterator[SourcedRecord]:
 def _require(topics: TopicChoice, found: Extents, there: str) -> None:
     missing = set(topics.names) - {topic_of(log) for log in found}
     if missing:
-        raise Refusal(f"there is no topic {min(missing)} in {there}", ExitCode.MISSING)
+        raise Failure(f"there is no topic {min(missing)} in {there}", ExitCode.MISSING)
     if not found:
         raise UsageError("--pattern", f"no topic in {there} matches")

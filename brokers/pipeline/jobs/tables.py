@@ -19,7 +19,7 @@ from brokers.pipeline import workers
 from brokers.pipeline.jobs.frames import Frame, rows_of, union, with_broker_names
 from brokers.pipeline.jobs.job_input import SERVED, JobInput
 from brokers.pipeline.source import rows as records
-from brokers.pipeline.source.options import Options, parse
+from brokers.pipeline.source.options import SourceOptions, parse
 from brokers.pipeline.source.planning import planned
 from shared.errors import BrokerError, ConfigError
 from shared.tables.table import LogTable, tables_of
@@ -185,7 +185,7 @@ def _batches(job_input: JobInput, source: str, each: Offered) -> Iterator[pa.Rec
     return records.decoded(options, planned(options), decode=table.decode, measure=table.measure)
 
 
-def _options(job_input: JobInput, source: str, each: Offered) -> Options:
+def _options(job_input: JobInput, source: str, each: Offered) -> SourceOptions:
     served = job_input.servers is not None
     return parse(job_input.options_of(source) | logs_of(each, served=served), streaming=False)
 

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from brokers.pipeline import workers
 from brokers.pipeline.source import planning, pruning, rows, sink, spans, stream
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
-from brokers.pipeline.source.options import Options, Server, parse
+from brokers.pipeline.source.options import Server, SourceOptions, parse
 from brokers.pipeline.source.origin import Origin, warn
 from brokers.pipeline.source.planning import advance, open_origins
 from brokers.pipeline.source.pruning import Wanted
@@ -78,14 +78,14 @@ class LogmqDataSource(DataSource):
         return sink.StreamWriter(sink.checked(self._given, schema, overwrite, streaming=True))
 
 
-ReadSpans = Callable[[Options, Sequence[Span]], Iterator[pa.RecordBatch]]
+ReadSpans = Callable[[SourceOptions, Sequence[Span]], Iterator[pa.RecordBatch]]
 
 
 class _SpanReader:
     """Reads spans in tasks: `columns` of their records, by `read`, or what `read` decodes these to."""
 
     def __init__(
-        self, options: Options, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
+        self, options: SourceOptions, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
     ) -> None:
         workers.prepare()  # a worker that plans gets its data source pickled, without __init__
         self._options = options
@@ -126,7 +126,7 @@ class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailable
     """A stream of batches, each from where the last one ended. `stream.py` explains its offsets."""
 
     def __init__(
-        self, options: Options, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
+        self, options: SourceOptions, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
     ) -> None:
         super().__init__(options, columns, read)
         self._target: stream.Target | None = None
@@ -198,7 +198,7 @@ class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailable
         return shares(self._options, stream.spans(self._options, start, end), self._columns)
 
 
-def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:
+def shares(options: SourceOptions, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:
     """Divide spans into tasks. The value of each is the spans that it reads."""
     sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
     size = spans.SPLIT_BYTES_SPARING if sparing else spans.SPLIT_BYTES

@@ -503,7 +503,7 @@ _NO_END = "a stream has no end; only a batch takes this"
 
 
 @attrs.frozen(kw_only=True)
-class Options:
+class SourceOptions:
     """What to read, from where to where, and how. None means no limit."""
 
     paths: tuple[str, ...] = ()
@@ -575,13 +575,13 @@ _SOURCE = (
     Option("endingTimestamp", _time, {"stream": _NO_END}),
     Option("startingOffsetsByTimestampStrategy", _word({"error": False, "latest": True})),
     *_REACH,
-    *declared(Options).values(),
+    *declared(SourceOptions).values(),
 )
 _SINK = (Option("servers", parse_servers), *_REACH, *declared(SinkOptions).values())
 NAMES = tuple(each.name for each in _SOURCE)
 
 
-def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
+def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
     """Parse and check all options of a read. `streaming`: None if that is not known yet. Raises ConfigError.
 
     Without `startingOffsets` a stream begins at the end of what is there, and a batch at the beginning.
@@ -594,7 +594,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         paths = (options.values["path"],)
     # A relative path would mean another folder to an executor, which runs elsewhere.
     paths = tuple(os.path.join(os.getcwd(), each) for each in paths)
-    found = options.fields(Options)
+    found = options.fields(SourceOptions)
     served = bool(found.get("servers"))
     if bool(paths) == served:
         raise ConfigError("path", "give either a data folder (path) or brokers (servers)")
@@ -607,7 +607,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     if least is None and "maxTriggerDelay" in options:
         raise ConfigError("maxTriggerDelay", "is for minOffsetsPerTrigger, which is missing")
     topics = _topics(options.values, served=served)
-    return Options(
+    return SourceOptions(
         paths=paths,
         reach=_reach(options),
         topics=topics,

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import attrs
 
-from brokers.pipeline.source.options import Options, TopicChoice, Unverified
+from brokers.pipeline.source.options import SourceOptions, TopicChoice, Unverified
 from brokers.pipeline.source.spans import Chunk, LogSpot, Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.errors import BrokerError
@@ -104,7 +104,7 @@ class Origin(Protocol):
         """
 
 
-def rules(options: Options) -> LossPolicy:
+def rules(options: SourceOptions) -> LossPolicy:
     """Return the options' policy. What is passed over goes to the log of the process that reads."""
 
     def lose(text: str) -> None:

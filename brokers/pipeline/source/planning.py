@@ -7,10 +7,10 @@ from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import (
     NAMESPACE,
     At,
-    Options,
     PositionKind,
     ReadBound,
     Server,
+    SourceOptions,
     TopicChoice,
 )
 from brokers.pipeline.source.origin import LossPolicy, Origin, rules
@@ -21,7 +21,7 @@ from shared.errors import ConfigError
 
 
 @contextmanager
-def open_origin(options: Options, source: str) -> Iterator[Origin]:
+def open_origin(options: SourceOptions, source: str) -> Iterator[Origin]:
     """Open a folder or a server of the options. It is closed in the end."""
     origin: Origin
     if options.servers:
@@ -33,7 +33,7 @@ def open_origin(options: Options, source: str) -> Iterator[Origin]:
 
 
 @contextmanager
-def open_origins(options: Options) -> Iterator[Mapping[str, Origin]]:
+def open_origins(options: SourceOptions) -> Iterator[Mapping[str, Origin]]:
     """Open all sources of the options at once, by name."""
     with ExitStack() as opened:
         yield {source: opened.enter_context(open_origin(options, source)) for source in options.sources}
@@ -53,7 +53,7 @@ Narrowed = Callable[[Origin, LogSpot, Span], Span]
 
 
 def planned(
-    options: Options, topics: TopicChoice | None = None, narrowed: Narrowed | None = None
+    options: SourceOptions, topics: TopicChoice | None = None, narrowed: Narrowed | None = None
 ) -> list[Span]:
     """Return the span of each log, empty ones too. Raises ConfigError, OSError, and DataLoss by the rules.
 
@@ -81,7 +81,7 @@ def planned(
     return found
 
 
-def check_order(options: Options, topic: str, start: int, end: int) -> None:
+def check_order(options: SourceOptions, topic: str, start: int, end: int) -> None:
     """Raise ConfigError if reading would end before it begins.
 
     Two times in order are accepted: after a clock was set back, the later one may come first in the log.

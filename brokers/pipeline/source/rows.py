@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from brokers.pipeline.source import framing
 from brokers.pipeline.source.framing import NotRecords
-from brokers.pipeline.source.options import Options
+from brokers.pipeline.source.options import SourceOptions
 from brokers.pipeline.source.origin import LossPolicy, Origin, rules
 from brokers.pipeline.source.planning import open_origin
 from brokers.pipeline.source.spans import Chunk, Span
@@ -17,7 +17,7 @@ Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 def read(
-    options: Options, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
+    options: SourceOptions, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
 ) -> Iterator[pa.RecordBatch]:
     """Read the spans' records as rows of `columns`. Raises OSError, and DataLoss by the rules."""
     policy = rules(options)
@@ -28,7 +28,7 @@ def read(
             yield from _rows(options, span, chunk, columns, policy)
 
 
-def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+def entries(options: SourceOptions, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
     """Read the spans' index entries as rows of `entries_schema`. Raises as `read` does.
 
     Records are read, and checked, only where a span has a part of an entry.
@@ -43,7 +43,7 @@ def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]
 
 
 def decoded(
-    options: Options, spans: Sequence[Span], *, decode: Decode, measure: Decode | None = None
+    options: SourceOptions, spans: Sequence[Span], *, decode: Decode, measure: Decode | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Read the spans as rows of a table. `measure`: decodes index entries, and no records are read."""
     if measure is not None:
@@ -51,7 +51,7 @@ def decoded(
     return map(decode, read(options, spans))
 
 
-def _placed(options: Options, spans: Sequence[Span]) -> Iterator[tuple[Origin, Span]]:
+def _placed(options: SourceOptions, spans: Sequence[Span]) -> Iterator[tuple[Origin, Span]]:
     """Yield each span with its origin, which stays open for as long."""
     for source, those in groupby(spans, attrgetter("source")):
         with open_origin(options, source) as origin:
@@ -60,7 +60,7 @@ def _placed(options: Options, spans: Sequence[Span]) -> Iterator[tuple[Origin, S
 
 
 def _rows(
-    options: Options, span: Span, chunk: Chunk, columns: Sequence[str], policy: LossPolicy
+    options: SourceOptions, span: Span, chunk: Chunk, columns: Sequence[str], policy: LossPolicy
 ) -> Iterator[pa.RecordBatch]:
     try:
         found = framing.rows(span, chunk, columns, options.max_value_bytes)

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from brokers.pipeline.source import planning
-from brokers.pipeline.source.options import Options, folder_id
+from brokers.pipeline.source.options import SourceOptions, folder_id
 from brokers.pipeline.source.origin import LossPolicy, Origin, rules
 from brokers.pipeline.source.planning import advance, open_origins
 from brokers.pipeline.source.spans import LogSpot, Span, fair_shares
@@ -40,7 +40,7 @@ Target = Mapping[str, Mapping[str, LogSpot]]
 
 
 @attrs.define(eq=False)
-class _Part(Stretch):
+class _LogPart(Stretch):
     """A log's part of the next batch. `is_new`: no batch had the log before."""
 
     is_new: bool = False
@@ -50,7 +50,7 @@ class _Part(Stretch):
         return self.spot.end - self.start
 
 
-def target(options: Options) -> Target:
+def target(options: SourceOptions) -> Target:
     """Return what there is now, for a stream that ends there (`availableNow`)."""
     with open_origins(options) as origins:
         return {source: origin.spots(options.topics) for source, origin in origins.items()}
@@ -65,7 +65,7 @@ class Plan:
 
 
 def planned(
-    options: Options,
+    options: SourceOptions,
     start: Offset,
     limit: Limit,
     target: Target | None = None,
@@ -77,7 +77,7 @@ def planned(
     the rules, ConfigError, OSError.
     """
     known, policy = _known(options, start), rules(options)
-    parts: list[_Part] = []
+    parts: list[_LogPart] = []
     for source in (known or {}).keys() - set(options.sources):
         policy.lose(
             f"{source}, which the stream has read, is not among {', '.join(options.sources)} any more"
@@ -108,19 +108,19 @@ def planned(
     return Plan(start if is_still or not is_enough else end, behind)
 
 
-def places(options: Options, offset: Offset) -> Mapping[str, Mapping[str, int]]:
+def places(options: SourceOptions, offset: Offset) -> Mapping[str, Mapping[str, int]]:
     """Return up to where a stream has read, by source and topic."""
     return _offsets(_known(options, offset) or {})
 
 
-def _are_there(origins: Mapping[str, Origin], parts: Sequence[_Part], records: int) -> bool:
+def _are_there(origins: Mapping[str, Origin], parts: Sequence[_LogPart], records: int) -> bool:
     """Whether all logs together have so many new records."""
     ahead = [Stretch(part.spot, part.start, records) for part in parts if part.length > 0]
     advance(origins, ahead)
     return sum(stretch.records for stretch in ahead) >= records
 
 
-def spans(options: Options, start: Offset, end: Offset) -> list[Span]:
+def spans(options: SourceOptions, start: Offset, end: Offset) -> list[Span]:
     """Return the spans between two offsets of a stream."""
     known, found = _known(options, start) or {}, []
     for source, logs in (_known(options, end) or {}).items():
@@ -131,12 +131,12 @@ def spans(options: Options, start: Offset, end: Offset) -> list[Span]:
     return found
 
 
-def _known(options: Options, offset: Offset) -> Known | None:
+def _known(options: SourceOptions, offset: Offset) -> Known | None:
     """Return where an offset stands; None for the initial offset."""
     return _here(options, offset, "logs") if offset else None
 
 
-def _here(options: Options, offset: Offset, part: str) -> Any:
+def _here(options: SourceOptions, offset: Offset, part: str) -> Any:
     """Return a part of an offset, by the options' sources.
 
     If the offset and the options have one source each, it is the same one: folders are moved, and brokers get
@@ -160,18 +160,20 @@ def _within(found: Mapping[str, LogSpot], target: Mapping[str, LogSpot]) -> dict
     }
 
 
-def _first(options: Options, policy: LossPolicy, origin: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
+def _first(
+    options: SourceOptions, policy: LossPolicy, origin: Origin, found: Mapping[str, LogSpot]
+) -> list[_LogPart]:
     starts = planning.offsets(origin, found, options.starting, policy)
-    return [_Part(spot, min(starts[name], spot.end), is_new=True) for name, spot in found.items()]
+    return [_LogPart(spot, min(starts[name], spot.end), is_new=True) for name, spot in found.items()]
 
 
 def _next(
-    options: Options,
+    options: SourceOptions,
     policy: LossPolicy,
     origin: Origin,
     found: Mapping[str, LogSpot],
     known: Mapping[str, tuple[int, int]],
-) -> list[_Part]:
+) -> list[_LogPart]:
     wanted = options.topics.matching(known)
     for name in known.keys() - found.keys():
         what = (
@@ -185,13 +187,13 @@ def _next(
             policy.lose(f"{name} in {origin.source}, read up to {offset}, has been deleted and made again")
             offset = None
         if offset is None:
-            parts.append(_Part(spot, spot.first, is_new=True))
+            parts.append(_LogPart(spot, spot.first, is_new=True))
         else:  # an index entry that is being written can hide an end that was seen before
-            parts.append(_Part(attrs.evolve(spot, end=max(spot.end, offset)), offset))
+            parts.append(_LogPart(attrs.evolve(spot, end=max(spot.end, offset)), offset))
     return parts
 
 
-def _advance(origins: Mapping[str, Origin], parts: Sequence[_Part], limit: Limit) -> None:
+def _advance(origins: Mapping[str, Origin], parts: Sequence[_LogPart], limit: Limit) -> None:
     """Go on with each part as far as the batch goes.
 
     Logs get equal shares. What short logs leave goes to the longer ones. Each gets one record at least.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.cli import archive, archived, until_told
 from brokers.pipeline.archiving.files import LocalFiles
@@ -44,7 +44,7 @@ def test_a_topic_that_is_not_there_is_missed_when_it_is_to_be_archived_once(tmp_
 
 @pytest.mark.parametrize("once", [False, True])
 def test_a_data_folder_that_is_not_there_is_told_before_spark_starts(tmp_path: Path, once: bool) -> None:
-    with pytest.raises(Refusal, match="there is no folder") as caught:
+    with pytest.raises(Failure, match="there is no folder") as caught:
         archive(tmp_path / "archive", path=(str(tmp_path / "data"),), once=once)
     assert caught.value.code == ExitCode.DATA_FOLDER
     assert not (tmp_path / "archive").exists()

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from brokers.pipeline.archiving import folder as folders
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.files import write_new
@@ -65,7 +65,7 @@ def killed_everywhere(disk: FakeDisk) -> Iterator[tuple[FakeDisk, Archiver]]:
 def check_and_finish(disk: FakeDisk, died: Archiver, run: int) -> None:
     try:
         check_readers(disk, died.acknowledged, died.attempted)
-    except Refusal:
+    except Failure:
         assert died.acknowledged == 0  # nothing was committed
     Archiver(disk, run=run).go()
     check_done(disk)
@@ -117,7 +117,7 @@ def test_after_a_power_cut_before_any_sync_it_ends_with_each_record_once() -> No
 @pytest.mark.parametrize("omitted", ["_sync_folders", "_move"])
 def test_the_trial_of_power_cuts_finds_a_missing_sync(omitted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ArchiveFolder, omitted, lambda self, *arguments: None)
-    with pytest.raises((AssertionError, Refusal, OSError)):
+    with pytest.raises((AssertionError, Failure, OSError)):
         test_after_a_power_cut_before_any_sync_it_ends_with_each_record_once()
 
 
@@ -135,7 +135,7 @@ def test_a_move_before_its_commit_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         write_new(files, path, data)
 
     monkeypatch.setattr(folders, "write_new", write_late)
-    with pytest.raises((AssertionError, Refusal)):
+    with pytest.raises((AssertionError, Failure)):
         test_killed_between_any_two_operations_it_ends_with_each_record_once()
 
 
@@ -268,7 +268,7 @@ def test_an_archive_of_another_namespace_or_of_a_later_format_is_refused() -> No
     disk = FakeDisk()
     archiver = Archiver(disk, run=1)
     archiver.go()
-    with pytest.raises(Refusal, match="has logs of logmq, not of dms"):
+    with pytest.raises(Failure, match="has logs of logmq, not of dms"):
         ArchiveFolder(disk, "dms").recover()
     write_new(disk, names.manifest(99), format.pack_lines([{"archive": 2}]))
     with pytest.raises(folders.ArchiveDamaged, match="format 2"):

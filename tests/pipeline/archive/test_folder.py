@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.files import LocalFiles, read_whole, write_new
 from brokers.pipeline.archiving.folder import opened
@@ -58,5 +58,5 @@ def test_a_folder_is_named_as_spark_names_it_and_no_longer_than_a_file_system_ta
     assert unquote(names.escape(controls)) == controls
     longest = "ä" * 124 + "x"
     assert len(names.folder(longest, "2026-01-31").partition("/")[0].encode()) == 255
-    with pytest.raises(Refusal, match="too long a name"):
+    with pytest.raises(Failure, match="too long a name"):
         names.folder(longest + "x", "2026-01-31")

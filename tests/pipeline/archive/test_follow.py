@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.job import Archiver, Settings
 from brokers.pipeline.archiving.manifest import Manifest
@@ -133,10 +133,10 @@ def test_an_archive_that_is_behind_does_not_wait() -> None:
 def test_what_was_refused_is_not_tried_again() -> None:
     class Overtaken(Feed):
         def logs(self, known: Manifest) -> Sequence[NamedLog]:
-            raise Refusal("records are gone")
+            raise Failure("records are gone")
 
     job, warned = archiver(Overtaken(0))
-    with pytest.raises(Refusal, match="records are gone"):
+    with pytest.raises(Failure, match="records are gone"):
         list(job.follow())
     assert warned == []
 
@@ -158,5 +158,5 @@ def test_a_commit_that_failed_ends_it_since_only_the_next_start_can_tell_what_it
     disk = job.folder.files
     assert isinstance(disk, FakeDisk)
     disk.before = full
-    with pytest.raises(Refusal, match=r"commit 1 failed.*No space left"):
+    with pytest.raises(Failure, match=r"commit 1 failed.*No space left"):
         list(job.follow())

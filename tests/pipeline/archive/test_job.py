@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from brokers.pipeline.archive import committed, faults
 from brokers.pipeline.archiving.feed import ArchiveInput, Look
 from brokers.pipeline.archiving.files import LocalFiles
@@ -62,7 +62,7 @@ def test_a_place_that_leaves_records_out_in_silence_is_found_out(
     monkeypatch.setattr(ArchiveInput, "batches", without_the_first)
     with pytest.raises(NotContinuous, match="orders: no records from 0 to"):
         archived(folder, tmp_path / "archive", once=True)
-    with pytest.raises(Refusal, match="nothing was archived"):
+    with pytest.raises(Failure, match="nothing was archived"):
         committed(LocalFiles(tmp_path / "archive"))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.errors import Refusal
+from brokers.errors import Failure
 from brokers.pipeline import archive
 from brokers.pipeline.archive import ArchiveFault, committed, faults
 from brokers.pipeline.archiving.files import Files
@@ -88,7 +88,7 @@ def test_gaps_are_nothing_that_is_missing_and_a_log_may_begin_later() -> None:
 
 
 def test_paths_are_of_all_that_is_committed_fresh_or_settled(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="nothing was archived here yet"):
+    with pytest.raises(Failure, match="nothing was archived here yet"):
         archive.paths(tmp_path)
     with opened(tmp_path, "logmq") as folder:
         for start in (0, 40):

@@ -15,7 +15,7 @@ import attrs
 import pytest
 import trio
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving.cli import archive
 from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.jobs import cli
@@ -317,7 +317,7 @@ def test_what_is_replayed_is_named_once_and_may_be_in_any_folder(tmp_path: Path)
             topics_of(names, pattern)
     with opened(tmp_path, "a data folder's dms") as archive:
         archive.commit(archive.manifest.advance((), 0, 0))
-    with pytest.raises(Refusal, match="archive of a data folder's dms"):
+    with pytest.raises(Failure, match="archive of a data folder's dms"):
         FromArchive(tmp_path).extents(TopicChoice(pattern=".*"))
 
 
@@ -350,7 +350,7 @@ def test_a_topic_goes_again_into_a_topic_and_into_a_queue(
             assert cli.replay(str(passed), "bills", **to).messages == len(BILLS)
             found = cli.replay(str(passed), "bills", **to)
             assert (found.messages, found.resumed) == (0, True)
-        with pytest.raises(Refusal, match="no topic nothing") as refused:
+        with pytest.raises(Failure, match="no topic nothing") as refused:
             cli.replay(str(passed), "nothing", host=host, port=port, protocol="dms", progress=tmp_path / "x")
         assert refused.value.code is ExitCode.MISSING
         assert server.stop() == 0

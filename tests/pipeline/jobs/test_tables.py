@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Failure
 from brokers.pipeline.jobs import tables as job
 from brokers.pipeline.jobs.frames import rows_of
 from brokers.pipeline.jobs.job_input import JobInput, check_folder
@@ -132,7 +132,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         offered("live")
     with pytest.raises(StoreFormat, match="not a data folder"):
         check_folder(tmp_path)
-    with pytest.raises(Refusal, match="nowhere") as refused:
+    with pytest.raises(Failure, match="nowhere") as refused:
         check_folder(tmp_path / "nowhere")
     assert refused.value.code is ExitCode.DATA_FOLDER
 

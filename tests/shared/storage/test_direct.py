@@ -112,7 +112,7 @@ async def test_a_failed_sync_is_final_and_says_what_may_be_lost(
         "the store is read-only: nothing more is accepted, what is stored is served; "
         "look at the disk, then restart",
         "records of mode interval that were acknowledged since the last sync may be lost; "
-        "compare with their producers after the restart",
+        "after the restart compare with their producers, and have them send what is missing",
     ]
 
 
