@@ -5,6 +5,7 @@ are behind: only the journal has them. The seconds count from the command to its
 acknowledged last is asked for.
 """
 
+import os
 import socket
 import sys
 import time
@@ -44,7 +45,9 @@ def opened(server: Server, seconds: float, what: str, faults: list[str]) -> Iter
     begun = time.perf_counter()
     server.start()
     took = time.perf_counter() - begun
-    print(f"{what}: ready in {took:.2f} s, {seconds:g} are promised", flush=True)
+    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+    used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    print(f"{what}: ready in {took:.2f} s, {used:.2f} of processor; {seconds:g} are promised", flush=True)
     if took > seconds:
         faults.append(f"{what}: {took:.2f} s")
     yield server.address("logmq")
