@@ -152,9 +152,7 @@ class ServerAddress:
             if self.certificate is not None:
                 return None
             if sys.stdin.isatty():
-                from getpass import getpass
-
-                return _basic(self.user, getpass(f"Password of {self.user}: "))
+                return _basic(self.user, asked_for(f"Password of {self.user}: "))
         login = login_of_flags(self.user, self.password_file, self.certificate)
         return _basic(login.user, login.secret) if login else None
 
@@ -162,6 +160,17 @@ class ServerAddress:
         from shared.client.dial import tls_context
 
         return tls_context(True, self.ca, self.certificate, self.key)
+
+
+def asked_for(prompt: str) -> str:
+    """A password that is typed at the terminal. Raises UsageError where none is."""
+    from getpass import getpass
+
+    try:
+        return getpass(prompt)
+    except EOFError:
+        print(file=sys.stderr)  # the prompt's line has no end yet
+        raise UsageError("password", "none was given") from None
 
 
 def _basic(user: str, password: str) -> str:

@@ -1,6 +1,5 @@
 """`brokers user ...`: the users file, changed from the command line; a running server takes it up at once."""
 
-import getpass
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from brokers import plugins
 from brokers.errors import ExitCode, Failure, did_you_mean
 from brokers.flags import ConfigFile, host_app
 from brokers.render import CommandResult
-from brokers.server_address import DataDir, data_folder, path_setting
+from brokers.server_address import DataDir, asked_for, data_folder, path_setting
 from shared.access import (
     ADMIN,
     SALT_BYTES,
@@ -262,8 +261,8 @@ def _secret(from_input: bool) -> Secret:
     if from_input:
         password = sys.stdin.buffer.readline().rstrip(b"\r\n")
     elif sys.stdin.isatty():
-        first = getpass.getpass("Password: ")
-        if getpass.getpass("Again: ") != first:
+        first = asked_for("Password: ")
+        if asked_for("Again: ") != first:
             raise UsageError("password", "these were two different ones")
         password = first.encode()
     else:

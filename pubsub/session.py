@@ -128,8 +128,9 @@ class Session(SessionBase):
 
     def access_changed(self) -> None:
         super().access_changed()
-        if self._client is not None:
-            self._restrict(self._client)
+        client = self._client
+        if client is not None and client.owner in (ANONYMOUS, self.user):  # else the connection ends, only
+            self._restrict(client)
 
     def _restrict(self, client: ClientSession) -> None:
         """End the subscriptions that the user's rules do not allow."""

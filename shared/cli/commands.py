@@ -2,6 +2,7 @@
 
 import errno
 import os
+import select
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -15,19 +16,24 @@ from shared.client.dial import Disconnected
 from shared.errors import UsageError
 
 READ_BYTES = 256 * 1024
+LOOK_SECONDS = 0.05
+"""How often standard input is looked at while nothing is there."""
 T = TypeVar("T")
 
 
 class StandardInput:
-    """Standard input as bytes. An interrupt ends a read at once, not only when a line or the end comes.
+    """Standard input as bytes. It is read only when something is there: an interrupt would not end a read."""
 
-    The thread that reads stays behind. So it holds no lock of a buffer, for which the end of the process
-    would wait.
-    """
+    def __init__(self) -> None:
+        self._file: Any = trio.wrap_file(sys.stdin.buffer)
 
     async def read1(self, most: int) -> bytes:
         """What is there, at most so much; b"" at the end."""
-        return await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), most, abandon_on_cancel=True)
+        # trio could wait for it, but not for a regular file, and trio.lowlevel is the drivers' alone.
+        while not select.select((self._file.fileno(),), (), (), 0)[0]:  # noqa: ASYNC110
+            await trio.sleep(LOOK_SECONDS)
+        data: bytes = await self._file.read1(most)
+        return data
 
     async def read(self) -> bytes:
         """All of it."""

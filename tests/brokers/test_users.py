@@ -11,6 +11,7 @@ import pytest
 from brokers.cli import run
 from brokers.errors import ExitCode
 from shared.access import Secret, parse_users
+from tests.support.server import run_here
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -195,3 +196,17 @@ def test_a_bridges_user_has_rules_alone(user: Command, tmp_path: Path) -> None:
         "logmq:read:jobs",
         "dms:write:jobs",
     ]
+
+
+def test_a_password_that_is_not_typed_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ended(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("getpass.getpass", ended)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    refused = run_here("user", "add", "ann", "--data-dir", str(tmp_path))
+    assert (refused.returncode, refused.stderr) == (2, "\nbrokers: password: none was given\n")
+    refused = run_here("status", "--url", "http://127.0.0.1:1", "--user", "ann")
+    assert (refused.returncode, refused.stderr) == (2, "\nbrokers: password: none was given\n")

@@ -586,10 +586,16 @@ def test_a_session_of_pubsub_is_its_users_alone_also_after_a_restart(tmp_path: P
                 if any(row["peer"] and row["user"] == user and row["subscriptions"] for row in rows):
                     return b""
 
-    with served(tmp_path, USERS) as way:
+    with served(tmp_path, USERS | {"none": User("none", (), USERS["ann"].password)}) as way:
         assert knock(way, "ann") == b""
         assert knock(way, "root") == b"closed"
         assert knock(way, None) == b"closed"
+        with way.connect("pubsub") as connection:
+            for user in ("ann", "none"):  # who logs in as another on a connection of ann's is closed, no more
+                login = pubsub_wire.encode_command(Command.LOGIN, f"{user}:{PASSWORD}".encode())
+                connection.sendall(login if user == "none" else pubsub_wire.encode_id(b"A") + login)
+            assert connection.recv(1) == b""
+        assert [row["subscriptions"] for row in way.verb("pubsub", "sessions")] == [1]
         way.server.stop()
         way.server.start()
         assert knock(way, "root") == b"closed"
