@@ -171,7 +171,7 @@ class Admin:
         moved = 0
         stay: list[int] = []
         try:
-            while True:
+            while not queue.deleted:
                 if queue.is_cold and not queue.bodies and queue.head < end:
                     await self._warm(queue)
                 taken = self._front(queue, end)

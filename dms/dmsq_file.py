@@ -7,6 +7,7 @@ CRC and its messages are one entry of the journal: all or nothing.
 
 import json
 import os
+import secrets
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -91,7 +92,8 @@ class DmsqWriter:
         """Raises OSError."""
         check_replaceable(path)
         self._path = path
-        self._beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        # By chance, not by our process: after a crash in a container the next one has the same number.
+        self._beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         self._file: BinaryIO = self._beside.open("xb")
         self._file.write(_COUNT.pack(0))
         self.count = 0

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from dms import wire
-from dms.dmsq_file import NotDmsq, import_files, parse
+from dms.dmsq_file import DmsqWriter, NotDmsq, import_files, parse
 from dms.errors import QueueFull
 from dms.settings import DmsSettings
 from shared.errors import EXIT_TEMPORARY
@@ -67,6 +67,17 @@ def test_what_is_exported_can_be_imported(settings: DmsSettings, tmp_path: Path)
     assert set(world.depths()) == {"orders", "copy"}, "none was made"
     world.settle()
     assert [body for _, body in world.connect().consume("copy", 10)] == [b"%d" % n for n in range(10)]
+
+
+def test_what_a_killed_export_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    world = World()
+    world.connect().create("orders")
+    target = tmp_path / "out.dmsq"
+    killed = DmsqWriter(target)  # by a process that had our number: in a container it is always 1
+    killed.add([b"half"])
+    assert world.call("export", queue="orders", target=str(target))["messages"] == 0
+    killed.abandon()
+    assert parse(target.read_bytes()) == []
 
 
 def test_an_import_is_to_be_tried_again_only_where_there_may_be_room_later(tmp_path: Path) -> None:

@@ -223,6 +223,28 @@ def test_the_work_of_a_redrive_grows_with_the_letters(monkeypatch: pytest.Monkey
     assert many <= 4.1 * few
 
 
+@pytest.mark.parametrize("settings", [MEMORY, DmsSettings()], ids=["memory", "always"])
+def test_a_queue_that_is_deleted_during_its_redrive_ends_with_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, settings: DmsSettings
+) -> None:
+    monkeypatch.setattr(admin, "MOVED_AT_ONCE", 4)
+    world = World(settings)
+    peer = world.connect()
+    peer.create("orders", b'{"max_deliveries": 1, "dead_letter": "other"}')
+    peer.create("other")
+    peer.produce("orders", *(b"%d" % number for number in range(10)))
+    for held, _ in peer.consume("orders", 10):
+        peer.nack(held)
+
+    async def pause(*_: Any) -> None:
+        peer.delete("other")
+
+    monkeypatch.setattr(Store, "in_thread", pause)
+    assert world.call("redrive", queue="other")["moved"] == 4
+    world.settle()
+    assert world.depths() == {"orders": 4}
+
+
 def test_what_a_redrive_leaves_may_go_out_again_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "MOVED_AT_ONCE", 2)
     monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 1)
